@@ -1,0 +1,1 @@
+"""Everything that runs on CPUs: the HTTP edge, chores and the `flotilla` command."""

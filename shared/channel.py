@@ -1,0 +1,53 @@
+"""Frames: how tokens travel from a worker to a gateway over pub/sub.
+
+A message is one or more frames back to back, each a msgpack array `[job id, seq, kind, payload]`.
+The gateway decodes the array (C code), finds the job's reader and writes the payload: no JSON is
+parsed per token. `seq` is the number of the job's log entry, so a lost frame shows as a gap and is
+read from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+
+
+class FrameKind(IntEnum):
+    """What a frame carries."""
+
+    CHUNK = 0
+    """Payload: bytes for the client, as vLLM made them."""
+    STARTED = 1
+    """A worker has leased the job; `seq` is 0. Only for jobs whose events somebody reads."""
+    DELTAS = 2
+    """Payload: packed deltas (token_log.py) of a job whose answer is not streamed. For events."""
+    DONE = 3
+    """The streamed answer is complete; nothing more follows."""
+    RESULT = 4
+    """Payload: msgpack `[status, content type, body]`, the whole answer. Nothing follows."""
+    ENDED = 5
+    """The job ended in another way: its hash says how. Nothing follows."""
+
+
+# Kinds that no frame of the same job follows.
+LAST = frozenset({FrameKind.DONE, FrameKind.RESULT, FrameKind.ENDED})
+
+_pack = msgpack.Packer(autoreset=True).pack
+
+Frame = tuple[bytes, int, int, bytes]
+
+
+def encode(job_id: str, seq: int, kind: FrameKind, payload: bytes) -> bytes:
+    """One frame."""
+    frame: bytes = _pack((job_id, seq, kind, payload))
+    return frame
+
+
+def decode(message: bytes) -> Iterator[Frame]:
+    """The frames of one message. Raises msgpack's errors if it is none of ours."""
+    unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
+    unpacker.feed(message)
+    return iter(unpacker)

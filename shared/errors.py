@@ -1,0 +1,139 @@
+"""Every error of Flotilla's own, in one tree. One place renders it for HTTP: `to_openai`.
+
+    FlotillaError
+    ├── BadRequest             400  the body can't be read as a request
+    ├── Unauthorized           401  no key, or an unknown one
+    ├── NotFound               404  no such job, or another tenant's
+    ├── ModelNotFound          404  no worker ever served this model
+    ├── MethodNotAllowed       405
+    ├── BodyTimeout            408  the request's body did not arrive
+    ├── BodyTooLarge           413
+    ├── JobFailed              500  the job ended without an answer; see `code`
+    │   ├── WorkerLost         500  its worker was lost in the middle of the answer
+    │   ├── TooManyAttempts    500  it took every worker down that tried it
+    │   ├── Cancelled          409  somebody cancelled it
+    │   └── DeadlineExceeded   504
+    ├── QueueFull              503  the lane holds as much as it may
+    ├── NoWorker               503  no worker has ever registered
+    ├── RedisUnavailable       503
+    └── StreamReset            500  Redis lost what a reader had already seen
+
+Errors that vLLM answers are vLLM's own, byte for byte, and are not in this tree.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+
+class FlotillaError(Exception):
+    """`str(error)` is the message that the client reads."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str | None] = None
+    type: ClassVar[str] = "server_error"
+    retry_after_s: ClassVar[int | None] = None
+    """For `retry-after`; OpenAI's SDK obeys it up to 120 s."""
+    param: str | None = None
+
+    def to_openai(self) -> bytes:
+        """The body of the answer, in OpenAI's error shape."""
+        error = {
+            "message": str(self),
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return json.dumps({"error": error}, ensure_ascii=False).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the answer needs beside its content type."""
+        if self.retry_after_s is None:
+            return []
+        return [(b"retry-after", str(self.retry_after_s).encode())]
+
+
+class BadRequest(FlotillaError):
+    status, type = 400, "invalid_request_error"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Unauthorized(FlotillaError):
+    status, code, type = 401, "invalid_api_key", "invalid_request_error"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"www-authenticate", b"Bearer")]
+
+
+class NotFound(FlotillaError):
+    status, code, type = 404, "not_found", "invalid_request_error"
+
+
+class ModelNotFound(FlotillaError):
+    status, code, type, param = 404, "model_not_found", "invalid_request_error", "model"
+
+
+class MethodNotAllowed(FlotillaError):
+    status, code, type = 405, "method_not_allowed", "invalid_request_error"
+
+
+class BodyTimeout(FlotillaError):
+    status, code, type = 408, "body_timeout", "invalid_request_error"
+
+
+class BodyTooLarge(FlotillaError):
+    status, code, type = 413, "body_too_large", "invalid_request_error"
+
+
+class JobFailed(FlotillaError):
+    code = "job_failed"
+
+
+class WorkerLost(JobFailed):
+    code = "worker_lost"
+
+
+class TooManyAttempts(JobFailed):
+    code = "too_many_attempts"
+
+
+class Cancelled(JobFailed):
+    status, code, type = 409, "cancelled", "invalid_request_error"
+
+
+class DeadlineExceeded(JobFailed):
+    status, code = 504, "deadline_exceeded"
+
+
+class QueueFull(FlotillaError):
+    status, code, retry_after_s = 503, "queue_full", 5
+
+
+class NoWorker(FlotillaError):
+    status, code, retry_after_s = 503, "model_unavailable", 5
+
+
+class RedisUnavailable(FlotillaError):
+    status, code, retry_after_s = 503, "redis_unavailable", 2
+
+
+class StreamReset(FlotillaError):
+    code = "stream_reset"
+
+
+_ENDS: dict[str, tuple[type[JobFailed], str]] = {
+    "worker_lost": (WorkerLost, "The worker was lost in the middle of this answer; try again."),
+    "too_many_attempts": (TooManyAttempts, "Every worker that tried this job was lost with it."),
+    "cancelled": (Cancelled, "This job was cancelled."),
+    "deadline_exceeded": (DeadlineExceeded, "This job's deadline passed before it was done."),
+}
+
+
+def job_error(code: str) -> JobFailed:
+    """The error for a job that ended with this code (`error_code` of the job)."""
+    kind, message = _ENDS.get(code, (JobFailed, "This job failed."))
+    return kind(message)

@@ -1,0 +1,115 @@
+"""Every Redis key and channel. No other file spells one; the scripts get these words from here.
+
+`{s}` is the shard, a Redis Cluster hash tag: all keys of a job lie in one slot, and a script that
+gets the shard's base key may make the others itself.
+
+| key | type | what | written by | lives |
+|---|---|---|---|---|
+| `flotilla:{s}:job:<id>` | hash | request, state, times, result | all scripts | until its TTL after the end |
+| `flotilla:{s}:log:<id>` | stream, ids `<seq>-0` | chunks (`c`) and journal (`j`); the last entry is `end` | emit, finish | with its job |
+| `flotilla:{s}:lease:<id>` | string | nonce of the worker that may write; who listens | acquire, watch | while in progress |
+| `flotilla:{s}:queue:<pool>:<lane>` | stream + group `workers` | `job` = id; what waits and what is leased; never trimmed | submit, acquire, reap | entries deleted with ack |
+| `flotilla:{s}:waiting:<pool>:<lane>` | sorted set by submit time | ids of queued jobs: depth, position, oldest age | submit, acquire | while queued |
+| `flotilla:{s}:bell:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
+| `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, finish | while not terminal |
+| `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
+| `flotilla:{s}:tenants`, `:pools` | set | names in use | submit | for good |
+| `flotilla:{s}:dead` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
+| `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
+| `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
+| `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
+| `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
+| `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, finish, ... | |
+| `flotilla:control:<worker>` | channel | ids of jobs to drop; a hint, the scripts' replies are the truth | cancel, expire | |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUP: Final = "workers"
+
+# The words of the shard's keys; scripts.py hands them to Lua under the same names.
+JOB: Final = "job"
+LOG: Final = "log"
+LEASE: Final = "lease"
+QUEUE: Final = "queue"
+WAITING: Final = "waiting"
+BELL: Final = "bell"
+DEADLINES: Final = "deadlines"
+JOBS: Final = "jobs"
+TENANTS: Final = "tenants"
+POOLS: Final = "pools"
+DEAD: Final = "dead"
+REAPER: Final = "reaper"
+LUA_WORDS: Final = (
+    JOB, LOG, LEASE, QUEUE, WAITING, BELL, DEADLINES, JOBS, TENANTS, POOLS, DEAD, REAPER,
+)  # fmt: skip
+
+TOKENS_CHANNEL: Final = "flotilla:tokens:"
+CONTROL_CHANNEL: Final = "flotilla:control:"
+
+
+def base(shard: int) -> str:
+    """What every key of a shard starts with."""
+    return f"flotilla:{{{shard}}}:"
+
+
+def job(shard: int, job_id: str) -> str:
+    return f"{base(shard)}{JOB}:{job_id}"
+
+
+def log(shard: int, job_id: str) -> str:
+    return f"{base(shard)}{LOG}:{job_id}"
+
+
+def lease(shard: int, job_id: str) -> str:
+    return f"{base(shard)}{LEASE}:{job_id}"
+
+
+def queue(shard: int, pool: str, lane: str) -> str:
+    return f"{base(shard)}{QUEUE}:{pool}:{lane}"
+
+
+def waiting(shard: int, pool: str, lane: str) -> str:
+    return f"{base(shard)}{WAITING}:{pool}:{lane}"
+
+
+def bell(shard: int, pool: str) -> str:
+    return f"{base(shard)}{BELL}:{pool}"
+
+
+def jobs(shard: int, tenant: str) -> str:
+    return f"{base(shard)}{JOBS}:{tenant}"
+
+
+def pools(shard: int) -> str:
+    return f"{base(shard)}{POOLS}"
+
+
+def tenants(shard: int) -> str:
+    return f"{base(shard)}{TENANTS}"
+
+
+def dead(shard: int) -> str:
+    return f"{base(shard)}{DEAD}"
+
+
+def reaper(shard: int) -> str:
+    return f"{base(shard)}{REAPER}"
+
+
+WORKERS: Final = "flotilla:{fleet}:workers"
+MODELS: Final = "flotilla:{fleet}:models"
+
+
+def worker(worker_id: str) -> str:
+    return f"flotilla:{{fleet}}:worker:{worker_id}"
+
+
+def tokens_channel(gateway_id: str) -> str:
+    return TOKENS_CHANNEL + gateway_id
+
+
+def control_channel(worker_id: str) -> str:
+    return CONTROL_CHANNEL + worker_id

@@ -1,0 +1,60 @@
+-- Read at most `count` entries of a pool's lanes, best lane first, and lease each job to one worker.
+-- KEYS: base.  ARGV: pool, worker, count, nonce seed (12 characters; 4 are added for each job),
+--       then the lanes.
+-- Returns {now in us, job, ...}, a job being {id, nonce, attempt, created_us, stream, endpoint, body}.
+-- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
+local pool, worker, count, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local now = now_us()
+local taken = {int(now)}
+
+local function read(stream, n)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', n, 'STREAMS', stream, '>')
+  if reply and reply.err then -- no group yet: from the start of the stream, so that nothing is missed
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', n, 'STREAMS', stream, '>')
+  end
+  return reply and reply[1] and reply[1][2] or {}
+end
+
+local function lease(id, job)
+  local nonce = seed .. string.format('%04x', #taken)
+  local attempt = tonumber(job.attempts) + 1
+  local rest = redis.call('HMGET', key('job', id), 'endpoint', 'body')
+  redis.call('HSET', key('job', id), 'state', TO.acquire, 'worker', worker, 'nonce', nonce,
+             'attempts', attempt, 'started_us', int(now))
+  redis.call('SET', key('lease', id), nonce .. (job.watched == '1' and '1' or '0') .. job.watchers)
+  redis.call('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
+  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, worker})) end
+  taken[#taken + 1] = {id, nonce, attempt, job.created_us, job.stream, rest[1], rest[2]}
+end
+
+local empty = true
+for i = 5, #ARGV do
+  local stream = queue_key(pool .. ':' .. ARGV[i])
+  -- Entries of jobs that were cancelled while they waited take no slot; 64 rounds bound one call.
+  for _ = 1, 64 do
+    local free = count - (#taken - 1)
+    if free <= 0 then empty = false; break end
+    local entries = read(stream, free)
+    for _, entry in ipairs(entries) do
+      local id = entry[2][2]
+      local job = load_job(id)
+      if not job or not FROM.acquire[job.state] or job.entry ~= entry[1] then
+        redis.call('XACK', stream, GROUP, entry[1])
+        redis.call('XDEL', stream, entry[1])
+      else
+        local deadline = tonumber(redis.call('HGET', key('job', id), 'deadline_us') or 0)
+        if deadline > 0 and deadline <= now then
+          leave_queue(job)
+          finish(id, job, 'expire', 'deadline_exceeded', last_seq(id) + 1, {})
+        else
+          lease(id, job)
+        end
+      end
+    end
+    if #entries < free then break end
+    if _ == 64 then empty = false end
+  end
+end
+if empty then redis.call('DEL', key('bell', pool)) end
+return taken

@@ -1,0 +1,117 @@
+-- Put before every script. KEYS[1] is the base of one shard's keys; the others are made from it and
+-- share its hash tag. scripts.py puts these tables before this text: WORD (keys.py), CHANNEL, GROUP,
+-- FROM and TO (states.py: event -> allowed states, event -> state), KIND (channel.py).
+--
+-- Every script validates first and writes last, and may be repeated: a call whose reply was lost is
+-- sent again.
+
+local base = KEYS[1]
+local NONCE = 16 -- characters of a lease nonce
+
+local function key(word, id) return base .. WORD[word] .. ':' .. id end
+local function queue_key(name) return base .. WORD.queue .. ':' .. name end
+local function waiting_key(name) return base .. WORD.waiting .. ':' .. name end
+
+-- Microseconds by Redis' clock: no two machines' clocks are compared anywhere.
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+local function int(x) return string.format('%.0f', x) end
+
+-- The lease of a job if `nonce` still holds it: the fence of every write of a worker. A lease is the
+-- nonce, '1' if somebody watches the job's events else '0', then the gateways that listen.
+local function held(id, nonce)
+  local lease = redis.call('GET', key('lease', id))
+  if lease and #nonce == NONCE and string.sub(lease, 1, NONCE) == nonce then return lease end
+  return nil
+end
+
+local JOB_FIELDS = {'state', 'queue', 'entry', 'pool', 'lane', 'attempts', 'watchers', 'worker',
+                    'ttl_ms', 'stream', 'watched', 'created_us', 'started_us', 'history', 'nonce'}
+local function load_job(id)
+  local values = redis.call('HMGET', key('job', id), unpack(JOB_FIELDS))
+  if not values[1] then return nil end
+  local job = {}
+  for i, name in ipairs(JOB_FIELDS) do job[name] = values[i] or '' end
+  return job
+end
+
+local function publish(watchers, frame)
+  for gateway in string.gmatch(watchers, '%S+') do
+    redis.call('PUBLISH', CHANNEL.tokens .. gateway, frame)
+  end
+end
+
+local function last_seq(id)
+  local last = redis.call('XREVRANGE', key('log', id), '+', '-', 'COUNT', 1)
+  return last[1] and tonumber(string.match(last[1][1], '^%d+')) or 0
+end
+
+local function ring(pool)
+  local bell = key('bell', pool)
+  if redis.call('LLEN', bell) < 64 then redis.call('RPUSH', bell, 1) end
+end
+
+-- Take a delivered entry out of its queue. (An entry that was never delivered stays until a worker
+-- meets it: deleting it would spoil the group's lag, which autoscalers read.)
+local function leave_queue(job)
+  redis.call('XACK', queue_key(job.queue), GROUP, job.entry)
+  redis.call('XDEL', queue_key(job.queue), job.entry)
+end
+
+-- The one way into a terminal state. `fields` go to the job's hash; `frame` tells readers, and is made
+-- here when the one who ends the job is not its worker.
+local function finish(id, job, event, code, seq, fields, frame)
+  local state = TO[event]
+  if job.state == 'in_progress' then leave_queue(job) end
+  redis.call('HSET', key('job', id), 'state', state, 'error_code', code, 'finished_us', int(now_us()),
+             unpack(fields))
+  redis.call('DEL', key('lease', id))
+  redis.call('XADD', key('log', id), int(seq) .. '-0', 'end', state)
+  redis.call('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
+  redis.call('ZREM', base .. WORD.deadlines, id)
+  redis.call('PEXPIRE', key('job', id), job.ttl_ms)
+  redis.call('PEXPIRE', key('log', id), job.ttl_ms)
+  publish(job.watchers, frame or cmsgpack.pack({id, seq, KIND.ended, ''}))
+end
+
+-- A client or the clock ends a job: its worker, if it has one, hears of it at once by this hint, and
+-- for certain by its next refused write.
+local function revoke(id, job, event, code)
+  finish(id, job, event, code, last_seq(id) + 1, {})
+  if job.state == 'in_progress' then redis.call('PUBLISH', CHANNEL.control .. job.worker, id) end
+end
+
+-- Something of the answer has been seen by a client, so another worker may not start it anew.
+local function answered(id, job)
+  return (job.stream == '1' or job.watched == '1') and redis.call('EXISTS', key('log', id)) == 1
+end
+
+-- A job whose worker does not hold it any more: back to the queue if nobody has seen anything of the
+-- answer, else it fails. `blame` counts the attempt against the job (its worker was lost with it).
+local function give_back(id, job, reason, blame, max_attempts)
+  local history = job.history ~= '' and cjson.decode(job.history) or {}
+  history[#history + 1] = {worker = job.worker, started_us = job.started_us,
+                           ended_us = int(now_us()), reason = reason}
+  local fields = {'history', cjson.encode(history)}
+  if answered(id, job) then
+    finish(id, job, 'fail', 'worker_lost', last_seq(id) + 1, fields)
+    return 'failed'
+  end
+  if blame and tonumber(job.attempts) >= max_attempts then
+    redis.call('XADD', base .. WORD.dead, 'MAXLEN', '~', 10000, '*', 'job', id, 'attempts', job.attempts,
+               'reason', reason)
+    finish(id, job, 'fail', 'too_many_attempts', last_seq(id) + 1, fields)
+    return 'failed'
+  end
+  leave_queue(job)
+  redis.call('DEL', key('lease', id), key('log', id))
+  local queue = job.pool .. ':' .. RETRY_LANE
+  local entry = redis.call('XADD', queue_key(queue), '*', 'job', id)
+  redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry, 'nonce', '',
+             'attempts', int(tonumber(job.attempts) - (blame and 0 or 1)), 'worker', '', unpack(fields))
+  redis.call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)
+  ring(job.pool)
+  return 'queued'
+end

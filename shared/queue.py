@@ -1,0 +1,326 @@
+"""The queue: everything that moves a job, and what can be asked about it.
+
+Gateways submit, watch and cancel; workers acquire, emit, renew, finish and release. Every change is
+one script call (scripts.py), fenced where a worker makes it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from shared import keys
+from shared.channel import FrameKind, encode
+from shared.errors import QueueFull
+from shared.job import Job, LeasedJob, NewJob, parse_job, shard_of
+from shared.lanes import CLIENT_LANES, LANES
+from shared.redis import Redis
+from shared.scripts import Scripts
+from shared.states import JobEvent, JobState
+from shared.token_log import Entry, parse_entries
+
+# Redis' cmsgpack knows no `bin` type, so bytes travel to scripts in the old raw strings.
+_pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
+
+# A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
+INLINE_RESULT_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What one job has to say after an engine step; see lua/emit.lua."""
+
+    job: LeasedJob
+    seq: int
+    chunk: bytes
+    journal: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a worker ends a job."""
+
+    event: JobEvent
+    error_code: str
+    status: int
+    content_type: str
+    body: bytes
+    """Empty for a streamed answer: its chunks are in the log."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """What waits in one lane of a pool, over all shards."""
+
+    pool: str
+    lane: str
+    waiting: int
+    oldest_s: float
+    in_progress: int
+
+
+class JobQueue:
+    """All queues of a fleet. Raises redis' errors when Redis can't be reached."""
+
+    def __init__(self, redis: Redis, *, shards: int, max_attempts: int) -> None:
+        # redis-py types every reply as bytes or str; ours are bytes.
+        self.redis: Any = redis
+        self.scripts = Scripts(redis)
+        self.shards = shards
+        self._max_attempts = max_attempts
+
+    # --- the gateway's side ---
+
+    async def submit(self, job: NewJob, max_depth: int) -> int:
+        """Queue a job; returns how many wait in its lane and shard. Raises QueueFull."""
+        verdict, depth = await self.scripts.submit(
+            _shard(job.id),
+            job.id,
+            job.tenant,
+            job.pool,
+            job.lane,
+            int((job.deadline_s or 0) * 1e6),
+            max_depth,
+            job.fields(),
+        )
+        if verdict == "full":
+            raise QueueFull(f"{depth} jobs wait for {job.model!r} already; try again later.")
+        return depth
+
+    async def cancel(self, job_id: str, tenant: str) -> JobState | None:
+        """The state after the attempt; None if the tenant has no such job."""
+        shard = shard_of(job_id)
+        state = None if shard is None else await self.scripts.cancel(shard, job_id, tenant)
+        return None if state is None else JobState(state)
+
+    async def watch(self, job_id: str, gateway: str) -> None:
+        """Have the job's frames sent to this gateway from now on."""
+        await self.scripts.watch(_shard(job_id), job_id, gateway)
+
+    async def get(self, job_id: str) -> Job | None:
+        """The job, whosever it is."""
+        shard = shard_of(job_id)
+        if shard is None:
+            return None
+        raw: Mapping[bytes, bytes] = await self.redis.hgetall(keys.job(shard, job_id))
+        return parse_job(job_id, raw) if raw else None
+
+    async def entries(self, job_id: str, after: int, count: int | None = None) -> list[Entry]:
+        """The job's log entries behind number `after`."""
+        key = keys.log(_shard(job_id), job_id)
+        return parse_entries(await self.redis.xrange(key, f"({after}-0", "+", count))
+
+    async def last_seq(self, job_id: str) -> int:
+        """The number of the log's last entry, 0 if it is empty."""
+        key = keys.log(_shard(job_id), job_id)
+        last = parse_entries(await self.redis.xrevrange(key, count=1))
+        return last[0].seq if last else 0
+
+    async def position(self, job: Job) -> int | None:
+        """How many jobs go first, plus one; None if it does not wait (any more)."""
+        pipe = self.redis.pipeline(transaction=False)
+        better = CLIENT_LANES[: CLIENT_LANES.index(job.lane)]
+        pipe.zscore(keys.waiting(_shard(job.id), job.pool, job.lane), job.id)
+        for shard in range(self.shards):
+            pipe.zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
+            for lane in better:
+                pipe.zcard(keys.waiting(shard, job.pool, lane))
+        waits, *ahead = await pipe.execute()
+        return None if waits is None else max(1, sum(ahead))
+
+    async def page(
+        self, tenant: str, before: int | None, limit: int
+    ) -> list[tuple[int, str, Job | None]]:
+        """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
+
+        A job is None when it has expired; its place in the index is swept.
+        """
+        upper = "+inf" if before is None else f"({before}"
+        pipe = self.redis.pipeline(transaction=False)
+        for shard in range(self.shards):
+            pipe.zrevrangebyscore(
+                keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
+            )
+        found = sorted(
+            (
+                (int(score), job_id.decode())
+                for part in await pipe.execute()
+                for job_id, score in part
+            ),
+            reverse=True,
+        )[:limit]
+        for _, job_id in found:
+            pipe.hgetall(keys.job(_shard(job_id), job_id))
+        hashes = await pipe.execute()
+        page = []
+        for (created_us, job_id), raw in zip(found, hashes, strict=True):
+            page.append((created_us, job_id, parse_job(job_id, raw) if raw else None))
+            if not raw:
+                pipe.zrem(keys.jobs(_shard(job_id), tenant), job_id)
+        await pipe.execute()
+        return page
+
+    async def depths(self) -> list[LaneDepth]:
+        """What waits and what runs, per pool and lane."""
+        pipe = self.redis.pipeline(transaction=False)
+        for shard in range(self.shards):
+            pipe.smembers(keys.pools(shard))
+        pools = sorted({pool.decode() for part in await pipe.execute() for pool in part})
+        places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
+        pipe.time()
+        for pool, lane in places:
+            for shard in range(self.shards):
+                pipe.zcard(keys.waiting(shard, pool, lane))
+                pipe.zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
+        for pool in pools:
+            for lane in LANES:
+                for shard in range(self.shards):
+                    pipe.xpending(keys.queue(shard, pool, lane), keys.GROUP)
+        (seconds, micros), *replies = await pipe.execute(raise_on_error=False)
+        now_us = int(seconds) * 1_000_000 + int(micros)
+        reply = iter(replies)
+        waiting, oldest = {}, {}
+        for place in places:
+            counts, firsts = [], []
+            for _ in range(self.shards):
+                counts.append(next(reply))
+                firsts += [int(score) for _, score in next(reply)]
+            waiting[place] = sum(counts)
+            oldest[place] = (now_us - min(firsts)) / 1e6 if firsts else 0.0
+        running = {}
+        for pool in pools:
+            for lane in LANES:
+                pending = [next(reply) for _ in range(self.shards)]
+                # No group yet: nothing was ever delivered from that lane.
+                running[pool, lane] = sum(p["pending"] for p in pending if isinstance(p, dict))
+        return [
+            LaneDepth(pool, lane, waiting[pool, lane], oldest[pool, lane], running[pool, lane])
+            if lane in CLIENT_LANES
+            else LaneDepth(pool, lane, 0, 0.0, running[pool, lane])
+            for pool in pools
+            for lane in LANES
+        ]
+
+    # --- the worker's side ---
+
+    async def acquire(self, shard: int, pool: str, worker: str, count: int) -> list[LeasedJob]:
+        """Lease at most `count` jobs, best lane first."""
+        now_us, raw = await self.scripts.acquire(shard, pool, worker, count, secrets.token_hex(6))
+        return [
+            LeasedJob(
+                id=job_id.decode(),
+                shard=shard,
+                nonce=nonce.decode(),
+                attempt=int(attempt),
+                stream=stream == b"1",
+                endpoint=endpoint.decode(),
+                body=body,
+                waited_s=(now_us - int(created_us)) / 1e6,
+            )
+            for job_id, nonce, attempt, created_us, stream, endpoint, body in raw
+        ]
+
+    async def emit(self, shard: int, emissions: Sequence[Emission]) -> dict[str, str]:
+        """Log and publish one engine step; returns the jobs that were lost: id -> state."""
+        items: list[Any] = []
+        for e in emissions:
+            if e.job.stream:
+                quiet, frame = 0, encode(e.job.id, e.seq, FrameKind.CHUNK, e.chunk)
+            else:
+                quiet, frame = 1, encode(e.job.id, e.seq, FrameKind.DELTAS, e.journal)
+            items += (e.job.id, e.job.nonce, e.seq, e.chunk, e.journal, quiet, frame)
+        return _lost(await self.scripts.emit(shard, _pack(items)))
+
+    async def finish(self, job: LeasedJob, seq: int, answer: Answer) -> str:
+        """End a job; `'ok'`, or the job's state if another holds it (or it has ended) already."""
+        if job.stream and answer.status == 200:
+            frame = encode(job.id, seq, FrameKind.DONE, b"")
+        elif len(answer.body) <= INLINE_RESULT_BYTES:
+            result = _pack((answer.status, answer.content_type, answer.body))
+            frame = encode(job.id, seq, FrameKind.RESULT, result)
+        else:
+            frame = encode(job.id, seq, FrameKind.ENDED, b"")
+        return await self.scripts.finish(
+            job.shard,
+            job.id,
+            job.nonce,
+            answer.event,
+            answer.error_code,
+            seq,
+            frame,
+            {
+                "status": answer.status,
+                "content_type": answer.content_type,
+                "result": answer.body,
+                "prompt_tokens": answer.prompt_tokens,
+                "completion_tokens": answer.completion_tokens,
+            },
+        )
+
+    async def renew(self, worker: str, jobs: Iterable[LeasedJob]) -> dict[str, str]:
+        """Renew leases; returns the jobs that were lost: id -> state."""
+        lost: dict[str, str] = {}
+        for shard, held in _by_shard(jobs).items():
+            lost |= _lost(await self.scripts.renew(shard, worker, held))
+        return lost
+
+    async def release(
+        self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool
+    ) -> dict[str, str]:
+        """Hand jobs back; returns their new states. `blame` counts the attempt against each."""
+        states: dict[str, str] = {}
+        for shard, held in _by_shard(jobs).items():
+            reply = await self.scripts.release(shard, reason, blame, self._max_attempts, held)
+            states |= _lost(reply)
+        return states
+
+    async def wait_for_work(self, blocking: Any, pool: str, timeout_s: float) -> None:
+        """Return when something may have been queued for the pool, or after `timeout_s`."""
+        bells = [keys.bell(shard, pool) for shard in range(self.shards)]
+        await blocking.blpop(bells, timeout=timeout_s)
+
+    # --- upkeep ---
+
+    async def reap(self, shard: int, lease_s: float, limit: int = 100) -> dict[str, str]:
+        """Take back the jobs of silent workers; returns their new states."""
+        return _lost(await self.scripts.reap(shard, int(lease_s * 1000), self._max_attempts, limit))
+
+    async def sweep(self, shard: int, limit: int = 100) -> int:
+        """Take jobs that are gone out of the index, oldest first; returns how many."""
+        tenants = await self.redis.smembers(keys.tenants(shard))
+        swept = 0
+        for tenant in tenants:
+            index = keys.jobs(shard, tenant.decode())
+            ids = await self.redis.zrange(index, 0, limit - 1)
+            pipe = self.redis.pipeline(transaction=False)
+            for job_id in ids:
+                pipe.exists(keys.job(shard, job_id.decode()))
+            gone = [i for i, there in zip(ids, await pipe.execute(), strict=True) if not there]
+            if gone:
+                swept += await self.redis.zrem(index, *gone)
+        return swept
+
+
+def _shard(job_id: str) -> int:
+    shard = shard_of(job_id)
+    assert shard is not None, f"not a job id: {job_id!r}"
+    return shard
+
+
+def _by_shard(jobs: Iterable[LeasedJob]) -> dict[int, list[str]]:
+    shards: dict[int, list[str]] = {}
+    for job in jobs:
+        shards.setdefault(job.shard, []).extend((job.id, job.nonce))
+    return shards
+
+
+def _lost(flat: Sequence[bytes]) -> dict[str, str]:
+    return {
+        job_id.decode(): state.decode() for job_id, state in zip(flat[::2], flat[1::2], strict=True)
+    }

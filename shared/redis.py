@@ -1,0 +1,67 @@
+"""Connections to Redis: one way to make them, with limits on every wait."""
+
+from __future__ import annotations
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+TIMEOUT_S = 5.0
+"""For a reply. A call that hit it may have been carried out: all scripts may be sent again."""
+BLOCK_S = 5.0
+"""How long one blocking read waits; its socket waits longer."""
+
+UNAVAILABLE = (RedisConnectionError, RedisTimeoutError, OSError)
+"""Redis can't be reached now; the same call may go through later."""
+
+__all__ = [
+    "BLOCK_S",
+    "TIMEOUT_S",
+    "UNAVAILABLE",
+    "OutOfMemoryError",
+    "ReadOnlyError",
+    "Redis",
+    "RedisError",
+    "ResponseError",
+    "connect",
+    "connect_blocking",
+    "unwritable",
+]
+
+
+def connect(url: str, *, max_connections: int = 64) -> Redis:
+    """A client for short calls. Nothing is retried under the hood: callers know what may be."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=TIMEOUT_S,
+        socket_timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return Redis(connection_pool=pool)
+
+
+def connect_blocking(url: str) -> Redis:
+    """A client for blocking reads and subscriptions: no socket timeout shorter than their wait."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=4,
+        timeout=TIMEOUT_S,
+        socket_timeout=BLOCK_S + TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=BLOCK_S,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return Redis(connection_pool=pool)
+
+
+def unwritable(error: RedisError) -> bool:
+    """Redis answers but refuses writes for now: memory or disk full, loading, or a replica."""
+    words = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
+    return isinstance(error, OutOfMemoryError | ReadOnlyError) or str(error).startswith(words)

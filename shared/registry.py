@@ -1,0 +1,116 @@
+"""Who serves what: workers announce themselves and their models, gateways look them up.
+
+A worker's entry expires when it stops announcing itself. Its models stay known, so that jobs for a
+fleet that is scaled to zero can wait.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+from shared import keys
+from shared.redis import Redis
+from shared.states import WorkerState
+
+HEARTBEAT_S = 2.0
+"""How often a worker announces itself."""
+_EXPIRY_S = 5 * HEARTBEAT_S
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself."""
+
+    id: str
+    pool: str
+    state: WorkerState
+    engine: str
+    models: tuple[str, ...]
+    slots: int
+    running: int
+    """Sequences in the engine."""
+    jobs: int
+    kv_usage: float
+    host: str
+    pid: int
+    version: str
+    metrics_port: int
+    reason: str = ""
+    """Why it claims as much as it does, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that some worker serves or has served."""
+
+    name: str
+    pool: str
+    card: dict[str, Any]
+    """vLLM's own entry of /v1/models."""
+
+
+def pool_name(model: str) -> str:
+    """The pool of a model's workers: readable, unique, and safe in a key."""
+    slug = re.sub(r"[^a-z0-9.-]+", "-", model.lower()).strip("-")[:40] or "model"
+    return slug if slug == model else f"{slug}-{sha256(model.encode()).hexdigest()[:8]}"
+
+
+class Registry:
+    """The fleet's workers and models in Redis."""
+
+    def __init__(self, redis: Redis) -> None:
+        # redis-py types every reply as bytes or str; ours are bytes.
+        self._redis: Any = redis
+
+    async def announce(self, worker: WorkerInfo, expiry_s: float = _EXPIRY_S) -> None:
+        """A heartbeat."""
+        fields = {k: json.dumps(v) for k, v in asdict(worker).items()}
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hset(keys.worker(worker.id), mapping=fields)
+        pipe.pexpire(keys.worker(worker.id), int(expiry_s * 1000))
+        pipe.sadd(keys.WORKERS, worker.id)
+        await pipe.execute()
+
+    async def leave(self, worker_id: str) -> None:
+        """The worker ends in good order."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.delete(keys.worker(worker_id))
+        pipe.srem(keys.WORKERS, worker_id)
+        await pipe.execute()
+
+    async def register_models(self, pool: str, cards: list[dict[str, Any]]) -> None:
+        """Make the models of a pool known; names are those of the cards."""
+        records = {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
+        await self._redis.hset(keys.MODELS, mapping=records)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that announced themselves lately, by id."""
+        ids = sorted(i.decode() for i in await self._redis.smembers(keys.WORKERS))
+        pipe = self._redis.pipeline(transaction=False)
+        for worker_id in ids:
+            pipe.hgetall(keys.worker(worker_id))
+        found, gone = [], []
+        for worker_id, raw in zip(ids, await pipe.execute(), strict=True):
+            if raw:
+                fields = {name.decode(): json.loads(value) for name, value in raw.items()}
+                fields["state"] = WorkerState(fields["state"])
+                fields["models"] = tuple(fields["models"])
+                found.append(WorkerInfo(**fields))
+            else:
+                gone.append(worker_id)
+        if gone:
+            await self._redis.srem(keys.WORKERS, *gone)
+        return found
+
+    async def models(self) -> dict[str, ModelInfo]:
+        """Every model ever registered, by name."""
+        raw = await self._redis.hgetall(keys.MODELS)
+        models = {}
+        for name, record in sorted(raw.items()):
+            fields = json.loads(record)
+            models[name.decode()] = ModelInfo(name.decode(), fields["pool"], fields["card"])
+        return models

@@ -1,0 +1,172 @@
+"""The Lua scripts as typed methods: no caller sees EVALSHA, KEYS or ARGV.
+
+Each file in `lua/` documents its arguments, its answer and the invariant that it keeps. The words
+that Python and Lua share (keys, states, kinds of frames) are written once, in Python, and put
+before them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
+
+from shared import keys
+from shared.channel import FrameKind
+from shared.lanes import LANES, RETRY_LANE
+from shared.states import TRANSITIONS
+
+_FOLDER = Path(__file__).parent / "lua"
+# Redis refuses scripts that write when its memory is full, unless they say that they must run:
+# every script but submit lets jobs go on or end. Redis before 7 knows no such line.
+_ALLOW_OOM = "#!lua flags=allow-oom\n"
+_REFUSED_WHEN_FULL = frozenset({"submit"})
+
+Value = str | bytes | int | float
+
+
+def _lua_table(pairs: Iterable[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f"['{name}'] = {value}" for name, value in pairs) + "}"
+
+
+def _words() -> str:
+    channels = [("tokens", keys.TOKENS_CHANNEL), ("control", keys.CONTROL_CHANNEL)]
+    sources = [
+        (event, _lua_table((state, "true") for state in sorted(transition.sources)))
+        for event, transition in TRANSITIONS.items()
+    ]
+    tables = {
+        "WORD": _lua_table((word, f"'{word}'") for word in keys.LUA_WORDS),
+        "CHANNEL": _lua_table((name, f"'{channel}'") for name, channel in channels),
+        "GROUP": f"'{keys.GROUP}'",
+        "RETRY_LANE": f"'{RETRY_LANE}'",
+        "FROM": _lua_table(sources),
+        "TO": _lua_table((event, f"'{t.target}'") for event, t in TRANSITIONS.items()),
+        "KIND": _lua_table((kind.name.lower(), str(kind.value)) for kind in FrameKind),
+    }
+    return "".join(f"local {name} = {value}\n" for name, value in tables.items())
+
+
+def source(name: str, server_major: int) -> str:
+    """The text of a script as it is loaded into a Redis of this major version."""
+    head = _ALLOW_OOM if server_major >= 7 and name not in _REFUSED_WHEN_FULL else ""
+    body = (_FOLDER / f"{name}.lua").read_text()
+    return head + _words() + (_FOLDER / "prelude.lua").read_text() + body
+
+
+NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua") if path.stem != "prelude"))
+
+
+class Scripts:
+    """The scripts of one Redis. All of them may be sent again after a lost reply."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._shas: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
+
+    async def load(self) -> None:
+        """Load every script. Needed once; done again by itself when Redis has forgotten them."""
+        if not self._texts:
+            info = await self._redis.info("server")
+            major = int(str(info["redis_version"]).split(".")[0])
+            self._texts = {name: source(name, major) for name in NAMES}
+            self._shas = {
+                name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+                for name, text in self._texts.items()
+            }
+        pipe = self._redis.pipeline(transaction=False)
+        for text in self._texts.values():
+            pipe.script_load(text)
+        await pipe.execute()
+
+    async def _run(self, name: str, shard: int, *args: Value) -> Any:
+        if not self._shas:
+            await self.load()
+        try:
+            return await self._evalsha(name, shard, args)
+        except NoScriptError:
+            await self.load()
+            return await self._evalsha(name, shard, args)
+
+    def _evalsha(self, name: str, shard: int, args: Iterable[Value]) -> Awaitable[Any]:
+        return self._redis.evalsha(self._shas[name], 1, keys.base(shard), *args)
+
+    async def submit(
+        self,
+        shard: int,
+        job_id: str,
+        tenant: str,
+        pool: str,
+        lane: str,
+        deadline_us: int,
+        max_depth: int,
+        fields: Mapping[str, Value],
+    ) -> tuple[str, int]:
+        """`('ok' | 'exists' | 'full', jobs waiting in the lane)`; see lua/submit.lua."""
+        flat = [item for pair in fields.items() for item in pair]
+        verdict, depth = await self._run(
+            "submit", shard, job_id, tenant, pool, lane, deadline_us, max_depth, *flat
+        )
+        return verdict.decode(), depth
+
+    async def acquire(
+        self, shard: int, pool: str, worker: str, count: int, nonce_seed: str
+    ) -> tuple[int, list[list[Any]]]:
+        """`(now in us, jobs)`; see lua/acquire.lua."""
+        reply = await self._run("acquire", shard, pool, worker, count, nonce_seed, *LANES)
+        return int(reply[0]), reply[1:]
+
+    async def emit(self, shard: int, packed: bytes) -> list[bytes]:
+        """Flat `id, state, ...` of lost jobs; see lua/emit.lua."""
+        return cast(list[bytes], await self._run("emit", shard, packed))
+
+    async def renew(self, shard: int, worker: str, held: Iterable[str]) -> list[bytes]:
+        """Flat `id, state, ...` of lost jobs; `held` is flat `id, nonce, ...`."""
+        return cast(list[bytes], await self._run("renew", shard, worker, *held))
+
+    async def finish(
+        self,
+        shard: int,
+        job_id: str,
+        nonce: str,
+        event: str,
+        code: str,
+        seq: int,
+        frame: bytes,
+        fields: Mapping[str, Value],
+    ) -> str:
+        """`'ok'`, or the job's state if the lease is lost; see lua/finish.lua."""
+        flat = [item for pair in fields.items() for item in pair]
+        reply = await self._run("finish", shard, job_id, nonce, event, code, seq, frame, *flat)
+        return cast(bytes, reply).decode()
+
+    async def release(
+        self, shard: int, reason: str, blame: bool, max_attempts: int, held: Iterable[str]
+    ) -> list[bytes]:
+        """Flat `id, new state, ...`; `held` is flat `id, nonce, ...`; see lua/release.lua."""
+        reply = await self._run("release", shard, reason, int(blame), max_attempts, *held)
+        return cast(list[bytes], reply)
+
+    async def cancel(self, shard: int, job_id: str, tenant: str) -> str | None:
+        """The job's state now; None if the tenant has no such job."""
+        reply = await self._run("cancel", shard, job_id, tenant)
+        return None if reply is None else reply.decode()
+
+    async def expire(self, shard: int, limit: int) -> list[bytes]:
+        """Ids of the jobs whose deadline has passed."""
+        return cast(list[bytes], await self._run("expire", shard, limit))
+
+    async def reap(self, shard: int, lease_ms: int, max_attempts: int, limit: int) -> list[bytes]:
+        """Flat `id, new state, ...` of the jobs taken from silent workers."""
+        reply = await self._run("reap", shard, lease_ms, max_attempts, limit, *LANES)
+        return cast(list[bytes], reply)
+
+    async def watch(self, shard: int, job_id: str, gateway: str) -> str | None:
+        """The job's state; None if there is no such job."""
+        reply = await self._run("watch", shard, job_id, gateway)
+        return None if reply is None else reply.decode()

@@ -1,0 +1,177 @@
+"""Every setting of every process, read once at start from `FLOTILLA_*` variables and flags.
+
+The only file that looks at the environment. A wrong or misspelt variable stops the process with a
+line that names it; nothing is silently ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX = "FLOTILLA_"
+_TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+_WORKER_ID = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; the message names the variable, the value and what is accepted."""
+
+
+class Settings(BaseSettings):
+    """Durations are seconds, sizes are bytes, unless the name says otherwise."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    # --- everywhere ---
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="the fleet's Redis")
+    shards: int = Field(1, ge=1, le=4096, description="hash tags that jobs are spread over")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
+    max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
+
+    # --- gateway ---
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="`name:key` or `key`, comma separated"
+    )
+    api_keys_file: Path | None = Field(None, description="the same, one a line")
+    max_body_bytes: int = Field(8 << 20, ge=1024)
+    body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
+    max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
+    keepalive_s: float = Field(10.0, gt=0, description="silence on a stream before a comment")
+    stream_buffer_bytes: int = Field(
+        1 << 20, ge=4096, description="what may wait in memory for one slow reader"
+    )
+    result_ttl_s: float = Field(86_400.0, ge=1, description="how long an ended /jobs job is kept")
+    stream_ttl_s: float = Field(900.0, ge=1, description="the same for a /v1 call's job")
+
+    # --- worker ---
+    engine: Literal["vllm", "simulated"] = "vllm"
+    model: str = Field("", description="hub id or folder; empty is the demo model")
+    served_model_name: str = Field("", description="the name clients use; empty is the model's own")
+    engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
+    pool: str = Field("", description="workers of one pool share a queue; empty is by model name")
+    worker_id: str = ""
+    worker_host: str = "127.0.0.1"
+    worker_port: int = Field(8100, ge=0, le=65535, description="health and metrics; 0 is any")
+    drain_deadline_s: float = Field(30.0, ge=0, description="what running jobs get after SIGTERM")
+    kv_high_watermark: float = Field(0.95, gt=0, le=1, description="claim nothing above")
+    engine_stall_s: float = Field(
+        120.0, gt=0, description="no step for so long with work in hand is a hung engine"
+    )
+
+    # --- the simulated engine (load and fault tests only) ---
+    sim_max_num_seqs: int = Field(256, ge=1)
+    sim_kv_tokens: int = Field(1 << 20, ge=1)
+    sim_max_model_len: int = Field(8192, ge=1)
+    sim_prefill_us_per_token: float = Field(20.0, ge=0)
+    sim_step_ms: float = Field(10.0, ge=0, description="shortest step")
+    sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
+    sim_faults: str = Field("", description="faults by name, see worker/engines/simulated.py")
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split_keys(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(SecretStr(key.strip()) for key in value.split(",") if key.strip())
+        return value
+
+    @field_validator("api_keys")
+    @classmethod
+    def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for key in keys:
+            _split_key(key.get_secret_value())
+        return keys
+
+    @field_validator("worker_id")
+    @classmethod
+    def _check_worker_id(cls, value: str) -> str:
+        if value and not _WORKER_ID.match(value):
+            raise ValueError("letters, digits, '_', '.', '-'; at most 64")
+        return value
+
+    def tenants(self) -> Mapping[str, str]:
+        """SHA-256 of each API key (hex) -> the tenant it stands for. Keys themselves are not kept.
+
+        Raises SettingsError if `api_keys_file` can't be read.
+        """
+        keys = [key.get_secret_value() for key in self.api_keys]
+        if self.api_keys_file is not None:
+            try:
+                lines = self.api_keys_file.read_text().splitlines()
+            except OSError as error:
+                raise SettingsError(f"{PREFIX}API_KEYS_FILE: {error}") from error
+            keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        tenants = {}
+        for entry in keys:
+            name, key = _split_key(entry)
+            digest = hashlib.sha256(key.encode()).hexdigest()
+            tenants[digest] = name or f"key-{digest[:8]}"
+        return tenants
+
+
+def _split_key(entry: str) -> tuple[str, str]:
+    name, colon, key = entry.partition(":")
+    if not colon:
+        return "", entry
+    if not _TENANT.match(name) or not key:
+        raise ValueError("an API key is `key` or `name:key`; names are letters, digits, '_.-'")
+    return name, key
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from the environment; a flag that is not None wins over its variable.
+
+    Raises SettingsError with one line per wrong setting.
+    """
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    problems = []
+    for variable in os.environ:
+        if variable.startswith(PREFIX) and variable not in known:
+            near = difflib.get_close_matches(variable, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            problems.append(f"{variable}: there is no such setting{hint}")
+    if problems:
+        raise SettingsError("\n".join(problems))
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        for item in error.errors():
+            name = PREFIX + str(item["loc"][0]).upper() if item["loc"] else PREFIX
+            value = "" if "KEY" in name else f"={item['input']!r}"
+            problems.append(f"{name}{value}: {item['msg']}")
+        raise SettingsError("\n".join(problems)) from error
+
+
+def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
+    """The environment for a child process that must see these settings with `changes` made."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
+    values = settings.model_dump(exclude_defaults=True) | changes
+    for name, value in values.items():
+        if name == "api_keys":
+            value = ",".join(key.get_secret_value() for key in value)
+        if value is not None:
+            environment[PREFIX + name.upper()] = str(value)
+    return environment
+
+
+def set_engine_defaults(defaults: Mapping[str, str]) -> None:
+    """Set variables that vLLM reads from the environment, where the user has not."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def set_engine_variable(name: str, value: str) -> None:
+    """Set one of vLLM's own environment variables, whatever it was."""
+    os.environ[name] = value

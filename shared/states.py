@@ -1,0 +1,97 @@
+"""The states of a job and of a worker, and who may change them: nowhere else.
+
+The Lua scripts get their allowed from-states from TRANSITIONS (see scripts.py), so there is no
+second copy to drift.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class JobState(StrEnum):
+    """What a client, a log line, a metric and a page say of a job. OpenAI's words."""
+
+    QUEUED = "queued"
+    """Waits in a lane. In: submit, requeue. Out: acquire, cancel, expire."""
+    IN_PROGRESS = "in_progress"
+    """A worker holds its lease. In: acquire. Out: everything but acquire."""
+    COMPLETED = "completed"
+    """The engine answered it. In: the worker's finish. Terminal."""
+    FAILED = "failed"
+    """The engine refused it, or its worker was lost. In: finish, reap, release. Terminal."""
+    CANCELLED = "cancelled"
+    """The client did not want it any more; what was generated is kept. In: cancel. Terminal."""
+    EXPIRED = "expired"
+    """Its deadline passed. In: expire, acquire (which looks once more). Terminal."""
+
+    @property
+    def terminal(self) -> bool:
+        """No event leads out of a terminal state; its job is deleted after a while."""
+        return all(self not in transition.sources for transition in TRANSITIONS.values())
+
+
+class JobEvent(StrEnum):
+    """What can happen to a job."""
+
+    ACQUIRE = "acquire"
+    REQUEUE = "requeue"
+    COMPLETE = "complete"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
+
+
+class Transition(NamedTuple):
+    """An event is allowed in `sources` and leads to `target`."""
+
+    sources: frozenset[JobState]
+    target: JobState
+
+
+_QUEUED = frozenset({JobState.QUEUED})
+_RUNNING = frozenset({JobState.IN_PROGRESS})
+
+TRANSITIONS: dict[JobEvent, Transition] = {
+    JobEvent.ACQUIRE: Transition(_QUEUED, JobState.IN_PROGRESS),
+    JobEvent.REQUEUE: Transition(_RUNNING, JobState.QUEUED),
+    JobEvent.COMPLETE: Transition(_RUNNING, JobState.COMPLETED),
+    JobEvent.FAIL: Transition(_RUNNING, JobState.FAILED),
+    JobEvent.CANCEL: Transition(_QUEUED | _RUNNING, JobState.CANCELLED),
+    JobEvent.EXPIRE: Transition(_QUEUED | _RUNNING, JobState.EXPIRED),
+}
+
+
+class IllegalTransition(Exception):
+    """The event can't happen to a job in this state."""
+
+
+def after(state: JobState, event: JobEvent) -> JobState:
+    """The state that `event` leads to from `state`. Raises IllegalTransition."""
+    transition = TRANSITIONS[event]
+    if state not in transition.sources:
+        raise IllegalTransition(f"{event} can't happen to a job that is {state}")
+    return transition.target
+
+
+def diagram() -> str:
+    """The state machine as Mermaid; the README shows it and a test keeps the two the same."""
+    lines = ["stateDiagram-v2", "    [*] --> queued: submit"]
+    for event, (sources, target) in TRANSITIONS.items():
+        lines += [f"    {source} --> {target}: {event}" for source in sorted(sources)]
+    lines += [f"    {state} --> [*]" for state in JobState if state.terminal]
+    return "\n".join(lines)
+
+
+class WorkerState(StrEnum):
+    """What a worker says of itself in the registry, in health checks, in metrics and in logs."""
+
+    STARTING = "starting"
+    """Loads its model; claims nothing."""
+    READY = "ready"
+    """Has free slots and claims."""
+    BUSY = "busy"
+    """Every slot is taken, or the KV cache is nearly full; claims nothing."""
+    DRAINING = "draining"
+    """Was told to end: finishes what it holds, claims nothing."""

@@ -1,0 +1,1 @@
+"""What runs where the engine is: claim jobs, run them on vLLM, publish what comes out."""

@@ -1,0 +1,1 @@
+"""The one plug point: an engine answers OpenAI requests over ASGI and tells its load."""

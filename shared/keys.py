@@ -18,6 +18,7 @@ gets the shard's base key may make the others itself.
 | `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
 | `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
 | `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
+| `flotilla:{fleet}:probe` | string | can Redis be written? | gateway's readiness | 10 s |
 | `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
 | `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, finish, ... | |
 | `flotilla:control:<worker>` | channel | ids of jobs to drop; a hint, the scripts' replies are the truth | cancel, expire | |
@@ -101,6 +102,7 @@ def reaper(shard: int) -> str:
 
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
+PROBE: Final = "flotilla:{fleet}:probe"
 
 
 def worker(worker_id: str) -> str:

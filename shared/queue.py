@@ -99,9 +99,12 @@ class JobQueue:
         state = None if shard is None else await self.scripts.cancel(shard, job_id, tenant)
         return None if state is None else JobState(state)
 
-    async def watch(self, job_id: str, gateway: str) -> None:
-        """Have the job's frames sent to this gateway from now on."""
-        await self.scripts.watch(_shard(job_id), job_id, gateway)
+    async def watch(self, job_id: str, gateway: str, *, sees: bool) -> None:
+        """Have the job's frames sent to this gateway from now on.
+
+        `sees`: its client is shown the answer as it grows, so nobody may start it anew.
+        """
+        await self.scripts.watch(_shard(job_id), job_id, gateway, sees)
 
     async def get(self, job_id: str) -> Job | None:
         """The job, whosever it is."""
@@ -116,11 +119,11 @@ class JobQueue:
         key = keys.log(_shard(job_id), job_id)
         return parse_entries(await self.redis.xrange(key, f"({after}-0", "+", count))
 
-    async def last_seq(self, job_id: str) -> int:
-        """The number of the log's last entry, 0 if it is empty."""
+    async def last_entry(self, job_id: str) -> Entry | None:
+        """The log's last entry; None if it is empty."""
         key = keys.log(_shard(job_id), job_id)
         last = parse_entries(await self.redis.xrevrange(key, count=1))
-        return last[0].seq if last else 0
+        return last[0] if last else None
 
     async def position(self, job: Job) -> int | None:
         """How many jobs go first, plus one; None if it does not wait (any more)."""

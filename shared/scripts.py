@@ -166,7 +166,7 @@ class Scripts:
         reply = await self._run("reap", shard, lease_ms, max_attempts, limit, *LANES)
         return cast(list[bytes], reply)
 
-    async def watch(self, shard: int, job_id: str, gateway: str) -> str | None:
+    async def watch(self, shard: int, job_id: str, gateway: str, sees: bool) -> str | None:
         """The job's state; None if there is no such job."""
-        reply = await self._run("watch", shard, job_id, gateway)
+        reply = await self._run("watch", shard, job_id, gateway, int(sees))
         return None if reply is None else reply.decode()

@@ -97,6 +97,15 @@ class Transcript:
     def completion_tokens(self) -> int:
         return sum(self.tokens.values())
 
+    def usage(self) -> dict[str, int]:
+        """OpenAI's usage object."""
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
     def choices(self) -> list[dict[str, Any]]:
         """`[{index, text, tokens}]`, numbered through over all generations, as completions does."""
         return [

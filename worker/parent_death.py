@@ -2,7 +2,7 @@
 
 A worker killed with SIGKILL can't clean up, and vLLM's EngineCore would live on with the KV cache.
 On Linux the kernel can see to it: PR_SET_PDEATHSIG. Forked children get it from `at_fork`, spawned
-ones through vLLM's plugin hook (pyproject.toml, `vllm.general_plugins`), which runs in each of them.
+ones through vLLM's plugin hook (`vllm.general_plugins` in pyproject.toml), which runs in each.
 """
 
 from __future__ import annotations

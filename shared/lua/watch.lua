@@ -1,15 +1,18 @@
 -- A gateway wants a job's frames from now on (its reader has to read the log for what was before).
--- KEYS: base.  ARGV: id, gateway.
+-- KEYS: base.  ARGV: id, gateway, '1' if its client sees the answer grow (it can't be started anew then).
 -- Returns the job's state, nil if there is no such job.
-local id, gateway = ARGV[1], ARGV[2]
+local id, gateway, sees = ARGV[1], ARGV[2], ARGV[3] == '1'
 local job = load_job(id)
 if not job then return nil end
 if not FROM.cancel[job.state] then return job.state end
 if not string.find(' ' .. job.watchers .. ' ', ' ' .. gateway .. ' ', 1, true) then
   job.watchers = job.watchers == '' and gateway or job.watchers .. ' ' .. gateway
-  redis.call('HSET', key('job', id), 'watchers', job.watchers)
-  local lease = redis.call('GET', key('lease', id))
-  if lease then redis.call('SET', key('lease', id), string.sub(lease, 1, NONCE) .. '1' .. job.watchers) end
 end
-redis.call('HSET', key('job', id), 'watched', '1')
+if sees then job.watched = '1' end
+redis.call('HSET', key('job', id), 'watchers', job.watchers, 'watched', job.watched)
+local lease = redis.call('GET', key('lease', id))
+if lease then
+  local watched = job.watched == '1' and '1' or '0'
+  redis.call('SET', key('lease', id), string.sub(lease, 1, NONCE) .. watched .. job.watchers)
+end
 return job.state

@@ -1,0 +1,62 @@
+"""From a request's body to a job: what the gateway looks at before it queues.
+
+Everything else about the body is vLLM's to judge, on the worker, with vLLM's own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.context import Gateway
+from shared.errors import BadRequest
+from shared.job import NewJob, new_job_id
+from shared.lanes import DEFAULT, FLEX, PRIORITY
+
+_LANE_OF_TIER = {"priority": PRIORITY, "flex": FLEX}
+
+
+def lane_of(body: Mapping[str, Any]) -> str:
+    """The lane that OpenAI's `service_tier` asks for; anything else is the default lane."""
+    return _LANE_OF_TIER.get(str(body.get("service_tier")), DEFAULT)
+
+
+async def admit(
+    gateway: Gateway,
+    tenant: str,
+    endpoint: str,
+    body: bytes,
+    fields: Mapping[str, Any],
+    *,
+    lane: str | None = None,
+    attached: bool,
+    deadline_s: float | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> NewJob:
+    """A job for this request, not submitted yet.
+
+    `fields` is `body` parsed; `attached` jobs have a client that waits. Raises BadRequest,
+    ModelNotFound, NoWorker.
+    """
+    name = fields.get("model")
+    if not isinstance(name, str) or not name:
+        raise BadRequest("`model` must name a model; GET /v1/models lists them.", "model")
+    stream = fields.get("stream", False)
+    if stream not in (True, False, None):
+        raise BadRequest("`stream` must be true or false.", "stream")
+    model = await gateway.fleet.model(name)
+    settings = gateway.settings
+    return NewJob(
+        id=new_job_id(settings.shards),
+        tenant=tenant,
+        pool=model.pool,
+        lane=lane or lane_of(fields),
+        model=name,
+        endpoint=endpoint,
+        body=body,
+        stream=stream is True,
+        ttl_s=settings.stream_ttl_s if attached else settings.result_ttl_s,
+        gateway=gateway.id if attached else "",
+        deadline_s=deadline_s,
+        metadata=metadata,
+    )

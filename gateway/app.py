@@ -1,0 +1,76 @@
+"""The gateway's application: what it is made of and what runs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from gateway import errors
+from gateway.answer import cancellations_sent
+from gateway.context import Gateway
+from gateway.fleet import Fleet
+from gateway.middleware import Authentication, RequestId
+from gateway.relay import Relay
+from gateway.routes import health, inference, jobs, models
+from shared import redis as connections
+from shared.metrics import GatewayMetrics
+from shared.queue import JobQueue
+from shared.reaper import Reaper
+from shared.registry import Registry
+from shared.settings import Settings
+
+log = logging.getLogger("flotilla.gateway")
+
+# Requests that arrive before the subscription stands would live on the log alone.
+_SUBSCRIBE_S = 5.0
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """An application that connects to Redis when it starts. Raises SettingsError."""
+    tenants = settings.tenants()
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        redis = connections.connect(settings.redis_url)
+        queue = JobQueue(redis, shards=settings.shards, max_attempts=settings.max_attempts)
+        gateway_id = f"gw-{secrets.token_hex(6)}"
+        relay = Relay(queue, settings.redis_url, gateway_id, metrics, settings.stream_buffer_bytes)
+        fleet = Fleet(Registry(redis))
+        app.state.gateway = Gateway(gateway_id, settings, queue, relay, fleet, metrics, registry)
+        reaper = Reaper(queue, settings.lease_s)
+        tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper)]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SUBSCRIBE_S):
+                await relay.connected.wait()
+        log.info("gateway %s serves on http://%s:%d", gateway_id, settings.host, settings.port)
+        try:
+            yield
+        finally:
+            await cancellations_sent()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await redis.aclose()
+            log.info("gateway has ended")
+
+    app = FastAPI(
+        title="Flotilla",
+        version=version("flotilla"),
+        description="OpenAI-compatible inference; every request is a durable job.",
+        lifespan=lifespan,
+    )
+    errors.install(app, metrics)
+    for part in (inference, jobs, models, health):
+        app.include_router(part.router)
+    app.add_middleware(Authentication, tenants=tenants)
+    app.add_middleware(RequestId)  # outermost: a 401 has an id too
+    return app

@@ -1,0 +1,77 @@
+"""A request's body: read once with a limit, parsed once and strictly.
+
+Strict means: UTF-8, one JSON object, no NaN or infinity, no key twice. A body that two parsers
+could read in two ways must not pass a gateway that looks at one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from shared.errors import BadRequest, BodyTimeout, BodyTooLarge
+
+
+async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises BodyTooLarge, BodyTimeout, BadRequest."""
+    too_large = BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise BadRequest(f"A body with content-encoding {encoding[:32]!r} is not read here.")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError as error:
+        raise BodyTimeout(f"The body was not complete after {timeout_s:.0f} s.") from error
+    except ClientDisconnect as error:
+        raise BadRequest("The body ended early.") from error
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises BadRequest."""
+    try:
+        value = json.loads(
+            body.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
+    except UnicodeDecodeError as error:
+        raise BadRequest("The body is not UTF-8.") from error
+    except RecursionError as error:
+        raise BadRequest("The body is nested too deeply.") from error
+    except ValueError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("a number is out of range")
+    return value

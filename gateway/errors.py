@@ -1,0 +1,72 @@
+"""Errors as HTTP answers: one place, always OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shared.errors import (
+    BadRequest,
+    FlotillaError,
+    MethodNotAllowed,
+    NotFound,
+    RedisUnavailable,
+)
+from shared.metrics import GatewayMetrics
+from shared.redis import RedisError
+
+log = logging.getLogger("flotilla.gateway")
+
+
+def error_response(error: FlotillaError) -> Response:
+    """The answer that tells a client of an error of ours."""
+    response = Response(error.to_openai(), error.status, media_type="application/json")
+    response.raw_headers += error.headers()
+    return response
+
+
+def install(app: FastAPI, metrics: GatewayMetrics) -> None:
+    """Render every exception that leaves a route."""
+
+    def answer(error: FlotillaError) -> Response:
+        metrics.refused.labels(error.code or error.type).inc()
+        return error_response(error)
+
+    async def ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, FlotillaError)
+        return answer(error)
+
+    async def framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return answer(NotFound(f"There is no {request.method} {request.url.path[:200]} here."))
+        if error.status_code == 405:
+            response = answer(MethodNotAllowed(f"{request.method} is not allowed here."))
+            response.headers.update(error.headers or {})
+            return response
+        return answer(BadRequest(str(error.detail)))
+
+    async def validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        return answer(BadRequest(f"{place}: {first['msg']}", place or None))
+
+    async def redis(_: Request, error: Exception) -> Response:
+        log.warning("Redis is not available: %s", error)
+        return answer(RedisUnavailable("The queue can't be reached now; try again."))
+
+    async def bug(_: Request, error: Exception) -> Response:
+        log.exception("unhandled error", exc_info=error)
+        return answer(FlotillaError("Something went wrong on our side."))
+
+    app.add_exception_handler(FlotillaError, ours)
+    app.add_exception_handler(HTTPException, framework)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(RedisError, redis)
+    app.add_exception_handler(OSError, redis)
+    app.add_exception_handler(Exception, bug)

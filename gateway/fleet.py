@@ -1,0 +1,57 @@
+"""What this gateway knows of the fleet: models and workers, a second old at most."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from shared.errors import ModelNotFound, NoWorker
+from shared.redis import RedisError
+from shared.registry import ModelInfo, Registry, WorkerInfo
+
+log = logging.getLogger("flotilla.fleet")
+
+_REFRESH_S = 1.0
+# A name that is not known makes us look at once, but not for each of a thousand wrong requests.
+_LOOK_AGAIN_S = 0.25
+
+
+class Fleet:
+    """A copy of the registry. Start `run` as a task."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.models: dict[str, ModelInfo] = {}
+        self.workers: list[WorkerInfo] = []
+        self._registry = registry
+        self._looked = float("-inf")
+
+    async def run(self) -> None:
+        """Keep the copy fresh; ends by cancellation."""
+        while True:
+            try:
+                await self.refresh()
+            except (RedisError, OSError) as error:
+                log.debug("fleet not refreshed: %s", error)
+            await asyncio.sleep(_REFRESH_S)
+
+    async def refresh(self) -> None:
+        """Look now."""
+        self._looked = time.monotonic()
+        self.models = await self._registry.models()
+        self.workers = await self._registry.workers()
+
+    async def model(self, name: str) -> ModelInfo:
+        """A model by its name, with or without workers now. Raises ModelNotFound, NoWorker."""
+        if name not in self.models and time.monotonic() - self._looked > _LOOK_AGAIN_S:
+            await self.refresh()
+        if name in self.models:
+            return self.models[name]
+        if not self.models:
+            raise NoWorker("No worker has announced a model yet; try again when one has loaded.")
+        known = ", ".join(sorted(self.models)[:10])
+        raise ModelNotFound(f"The model {name[:100]!r} does not exist here; these do: {known}.")
+
+    def workers_of(self, pool: str) -> list[WorkerInfo]:
+        """The pool's workers that announced themselves lately."""
+        return [worker for worker in self.workers if worker.pool == pool]

@@ -1,0 +1,57 @@
+"""What every request passes: it gets an id, and its key is looked at. Plain ASGI."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.auth import tenant_of
+from gateway.errors import error_response
+from shared.errors import Unauthorized
+
+_REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
+# Probes carry no key. Everything else needs one where keys are configured, whatever routes come.
+_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+
+
+class RequestId:
+    """Every answer carries `x-request-id`: the client's, if it sent a sound one, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        sent = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
+        request_id = sent if _REQUEST_ID.match(sent) else b"req_" + secrets.token_hex(12).encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class Authentication:
+    """Puts the tenant into the request's state, or answers 401."""
+
+    def __init__(self, app: ASGIApp, tenants: Mapping[str, str]) -> None:
+        self._app = app
+        self._tenants = tenants
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The raw path: what the Host header or a root path make of a URL must not open a door.
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            keys = [value for name, value in scope["headers"] if name == b"authorization"]
+            try:
+                scope.setdefault("state", {})["tenant"] = tenant_of(keys, self._tenants)
+            except Unauthorized as error:
+                await error_response(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,197 @@
+"""Jobs: submit now, look later. A call of a /v1 route is a job too and can be looked at here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from gateway import sse
+from gateway.admission import admit, lane_of
+from gateway.answer import whole_answer
+from gateway.body import parse_object, read_body
+from gateway.context import Gateway, Tenant, TheGateway
+from gateway.events import Place, events
+from gateway.job_object import full, summary
+from gateway.relay import Want
+from shared.endpoints import ENDPOINTS
+from shared.errors import BadRequest, NotFound
+from shared.job import Job
+from shared.lanes import CLIENT_LANES
+from shared.states import JobState
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+# Between two looks at a job that somebody waits for; its end is told at once, its start is not.
+_LOOK_S = 1.0
+_PAGE_SCAN = 1000
+"""Most jobs that one page of a filtered list looks at; the cursor goes on from there."""
+
+
+class JobRequest(BaseModel):
+    """POST /jobs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    endpoint: str = "/v1/chat/completions"
+    body: dict[str, Any]
+    lane: str | None = None
+    deadline_s: float | None = Field(None, gt=0, le=30 * 86_400)
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+
+
+@router.post("", status_code=202, response_model=None)
+async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Response:
+    """Queue a request. 202, `Location`, and the job."""
+    settings = gateway.settings
+    raw = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
+    try:
+        wanted = JobRequest.model_validate(parse_object(raw))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{place}: {first['msg']}", place) from error
+    if wanted.endpoint not in ENDPOINTS:
+        known = ", ".join(ENDPOINTS)
+        raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
+    if wanted.lane is not None and wanted.lane not in CLIENT_LANES:
+        raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
+    new = await admit(
+        gateway,
+        tenant,
+        wanted.endpoint,
+        json.dumps(wanted.body, ensure_ascii=False).encode(),
+        wanted.body,
+        lane=wanted.lane or lane_of(wanted.body),
+        attached=False,
+        deadline_s=wanted.deadline_s,
+        metadata=wanted.metadata,
+    )
+    await gateway.queue.submit(new, settings.max_queue_depth)
+    gateway.metrics.submitted.labels(new.pool, new.lane).inc()
+    job = await _job(gateway, tenant, new.id)
+    headers = {"location": f"/jobs/{new.id}", "x-flotilla-job-id": new.id, "retry-after": "1"}
+    return JSONResponse(await full(gateway, job), 202, headers)
+
+
+@router.get("")
+async def list_jobs(
+    gateway: TheGateway,
+    tenant: Tenant,
+    state: JobState | None = None,
+    model: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$")] = None,
+) -> dict[str, Any]:
+    """Newest first. Go on with `cursor=next_cursor` while `has_more`."""
+    before = int(cursor) if cursor else None
+    found: list[Job] = []
+    scanned = 0
+    more = True
+    while more and len(found) < limit and scanned < _PAGE_SCAN:
+        page = await gateway.queue.page(tenant, before, 100)
+        more = len(page) == 100
+        for created_us, _, job in page:
+            before = created_us
+            scanned += 1
+            if job and (state is None or job.state is state) and model in (None, job.model):
+                found.append(job)
+                if len(found) == limit:
+                    more = True
+                    break
+    return {
+        "object": "list",
+        "data": [summary(job) for job in found],
+        "has_more": more,
+        "next_cursor": str(before) if more else None,
+    }
+
+
+@router.get("/{job_id}", response_model=None)
+async def get_job(
+    job_id: str,
+    gateway: TheGateway,
+    tenant: Tenant,
+    wait: Annotated[float, Query(ge=0, le=60)] = 0,
+) -> Response:
+    """The job now; with `wait`, as soon as its state changes, or after so many seconds."""
+    job = await _job(gateway, tenant, job_id)
+    if wait and not job.state.terminal:
+        job = await _changed(gateway, tenant, job, wait)
+    headers = {} if job.state.terminal else {"retry-after": "1"}
+    return JSONResponse(await full(gateway, job), headers=headers)
+
+
+@router.get("/{job_id}/result", response_model=None)
+async def get_result(job_id: str, gateway: TheGateway, tenant: Tenant) -> Response:
+    """Exactly what the endpoint itself would have answered; 202 with the job until there is one."""
+    job = await _job(gateway, tenant, job_id)
+    if not job.state.terminal:
+        return JSONResponse(await full(gateway, job), 202, {"retry-after": "1"})
+    whole = whole_answer(job)
+    if whole is not None:
+        return Response(whole.body, whole.status, {"content-type": whole.content_type})
+    entries = await gateway.queue.entries(job.id, 0)
+    body = b"".join(entry.chunk for entry in entries)
+    return Response(body, headers={"content-type": sse.HEADERS[0][1].decode()})
+
+
+@router.get("/{job_id}/events", response_model=None)
+async def get_events(
+    job_id: str,
+    gateway: TheGateway,
+    tenant: Tenant,
+    last_event_id: Annotated[str, Header(max_length=40)] = "0",
+) -> Response:
+    """What has happened to the job, then what happens, as server-sent events (see events.py)."""
+    job = await _job(gateway, tenant, job_id)
+    place = Place.parse(last_event_id)
+    if job.state.terminal:
+        last = await gateway.queue.last_entry(job_id)
+        if last is not None and place.entry >= last.seq:
+            return Response(status_code=204)  # tells an EventSource to stop
+    headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
+    return StreamingResponse(events(gateway, job, place), headers=headers)
+
+
+@router.post("/{job_id}/cancel")
+async def cancel(job_id: str, gateway: TheGateway, tenant: Tenant) -> dict[str, Any]:
+    """End the job; what it has generated so far is kept. A job that has ended stays as it is."""
+    if await gateway.queue.cancel(job_id, tenant) is None:
+        raise _not_found(job_id)
+    return await full(gateway, await _job(gateway, tenant, job_id))
+
+
+async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
+    job = await gateway.queue.get(job_id)
+    # Another tenant's job must look like none.
+    if job is None or job.tenant != tenant:
+        raise _not_found(job_id)
+    return job
+
+
+def _not_found(job_id: str) -> NotFound:
+    return NotFound(f"There is no job {job_id[:64]!r} (any more).")
+
+
+async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Job:
+    """The job as soon as its state is another one, or after `wait_s`."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_s
+    reader = gateway.relay.open(job.id, Want.END)
+    try:
+        await gateway.queue.watch(job.id, gateway.id, sees=False)
+        reader.fall_behind()  # it may have ended before we watched
+        state = job.state
+        while job.state is state and (left := until - loop.time()) > 0:
+            await reader.next(min(left, _LOOK_S))
+            job = await _job(gateway, tenant, job.id)
+    finally:
+        gateway.relay.close(reader)
+    return job

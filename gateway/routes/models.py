@@ -1,0 +1,41 @@
+"""The models that workers of this fleet serve, or have served: jobs for those wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.context import Gateway, TheGateway
+from shared.registry import ModelInfo
+from shared.states import WorkerState
+
+router = APIRouter(tags=["OpenAI"])
+
+_SERVES = (WorkerState.READY, WorkerState.BUSY)
+
+
+@router.get("/v1/models")
+async def list_models(gateway: TheGateway) -> dict[str, Any]:
+    """OpenAI's list; `flotilla` in each entry says who serves it."""
+    await gateway.fleet.refresh()
+    models = gateway.fleet.models.values()
+    return {"object": "list", "data": [_card(gateway, model) for model in models]}
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(name: str, gateway: TheGateway) -> dict[str, Any]:
+    """One model."""
+    return _card(gateway, await gateway.fleet.model(name))
+
+
+def _card(gateway: Gateway, model: ModelInfo) -> dict[str, Any]:
+    workers = gateway.fleet.workers_of(model.pool)
+    serving = [worker for worker in workers if worker.state in _SERVES]
+    fleet = {
+        "pool": model.pool,
+        "workers_ready": len(serving),
+        "slots": sum(worker.slots for worker in serving),
+        "engines": sorted({worker.engine for worker in workers}),
+    }
+    return model.card | {"flotilla": fleet}

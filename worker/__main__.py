@@ -1,0 +1,45 @@
+"""`python -m worker`: one worker process. Settings come from the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import uvloop
+
+from shared import logs
+from shared.settings import Settings, SettingsError, load_settings
+from worker.engines.protocol import Engine
+from worker.lifecycle import Worker
+
+
+def _engine(settings: Settings) -> Engine:
+    # Imported late: vLLM takes ten seconds to import, and a simulated worker needs none of it.
+    if settings.engine == "simulated":
+        from worker.engines.simulated import SimulatedEngine
+
+        return SimulatedEngine(settings)
+    from worker.engines.vllm import VllmEngine
+
+    return VllmEngine(settings)
+
+
+async def _run(settings: Settings) -> int:
+    return await Worker(settings, _engine(settings)).run()
+
+
+def main() -> None:
+    """Runs until a signal or the engine's end."""
+    try:
+        settings = load_settings()
+        logs.set_up(settings.log_level)
+        code = uvloop.run(_run(settings))
+    except SettingsError as error:
+        sys.exit(f"flotilla worker: {error}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the engine's threads and exit handlers have nothing left to say
+
+
+if __name__ == "__main__":
+    main()

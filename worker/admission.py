@@ -1,0 +1,52 @@
+"""How many jobs to claim now, and why. Pure: a snapshot in, a decision out.
+
+A job that waits inside an engine can't be taken by an idle neighbour, so a worker claims no more
+than it can run at once; what waits stays in Redis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shared.states import WorkerState
+
+CLAIM_BATCH = 8
+"""Most jobs in one claim: between two claims, other idle workers get their share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the decision looks at."""
+
+    slots: int
+    """Sequences that the engine runs at once."""
+    unfinished: int
+    """Sequences in the engine."""
+    entering: int
+    """Jobs that were claimed and have not reached the engine yet; one sequence each at least."""
+    kv_usage: float
+    kv_high_watermark: float
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Claim at most `count` jobs."""
+
+    count: int
+    state: WorkerState
+    reason: str
+
+
+def decide(now: Snapshot) -> Decision:
+    """How many jobs to claim."""
+    if now.draining:
+        return Decision(0, WorkerState.DRAINING, "draining: claims nothing")
+    free = now.slots - now.unfinished - now.entering
+    if free <= 0:
+        return Decision(0, WorkerState.BUSY, f"all {now.slots} slots are taken")
+    if now.kv_usage > now.kv_high_watermark:
+        return Decision(0, WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full")
+    return Decision(
+        min(free, CLAIM_BATCH), WorkerState.READY, f"{free} of {now.slots} slots are free"
+    )

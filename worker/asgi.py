@@ -1,0 +1,87 @@
+"""Call an ASGI application in process, as a server would, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+
+class Exchange:
+    """One request to an application and what comes back.
+
+    `on_chunk` gets the body's parts of an event stream as they come; any other body is gathered in
+    `body`. Setting `disconnect` is what a client that leaves looks like: the application aborts.
+    """
+
+    __slots__ = ("_sent", "_started", "body", "content_type", "disconnect", "on_chunk", "status")
+
+    def __init__(self, on_chunk: Callable[[bytes], None] | None = None) -> None:
+        self.on_chunk = on_chunk
+        self.status = 0
+        self.content_type = ""
+        self.body = bytearray()
+        self.disconnect = asyncio.Event()
+        self._sent = False
+        self._started = False
+
+    @property
+    def streaming(self) -> bool:
+        """The answer is server-sent events."""
+        return self.content_type.startswith("text/event-stream")
+
+    async def run(
+        self,
+        app: ASGIApp,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        """Returns when the application has answered. Raises what it raises."""
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                (b"host", b"worker"),
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                *headers,
+            ],
+            "client": ("127.0.0.1", 0),
+            "server": ("worker", 80),
+            "state": {},
+        }
+
+        async def receive() -> Message:
+            if not self._sent:
+                self._sent = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await self.disconnect.wait()
+            return {"type": "http.disconnect"}
+
+        await app(scope, receive, self._send)
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            for name, value in message["headers"]:
+                if name == b"content-type":
+                    self.content_type = value.decode("latin-1")
+            self._started = self.streaming and self.on_chunk is not None
+        elif message["type"] == "http.response.body":
+            part = message.get("body", b"")
+            if self._started and self.on_chunk is not None:
+                if part:
+                    self.on_chunk(part)
+            else:
+                self.body += part

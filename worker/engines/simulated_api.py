@@ -1,0 +1,134 @@
+"""The simulated engine's HTTP side: vLLM's routes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from shared.settings import Settings
+from worker.engines.simulated_answer import DEAD, Answer, ChatAnswer, CompletionAnswer
+from worker.engines.simulated_batch import EngineDeadError
+from worker.engines.simulated_request import Body, ChatBody, CompletionBody, RefusedError, parse
+
+if TYPE_CHECKING:
+    from worker.engines.simulated import SimulatedEngine
+
+_ROUTES = {
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+    "/v1/models": "GET",
+    "/health": "GET",
+}
+
+
+class SimulatedApi:
+    """The ASGI application of one `SimulatedEngine`."""
+
+    def __init__(self, settings: Settings, engine: SimulatedEngine) -> None:
+        self._name = settings.served_model_name or settings.model or "simulated"
+        self._root = settings.model or "simulated"
+        self._engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        method = _ROUTES.get(scope["path"])
+        response: Response
+        if method is None:
+            response = JSONResponse({"detail": "Not Found"}, 404)
+        elif scope["method"] != method:
+            response = JSONResponse({"detail": "Method Not Allowed"}, 405, {"allow": method})
+        elif scope["path"] == "/health":
+            response = Response(status_code=503 if self._engine.dead else 200)
+        elif scope["path"] == "/v1/models":
+            response = JSONResponse(self._models())
+        else:
+            await self._generate(scope, receive, send)
+            return
+        await response(scope, receive, send)
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = self._answer(scope, await Request(scope, receive).body())
+            generation = answer.generation
+            self._engine.submit(generation)
+        except RefusedError as refused:
+            await refused.response(scope, receive, send)
+            return
+        except EngineDeadError:
+            await JSONResponse(DEAD, 500)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        watch = asyncio.create_task(
+            _on_disconnect(receive, lambda: self._engine.abort(generation)), name="simulated-watch"
+        )
+        try:
+            if answer.stream:
+                await answer.send_stream(send)
+            else:
+                response = await answer.whole()
+                await response(scope, receive, send)
+        finally:
+            watch.cancel()
+            self._engine.abort(generation)
+
+    def _answer(self, scope: Scope, raw: bytes) -> Answer:
+        headers = Headers(scope=scope)
+        content_type = headers.get("content-type", "")
+        max_model_len = self._engine.capacity.max_model_len
+        if scope["path"] == "/v1/completions":
+            completion = parse(CompletionBody, content_type, raw)
+            answer_id = self._checked_id(completion, headers)
+            return CompletionAnswer(completion, answer_id, self._name, max_model_len)
+        chat = parse(ChatBody, content_type, raw)
+        chat.check_logprobs()
+        answer_id = self._checked_id(chat, headers)
+        chat.check_tools()
+        return ChatAnswer(chat, answer_id, self._name, max_model_len)
+
+    def _checked_id(self, asked: Body, headers: Headers) -> str:
+        if asked.model and asked.model != self._name:
+            message = f"The model `{asked.model}` does not exist. Valid aliases: {self._name}."
+            raise RefusedError(message, "model", kind="NotFoundError", status=404)
+        return headers.get("x-request-id") or asked.request_id or uuid.uuid4().hex[:16]
+
+    def _models(self) -> dict[str, Any]:
+        now = int(time.time())
+        permission = {
+            "id": f"modelperm-{uuid.uuid4().hex[:16]}",
+            "object": "model_permission",
+            "created": now,
+            "allow_create_engine": False,
+            "allow_sampling": True,
+            "allow_logprobs": True,
+            "allow_search_indices": False,
+            "allow_view": True,
+            "allow_fine_tuning": False,
+            "organization": "*",
+            "group": None,
+            "is_blocking": False,
+        }
+        card = {
+            "id": self._name,
+            "object": "model",
+            "created": now,
+            "owned_by": "simulated",
+            "root": self._root,
+            "parent": None,
+            "max_model_len": self._engine.capacity.max_model_len,
+            "permission": [permission],
+        }
+        return {"object": "list", "data": [card]}
+
+
+async def _on_disconnect(receive: Receive, then: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    then()

@@ -1,0 +1,268 @@
+"""Requests of the simulated engine: what they may contain, and vLLM's words where they are wrong.
+
+What vLLM can do with a model and this engine can't (`echo`, structured output, prompt logprobs) is
+refused with 400 rather than ignored. Fields that nobody knows are ignored, as in vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from starlette.responses import JSONResponse
+
+from worker.engines.simulated_batch import TOKENS, Prompt, Sampling
+
+_MAX_LOGPROBS = 20
+_MAX_N = 16384
+_MAX_STOPS = 4
+_NOT_SIMULATED = (
+    "echo",
+    "logprob_token_ids",
+    "prompt_logprobs",
+    "structured_outputs",
+    "suffix",
+    "use_beam_search",
+)
+_UNION_BRANCH = re.compile(r"^str$|[\[({]")
+"""What pydantic puts into an error's location for a branch of a union; vLLM drops it too."""
+
+
+class RefusedError(Exception):
+    """The request can't be answered; `response` says why in vLLM's shape."""
+
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        *,
+        kind: str = "BadRequestError",
+        status: int = 400,
+        body: dict[str, Any] | None = None,
+    ) -> None:
+        """`body` replaces vLLM's shape where FastAPI itself answers."""
+        super().__init__(message)
+        self.response = JSONResponse(body or error_body(message, kind, param, status), status)
+
+
+def error_body(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Body(BaseModel):
+    """What both routes take."""
+
+    model: str | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    n: int | None = 1
+    presence_penalty: float | None = None
+    response_format: dict[str, Any] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=_MAX_STOPS)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    # vLLM's own, for load tests.
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    request_id: str = ""
+    return_token_ids: bool | None = None
+
+
+class Message(BaseModel):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "\n".join(str(part["text"]) for part in self.content if "text" in part)
+        return self.content or ""
+
+
+class ChatBody(Body):
+    messages: list[Message]
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, BeforeValidator(lambda value: value or 0)] = 0
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+
+    def prompt(self) -> Prompt:
+        if not self.messages:
+            raise RefusedError(
+                "Cannot apply chat template to an empty conversation. Provide at least one message."
+            )
+        return Prompt("\n".join(f"{message.role}: {message.text()}" for message in self.messages))
+
+    def check_tools(self) -> None:
+        """As vLLM with a tool parser, but no tool is ever called, so none can be demanded."""
+        if self.tools == []:
+            message = (
+                "`tools` must not be an empty array. "
+                "Either provide at least one tool or omit the field entirely."
+            )
+            raise bad_value(message, "tools")
+        if self.tool_choice in (None, "none"):
+            return
+        if self.tools is None:
+            raise bad_value("When using `tool_choice`, `tools` must be set.", "tool_choice")
+        if self.tool_choice != "auto":
+            chosen = json.dumps(self.tool_choice)
+            raise RefusedError(f"tool_choice={chosen} requires --tool-call-parser to be set")
+
+    def check_logprobs(self) -> None:
+        if self.top_logprobs < -1:
+            message = "`top_logprobs` must be a positive value or -1."
+            raise bad_value(message, "top_logprobs", self.top_logprobs)
+        if self.top_logprobs and not self.logprobs:
+            message = "when using `top_logprobs`, `logprobs` must be set to true."
+            raise bad_value(message, "top_logprobs")
+
+
+class CompletionBody(Body):
+    prompt: list[int] | list[list[int]] | str | list[str] | None = None
+    logprobs: int | None = None
+    n: int = 1
+
+    def prompts(self) -> list[Prompt]:
+        if self.prompt is None or self.prompt == "":
+            message = "Either prompt or prompt_embeds must be provided and non-empty."
+            raise bad_value(message, "prompt")
+        if not self.prompt:
+            raise RefusedError("You must pass at least one prompt")
+        if isinstance(self.prompt, str):
+            return [Prompt(self.prompt)]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        return [_given(ids)] if ids else [_given(item) for item in self.prompt]
+
+
+def _given(prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        return Prompt(prompt)
+    return Prompt(" ".join(map(str, prompt)), tuple(prompt))
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+
+def parse(body_type: type[BodyT], content_type: str, raw: bytes) -> BodyT:
+    """Raises RefusedError for what vLLM rejects before it looks at the model's name."""
+    if content_type.lower().partition(";")[0] != "application/json":
+        raise _invalid(["Unsupported Media Type: Only 'application/json' is allowed"])
+    if not raw:
+        raise _invalid([{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
+    try:
+        data = json.loads(raw)
+    except json.JSONDecodeError as error:
+        fault = {"type": "json_invalid", "loc": (error.pos,), "msg": "JSON decode error"}
+        raise _invalid([{**fault, "input": {}, "ctx": {"error": error.msg}}]) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        message = "There was an error parsing the body"
+        raise RefusedError(message, body={"detail": message}) from error
+    try:
+        asked = body_type.model_validate(data, from_attributes=True)
+    except ValidationError as error:
+        raise _invalid(error.errors(include_url=False)) from error
+    if asked.stream_options is not None and not asked.stream:
+        raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
+    for name in _NOT_SIMULATED:
+        if data.get(name):
+            raise bad_value(f"The simulated engine has no `{name}`.", name)
+    if (asked.response_format or {"type": "text"}).get("type") != "text":
+        raise bad_value("The simulated engine has no `response_format`.", "response_format")
+    return asked
+
+
+def sampling(asked: Body, logprobs: int | None) -> Sampling:
+    """Raises RefusedError in the order and the words of vLLM's `SamplingParams`."""
+    n = 1 if asked.n is None else asked.n
+    temperature = 1.0 if asked.temperature is None else asked.temperature
+    top_p = 1.0 if asked.top_p is None else asked.top_p
+    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+    if not 1 <= n <= _MAX_N:
+        bound = "at least 1" if n < 1 else f"at most {_MAX_N}"
+        raise RefusedError(f"n must be {bound}, got {n}.")
+    if temperature < 0:
+        message = f"temperature must be non-negative, got {temperature}."
+        raise bad_value(message, "temperature", temperature)
+    if not 0 < top_p <= 1:
+        raise bad_value(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
+    if "" in stops:
+        raise RefusedError("stop cannot contain an empty string.")
+    if temperature == 0 and n > 1:
+        raise RefusedError(f"n must be 1 when using greedy sampling, got {n}.")
+    if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
+        wanted = len(TOKENS) if logprobs == -1 else logprobs
+        message = (
+            f"Requested sample logprobs of {wanted}, which is greater than max allowed: "
+            f"{_MAX_LOGPROBS}"
+        )
+        raise bad_value(message, "logprobs", wanted)
+    return Sampling(
+        n=n,
+        seed=asked.seed,
+        stop=stops,
+        include_stop=asked.include_stop_str_in_output,
+        ignore_eos=asked.ignore_eos,
+        min_tokens=asked.min_tokens,
+    )
+
+
+def room(prompt: Prompt, max_tokens: int | None, max_model_len: int) -> int:
+    """How many tokens the answer may get. Raises RefusedError as vLLM does where there are none."""
+    if max_tokens is not None and max_tokens > max_model_len:
+        message = (
+            f"max_tokens={max_tokens} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens."
+        )
+        raise bad_value(message, "max_tokens", max_tokens)
+    if prompt.n_tokens > max_model_len:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+            f"contains {prompt.n_tokens} input tokens, which exceeds this limit even without any "
+            "output tokens. Please reduce the length of the input prompt."
+        )
+        raise bad_value(message, "input_tokens", prompt.n_tokens)
+    left = max_model_len - prompt.n_tokens
+    left = left if max_tokens is None else min(left, max_tokens)
+    if left < 1:
+        raise bad_value(f"max_tokens must be at least 1, got {left}.", "max_tokens", left)
+    return left
+
+
+def bad_value(message: str, param: str, value: object = None) -> RefusedError:
+    given = "" if value is None else f", value={value}"
+    return RefusedError(f"{message} (parameter={param}{given})", param)
+
+
+def _invalid(errors: Iterable[Any]) -> RefusedError:
+    """From pydantic's errors, from dicts like them, or from plain lines."""
+    lines, params = [], []
+    for error in errors:
+        line = error
+        if isinstance(error, dict):
+            path = ["body", *(str(p) for p in error["loc"] if not _UNION_BRANCH.search(str(p)))]
+            params.append(".".join(path))
+            line = {**error, "loc": params[-1], "input": _summary(error["input"])}
+        lines.append(f"  {line}")
+    label = "error" if len(lines) == 1 else "errors"
+    message = "\n".join([f"{len(lines)} validation {label}:", *lines[:10]])
+    return RefusedError(message, params[0] if params else None, kind="Bad Request")
+
+
+def _summary(value: object) -> str:
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}...[truncated]"

@@ -1,0 +1,285 @@
+"""A worker's life: load the model, serve, drain, end. Signals, heartbeats, and what kills it.
+
+First SIGTERM (or Ctrl-C): claim nothing more, finish what is in hand within the drain deadline,
+hand the rest back. Second: hand back at once. A dead engine: hand back, leave with exit code 1;
+whoever supervises the worker starts a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Coroutine
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import REGISTRY
+
+from shared import keys
+from shared import redis as connections
+from shared.metrics import WorkerMetrics
+from shared.queue import JobQueue
+from shared.reaper import Reaper
+from shared.redis import RedisError
+from shared.registry import HEARTBEAT_S, Registry, WorkerInfo, pool_name
+from shared.settings import Settings
+from shared.states import WorkerState
+from worker.asgi import Exchange
+from worker.engines.protocol import Engine
+from worker.health import HealthServer
+from worker.lease import LeaseKeeper
+from worker.loop import Loop
+
+log = logging.getLogger("flotilla.worker")
+
+_ENGINE_CHECK_S = 0.25
+# A model may take this long to load before its worker looks gone.
+_LOADING_EXPIRY_S = 3600.0
+
+
+class EngineDied(Exception):
+    """The engine can't be used any more."""
+
+
+class Worker:
+    """One engine's worker. `run` returns the exit code."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
+        self._pool = settings.pool
+        self._models: list[dict[str, Any]] = []
+        self._redis = connections.connect(settings.redis_url)
+        self._queue = JobQueue(
+            self._redis, shards=settings.shards, max_attempts=settings.max_attempts
+        )
+        self._registry = Registry(self._redis)
+        self._metrics = WorkerMetrics(REGISTRY)
+        self._loop: Loop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._signals = 0
+        self._signalled = asyncio.Event()
+        self._forced = asyncio.Event()
+        self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
+
+    async def run(self) -> int:
+        """Serve until a signal or the engine's end; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        self._health.start()
+        await self._quietly(self._announce(_LOADING_EXPIRY_S))
+        log.info("%s loads %s", self._id, self._settings.model or "the demo model")
+        began = time.monotonic()
+        try:
+            await self._unless_signalled(self._engine.start())
+            if self._signals:
+                return 0
+            await self._serve(time.monotonic() - began)
+        except EngineDied:
+            return await self._end_dead()
+        except Exception:
+            log.exception("%s failed", self._id)
+            return 1
+        else:
+            return await self._drain()
+        finally:
+            await self._quietly(self._registry.leave(self._id))
+            self._engine.close()
+
+    async def _serve(self, loading_s: float) -> None:
+        """Claim and run jobs until a signal. Raises EngineDied."""
+        settings, engine = self._settings, self._engine
+        self._models = await self._model_cards()
+        self._pool = self._pool or pool_name(self._models[0]["id"])
+        loop = self._loop = Loop(
+            self._queue,
+            settings.redis_url,
+            engine,
+            self._metrics,
+            pool=self._pool,
+            worker_id=self._id,
+            kv_high_watermark=settings.kv_high_watermark,
+        )
+        keeper = LeaseKeeper(
+            self._queue,
+            self._id,
+            settings.lease_s,
+            loop.runs,
+            lambda: loop.progressing(settings.engine_stall_s),
+            loop.lose,
+        )
+        claiming = self._spawn(loop.run())
+        self._spawn(loop.publisher.run())
+        self._spawn(keeper.run())
+        self._spawn(self._heartbeats())
+        self._spawn(self._listen())
+        self._spawn(Reaper(self._queue, settings.lease_s).run())
+        log.info(
+            "%s serves %s on %s, %d slots, loaded in %.0f s",
+            self._id,
+            ", ".join(card["id"] for card in self._models),
+            engine.kind,
+            engine.capacity.max_num_seqs,
+            loading_s,
+        )
+        while not self._signals:
+            self._check(loop)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ENGINE_CHECK_S):
+                    await self._signalled.wait()
+        loop.drain()
+        await claiming
+
+    def _check(self, loop: Loop) -> None:
+        """Raise EngineDied if it has, and what a task of ours has died of."""
+        if self._engine.dead:
+            raise EngineDied
+        if not loop.progressing(self._settings.engine_stall_s):
+            log.error("no engine step for %.0f s: it hangs", self._settings.engine_stall_s)
+            raise EngineDied
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _drain(self) -> int:
+        assert self._loop is not None
+        loop, deadline_s = self._loop, self._settings.drain_deadline_s
+        if loop.runs:
+            log.info("draining %d jobs, at most %.0f s", len(loop.runs), deadline_s)
+        await self._quietly(self._announce())
+        forced = asyncio.ensure_future(self._forced.wait())
+        drained = asyncio.ensure_future(loop.finished(deadline_s))
+        while not (drained.done() or forced.done() or self._engine.dead):
+            await asyncio.wait(
+                {forced, drained}, timeout=_ENGINE_CHECK_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        forced.cancel()
+        drained.cancel()
+        await self._hand_back("drained", blame=False)
+        await self._stop_tasks()
+        log.info("%s has ended", self._id)
+        return 0
+
+    async def _end_dead(self) -> int:
+        log.error("the engine is dead")
+        assert self._loop is not None
+        self._loop.drain()
+        await self._hand_back("engine_died", blame=True)
+        await self._stop_tasks()
+        return 1
+
+    async def _hand_back(self, reason: str, *, blame: bool) -> None:
+        assert self._loop is not None
+        try:
+            async with asyncio.timeout(10):
+                for job_id, state in (await self._loop.hand_back(reason, blame=blame)).items():
+                    log.warning("%s handed back, now %s", job_id, state)
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("could not hand jobs back, their leases will run out: %s", error)
+
+    # --- what goes on beside the loop ---
+
+    async def _heartbeats(self) -> None:
+        while True:
+            try:
+                await self._registry.register_models(self._pool, self._models)
+                await self._announce()
+            except (RedisError, OSError) as error:
+                log.warning("no heartbeat: %s", error)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _listen(self) -> None:
+        """Hear which jobs were ended by somebody else. Only a hint: a refused write says it too."""
+        blocking = connections.connect_blocking(self._settings.redis_url)
+        while True:
+            try:
+                async with blocking.pubsub(ignore_subscribe_messages=True) as channel:
+                    await channel.subscribe(keys.control_channel(self._id))
+                    while True:
+                        message = await channel.get_message(timeout=connections.BLOCK_S)
+                        if message is not None and self._loop is not None:
+                            self._loop.revoke(message["data"].decode())
+            except (RedisError, OSError) as error:
+                log.warning("control channel lost: %s", error)
+                await asyncio.sleep(1)
+
+    async def _announce(self, expiry_s: float | None = None) -> None:
+        state, reason = self._status()
+        for each in WorkerState:
+            self._metrics.state.labels(each).set(each is state)
+        loaded = self._loop is not None
+        load = self._engine.load() if loaded else None
+        info = WorkerInfo(
+            id=self._id,
+            pool=self._pool,
+            state=state,
+            engine=self._engine.kind,
+            models=tuple(card["id"] for card in self._models),
+            slots=self._engine.capacity.max_num_seqs if loaded else 0,
+            running=load.unfinished if load else 0,
+            jobs=len(self._loop.runs) if self._loop else 0,
+            kv_usage=load.kv_usage if load else 0.0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("flotilla"),
+            metrics_port=self._health.port,
+            reason=reason,
+        )
+        await self._registry.announce(info, **({"expiry_s": expiry_s} if expiry_s else {}))
+
+    def _status(self) -> tuple[WorkerState, str]:
+        if self._signals:
+            return WorkerState.DRAINING, "was told to end"
+        if self._loop is None:
+            return WorkerState.STARTING, "loads its model"
+        return self._loop.decision.state, self._loop.decision.reason
+
+    async def _model_cards(self) -> list[dict[str, Any]]:
+        """What the engine's own /v1/models says, adapters included."""
+        exchange = Exchange()
+        await exchange.run(self._engine, "GET", "/v1/models")
+        cards: list[dict[str, Any]] = json.loads(bytes(exchange.body))["data"]
+        return cards
+
+    # --- signals and tasks ---
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._signalled.set()
+        if self._signals > 1:
+            self._forced.set()
+
+    async def _unless_signalled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for `work`; a signal ends the wait."""
+        task = asyncio.ensure_future(work)
+        signalled = asyncio.ensure_future(self._signalled.wait())
+        await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if task.done():
+            task.result()
+        else:
+            task.cancel()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        return task
+
+    async def _stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _quietly(self, work: Awaitable[None]) -> None:
+        """For what the worker can do without: Redis may be away."""
+        with contextlib.suppress(RedisError, OSError):
+            await work

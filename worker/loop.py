@@ -1,0 +1,213 @@
+"""The worker's loop: free slots, claim, start. What each job does then is runner.py's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from shared import redis as connections
+from shared.metrics import WorkerMetrics
+from shared.queue import JobQueue
+from shared.redis import RedisError
+from shared.states import WorkerState
+from worker.admission import Decision, Snapshot, decide
+from worker.engines.protocol import Engine
+from worker.publisher import Publisher
+from worker.runner import Outcome, Run
+
+log = logging.getLogger("flotilla.loop")
+
+# A slot may come free without a run ending (n > 1), and KV use falls unannounced: look again then.
+_LOOK_AGAIN_S = 0.25
+_RECONNECT_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+
+
+class Loop:
+    """Claims jobs of one pool for one engine. `runs` holds those in hand, by job id."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        redis_url: str,
+        engine: Engine,
+        metrics: WorkerMetrics,
+        *,
+        pool: str,
+        worker_id: str,
+        kv_high_watermark: float,
+    ) -> None:
+        self.runs: dict[str, Run] = {}
+        self.publisher = Publisher(queue, metrics, self.lose)
+        self.decision = Decision(0, WorkerState.STARTING, "loads its model")
+        self._queue = queue
+        self._redis_url = redis_url
+        self._engine = engine
+        self._metrics = metrics
+        self._pool = pool
+        self._worker_id = worker_id
+        self._kv_high_watermark = kv_high_watermark
+        self._draining = False
+        self._to_release: list[Run] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._bell: asyncio.Future[None] | None = None
+        self._last_step = time.monotonic()
+        engine.on_step = self._on_step
+
+    async def run(self) -> None:
+        """Claim until told to drain; ends by cancellation as well."""
+        blocking = connections.connect_blocking(self._redis_url)
+        failures = 0
+        try:
+            while not self._draining:
+                try:
+                    await self._turn(blocking)
+                    failures = 0
+                except (RedisError, OSError) as error:
+                    log.warning("can't claim: %s", error)
+                    await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
+                    failures += 1
+        finally:
+            await blocking.aclose()
+
+    async def _turn(self, blocking: connections.Redis) -> None:
+        self.decision = self._decide()
+        if self.decision.count == 0:
+            self._changed.clear()
+            await self._wait_for_change()
+        elif not await self._claim(self.decision.count):
+            await self._wait_for_bell(blocking)
+
+    def _decide(self) -> Decision:
+        load = self._engine.load()
+        entering = sum(not run.outbox.entered for run in self.runs.values())
+        slots = self._engine.capacity.max_num_seqs
+        self._metrics.slots.labels("busy").set(load.unfinished)
+        self._metrics.slots.labels("free").set(max(0, slots - load.unfinished))
+        self._metrics.kv_usage.set(load.kv_usage)
+        return decide(
+            Snapshot(
+                slots=slots,
+                unfinished=load.unfinished,
+                entering=entering,
+                kv_usage=load.kv_usage,
+                kv_high_watermark=self._kv_high_watermark,
+                draining=self._draining,
+            )
+        )
+
+    async def _claim(self, count: int) -> int:
+        """Lease and start at most `count` jobs; returns how many."""
+        claimed = 0
+        for shard in range(self._queue.shards):
+            if claimed == count:
+                break
+            jobs = await self._queue.acquire(shard, self._pool, self._worker_id, count - claimed)
+            for job in jobs:
+                self._metrics.queue_wait.observe(job.waited_s)
+                self._start(Run(job, self._engine, self.publisher, self._metrics))
+            claimed += len(jobs)
+        return claimed
+
+    def _start(self, run: Run) -> None:
+        self.runs[run.job.id] = run
+        task = asyncio.create_task(self._carry_out(run), name=run.job.id)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(self, run: Run) -> None:
+        try:
+            outcome = await run.carry_out()
+        except Exception:
+            # A bug of ours must not keep the job: its lease runs out, and the reaper decides.
+            log.exception("%s: the run failed", run.job.id)
+            outcome = Outcome.LOST
+        if outcome is Outcome.HAND_BACK:
+            self._to_release.append(run)
+        elif outcome is Outcome.FINISHED:
+            self._count(run)
+        # A newer lease of the same job may be in our hands already.
+        if self.runs.get(run.job.id) is run:
+            del self.runs[run.job.id]
+        self._changed.set()
+
+    def _count(self, run: Run) -> None:
+        transcript = run.outbox.transcript
+        self._metrics.finished.labels(run.ended_as).inc()
+        self._metrics.tokens.labels("prompt").inc(transcript.prompt_tokens)
+        self._metrics.tokens.labels("completion").inc(transcript.completion_tokens)
+
+    def lose(self, job_id: str, state: str) -> None:
+        """The job is not ours any more: `state` is what it is now."""
+        run = self.runs.get(job_id)
+        if run is None or run.outbox.dropped:
+            return
+        self._metrics.fenced.labels(state).inc()
+        log.info("%s is %s, dropped", job_id, state)
+        run.drop()
+
+    def revoke(self, job_id: str) -> None:
+        """A hint that the job was ended by somebody else: abort it now, not at its next write."""
+        run = self.runs.get(job_id)
+        if run is not None:
+            run.drop()
+
+    def progressing(self, stall_s: float) -> bool:
+        """The engine is idle, or has ended a step not long ago."""
+        idle = self._engine.load().unfinished == 0
+        if idle:
+            self._last_step = time.monotonic()
+        return idle or time.monotonic() - self._last_step < stall_s
+
+    def _on_step(self) -> None:
+        self._last_step = time.monotonic()
+        self.publisher.step()
+
+    # --- ending ---
+
+    def drain(self) -> None:
+        """Claim nothing more."""
+        self._draining = True
+        if self._bell is not None:
+            self._bell.cancel()
+        self.decision = self._decide()
+        self._changed.set()
+
+    async def finished(self, deadline_s: float) -> bool:
+        """Wait until nothing is in hand; False if the deadline came first."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self.runs:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def hand_back(self, reason: str, *, blame: bool) -> dict[str, str]:
+        """Abort what is in hand and release it; returns the jobs' new states."""
+        for run in self.runs.values():
+            run.give_back()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=2.0)
+        jobs = [run.job for run in {*self._to_release, *self.runs.values()}]
+        self._metrics.released.labels(reason).inc(len(jobs))
+        return await self._queue.release(jobs, reason, blame=blame) if jobs else {}
+
+    async def _wait_for_change(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_AGAIN_S):
+                await self._changed.wait()
+
+    async def _wait_for_bell(self, blocking: connections.Redis) -> None:
+        waiting = self._queue.wait_for_work(blocking, self._pool, connections.BLOCK_S)
+        self._bell = asyncio.ensure_future(waiting)
+        try:
+            await self._bell
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+        finally:
+            self._bell = None

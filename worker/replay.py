@@ -1,0 +1,74 @@
+"""The journal: what vLLM generates for a job is noted token by token before it is served.
+
+`JournalledEngine` stands between vLLM's serving layer and its engine. It passes everything through
+and notes every delta; an answer that is not streamed is generated in deltas too, and gathered here,
+so that it can be seen while it grows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from worker.engines.protocol import JOURNAL
+
+# vLLM numbers the generations of one request (completions with several prompts): `cmpl-<id>-1`.
+_CALL = re.compile(r"-(\d+)$")
+
+
+class JournalledEngine:
+    """An AsyncLLM whose `generate` writes to the `JOURNAL` of the calling context."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncIterator[RequestOutput]:
+        """As AsyncLLM.generate."""
+        journal = JOURNAL.get()
+        if journal is None:
+            async for output in self._engine.generate(
+                prompt, sampling_params, request_id, **options
+            ):
+                yield output
+            return
+        numbered = _CALL.search(request_id)
+        call = int(numbered[1]) if numbered else 0
+        journal.prompt(call, _prompt_tokens(prompt))
+        whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
+        if whole:
+            sampling_params = sampling_params.clone()
+            sampling_params.output_kind = RequestOutputKind.DELTA
+        gathered: RequestOutput | None = None
+        outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
+        try:
+            async for output in outputs:
+                for part in output.outputs:
+                    journal.delta(call, part.index, part.token_ids, part.text)
+                if not whole:
+                    yield output
+                elif gathered is None:
+                    gathered = output
+                else:
+                    gathered.add(output, aggregate=True)
+                    gathered.metrics = output.metrics
+        finally:
+            # Closing the inner generator aborts the request now, not when it is collected.
+            await outputs.aclose()
+        if gathered is not None:
+            gathered.outputs.sort(key=lambda part: part.index)
+            yield gathered
+
+
+def _prompt_tokens(prompt: Any) -> int:
+    """Tokens of a rendered prompt; 0 where it has none (embeddings)."""
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+    return len(ids or ())

@@ -22,7 +22,8 @@ def main() -> None:
         logs.set_up(settings.log_level)
         app = create_app(settings)
     except SettingsError as error:
-        sys.exit(f"flotilla gateway: {error}")
+        print(f"flotilla gateway: {error}", file=sys.stderr)
+        sys.exit(2)
     uvicorn.run(
         app,
         host=settings.host,

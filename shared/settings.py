@@ -159,7 +159,7 @@ def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
     values = settings.model_dump(exclude_defaults=True) | changes
     for name, value in values.items():
-        if name == "api_keys":
+        if isinstance(value, tuple):
             value = ",".join(key.get_secret_value() for key in value)
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 
 import uvloop
@@ -25,7 +27,11 @@ def _engine(settings: Settings) -> Engine:
 
 
 async def _run(settings: Settings) -> int:
-    return await Worker(settings, _engine(settings)).run()
+    worker = Worker(settings, _engine(settings))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, worker.stop)
+    return await worker.run()
 
 
 def main() -> None:
@@ -35,7 +41,8 @@ def main() -> None:
         logs.set_up(settings.log_level)
         code = uvloop.run(_run(settings))
     except SettingsError as error:
-        sys.exit(f"flotilla worker: {error}")
+        print(f"flotilla worker: {error}", file=sys.stderr)
+        sys.exit(2)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # the engine's threads and exit handlers have nothing left to say

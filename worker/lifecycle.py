@@ -1,4 +1,4 @@
-"""A worker's life: load the model, serve, drain, end. Signals, heartbeats, and what kills it.
+"""A worker's life: load the model, serve, drain, end; heartbeats, and what ends it.
 
 First SIGTERM (or Ctrl-C): claim nothing more, finish what is in hand within the drain deadline,
 hand the rest back. Second: hand back at once. A dead engine: hand back, leave with exit code 1;
@@ -13,14 +13,13 @@ import json
 import logging
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Awaitable, Coroutine
 from importlib.metadata import version
 from typing import Any
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared import keys
 from shared import redis as connections
@@ -51,7 +50,9 @@ class EngineDied(Exception):
 class Worker:
     """One engine's worker. `run` returns the exit code."""
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, registry: CollectorRegistry = REGISTRY
+    ) -> None:
         self._settings = settings
         self._engine = engine
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
@@ -62,26 +63,23 @@ class Worker:
             self._redis, shards=settings.shards, max_attempts=settings.max_attempts
         )
         self._registry = Registry(self._redis)
-        self._metrics = WorkerMetrics(REGISTRY)
+        self._metrics = WorkerMetrics(registry)
         self._loop: Loop | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._signals = 0
-        self._signalled = asyncio.Event()
+        self._stops = 0
+        self._stopped = asyncio.Event()
         self._forced = asyncio.Event()
         self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
 
     async def run(self) -> int:
-        """Serve until a signal or the engine's end; returns the exit code."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+        """Serve until `stop` or the engine's end; returns the exit code."""
         self._health.start()
         await self._quietly(self._announce(_LOADING_EXPIRY_S))
         log.info("%s loads %s", self._id, self._settings.model or "the demo model")
         began = time.monotonic()
         try:
-            await self._unless_signalled(self._engine.start())
-            if self._signals:
+            await self._unless_stopped(self._engine.start())
+            if self._stops:
                 return 0
             await self._serve(time.monotonic() - began)
         except EngineDied:
@@ -95,8 +93,15 @@ class Worker:
             await self._quietly(self._registry.leave(self._id))
             self._engine.close()
 
+    def stop(self) -> None:
+        """What a signal does: drain; called again, end at once."""
+        self._stops += 1
+        self._stopped.set()
+        if self._stops > 1:
+            self._forced.set()
+
     async def _serve(self, loading_s: float) -> None:
-        """Claim and run jobs until a signal. Raises EngineDied."""
+        """Claim and run jobs until `stop`. Raises EngineDied."""
         settings, engine = self._settings, self._engine
         self._models = await self._model_cards()
         self._pool = self._pool or pool_name(self._models[0]["id"])
@@ -131,11 +136,11 @@ class Worker:
             engine.capacity.max_num_seqs,
             loading_s,
         )
-        while not self._signals:
+        while not self._stops:
             self._check(loop)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ENGINE_CHECK_S):
-                    await self._signalled.wait()
+                    await self._stopped.wait()
         loop.drain()
         await claiming
 
@@ -237,7 +242,7 @@ class Worker:
         await self._registry.announce(info, **({"expiry_s": expiry_s} if expiry_s else {}))
 
     def _status(self) -> tuple[WorkerState, str]:
-        if self._signals:
+        if self._stops:
             return WorkerState.DRAINING, "was told to end"
         if self._loop is None:
             return WorkerState.STARTING, "loads its model"
@@ -250,20 +255,14 @@ class Worker:
         cards: list[dict[str, Any]] = json.loads(bytes(exchange.body))["data"]
         return cards
 
-    # --- signals and tasks ---
+    # --- tasks ---
 
-    def _on_signal(self) -> None:
-        self._signals += 1
-        self._signalled.set()
-        if self._signals > 1:
-            self._forced.set()
-
-    async def _unless_signalled(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`; a signal ends the wait."""
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for `work`; `stop` ends the wait."""
         task = asyncio.ensure_future(work)
-        signalled = asyncio.ensure_future(self._signalled.wait())
-        await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
-        signalled.cancel()
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
         if task.done():
             task.result()
         else:

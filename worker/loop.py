@@ -11,7 +11,6 @@ from shared import redis as connections
 from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
 from shared.redis import RedisError
-from shared.states import WorkerState
 from worker.admission import Decision, Snapshot, decide
 from worker.engines.protocol import Engine
 from worker.publisher import Publisher
@@ -40,7 +39,6 @@ class Loop:
     ) -> None:
         self.runs: dict[str, Run] = {}
         self.publisher = Publisher(queue, metrics, self.lose)
-        self.decision = Decision(0, WorkerState.STARTING, "loads its model")
         self._queue = queue
         self._redis_url = redis_url
         self._engine = engine
@@ -55,6 +53,11 @@ class Loop:
         self._bell: asyncio.Future[None] | None = None
         self._last_step = time.monotonic()
         engine.on_step = self._on_step
+        # Read when they are scraped: between two claims nobody else would look.
+        slots = engine.capacity.max_num_seqs
+        metrics.slots.labels("busy").set_function(lambda: engine.load().unfinished)
+        metrics.slots.labels("free").set_function(lambda: max(0, slots - engine.load().unfinished))
+        metrics.kv_usage.set_function(lambda: engine.load().kv_usage)
 
     async def run(self) -> None:
         """Claim until told to drain; ends by cancellation as well."""
@@ -73,23 +76,21 @@ class Loop:
             await blocking.aclose()
 
     async def _turn(self, blocking: connections.Redis) -> None:
-        self.decision = self._decide()
-        if self.decision.count == 0:
-            self._changed.clear()
+        self._changed.clear()
+        count = self.decision.count
+        if count == 0:
             await self._wait_for_change()
-        elif not await self._claim(self.decision.count):
+        elif not await self._claim(count):
             await self._wait_for_bell(blocking)
 
-    def _decide(self) -> Decision:
+    @property
+    def decision(self) -> Decision:
+        """What may be claimed now, and why. Safe to look at from another thread."""
         load = self._engine.load()
-        entering = sum(not run.outbox.entered for run in self.runs.values())
-        slots = self._engine.capacity.max_num_seqs
-        self._metrics.slots.labels("busy").set(load.unfinished)
-        self._metrics.slots.labels("free").set(max(0, slots - load.unfinished))
-        self._metrics.kv_usage.set(load.kv_usage)
+        entering = sum(not run.outbox.entered for run in list(self.runs.values()))
         return decide(
             Snapshot(
-                slots=slots,
+                slots=self._engine.capacity.max_num_seqs,
                 unfinished=load.unfinished,
                 entering=entering,
                 kv_usage=load.kv_usage,
@@ -172,7 +173,6 @@ class Loop:
         self._draining = True
         if self._bell is not None:
             self._bell.cancel()
-        self.decision = self._decide()
         self._changed.set()
 
     async def finished(self, deadline_s: float) -> bool:

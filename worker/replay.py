@@ -16,8 +16,8 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from worker.engines.protocol import JOURNAL
 
-# vLLM numbers the generations of one request (completions with several prompts): `cmpl-<id>-1`.
-_CALL = re.compile(r"-(\d+)$")
+# vLLM numbers the generations of a completions request, which may have several prompts.
+_CALL = re.compile(r"^cmpl-.*-(\d+)$")
 
 
 class JournalledEngine:

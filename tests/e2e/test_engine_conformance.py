@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from shared.settings import Settings
 from tests.asgi_client import Recorder, Reply, call
 from worker.engines.protocol import JOURNAL, Engine
-from worker.engines.simulated import SimulatedEngine
 
 # An engine lives in one event loop, and vLLM is started once per run.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -83,14 +80,6 @@ COMPLETION_CHUNK_CHOICE = [
     "prompt_token_ids",
     "token_ids",
 ]
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def engine() -> AsyncIterator[Engine]:
-    started = SimulatedEngine(Settings(sim_step_ms=1, sim_step_us_per_seq=0))
-    await started.start()
-    yield started
-    started.close()
 
 
 async def post(engine: Engine, path: str, body: Any, journal: Recorder | None = None) -> Reply:

@@ -59,7 +59,7 @@ class Engine(Protocol):
     """Shown wherever the engine's output shows: `vllm 0.32.0`, `simulated`."""
     on_step: Callable[[], None]
     """Called in the event loop at the end of every engine step, after the step's outputs were put
-    into their requests' queues. Set it before `start`."""
+    into their requests' queues. It may be set at any time."""
 
     async def start(self) -> None:
         """Load the model; returns when requests can be answered."""

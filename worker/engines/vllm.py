@@ -58,6 +58,9 @@ class VllmEngine:
         v = await asyncio.to_thread(_import)
         self.kind = f"vllm {v.version}"
         args = self._arguments(v)
+        if v.on_cpu():
+            # One process for the engine instead of two: there is one device to drive.
+            environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         config = v.AsyncEngineArgs.from_cli_args(args).create_engine_config()
         if v.on_cpu():
             # A fork keeps the imports: 3 s instead of 30. Not with CUDA, which must not be forked.

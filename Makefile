@@ -1,0 +1,29 @@
+# `make up` runs the whole fleet on this machine; the other targets are for working on Flotilla.
+#   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
+
+.DEFAULT_GOAL := help
+.PHONY: help up install test lint clean
+# Only the installer knows this one; Flotilla refuses FLOTILLA_ variables that it doesn't know.
+unexport FLOTILLA_BACKEND
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+up: install ## Redis, gateway and workers in this terminal; Ctrl-C stops them (ARGS: see `flotilla up -h`)
+	@exec .venv/bin/flotilla up $(ARGS)
+
+install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/install.sh)
+	@FLOTILLA_BACKEND='$(FLOTILLA_BACKEND)' PYTHON='$(PYTHON)' sh compose/install.sh
+
+test: install ## all tests (ARGS: pytest's)
+	.venv/bin/pytest $(ARGS)
+
+lint: install ## style, types and the rules of the architecture
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/pytest -q tests/test_architecture.py
+
+clean: ## removes .venv, caches and the data of `make up`
+	rm -rf .venv .flotilla .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,129 @@
+"""One life of one process that `flotilla up` started: its start, its output and its end.
+
+Whether it is started again is service.py's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here because nothing may be loaded between fork and exec.
+_LIBC = ctypes.CDLL(None)
+_CHUNK_BYTES = 64 * 1024
+_PUMP_REST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run, and what of it the terminal shows."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    shows_stdout: bool = True
+    inherits: tuple[int, ...] = ()  # file descriptors that it keeps open
+
+
+class Child:
+    """A running process in a session and process group of its own.
+
+    Its stdout goes to the log and, line by line, to `show`; its stderr to the log alone.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, pump: asyncio.Task[None]) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._pump = pump
+
+    @classmethod
+    async def start(cls, command: Command, log: Path, show: Callable[[str], None]) -> Child:
+        """Raises OSError if the program can't be run."""
+        log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # A pipe of our own: with one of asyncio's, some Python versions report the end of a process
+        # only when its last grandchild has closed the pipe.
+        read_fd, write_fd = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=log_fd,
+                env=command.environment,
+                pass_fds=command.inherits,
+                start_new_session=True,
+                preexec_fn=_die_with(os.getpid()),
+            )
+        except BaseException:
+            os.close(read_fd)
+            os.close(log_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        pump = _pump(read_fd, log_fd, show if command.shows_stdout else lambda line: None)
+        return cls(process, asyncio.create_task(pump, name=f"output of {process.pid}"))
+
+    async def end(self) -> int:
+        """Its exit status, or minus the signal that killed it, once its whole group is gone."""
+        status = await self._process.wait()
+        # An engine process outlives a killed worker; the group has no other use after the worker.
+        self.kill()
+        # A process that left the group may still hold the pipe.
+        await asyncio.wait({self._pump}, timeout=_PUMP_REST_S)
+        self._pump.cancel()
+        return status
+
+    def terminate(self) -> None:
+        """Ask it to end in its own time."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it and everything in its process group now."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _die_with(supervisor: int) -> Callable[[], None]:
+    """Runs in the child before exec: the kernel is to send it SIGTERM when the supervisor ends.
+
+    So even `kill -9` of the supervisor leaves nothing behind.
+    """
+
+    def before_exec() -> None:
+        if sys.platform == "linux":
+            _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            if os.getppid() != supervisor:  # it ended before the call
+                os._exit(1)
+
+    return before_exec
+
+
+async def _pump(read_fd: int, log_fd: int, show: Callable[[str], None]) -> None:
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb", buffering=0)
+    )
+    unfinished = b""
+    try:
+        while chunk := await reader.read(_CHUNK_BYTES):
+            # A full disk costs the log, never the process: an unread pipe would stop it.
+            with contextlib.suppress(OSError):
+                os.write(log_fd, chunk)
+            *lines, unfinished = (unfinished + chunk).split(b"\n")
+            if len(unfinished) > _CHUNK_BYTES:
+                lines, unfinished = [*lines, unfinished], b""
+            for line in lines:
+                show(line.decode(errors="replace").rstrip("\r"))
+        if unfinished:
+            show(unfinished.decode(errors="replace"))
+    finally:
+        transport.close()
+        os.close(log_fd)

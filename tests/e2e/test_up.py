@@ -18,87 +18,7 @@ import pytest
 import redis
 
 from gateway.cli import ports
-
-ROOT = Path(__file__).parents[2]
-RUN_UP = Path(__file__).parent / "stand_ins" / "run_up.py"
-PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def lives(pid: int) -> bool:
-    """A zombie that its parent has not asked for is dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def children(pid: int) -> list[int]:
-    """All living processes below `pid`."""
-    try:
-        direct = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [p for child in direct for p in (child, *children(child)) if lives(p)]
-
-
-class Up:
-    """One `flotilla up` in a folder of its own."""
-
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self.folder = folder
-        self.port = ports.free_port("127.0.0.1")
-        self.output = folder / "output"
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if "FLOTILLA" not in name},
-            "PYTHONPATH": str(ROOT),
-            "FLOTILLA_PORT": str(self.port),
-            "FLOTILLA_WORKER_PORT": "0",
-            "FLOTILLA_ENGINE": "simulated",
-            "FLOTILLA_DRAIN_DEADLINE_S": "5",
-            **environment,
-        }
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(RUN_UP), *arguments],
-                cwd=folder,
-                env=self.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        self.pids: set[int] = set()
-
-    def text(self) -> str:
-        return self.output.read_text()
-
-    def until_says(self, pattern: str, count: int = 1) -> list[str]:
-        """All matches of `pattern`, once there are `count`."""
-
-        def said() -> bool:
-            self.pids.update(children(self.process.pid))
-            return len(re.findall(pattern, self.text())) >= count
-
-        until(said, f"{pattern!r} {count} times in:\n{self.text()}")
-        return re.findall(pattern, self.text())
-
-    def until_ready(self) -> Up:
-        self.until_says("Ctrl-C stops everything")
-        return self
-
-    def status(self) -> int:
-        return self.process.wait(PATIENCE_S)
-
-    def until_nothing_left(self) -> None:
-        assert self.pids, "the test saw no process"
-        until(lambda: not any(map(lives, self.pids)), f"{self.pids} are gone:\n{self.text()}")
+from tests.e2e.up_run import PATIENCE_S, ROOT, STAND_INS, Up, children, lives, until
 
 
 @pytest.fixture
@@ -243,7 +163,7 @@ def test_what_is_in_use_is_said_in_one_line(up: Callable[..., Up]) -> None:
         ),
     ):
         second = subprocess.run(
-            [sys.executable, str(RUN_UP), "1"],
+            [*STAND_INS, "1"],
             cwd=fleet.folder,
             env=fleet.environment | {"FLOTILLA_PORT": "0"} | changes,
             capture_output=True,
@@ -268,7 +188,7 @@ def test_an_own_redis_that_does_not_answer(up: Callable[..., Up]) -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_ctrl_c_under_make_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "Makefile").write_text(f"up:\n\t@exec {sys.executable} {RUN_UP} 1\n")
+    (tmp_path / "Makefile").write_text(f"up:\n\t@exec {' '.join(STAND_INS)} 1\n")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         "PYTHONPATH": str(ROOT),

@@ -1,0 +1,378 @@
+"""Real vLLM behind the queue: the same bytes as vLLM's own application, and the real SDK.
+
+The engine is in this process, started once per run; the gateway is a process. A worker in this
+process serves the engine through the queue, and the engine's application is also called directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, OpenAI
+from prometheus_client import CollectorRegistry
+
+from shared.settings import Settings
+from tests.asgi_client import call
+from tests.e2e.processes import Process, Stack
+from tests.redis_server import RedisServer
+from tests.waiting import eventually
+from worker.demo import MODEL_NAME
+from worker.engines.protocol import Engine
+from worker.lifecycle import Worker
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+QUESTION = [{"role": "user", "content": "What is Flotilla?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+ASK_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+class Lasting:
+    """The run's engine, lent to a worker: starting and closing it is not the worker's."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_engine":
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._engine, name, value)
+
+    async def start(self) -> None: ...
+
+    async def __call__(self, *arguments: Any) -> None:
+        await self._engine(*arguments)
+
+    def close(self) -> None:
+        self._engine.on_step = lambda: None
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gateway(
+    vllm_engine: Engine, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Process]:
+    """A gateway with a worker that serves the run's engine."""
+    with redis_server.client() as client:
+        client.flushall()
+    settings = Settings(redis_url=redis_server.url, worker_port=0)
+    worker = Worker(settings, Lasting(vllm_engine), CollectorRegistry())  # type: ignore[arg-type]
+    running = asyncio.create_task(worker.run())
+    stack = Stack(redis_server.url, tmp_path_factory.mktemp("vllm"))
+    gateway = await asyncio.to_thread(stack.gateway, lease_s=settings.lease_s)
+    async with httpx.AsyncClient(base_url=gateway.url) as api:
+
+        async def served() -> bool:
+            return bool((await api.get("/v1/models")).json()["data"])
+
+        await eventually(served, "the model is known")
+    yield gateway
+    worker.stop()
+    assert await running == 0
+    await asyncio.to_thread(stack.close)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def api(gateway: Process) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as client:
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def sdk(gateway: Process) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="any", max_retries=0, timeout=120
+    ) as client:
+        yield client
+
+
+def comparable(body: bytes) -> bytes:
+    """A body without what must differ: the id, the time, and the random id of a tool call."""
+    body = re.sub(rb'"id":"(chatcmpl|cmpl)-[^"]*"', b'"id":"ID"', body)
+    body = re.sub(rb'"id":"(chatcmpl-tool|call_)[^"]*"', b'"id":"TOOL"', body)
+    body = re.sub(rb"(ID|call_|chatcmpl-tool-)[0-9a-f]{16,}", b"TOOL", body)
+    return re.sub(rb'"created":\d+', b'"created":0', body)
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": QUESTION, "max_tokens": 40}),
+    "chat usage": (
+        CHAT,
+        {"messages": QUESTION, "max_tokens": 20, "stream_options": {"include_usage": True}},
+    ),
+    "chat two choices": (CHAT, {"messages": QUESTION, "max_tokens": 20, "n": 2}),
+    "chat logprobs": (
+        CHAT,
+        {"messages": QUESTION, "max_tokens": 12, "logprobs": True, "top_logprobs": 3},
+    ),
+    "chat stop": (CHAT, {"messages": QUESTION, "max_tokens": 40, "stop": ["durable"]}),
+    "chat long": (CHAT, {"messages": QUESTION, "max_tokens": 300, "ignore_eos": True}),
+    "chat return token ids": (
+        CHAT,
+        {"messages": QUESTION, "max_tokens": 10, "return_token_ids": True},
+    ),
+    "tool call": (CHAT, {"messages": ASK_WEATHER, "tools": [WEATHER], "max_tokens": 60}),
+    "tool choice": (
+        CHAT,
+        {
+            "messages": ASK_WEATHER,
+            "tools": [WEATHER],
+            "max_tokens": 60,
+            "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+        },
+    ),
+    "json schema": (
+        CHAT,
+        {
+            "messages": QUESTION,
+            "max_tokens": 40,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "answer",
+                    "schema": {
+                        "type": "object",
+                        "properties": {"ok": {"type": "boolean"}},
+                        "required": ["ok"],
+                        "additionalProperties": False,
+                    },
+                },
+            },
+        },
+    ),
+    "completion": (COMPLETIONS, {"prompt": "A queue is", "max_tokens": 30}),
+    "completion two prompts": (
+        COMPLETIONS,
+        {"prompt": ["A queue is", "Once upon a time"], "max_tokens": 15},
+    ),
+    "completion logprobs": (COMPLETIONS, {"prompt": "A queue is", "max_tokens": 8, "logprobs": 2}),
+    "completion echo": (COMPLETIONS, {"prompt": "A queue is", "max_tokens": 8, "echo": True}),
+    "completion two choices": (COMPLETIONS, {"prompt": "A queue is", "max_tokens": 8, "n": 2}),
+    "refused": (CHAT, {"messages": QUESTION, "max_tokens": -1}),
+    "too long": (COMPLETIONS, {"prompt": "word " * 8000, "max_tokens": 5}),
+    "bad schema": (
+        CHAT,
+        {
+            "messages": QUESTION,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("case", CASES)
+async def test_the_same_bytes_as_vllms_own_application(
+    case: str, stream: bool, api: httpx.AsyncClient, vllm_engine: Engine
+) -> None:
+    path, fields = CASES[case]
+    body = {"model": MODEL_NAME, "temperature": 0, "stream": stream, **fields}
+    if not stream:
+        body.pop("stream_options", None)
+    raw = json.dumps(body).encode()
+    own = await call(vllm_engine, "POST", path, raw)
+    ours = await api.post(path, content=raw)
+    assert ours.status_code == own.status
+    assert ours.headers["content-type"] == own.headers["content-type"]
+    assert normal_form(ours.content) == normal_form(own.body)
+    if own.status == 200 and '"error"' not in ours.text:
+        assert ours.headers["x-flotilla-job-id"] in ours.text
+
+
+def normal_form(body: bytes) -> dict[Any, tuple[list[str], dict[str, Any]]]:
+    """What a body's events are, comparable between two runs of the same greedy request.
+
+    Two things are not defined in vLLM and may differ from run to run: which sequence of a step
+    speaks first, so choices are kept apart; and where one chunk ends and the next begins, because
+    deltas that a reader has not taken in time are merged. So, for each choice: the different bytes
+    around what grows, in order, and all that has grown (text, ids, logprobs, tool arguments).
+    """
+    choices: dict[Any, tuple[list[str], dict[str, Any]]] = {}
+    for event in comparable(body).split(b"\n\n"):
+        if not event.startswith(b'data: {"id"'):
+            choices.setdefault("other", ([], {}))[0].append(event.decode())
+            continue
+        chunk = json.loads(event.removeprefix(b"data: "))
+        index = chunk["choices"][0]["index"] if chunk["choices"] else "usage"
+        shapes, grown = choices.setdefault(index, ([], {}))
+        for path, value in _cut_out(chunk).items():
+            grown[path] = grown[path] + value if path in grown else value
+        if (shape := json.dumps(chunk)) not in shapes:
+            shapes.append(shape)
+    return choices
+
+
+_GROWING = {"content", "reasoning", "text", "arguments", "token_ids"} | {
+    "tokens",
+    "token_logprobs",
+    "top_logprobs",
+    "text_offset",
+}
+
+
+def _cut_out(value: Any, path: str = "") -> dict[str, Any]:
+    """Take what grows out of a chunk; returns it by its path."""
+    grown: dict[str, Any] = {}
+    for name, inner in list(enumerate(value) if isinstance(value, list) else value.items()):
+        here = f"{path}.{name}"
+        if name in _GROWING and isinstance(inner, str | list):
+            grown[here] = inner
+            value[name] = "..."
+        elif isinstance(inner, dict | list):
+            grown |= _cut_out(inner, here)
+    return grown
+
+
+async def test_the_very_same_chunks(api: httpx.AsyncClient, vllm_engine: Engine) -> None:
+    """Chunk by chunk and byte by byte, where no delta was merged: nearly always, when idle."""
+    body = {"model": MODEL_NAME, "temperature": 0, "stream": True, "messages": QUESTION}
+    raw = json.dumps({**body, "max_tokens": 12, "stream_options": {"include_usage": True}}).encode()
+
+    async def same() -> bool:
+        own = await call(vllm_engine, "POST", CHAT, raw)
+        ours = await api.post(CHAT, content=raw)
+        return comparable(ours.content) == comparable(own.body)
+
+    await eventually(same, "two runs without a merged delta")
+
+
+async def test_a_readable_answer_through_the_sdk(sdk: AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(
+        model=MODEL_NAME, messages=QUESTION, temperature=0, max_tokens=80
+    )
+    assert answer.choices[0].message.content.startswith("Flotilla is")
+    assert answer.choices[0].finish_reason == "stop"
+    stream = await sdk.chat.completions.create(
+        model=MODEL_NAME, messages=QUESTION, temperature=0, max_tokens=80, stream=True
+    )
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert text == answer.choices[0].message.content
+
+
+async def test_the_synchronous_sdk(gateway: Process) -> None:
+    def ask() -> tuple[str, str]:
+        with OpenAI(base_url=f"{gateway.url}/v1", api_key="any", timeout=120) as client:
+            plain = client.completions.create(
+                model=MODEL_NAME, prompt="A queue is", temperature=0, max_tokens=20
+            )
+            stream = client.completions.create(
+                model=MODEL_NAME, prompt="A queue is", temperature=0, max_tokens=20, stream=True
+            )
+            return plain.choices[0].text, "".join(chunk.choices[0].text for chunk in stream)
+
+    plain, streamed = await asyncio.to_thread(ask)
+    assert plain == streamed
+    assert plain.strip()
+
+
+async def test_a_tool_call_through_the_sdk(sdk: AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(
+        model=MODEL_NAME, messages=ASK_WEATHER, tools=[WEATHER], temperature=0, max_tokens=60
+    )
+    (tool_call,) = answer.choices[0].message.tool_calls
+    assert tool_call.function.name == "get_weather"
+    assert json.loads(tool_call.function.arguments) == {"city": "Paris"}
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+async def test_errors_through_the_sdk(sdk: AsyncOpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        await sdk.chat.completions.create(model="nope", messages=QUESTION)
+    with pytest.raises(openai.BadRequestError):
+        await sdk.chat.completions.create(model=MODEL_NAME, messages=QUESTION, temperature=-1)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_leaving_aborts_the_engines_request(
+    stream: bool, api: httpx.AsyncClient, vllm_engine: Engine
+) -> None:
+    body = {
+        "model": MODEL_NAME,
+        "messages": QUESTION,
+        "stream": stream,
+        "max_tokens": 3000,
+        "ignore_eos": True,
+    }
+    request = asyncio.create_task(api.post(CHAT, json=body))
+
+    async def running() -> bool:
+        return vllm_engine.load().unfinished == 1
+
+    async def idle() -> bool:
+        return vllm_engine.load().unfinished == 0
+
+    await eventually(running, "it runs")
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    await eventually(idle, "the engine's running count is back to 0")
+
+
+async def test_a_job_from_submit_to_result(api: httpx.AsyncClient) -> None:
+    body = {"model": MODEL_NAME, "messages": QUESTION, "temperature": 0, "max_tokens": 80}
+    submitted = await api.post("/jobs", json={"endpoint": CHAT, "body": body})
+    assert submitted.status_code == 202
+    path = submitted.headers["location"]
+
+    async def done() -> Any:
+        job = (await api.get(path, params={"wait": 10})).json()
+        return job if job["state"] == "completed" else None
+
+    job = await eventually(done, "it completes")
+    direct = (await api.post(CHAT, json=body)).json()
+    assert job["result"]["choices"] == direct["choices"]
+    assert job["usage"] == {name: direct["usage"][name] for name in job["usage"]}
+    assert job["text"] == direct["choices"][0]["message"]["content"]
+    events = (await api.get(f"{path}/events")).text
+    deltas = re.findall(r"^event: delta\nid: \d+\ndata: (.*)$", events, re.MULTILINE)
+    text = "".join(choice["text"] for d in deltas for choice in json.loads(d)["choices"])
+    assert text == job["text"]
+
+
+async def test_running_text_and_cancel(api: httpx.AsyncClient, vllm_engine: Engine) -> None:
+    body = {"model": MODEL_NAME, "messages": QUESTION, "max_tokens": 3000, "ignore_eos": True}
+    path = (await api.post("/jobs", json={"body": body})).headers["location"]
+
+    async def text() -> Any:
+        return (await api.get(path)).json().get("text")
+
+    shown = await eventually(text, "some text is there")
+    job = (await api.post(f"{path}/cancel")).json()
+    assert job["state"] == "cancelled"
+    assert job["text"].startswith(shown)
+
+    async def idle() -> bool:
+        return vllm_engine.load().unfinished == 0
+
+    await eventually(idle, "the engine's running count is back to 0")
+
+
+async def test_vllms_own_metrics_stand_beside_ours(vllm_engine: Engine) -> None:
+    from prometheus_client import REGISTRY, generate_latest
+
+    assert b"vllm:num_requests_running" in generate_latest(REGISTRY)

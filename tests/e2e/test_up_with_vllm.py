@@ -1,0 +1,91 @@
+"""`flotilla up --workers 2` with real vLLM: kill one worker under load, then Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.up_run import REAL, Up, children, lives, until
+from worker.demo import MODEL_NAME
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+ENGINE = "VLLM::EngineCore"
+LOADING_S = 240.0
+
+
+def test_a_worker_is_killed_under_load_and_nothing_that_waited_is_lost(tmp_path: Path) -> None:
+    # Few slots, so that most jobs wait; long answers, so that it dies in the middle of some.
+    up = Up(
+        tmp_path,
+        "--workers",
+        "2",
+        "--engine-args",
+        "--max-num-seqs 4",
+        command=REAL,
+        FLOTILLA_ENGINE="vllm",
+        FLOTILLA_LEASE_S="3",
+    )
+    try:
+        up.until_ready(LOADING_S)
+        assert MODEL_NAME in up.text()
+        with httpx.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60) as api:
+            ids = [submit(api, number) for number in range(24)]
+            until(lambda: len(in_progress(api)) == 8, "both workers are full")
+            begun = {job["id"] for job in in_progress(api)}
+            victim = next(p for p in children(up.process.pid) if name_of(p).endswith("-m worker"))
+            engines = [p for p in children(victim) if ENGINE in name_of(p)]
+            assert len(engines) == 1
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: not lives(engines[0]), "its engine has gone with it")
+
+            def ended() -> bool:
+                return all(look(api, i)["state"] in {"completed", "failed"} for i in ids)
+
+            until(ended, "every job has ended", 240)
+            jobs = [look(api, job_id) for job_id in ids]
+            assert [j["state"] for j in jobs] == ["completed"] * len(jobs)
+            assert {j["id"] for j in jobs if len(j["attempts"]) > 1} <= begun
+            up.until_says(r"worker-\d \| .* serves flotilla-demo", 3)
+        up.pids.update(children(up.process.pid))
+        assert sum(ENGINE in name_of(pid) for pid in up.pids if lives(pid)) == 2
+        up.process.send_signal(signal.SIGINT)
+        assert up.status() == 0
+        up.until_nothing_left()
+    finally:
+        for pid in [*children(up.process.pid), up.process.pid]:
+            if lives(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def submit(api: httpx.Client, number: int) -> str:
+    body = {
+        "model": MODEL_NAME,
+        "messages": [{"role": "user", "content": f"Tell me story {number} about a queue."}],
+        "max_tokens": 200,
+        "ignore_eos": True,
+    }
+    job_id: str = api.post("/jobs", json={"body": body}).json()["id"]
+    return job_id
+
+
+def in_progress(api: httpx.Client) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = api.get("/jobs", params={"state": "in_progress"}).json()["data"]
+    return jobs
+
+
+def look(api: httpx.Client, job_id: str) -> dict[str, Any]:
+    job: dict[str, Any] = api.get(f"/jobs/{job_id}").json()
+    return job
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

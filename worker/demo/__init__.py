@@ -1,0 +1,6 @@
+"""The demo model: a very small Llama that real vLLM serves on a CPU, made by `train.py`."""
+
+from pathlib import Path
+
+MODEL_DIR: Path = Path(__file__).parent / "model"
+MODEL_NAME = "flotilla-demo"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import uvicorn
@@ -21,13 +22,12 @@ def main() -> None:
         _check_reach(settings)
         logs.set_up(settings.log_level)
         app = create_app(settings)
+        listener = _listen(settings)
     except SettingsError as error:
         print(f"flotilla gateway: {error}", file=sys.stderr)
         sys.exit(2)
-    uvicorn.run(
+    config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         loop="uvloop",
         http="httptools",
         log_config=None,
@@ -35,6 +35,7 @@ def main() -> None:
         server_header=False,
         timeout_graceful_shutdown=_GRACE_S,
     )
+    uvicorn.Server(config).run(sockets=[listener])
 
 
 def _check_reach(settings: Settings) -> None:
@@ -44,6 +45,18 @@ def _check_reach(settings: Settings) -> None:
             f"FLOTILLA_HOST={settings.host} can be reached by others: set FLOTILLA_API_KEYS "
             "(or FLOTILLA_API_KEYS_FILE) first, or keep to 127.0.0.1"
         )
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Bound before anything starts, so that a port in use is the first thing said."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(
+            f"can't listen on {settings.host}:{settings.port} ({error.strerror}): "
+            "choose another FLOTILLA_PORT"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -89,7 +89,11 @@ class JobAnswer(Response):
                     metrics.ttft.observe(now - self._received)
                 spoke = now
             elif not pieces:
-                data = sse.comment(await self._news())
+                try:
+                    data = sse.comment(await self._news())
+                except FlotillaError as failure:
+                    await self._fail(send, failure, opened=opened)
+                    return True
             if data:
                 if not opened:
                     opened = True
@@ -120,12 +124,14 @@ class JobAnswer(Response):
                 pieces = await self._reader.next(self._gateway.settings.keepalive_s)
                 if self._left:
                     return False
-                if pieces:
-                    whole = await self._whole(pieces[-1])
-                    if whole is None:
-                        raise StreamReset("The job has ended without an answer.")
-                    await self._send_whole(send, whole)
-                    return True
+                if not pieces:
+                    await self._news()
+                    continue
+                whole = await self._whole(pieces[-1])
+                if whole is None:
+                    raise StreamReset("The job has ended without an answer.")
+                await self._send_whole(send, whole)
+                return True
         except FlotillaError as failure:
             await self._fail(send, failure, opened=False)
             return True
@@ -144,14 +150,14 @@ class JobAnswer(Response):
         return whole_answer(job)
 
     async def _news(self) -> str:
-        """One line for a client that has waited in silence."""
+        """One line for a client that has waited in silence. Raises StreamReset if it waits in vain."""
         try:
             job = await self._gateway.queue.get(self._job.id)
-            if job is None:
-                return "unknown"
-            position = await self._gateway.queue.position(job)
+            position = job and await self._gateway.queue.position(job)
         except (RedisError, OSError):
             return "waiting for the queue"
+        if job is None:
+            raise StreamReset("The queue has lost this job.")
         return f"{job.state}, position {position}" if position else str(job.state)
 
     async def _open(self, send: Send) -> None:

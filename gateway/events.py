@@ -42,7 +42,8 @@ class Place(NamedTuple):
     def parse(cls, event_id: str) -> Place:
         """Raises BadRequest for what is no id of ours."""
         entry, dot, part = event_id.partition(".")
-        if not (entry.isdigit() and len(entry) < 16) or (dot and not part.isdigit()):
+        sound = entry.isdecimal() and len(entry) < 16 and (not dot or part.isdecimal())
+        if not sound or (dot and int(entry) == 0):
             raise BadRequest("Last-Event-ID is not an id of this stream.")
         return cls(int(entry) - 1, int(part)) if dot else cls(int(entry), 0)
 
@@ -73,7 +74,8 @@ async def _follow(gateway: Gateway, reader: Reader, job_id: str, skip: int) -> A
                 yield await _queued(gateway, job)
                 continue
             started = True
-            yield sse.event("in_progress", {"id": job_id, "state": JobState.IN_PROGRESS})
+            if job.started_at is not None:
+                yield sse.event("in_progress", {"id": job_id, "state": JobState.IN_PROGRESS})
         if not pieces:
             yield sse.comment("in progress")
         for piece in pieces:

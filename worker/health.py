@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -48,14 +49,14 @@ class HealthServer:
         )
         config = uvicorn.Config(app, host=host, port=port, log_config=None, lifespan="off")
         self._server = _Server(config)
-        self._listening = threading.Event()
 
     def start(self) -> None:
-        """Returns once it listens; `port` is then the real one. Raises OSError if it can't."""
-        socket = self._server.config.bind_socket()
-        self.port = socket.getsockname()[1]
+        """Listen; `port` is then the real one. Raises OSError if it can't."""
+        config = self._server.config
+        listener = socket.create_server((config.host, config.port))
+        self.port = listener.getsockname()[1]
         threading.Thread(
-            target=lambda: asyncio.run(self._server.serve([socket])), name="health", daemon=True
+            target=lambda: asyncio.run(self._server.serve([listener])), name="health", daemon=True
         ).start()
 
     def _healthz(self, _: Request) -> Response:

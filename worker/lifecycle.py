@@ -28,7 +28,7 @@ from shared.queue import JobQueue
 from shared.reaper import Reaper
 from shared.redis import RedisError
 from shared.registry import HEARTBEAT_S, Registry, WorkerInfo, pool_name
-from shared.settings import Settings
+from shared.settings import Settings, SettingsError
 from shared.states import WorkerState
 from worker.asgi import Exchange
 from worker.engines.protocol import Engine
@@ -72,8 +72,14 @@ class Worker:
         self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
 
     async def run(self) -> int:
-        """Serve until `stop` or the engine's end; returns the exit code."""
-        self._health.start()
+        """Serve until `stop` or the engine's end; returns the exit code. Raises SettingsError."""
+        try:
+            self._health.start()
+        except OSError as error:
+            where = f"{self._settings.worker_host}:{self._settings.worker_port}"
+            raise SettingsError(
+                f"can't listen on {where} ({error.strerror}): choose another FLOTILLA_WORKER_PORT"
+            ) from error
         await self._quietly(self._announce(_LOADING_EXPIRY_S))
         log.info("%s loads %s", self._id, self._settings.model or "the demo model")
         began = time.monotonic()

@@ -47,6 +47,7 @@ class Loop:
         self._worker_id = worker_id
         self._kv_high_watermark = kv_high_watermark
         self._draining = False
+        self._first_shard = 0
         self._to_release: list[Run] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -101,8 +102,10 @@ class Loop:
 
     async def _claim(self, count: int) -> int:
         """Lease and start at most `count` jobs; returns how many."""
-        claimed = 0
-        for shard in range(self._queue.shards):
+        claimed, shards = 0, self._queue.shards
+        first = self._first_shard
+        self._first_shard = (first + 1) % shards  # no shard goes first for ever
+        for shard in [*range(first, shards), *range(first)]:
             if claimed == count:
                 break
             jobs = await self._queue.acquire(shard, self._pool, self._worker_id, count - claimed)

@@ -28,6 +28,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 # Between two looks at a job that somebody waits for; its end is told at once, its start is not.
 _LOOK_S = 1.0
+_SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
 _PAGE_SCAN = 1000
 """Most jobs that one page of a filtered list looks at; the cursor goes on from there."""
 
@@ -76,7 +77,7 @@ async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Respo
     await gateway.queue.submit(new, settings.max_queue_depth)
     gateway.metrics.submitted.labels(new.pool, new.lane).inc()
     job = await _job(gateway, tenant, new.id)
-    headers = {"location": f"/jobs/{new.id}", "x-flotilla-job-id": new.id, "retry-after": "1"}
+    headers = _job_header(job) | {"location": f"/jobs/{new.id}", "retry-after": "1"}
     return JSONResponse(await full(gateway, job), 202, headers)
 
 
@@ -124,7 +125,7 @@ async def get_job(
     job = await _job(gateway, tenant, job_id)
     if wait and not job.state.terminal:
         job = await _changed(gateway, tenant, job, wait)
-    headers = {} if job.state.terminal else {"retry-after": "1"}
+    headers = _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
     return JSONResponse(await full(gateway, job), headers=headers)
 
 
@@ -133,13 +134,15 @@ async def get_result(job_id: str, gateway: TheGateway, tenant: Tenant) -> Respon
     """Exactly what the endpoint itself would have answered; 202 with the job until there is one."""
     job = await _job(gateway, tenant, job_id)
     if not job.state.terminal:
-        return JSONResponse(await full(gateway, job), 202, {"retry-after": "1"})
+        headers = _job_header(job) | {"retry-after": "1"}
+        return JSONResponse(await full(gateway, job), 202, headers)
     whole = whole_answer(job)
     if whole is not None:
-        return Response(whole.body, whole.status, {"content-type": whole.content_type})
+        headers = _job_header(job) | {"content-type": whole.content_type}
+        return Response(whole.body, whole.status, headers)
     entries = await gateway.queue.entries(job.id, 0)
     body = b"".join(entry.chunk for entry in entries)
-    return Response(body, headers={"content-type": sse.HEADERS[0][1].decode()})
+    return Response(body, headers=_job_header(job) | _SSE_HEADERS)
 
 
 @router.get("/{job_id}/events", response_model=None)
@@ -156,7 +159,7 @@ async def get_events(
         last = await gateway.queue.last_entry(job_id)
         if last is not None and place.entry >= last.seq:
             return Response(status_code=204)  # tells an EventSource to stop
-    headers = {name.decode(): value.decode() for name, value in sse.HEADERS}
+    headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway, job, place), headers=headers)
 
 
@@ -174,6 +177,10 @@ async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
     if job is None or job.tenant != tenant:
         raise _not_found(job_id)
     return job
+
+
+def _job_header(job: Job) -> dict[str, str]:
+    return {"x-flotilla-job-id": job.id}
 
 
 def _not_found(job_id: str) -> NotFound:

@@ -56,6 +56,7 @@ async def admit(
         body=body,
         stream=stream is True,
         ttl_s=settings.stream_ttl_s if attached else settings.result_ttl_s,
+        max_attempts=settings.max_attempts,
         gateway=gateway.id if attached else "",
         deadline_s=deadline_s,
         metadata=metadata,

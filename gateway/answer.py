@@ -150,7 +150,7 @@ class JobAnswer(Response):
         return whole_answer(job)
 
     async def _news(self) -> str:
-        """One line for a client that has waited in silence. Raises StreamReset if it waits in vain."""
+        """One line for a client that waits in silence. Raises StreamReset if it is in vain."""
         try:
             job = await self._gateway.queue.get(self._job.id)
             position = job and await self._gateway.queue.position(job)

@@ -41,7 +41,7 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         redis = connections.connect(settings.redis_url)
-        queue = JobQueue(redis, shards=settings.shards, max_attempts=settings.max_attempts)
+        queue = JobQueue(redis, shards=settings.shards)
         gateway_id = f"gw-{secrets.token_hex(6)}"
         relay = Relay(queue, settings.redis_url, gateway_id, metrics, settings.stream_buffer_bytes)
         fleet = Fleet(Registry(redis))

@@ -40,6 +40,8 @@ class NewJob:
     """The answer is server-sent events."""
     ttl_s: float
     """How long it is kept after its end."""
+    max_attempts: int = 3
+    """Workers that may be lost with it."""
     gateway: str = ""
     """The gateway process that waits for the answer; empty if nobody does."""
     deadline_s: float | None = None
@@ -56,6 +58,7 @@ class NewJob:
             "watchers": self.gateway,
             "metadata": json.dumps(dict(self.metadata)) if self.metadata else "",
             "ttl_ms": int(self.ttl_s * 1000),
+            "max_attempts": self.max_attempts,
         }
 
 

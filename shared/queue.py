@@ -28,6 +28,8 @@ _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
 # A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
 INLINE_RESULT_BYTES = 64 << 10
+# An idle worker asks for work every few seconds; this is long past any pause of a live one.
+_DEAD_CONSUMER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,11 @@ class LaneDepth:
 class JobQueue:
     """All queues of a fleet. Raises redis' errors when Redis can't be reached."""
 
-    def __init__(self, redis: Redis, *, shards: int, max_attempts: int) -> None:
+    def __init__(self, redis: Redis, *, shards: int) -> None:
         # redis-py types every reply as bytes or str; ours are bytes.
         self.redis: Any = redis
         self.scripts = Scripts(redis)
         self.shards = shards
-        self._max_attempts = max_attempts
 
     # --- the gateway's side ---
 
@@ -212,9 +213,13 @@ class JobQueue:
 
     # --- the worker's side ---
 
-    async def acquire(self, shard: int, pool: str, worker: str, count: int) -> list[LeasedJob]:
-        """Lease at most `count` jobs, best lane first."""
-        now_us, raw = await self.scripts.acquire(shard, pool, worker, count, secrets.token_hex(6))
+    async def acquire(
+        self, shard: int, pool: str, worker: str, count: int, lease_s: float
+    ) -> list[LeasedJob]:
+        """Lease at most `count` jobs, best lane first; their leases end unless renewed."""
+        now_us, raw = await self.scripts.acquire(
+            shard, pool, worker, count, int(lease_s * 1000), secrets.token_hex(6)
+        )
         return [
             LeasedJob(
                 id=job_id.decode(),
@@ -279,7 +284,7 @@ class JobQueue:
         """Hand jobs back; returns their new states. `blame` counts the attempt against each."""
         states: dict[str, str] = {}
         for shard, held in _by_shard(jobs).items():
-            reply = await self.scripts.release(shard, reason, blame, self._max_attempts, held)
+            reply = await self.scripts.release(shard, reason, blame, held)
             states |= _lost(reply)
         return states
 
@@ -291,23 +296,15 @@ class JobQueue:
     # --- upkeep ---
 
     async def reap(self, shard: int, lease_s: float, limit: int = 100) -> dict[str, str]:
-        """Take back the jobs of silent workers; returns their new states."""
-        return _lost(await self.scripts.reap(shard, int(lease_s * 1000), self._max_attempts, limit))
+        """Take back the jobs of workers that are silent for this long, and for their lease.
+
+        Returns the jobs' new states.
+        """
+        return _lost(await self.scripts.reap(shard, int(lease_s * 1000), limit))
 
     async def sweep(self, shard: int, limit: int = 100) -> int:
-        """Take jobs that are gone out of the index, oldest first; returns how many."""
-        tenants = await self.redis.smembers(keys.tenants(shard))
-        swept = 0
-        for tenant in tenants:
-            index = keys.jobs(shard, tenant.decode())
-            ids = await self.redis.zrange(index, 0, limit - 1)
-            pipe = self.redis.pipeline(transaction=False)
-            for job_id in ids:
-                pipe.exists(keys.job(shard, job_id.decode()))
-            gone = [i for i, there in zip(ids, await pipe.execute(), strict=True) if not there]
-            if gone:
-                swept += await self.redis.zrem(index, *gone)
-        return swept
+        """Take jobs that have expired out of the index, and dead workers out of the groups."""
+        return await self.scripts.sweep(shard, limit, int(_DEAD_CONSUMER_S * 1000))
 
 
 def _shard(job_id: str) -> int:

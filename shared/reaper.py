@@ -17,6 +17,9 @@ from shared.redis import RedisError
 log = logging.getLogger("flotilla.reaper")
 
 
+_SWEEP_ROUNDS = 10
+
+
 class Reaper:
     """Call `run` as a task; it ends by cancellation."""
 
@@ -24,6 +27,7 @@ class Reaper:
         self._queue = queue
         self._lease_s = lease_s
         self._interval_s = min(1.0, lease_s / 4)
+        self._rounds = 0
 
     async def run(self) -> None:
         # Leases were not renewed while Redis was away, and their holders need one lease's time to
@@ -48,4 +52,6 @@ class Reaper:
                 log.info("%s expired", job_id.decode())
             for job, state in (await self._queue.reap(shard, self._lease_s)).items():
                 log.warning("%s was held by a silent worker, now %s", job, state)
-            await self._queue.sweep(shard)
+            if self._rounds % _SWEEP_ROUNDS == 0:
+                await self._queue.sweep(shard)
+        self._rounds += 1

@@ -115,10 +115,10 @@ class Scripts:
         return verdict.decode(), depth
 
     async def acquire(
-        self, shard: int, pool: str, worker: str, count: int, nonce_seed: str
+        self, shard: int, pool: str, worker: str, count: int, lease_ms: int, nonce_seed: str
     ) -> tuple[int, list[list[Any]]]:
         """`(now in us, jobs)`; see lua/acquire.lua."""
-        reply = await self._run("acquire", shard, pool, worker, count, nonce_seed, *LANES)
+        reply = await self._run("acquire", shard, pool, worker, count, lease_ms, nonce_seed, *LANES)
         return int(reply[0]), reply[1:]
 
     async def emit(self, shard: int, packed: bytes) -> list[bytes]:
@@ -146,10 +146,10 @@ class Scripts:
         return cast(bytes, reply).decode()
 
     async def release(
-        self, shard: int, reason: str, blame: bool, max_attempts: int, held: Iterable[str]
+        self, shard: int, reason: str, blame: bool, held: Iterable[str]
     ) -> list[bytes]:
         """Flat `id, new state, ...`; `held` is flat `id, nonce, ...`; see lua/release.lua."""
-        reply = await self._run("release", shard, reason, int(blame), max_attempts, *held)
+        reply = await self._run("release", shard, reason, int(blame), *held)
         return cast(list[bytes], reply)
 
     async def cancel(self, shard: int, job_id: str, tenant: str) -> str | None:
@@ -161,10 +161,14 @@ class Scripts:
         """Ids of the jobs whose deadline has passed."""
         return cast(list[bytes], await self._run("expire", shard, limit))
 
-    async def reap(self, shard: int, lease_ms: int, max_attempts: int, limit: int) -> list[bytes]:
+    async def reap(self, shard: int, lease_ms: int, limit: int) -> list[bytes]:
         """Flat `id, new state, ...` of the jobs taken from silent workers."""
-        reply = await self._run("reap", shard, lease_ms, max_attempts, limit, *LANES)
+        reply = await self._run("reap", shard, lease_ms, limit, *LANES)
         return cast(list[bytes], reply)
+
+    async def sweep(self, shard: int, limit: int, dead_consumer_ms: int) -> int:
+        """How many index entries and consumers were taken out."""
+        return int(await self._run("sweep", shard, limit, dead_consumer_ms, *LANES))
 
     async def watch(self, shard: int, job_id: str, gateway: str, sees: bool) -> str | None:
         """The job's state; None if there is no such job."""

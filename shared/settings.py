@@ -37,7 +37,6 @@ class Settings(BaseSettings):
     shards: int = Field(1, ge=1, le=4096, description="hash tags that jobs are spread over")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
-    max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
 
     # --- gateway ---
     host: str = "127.0.0.1"
@@ -48,6 +47,7 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     max_body_bytes: int = Field(8 << 20, ge=1024)
     body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
+    max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
     max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
     keepalive_s: float = Field(10.0, gt=0, description="silence on a stream before a comment")
     stream_buffer_bytes: int = Field(

@@ -59,9 +59,7 @@ class Worker:
         self._pool = settings.pool
         self._models: list[dict[str, Any]] = []
         self._redis = connections.connect(settings.redis_url)
-        self._queue = JobQueue(
-            self._redis, shards=settings.shards, max_attempts=settings.max_attempts
-        )
+        self._queue = JobQueue(self._redis, shards=settings.shards)
         self._registry = Registry(self._redis)
         self._metrics = WorkerMetrics(registry)
         self._loop: Loop | None = None
@@ -118,6 +116,7 @@ class Worker:
             self._metrics,
             pool=self._pool,
             worker_id=self._id,
+            lease_s=settings.lease_s,
             kv_high_watermark=settings.kv_high_watermark,
         )
         keeper = LeaseKeeper(

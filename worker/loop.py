@@ -35,6 +35,7 @@ class Loop:
         *,
         pool: str,
         worker_id: str,
+        lease_s: float,
         kv_high_watermark: float,
     ) -> None:
         self.runs: dict[str, Run] = {}
@@ -45,6 +46,7 @@ class Loop:
         self._metrics = metrics
         self._pool = pool
         self._worker_id = worker_id
+        self._lease_s = lease_s
         self._kv_high_watermark = kv_high_watermark
         self._draining = False
         self._first_shard = 0
@@ -108,7 +110,9 @@ class Loop:
         for shard in [*range(first, shards), *range(first)]:
             if claimed == count:
                 break
-            jobs = await self._queue.acquire(shard, self._pool, self._worker_id, count - claimed)
+            jobs = await self._queue.acquire(
+                shard, self._pool, self._worker_id, count - claimed, self._lease_s
+            )
             for job in jobs:
                 self._metrics.queue_wait.observe(job.waited_s)
                 self._start(Run(job, self._engine, self.publisher, self._metrics))

@@ -1,9 +1,9 @@
 -- Read at most `count` entries of a pool's lanes, best lane first, and lease each job to one worker.
--- KEYS: base.  ARGV: pool, worker, count, nonce seed (12 characters; 4 are added for each job),
---       then the lanes.
+-- KEYS: base.  ARGV: pool, worker, count, lease in ms, nonce seed (12 characters; 4 are added for
+--       each job), then the lanes.
 -- Returns {now in us, job, ...}, a job being {id, nonce, attempt, created_us, stream, endpoint, body}.
 -- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
-local pool, worker, count, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local now = now_us()
 local taken = {int(now)}
 
@@ -21,7 +21,7 @@ local function lease(id, job)
   local attempt = tonumber(job.attempts) + 1
   local rest = redis.call('HMGET', key('job', id), 'endpoint', 'body')
   redis.call('HSET', key('job', id), 'state', TO.acquire, 'worker', worker, 'nonce', nonce,
-             'attempts', attempt, 'started_us', int(now))
+             'attempts', attempt, 'started_us', int(now), 'lease_ms', lease_ms)
   redis.call('SET', key('lease', id), nonce .. (job.watched == '1' and '1' or '0') .. job.watchers)
   redis.call('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, worker})) end
@@ -29,7 +29,7 @@ local function lease(id, job)
 end
 
 local empty = true
-for i = 5, #ARGV do
+for i = 6, #ARGV do
   local stream = queue_key(pool .. ':' .. ARGV[i])
   -- Entries of jobs that were cancelled while they waited take no slot; 64 rounds bound one call.
   for _ = 1, 64 do

@@ -28,7 +28,8 @@ local function held(id, nonce)
 end
 
 local JOB_FIELDS = {'state', 'queue', 'entry', 'pool', 'lane', 'attempts', 'watchers', 'worker',
-                    'ttl_ms', 'stream', 'watched', 'created_us', 'started_us', 'history', 'nonce'}
+                    'ttl_ms', 'stream', 'watched', 'created_us', 'started_us', 'history', 'nonce', 'lease_ms',
+                    'max_attempts'}
 local function load_job(id)
   local values = redis.call('HMGET', key('job', id), unpack(JOB_FIELDS))
   if not values[1] then return nil end
@@ -90,7 +91,7 @@ end
 
 -- A job whose worker does not hold it any more: back to the queue if nobody has seen anything of the
 -- answer, else it fails. `blame` counts the attempt against the job (its worker was lost with it).
-local function give_back(id, job, reason, blame, max_attempts)
+local function give_back(id, job, reason, blame)
   local history = job.history ~= '' and cjson.decode(job.history) or {}
   history[#history + 1] = {worker = job.worker, started_us = job.started_us,
                            ended_us = int(now_us()), reason = reason}
@@ -99,7 +100,7 @@ local function give_back(id, job, reason, blame, max_attempts)
     finish(id, job, 'fail', 'worker_lost', last_seq(id) + 1, fields)
     return 'failed'
   end
-  if blame and tonumber(job.attempts) >= max_attempts then
+  if blame and tonumber(job.attempts) >= tonumber(job.max_attempts) then
     redis.call('XADD', base .. WORD.dead, 'MAXLEN', '~', 10000, '*', 'job', id, 'attempts', job.attempts,
                'reason', reason)
     finish(id, job, 'fail', 'too_many_attempts', last_seq(id) + 1, fields)

@@ -1,20 +1,23 @@
 -- Take back the jobs of workers that have not renewed their leases, oldest first.
--- KEYS: base.  ARGV: lease in ms, most attempts, at most so many per queue, then the lanes.
+-- KEYS: base.  ARGV: shortest lease to look at in ms, at most so many per queue, then the lanes.
 -- Returns a flat array id, new state, ...
 -- Invariant: a lease that its holder renews in time is never taken.
 local result = {}
 for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
-  for i = 4, #ARGV do
+  for i = 3, #ARGV do
     local stream = queue_key(pool .. ':' .. ARGV[i])
-    local idle = redis.pcall('XPENDING', stream, GROUP, 'IDLE', ARGV[1], '-', '+', ARGV[3])
+    local idle = redis.pcall('XPENDING', stream, GROUP, 'IDLE', ARGV[1], '-', '+', ARGV[2])
     if not idle.err then
       for _, pending in ipairs(idle) do
         local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
         local id = entry and entry[2][2]
         local job = id and load_job(id)
         if job and job.entry == pending[1] and FROM.requeue[job.state] then
-          result[#result + 1] = id
-          result[#result + 1] = give_back(id, job, 'worker_lost', true, tonumber(ARGV[2]))
+          -- How long a lease is, its holder says; another process may be set up differently.
+          if pending[3] >= tonumber(job.lease_ms) then
+            result[#result + 1] = id
+            result[#result + 1] = give_back(id, job, 'worker_lost', true)
+          end
         else
           redis.call('XACK', stream, GROUP, pending[1])
           redis.call('XDEL', stream, pending[1])

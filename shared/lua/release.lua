@@ -1,12 +1,12 @@
 -- A worker hands jobs back that it can't carry out (it drains, or its engine has died).
--- KEYS: base.  ARGV: reason, blame ('1': counts against the job), most attempts, id, nonce, id, nonce, ...
+-- KEYS: base.  ARGV: reason, blame ('1': counts against the job), id, nonce, id, nonce, ...
 -- Returns a flat array id, new state, ...; jobs that it had lost already are left alone.
 local result = {}
-for i = 4, #ARGV, 2 do
+for i = 3, #ARGV, 2 do
   local id = ARGV[i]
   if held(id, ARGV[i + 1]) then
     result[#result + 1] = id
-    result[#result + 1] = give_back(id, load_job(id), ARGV[1], ARGV[2] == '1', tonumber(ARGV[3]))
+    result[#result + 1] = give_back(id, load_job(id), ARGV[1], ARGV[2] == '1')
   end
 end
 return result

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -376,3 +378,28 @@ async def test_vllms_own_metrics_stand_beside_ours(vllm_engine: Engine) -> None:
     from prometheus_client import REGISTRY, generate_latest
 
     assert b"vllm:num_requests_running" in generate_latest(REGISTRY)
+
+
+def readme_examples() -> list[tuple[str, str]]:
+    """`(language, code)` of the examples that need nothing but a running fleet."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    section = readme.split("## Ask it something")[1].split("\n## ")[0]
+    return re.findall(r"```(sh|python)\n(.*?)```", section, re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(readme_examples())))
+async def test_the_readmes_examples(number: int, gateway: Process) -> None:
+    language, code = readme_examples()[number]
+    code = code.replace("http://127.0.0.1:8000", gateway.url)
+    command = ["sh", "-euc", code] if language == "sh" else [sys.executable, "-c", code]
+    ran = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    output, errors = await asyncio.wait_for(ran.communicate(), 120)
+    assert ran.returncode == 0, errors.decode()
+    expected = {
+        0: "data: [DONE]",
+        1: "Once upon a time there was a queue",
+        2: "Hello from a Flotilla",
+    }
+    assert expected[number] in output.decode()

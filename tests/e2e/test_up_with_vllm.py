@@ -52,6 +52,7 @@ def test_a_worker_is_killed_under_load_and_nothing_that_waited_is_lost(tmp_path:
             assert [j["state"] for j in jobs] == ["completed"] * len(jobs)
             assert {j["id"] for j in jobs if len(j["attempts"]) > 1} <= begun
             up.until_says(r"worker-\d \| .* serves flotilla-demo", 3)
+            lose_an_engine(up, api)
         up.pids.update(children(up.process.pid))
         assert sum(ENGINE in name_of(pid) for pid in up.pids if lives(pid)) == 2
         up.process.send_signal(signal.SIGINT)
@@ -61,6 +62,19 @@ def test_a_worker_is_killed_under_load_and_nothing_that_waited_is_lost(tmp_path:
         for pid in [*children(up.process.pid), up.process.pid]:
             if lives(pid):
                 os.kill(pid, signal.SIGKILL)
+
+
+def lose_an_engine(up: Up, api: httpx.Client) -> None:
+    """A worker whose engine dies hands its jobs back, leaves, and is started again."""
+    ids = [submit(api, number) for number in range(8)]
+    until(lambda: len(in_progress(api)) == 8, "both workers are full")
+    engine = next(pid for pid in children(up.process.pid) if ENGINE in name_of(pid))
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: all(look(api, i)["state"] == "completed" for i in ids), "all complete", 120)
+    outcomes = [attempt["outcome"] for i in ids for attempt in look(api, i)["attempts"]]
+    assert outcomes.count("engine_died") == 4
+    up.until_says(r"worker-\d \| .* the engine is dead")
+    up.until_says(r"worker-\d \| .* serves flotilla-demo", 4)
 
 
 def submit(api: httpx.Client, number: int) -> str:

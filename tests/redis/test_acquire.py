@@ -1,0 +1,163 @@
+"""Acquire: best lane first, never more than asked for, each job to one worker."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared.channel import FrameKind
+from shared.lanes import DEFAULT, FLEX, PRIORITY
+from shared.queue import JobQueue
+from shared.states import JobState
+from tests.redis.conftest import (
+    GATEWAY,
+    POOL,
+    TENANT,
+    WORKER,
+    Listener,
+    entries_of,
+    make_job,
+    pending,
+    submit,
+    take,
+    take_one,
+)
+
+
+async def test_the_lanes_come_in_their_order_and_each_in_its_own(queue: JobQueue) -> None:
+    lanes = [FLEX, DEFAULT, PRIORITY, FLEX, DEFAULT, PRIORITY]
+    ids = [(await submit(queue, lane=lane)).id for lane in lanes]
+    got = [job.id for job in await take(queue)]
+    assert got == [ids[i] for i in (2, 5, 1, 4, 0, 3)]
+
+
+async def test_handed_back_jobs_go_before_all_others(queue: JobQueue) -> None:
+    flex = await submit(queue, lane=FLEX)
+    await queue.release(await take(queue), "drained", blame=False)
+    priority = await submit(queue, lane=PRIORITY)
+    assert [job.id for job in await take(queue)] == [flex.id, priority.id]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 9])
+async def test_never_more_than_asked_for(queue: JobQueue, store: Redis, count: int) -> None:
+    for lane in (PRIORITY, DEFAULT, FLEX, DEFAULT, FLEX):
+        await submit(queue, lane=lane)
+    assert len(await take(queue, count)) == min(count, 5)
+    assert pending(store) == min(count, 5)
+
+
+async def test_no_job_is_given_twice(queue: JobQueue) -> None:
+    ids = [(await submit(queue)).id for _ in range(6)]
+    first = await take(queue, 4, worker="a")
+    second = await take(queue, 4, worker="b")
+    assert [job.id for job in first + second] == ids
+    assert len({job.nonce for job in first + second}) == 6
+
+
+async def test_what_a_worker_gets_and_what_the_hash_says(queue: JobQueue) -> None:
+    job = await submit(queue, body=b"\x00\xff", endpoint="/e")
+    leased = await take_one(queue)
+    assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
+    assert (leased.attempt, leased.shard, leased.stream, len(leased.nonce)) == (1, 0, True, 16)
+    assert 0 <= leased.waited_s < 60
+    seen = await queue.get(job.id)
+    assert seen is not None
+    assert seen.state is JobState.IN_PROGRESS
+    assert [a.worker for a in seen.attempts] == [WORKER]
+    assert await queue.position(seen) is None
+
+
+async def test_jobs_of_another_pool_are_left_alone(queue: JobQueue) -> None:
+    await submit(queue, pool="other")
+    assert await take(queue) == []
+
+
+async def test_cancelled_entries_are_skipped_and_cleared(queue: JobQueue, store: Redis) -> None:
+    jobs = [await submit(queue) for _ in range(20)]
+    for job in jobs[:-1]:
+        await queue.cancel(job.id, TENANT)
+    assert [job.id for job in await take(queue, 1)] == [jobs[-1].id]
+    assert store.xlen(keys.queue(0, POOL, DEFAULT)) == 1
+    assert pending(store) == 1
+
+
+async def test_a_long_row_of_cancelled_jobs_is_cleared_over_several_calls(
+    queue: JobQueue,
+) -> None:
+    for _ in range(70):
+        await queue.cancel((await submit(queue)).id, TENANT)
+    wanted = await submit(queue)
+    got = await take(queue, 1) + await take(queue, 1)
+    assert [job.id for job in got] == [wanted.id]
+
+
+async def test_a_job_whose_deadline_has_passed_is_never_started(
+    queue: JobQueue, store: Redis, gateway: Listener
+) -> None:
+    late = await submit(queue, deadline_s=1e-6)
+    good = await submit(queue)
+    assert [job.id for job in await take(queue, 1)] == [good.id]
+    job = await queue.get(late.id)
+    assert job is not None
+    assert (job.state, job.error_code) == (JobState.EXPIRED, "deadline_exceeded")
+    assert job.attempts == ()
+    assert entries_of(store, late.id) == []
+    assert [(f[0], f[2]) for f in gateway.frames()] == [(late.id.encode(), FrameKind.ENDED)]
+
+
+async def test_the_entry_of_a_vanished_job_is_dropped(queue: JobQueue, store: Redis) -> None:
+    lost = await submit(queue)
+    store.delete(keys.job(0, lost.id))
+    good = await submit(queue)
+    assert [job.id for job in await take(queue, 1)] == [good.id]
+    assert entries_of(store, lost.id) == []
+
+
+async def test_an_entry_that_is_not_the_jobs_own_is_dropped(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue)
+    store.xadd(keys.queue(0, POOL, PRIORITY), {"job": job.id})
+    assert [each.id for each in await take(queue)] == [job.id]
+    assert entries_of(store, job.id) == [DEFAULT]
+
+
+async def test_a_missing_group_is_made_and_misses_nothing(queue: JobQueue, store: Redis) -> None:
+    first, second = await submit(queue), await submit(queue)
+    assert store.xinfo_groups(keys.queue(0, POOL, DEFAULT)) == []
+    assert [job.id for job in await take(queue, 1)] == [first.id]
+    store.xgroup_destroy(keys.queue(0, POOL, DEFAULT), keys.GROUP)
+    # The first job's entry is met again; it is in progress, so it is not given away twice.
+    assert [job.id for job in await take(queue)] == [second.id]
+
+
+async def test_an_empty_pool_has_nothing_to_give(queue: JobQueue) -> None:
+    assert await take(queue) == []
+
+
+@pytest.mark.parametrize(("waiting", "left"), [(2, 0), (4, 4)])
+async def test_the_bell_is_silenced_when_nothing_is_left(
+    queue: JobQueue, store: Redis, waiting: int, left: int
+) -> None:
+    for _ in range(waiting):
+        await submit(queue)
+    await take(queue, 3)
+    assert store.llen(keys.bell(0, POOL)) == left
+
+
+async def test_only_who_watches_the_events_hears_of_the_start(
+    queue: JobQueue, gateway: Listener, other_gateway: Listener
+) -> None:
+    await submit(queue)
+    watched = await submit(queue, gateway="")
+    await queue.watch(watched.id, "gw-2", sees=True)
+    await take(queue)
+    assert gateway.frames() == []
+    assert other_gateway.frames() == [(watched.id.encode(), 0, FrameKind.STARTED, WORKER.encode())]
+
+
+async def test_a_lease_says_who_listens(queue: JobQueue, store: Redis) -> None:
+    job = make_job()
+    await queue.submit(job, 10)
+    leased = await take_one(queue)
+    assert store.get(keys.lease(0, job.id)) == f"{leased.nonce}0{GATEWAY}".encode()
+    assert store.ttl(keys.lease(0, job.id)) == -1

@@ -1,0 +1,214 @@
+"""What clients and the clock do to a job: cancel, expire, watch."""
+
+from __future__ import annotations
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared.channel import FrameKind
+from shared.job import new_job_id
+from shared.queue import JobQueue
+from shared.states import JobState
+from tests.redis.conftest import (
+    GATEWAY,
+    TENANT,
+    Listener,
+    answer,
+    entries_of,
+    lease,
+    pending,
+    say,
+    submit,
+    take,
+    take_one,
+)
+
+
+async def state_of(queue: JobQueue, job_id: str) -> tuple[str, str]:
+    job = await queue.get(job_id)
+    assert job is not None
+    return job.state, job.error_code
+
+
+async def test_a_queued_job_is_cancelled_at_once(
+    queue: JobQueue, store: Redis, gateway: Listener, control: Listener
+) -> None:
+    job = await submit(queue, deadline_s=60)
+    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
+    assert await state_of(queue, job.id) == ("cancelled", "cancelled")
+    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.ENDED, b"")]
+    assert control.messages() == []
+    assert store.keys("*waiting*") == store.keys("*deadlines") == []
+    assert store.pttl(keys.job(0, job.id)) > 0
+    assert store.pttl(keys.log(0, job.id)) > 0
+    assert await take(queue) == []
+    assert entries_of(store, job.id) == []
+
+
+async def test_a_running_job_keeps_what_it_has_and_its_worker_is_told(
+    queue: JobQueue, store: Redis, gateway: Listener, control: Listener
+) -> None:
+    job = await lease(queue)
+    await say(queue, job, 1, "kept")
+    gateway.frames()
+    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
+    assert control.messages() == [job.id.encode()]
+    assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"")]
+    assert [(e.chunk, e.end) for e in await queue.entries(job.id, 0)] == [
+        (b"kept", ""),
+        (b"", "cancelled"),
+    ]
+    assert entries_of(store, job.id) == []
+    assert pending(store) == 0
+    assert not store.exists(keys.lease(0, job.id))
+
+
+async def test_cancelling_what_has_ended_changes_nothing(
+    queue: JobQueue, store: Redis, gateway: Listener
+) -> None:
+    job = await lease(queue)
+    await queue.finish(job, 1, answer())
+    before = store.hgetall(keys.job(0, job.id))
+    gateway.frames()
+    assert await queue.cancel(job.id, TENANT) is JobState.COMPLETED
+    assert store.hgetall(keys.job(0, job.id)) == before
+    assert gateway.frames() == []
+
+
+async def test_cancelled_twice_is_cancelled_once(queue: JobQueue) -> None:
+    job = await submit(queue)
+    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
+    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
+    assert len(await queue.entries(job.id, 0)) == 1
+
+
+async def test_another_tenants_job_looks_like_none(queue: JobQueue) -> None:
+    job = await submit(queue)
+    assert await queue.cancel(job.id, "somebody else") is None
+    assert await queue.cancel(new_job_id(1), TENANT) is None
+    assert await queue.cancel("nonsense", TENANT) is None
+    assert await state_of(queue, job.id) == ("queued", "")
+
+
+async def test_a_requeued_job_can_be_cancelled(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await queue.release([job], "drained", blame=False)
+    assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
+    assert await take(queue) == []
+    assert entries_of(store, job.id) == []
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_job_whose_time_is_over_expires(
+    queue: JobQueue, store: Redis, gateway: Listener, control: Listener, started: bool
+) -> None:
+    job = await submit(queue, deadline_s=60)
+    if started:
+        await say(queue, await take_one(queue), 1)
+        gateway.frames()
+    (deadlines,) = store.keys("*deadlines")
+    store.zadd(deadlines, {job.id: 1})
+    assert await queue.scripts.expire(0, 100) == [job.id.encode()]
+    assert await state_of(queue, job.id) == ("expired", "deadline_exceeded")
+    assert [f[1:3] for f in gateway.frames()] == [(1 + started, FrameKind.ENDED)]
+    assert control.messages() == [job.id.encode()] * started
+    assert [e.end for e in await queue.entries(job.id, 0)] == [""] * started + ["expired"]
+    assert not store.exists(deadlines)
+    assert await queue.scripts.expire(0, 100) == []
+
+
+async def test_a_job_whose_time_is_not_over_stays(queue: JobQueue) -> None:
+    job = await submit(queue, deadline_s=600)
+    assert await queue.scripts.expire(0, 100) == []
+    assert await state_of(queue, job.id) == ("queued", "")
+
+
+async def test_no_more_expire_in_one_call_than_asked_for(queue: JobQueue) -> None:
+    for _ in range(5):
+        await submit(queue, deadline_s=1e-6)
+    assert [len(await queue.scripts.expire(0, 2)) for _ in range(4)] == [2, 2, 1, 0]
+
+
+async def test_the_deadline_of_a_vanished_job_is_forgotten(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue, deadline_s=1e-6)
+    store.delete(keys.job(0, job.id))
+    await queue.scripts.expire(0, 100)
+    assert store.keys("*deadlines") == []
+
+
+async def test_what_has_ended_does_not_expire(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await queue.finish(job, 1, answer())
+    deadlines = keys.base(0) + keys.DEADLINES
+    store.zadd(deadlines, {job.id: 1})
+    await queue.scripts.expire(0, 100)
+    assert await state_of(queue, job.id) == ("completed", "")
+    assert not store.exists(deadlines)
+
+
+async def test_who_watches_a_queued_job_is_told_of_everything_later(
+    queue: JobQueue, gateway: Listener
+) -> None:
+    job = await submit(queue, gateway="")
+    await queue.watch(job.id, GATEWAY, sees=False)
+    leased = await take_one(queue)
+    await say(queue, leased, 1)
+    await queue.finish(leased, 2, answer())
+    assert [f[1:3] for f in gateway.frames()] == [(1, FrameKind.CHUNK), (2, FrameKind.DONE)]
+
+
+async def test_who_watches_a_running_job_is_told_from_now_on(
+    queue: JobQueue, gateway: Listener
+) -> None:
+    leased = await lease(queue, gateway="")
+    await say(queue, leased, 1)
+    await queue.watch(leased.id, GATEWAY, sees=True)
+    await say(queue, leased, 2)
+    assert [f[1] for f in gateway.frames()] == [2]
+
+
+async def test_watching_does_not_take_the_lease_from_its_worker(
+    queue: JobQueue, store: Redis
+) -> None:
+    leased = await lease(queue, gateway="")
+    for gateway in ("a", "b", "a"):
+        await queue.watch(leased.id, gateway, sees=False)
+    assert store.get(keys.lease(0, leased.id)) == f"{leased.nonce}0a b".encode()
+    assert await say(queue, leased, 1) == {}
+    await queue.watch(leased.id, "b", sees=True)
+    await queue.watch(leased.id, "c", sees=False)
+    assert store.get(keys.lease(0, leased.id)) == f"{leased.nonce}1a b c".encode()
+    assert await queue.finish(leased, 2, answer()) == "ok"
+
+
+async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(
+    queue: JobQueue, store: Redis
+) -> None:
+    leased = await lease(queue, gateway="gw-12")
+    await queue.watch(leased.id, "gw-1", sees=False)
+    assert store.get(keys.lease(0, leased.id)) == f"{leased.nonce}0gw-12 gw-1".encode()
+
+
+async def test_watching_what_has_ended_changes_nothing(queue: JobQueue, store: Redis) -> None:
+    leased = await lease(queue)
+    await queue.finish(leased, 1, answer())
+    before = store.hgetall(keys.job(0, leased.id))
+    await queue.watch(leased.id, "late", sees=True)
+    assert store.hgetall(keys.job(0, leased.id)) == before
+    assert not store.exists(keys.lease(0, leased.id))
+
+
+async def test_watching_what_is_not_there_makes_nothing(queue: JobQueue, store: Redis) -> None:
+    await queue.watch(new_job_id(1), GATEWAY, sees=True)
+    assert store.keys() == []
+
+
+async def test_the_worker_that_is_told_is_the_one_that_holds_the_job(
+    queue: JobQueue, control: Listener
+) -> None:
+    leased = await lease(queue)
+    await queue.release([leased], "drained", blame=False)
+    await take_one(queue, worker="w-other")
+    await queue.cancel(leased.id, TENANT)
+    assert control.messages() == []

@@ -1,0 +1,81 @@
+"""Redis is full: nothing new is taken in, what runs can go on and end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+
+from shared.queue import JobQueue
+from shared.redis import RedisError, unwritable
+from tests.redis.conftest import (
+    TENANT,
+    WORKER,
+    answer,
+    grow_old,
+    make_job,
+    say,
+    submit,
+    take,
+    take_one,
+)
+
+
+@pytest.fixture
+def modern(store: Redis) -> Redis:
+    """Scripts can't say that they must run before Redis 7."""
+    if int(store.info("server")["redis_version"].split(".")[0]) < 7:
+        pytest.skip("Redis before 7 refuses every script when it is full")
+    return store
+
+
+@pytest.fixture
+def full(store: Redis) -> Iterator[Redis]:
+    """Sets the limit when asked to, and lifts it in the end."""
+    yield store
+    store.config_set("maxmemory", 0)
+
+
+async def test_a_full_redis_takes_no_new_job(queue: JobQueue, full: Redis) -> None:
+    await submit(queue)
+    full.config_set("maxmemory", 1)
+    refused = make_job()
+    with pytest.raises(RedisError) as caught:
+        await queue.submit(refused, 10)
+    assert unwritable(caught.value)
+    full.config_set("maxmemory", 0)
+    assert await queue.get(refused.id) is None
+    assert await queue.submit(refused, 10) == 2
+
+
+async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: Redis) -> None:
+    jobs = [await submit(queue) for _ in range(5)]
+    first = (await take(queue, 1))[0]
+    full.config_set("maxmemory", 1)
+    done, cancelled, silent, released = [first, *await take(queue, 3)]
+    assert await queue.renew(WORKER, [done]) == {}
+    await queue.watch(done.id, "gw-2", sees=True)
+    assert await say(queue, done, 1, "x" * 10_000) == {}
+    assert await queue.finish(done, 2, answer(body=b"y" * 10_000)) == "ok"
+    assert await queue.cancel(cancelled.id, TENANT) == "cancelled"
+    grow_old(full, silent)
+    assert await queue.reap(0, 5.0) == {silent.id: "queued"}
+    assert await queue.release([released], "drained", blame=False) == {released.id: "queued"}
+    assert {job.id for job in await take(queue)} == {silent.id, released.id, jobs[4].id}
+
+
+async def test_the_clock_goes_on(queue: JobQueue, modern: Redis, full: Redis) -> None:
+    late = await submit(queue, deadline_s=1e-6)
+    full.config_set("maxmemory", 1)
+    assert await queue.scripts.expire(0, 10) == [late.id.encode()]
+
+
+async def test_scripts_can_be_loaded_into_a_full_redis(
+    queue: JobQueue, modern: Redis, full: Redis
+) -> None:
+    await submit(queue)
+    leased = await take_one(queue)
+    full.config_set("maxmemory", 1)
+    full.script_flush()
+    assert await queue.finish(leased, 1, answer()) == "ok"

@@ -1,0 +1,159 @@
+"""What can be asked about jobs: position, depths, pages; and what sweeps the index."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared.job import NewJob
+from shared.lanes import DEFAULT, FLEX, LANES, PRIORITY
+from shared.queue import JobQueue, LaneDepth
+from tests.redis.conftest import POOL, TENANT, answer, make_job, open_queue, submit, take
+
+SHARDS = 4
+
+
+@pytest.fixture
+async def sharded(redis_url: str) -> AsyncIterator[JobQueue]:
+    async with open_queue(redis_url, shards=SHARDS) as queue:
+        yield queue
+
+
+def job_id(shard: int, number: int = 0) -> str:
+    return f"job_{shard:03x}{number:024x}"
+
+
+async def position(queue: JobQueue, job: NewJob) -> int | None:
+    there = await queue.get(job.id)
+    assert there is not None
+    return await queue.position(there)
+
+
+async def test_positions_count_up_in_one_lane(queue: JobQueue) -> None:
+    jobs = [await submit(queue) for _ in range(4)]
+    assert [await position(queue, job) for job in jobs] == [1, 2, 3, 4]
+    await take(queue, 1)
+    assert [await position(queue, job) for job in jobs] == [None, 1, 2, 3]
+    await queue.cancel(jobs[1].id, TENANT)
+    assert [await position(queue, job) for job in jobs] == [None, None, 1, 2]
+
+
+async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueue) -> None:
+    flex = await submit(queue, lane=FLEX)
+    default = await submit(queue, lane=DEFAULT)
+    priority = await submit(queue, lane=PRIORITY)
+    other = await submit(queue, lane=FLEX, pool="other")
+    jobs = (flex, default, priority, other)
+    assert [await position(queue, job) for job in jobs] == [3, 2, 1, 1]
+
+
+async def test_the_position_counts_all_shards(sharded: JobQueue) -> None:
+    jobs = [await submit(sharded, id=job_id(i % SHARDS, i)) for i in range(2 * SHARDS)]
+    assert [await position(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))
+    await submit(sharded, id=job_id(3, 99), lane=PRIORITY)
+    assert [await position(sharded, job) for job in jobs] == list(range(2, 2 * SHARDS + 2))
+
+
+async def test_depths_of_an_empty_fleet(queue: JobQueue) -> None:
+    assert await queue.depths() == []
+
+
+async def test_depths_per_pool_and_lane(sharded: JobQueue) -> None:
+    for shard in range(SHARDS):
+        for _ in range(2):
+            await submit(sharded, id=make_job().id.replace("job_000", f"job_{shard:03x}"))
+        await take(sharded, 1, shard=shard)
+    await submit(sharded, pool="another", lane=FLEX)
+    depths = {(d.pool, d.lane): d for d in await sharded.depths()}
+    assert set(depths) == {(pool, lane) for pool in (POOL, "another") for lane in LANES}
+    assert depths[POOL, DEFAULT].waiting == depths[POOL, DEFAULT].in_progress == SHARDS
+    assert 0 < depths[POOL, DEFAULT].oldest_s < 60
+    assert (depths["another", FLEX].waiting, depths["another", FLEX].in_progress) == (1, 0)
+    assert depths[POOL, PRIORITY] == LaneDepth(POOL, PRIORITY, 0, 0.0, 0)
+
+
+async def test_depths_of_jobs_that_were_handed_back(queue: JobQueue) -> None:
+    await submit(queue, lane=FLEX)
+    await queue.release(await take(queue), "drained", blame=False)
+    depths = {d.lane: (d.waiting, d.in_progress) for d in await queue.depths()}
+    assert depths == {"retry": (0, 0), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (1, 0)}
+    await take(queue)
+    depths = {d.lane: (d.waiting, d.in_progress) for d in await queue.depths()}
+    assert depths == {"retry": (0, 1), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (0, 0)}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
+async def test_pages_show_every_job_once_newest_first(sharded: JobQueue, limit: int) -> None:
+    ids = [(await submit(sharded, id=job_id(i % SHARDS, i))).id for i in range(7)]
+    await submit(sharded, tenant="somebody else")
+    seen: list[str] = []
+    before = None
+    while page := await sharded.page(TENANT, before, limit):
+        assert len(page) <= limit
+        assert all(job is not None and job.id == each for _, each, job in page)
+        seen += [each for _, each, _ in page]
+        before = page[-1][0]
+    assert seen == ids[::-1]
+
+
+async def test_a_page_says_which_jobs_are_gone_and_forgets_them(
+    queue: JobQueue, store: Redis
+) -> None:
+    jobs = [await submit(queue) for _ in range(3)]
+    store.delete(keys.job(0, jobs[1].id))
+    page = await queue.page(TENANT, None, 10)
+    assert [(each, job is None) for _, each, job in page] == [
+        (jobs[2].id, False),
+        (jobs[1].id, True),
+        (jobs[0].id, False),
+    ]
+    assert len(await queue.page(TENANT, None, 10)) == 2
+
+
+async def test_sweeping_forgets_what_is_gone_and_nothing_else(
+    queue: JobQueue, store: Redis
+) -> None:
+    jobs = [await submit(queue) for _ in range(4)]
+    other = await submit(queue, tenant="somebody else")
+    for gone in (jobs[0], jobs[2], other):
+        store.delete(keys.job(0, gone.id))
+    assert await queue.sweep(0) == 3
+    assert await queue.sweep(0) == 0
+    left = store.zrange(keys.jobs(0, TENANT), 0, -1)
+    assert left == [jobs[1].id.encode(), jobs[3].id.encode()]
+
+
+async def test_one_sweep_looks_at_the_oldest_only(queue: JobQueue, store: Redis) -> None:
+    jobs = [await submit(queue) for _ in range(5)]
+    store.delete(*(keys.job(0, job.id) for job in jobs))
+    assert [await queue.sweep(0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
+
+
+async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
+    queue: JobQueue, store: Redis
+) -> None:
+    for worker in ("holds", "idle"):
+        await submit(queue)
+        (job,) = await take(queue, worker=worker)
+    assert await queue.finish(job, 1, answer()) == "ok"
+    stream = keys.queue(0, POOL, DEFAULT)
+    assert await queue.sweep(0) == 0
+    assert await queue.scripts.sweep(0, 100, -1) == 1
+    assert [consumer["name"] for consumer in store.xinfo_consumers(stream, keys.GROUP)] == [
+        b"holds"
+    ]
+
+
+async def test_entries_behind_a_number_and_the_last_one(queue: JobQueue) -> None:
+    job = await submit(queue)
+    assert await queue.entries(job.id, 0) == []
+    assert await queue.last_entry(job.id) is None
+    await queue.cancel(job.id, TENANT)
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
+    assert await queue.entries(job.id, 1) == []
+    last = await queue.last_entry(job.id)
+    assert last is not None
+    assert (last.seq, last.end) == (1, "cancelled")

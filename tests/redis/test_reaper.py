@@ -1,0 +1,126 @@
+"""The reaper: silent workers, deadlines and the index, by one process at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared import reaper as module
+from shared.queue import JobQueue
+from shared.reaper import Reaper
+from tests.redis.conftest import (
+    LEASE_S,
+    TENANT,
+    grow_old,
+    lease,
+    open_queue,
+    submit,
+    take,
+    take_one,
+)
+from tests.waiting import eventually
+
+
+@contextlib.asynccontextmanager
+async def running(reaper: Reaper) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(reaper.run())
+    try:
+        yield task
+    finally:
+        # Python 3.11's wait_for, which redis-py calls, may swallow a cancellation.
+        while not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.1)
+
+
+async def state(queue: JobQueue, job_id: str) -> str:
+    job = await queue.get(job_id)
+    return "gone" if job is None else job.state
+
+
+async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -> None:
+    silent = await lease(queue)
+    grow_old(store, silent)
+    late = await submit(queue, deadline_s=1e-6)
+    forgotten = await submit(queue)
+    store.delete(keys.job(0, forgotten.id))
+    await Reaper(queue, LEASE_S).round()
+    assert await state(queue, silent.id) == "queued"
+    assert await state(queue, late.id) == "expired"
+    assert store.zscore(keys.jobs(0, TENANT), forgotten.id) is None
+    assert store.zcard(keys.jobs(0, TENANT)) == 2
+
+
+async def test_who_comes_second_leaves_the_round_to_the_first(
+    queue: JobQueue, store: Redis
+) -> None:
+    store.set(keys.reaper(0), 1)
+    late = await submit(queue, deadline_s=1e-6)
+    await Reaper(queue, LEASE_S).round()
+    assert await state(queue, late.id) == "queued"
+    store.delete(keys.reaper(0))
+    await Reaper(queue, LEASE_S).round()
+    assert await state(queue, late.id) == "expired"
+    assert 0 < store.pttl(keys.reaper(0)) <= 1000
+
+
+async def test_the_lock_of_one_shard_does_not_hold_the_others_up(
+    redis_url: str, store: Redis
+) -> None:
+    async with open_queue(redis_url, shards=2) as queue:
+        store.set(keys.reaper(0), 1)
+        jobs = [
+            await submit(queue, id=f"job_{shard:03x}{shard:024x}", deadline_s=1e-6)
+            for shard in (0, 1)
+        ]
+        await Reaper(queue, LEASE_S).round()
+        assert [await state(queue, job.id) for job in jobs] == ["queued", "expired"]
+
+
+async def test_running_it_takes_a_silent_workers_job_after_the_lease(
+    queue: JobQueue,
+) -> None:
+    await submit(queue)
+    job = await take_one(queue, lease_s=0.2)
+
+    async def taken() -> bool:
+        return await state(queue, job.id) == "queued"
+
+    async with running(Reaper(queue, 0.2)):
+        await eventually(taken, "the job is taken back")
+    assert len(await take(queue)) == 1
+
+
+async def test_after_an_outage_holders_get_one_lease_to_renew(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    rounds = iter([ConnectionError("away"), None, None])
+    done = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async def one_round(self: Reaper) -> None:
+        try:
+            error = next(rounds)
+        except StopIteration:
+            done.set()
+            await asyncio.Event().wait()
+        else:
+            if error is not None:
+                raise error
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(Reaper, "round", one_round)
+    async with running(Reaper(queue, LEASE_S)):
+        await done.wait()
+    at_start, after_outage, *usual = waits
+    assert (at_start, after_outage) == (LEASE_S, LEASE_S)
+    assert all(0.5 < each < 1.5 for each in usual)
+    assert len(usual) == 2

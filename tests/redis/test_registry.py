@@ -1,0 +1,109 @@
+"""The registry: who is there, what they serve, and what stays when they go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared.queue import JobQueue
+from shared.registry import ModelInfo, Registry, WorkerInfo, pool_name
+from shared.states import WorkerState
+from tests.waiting import eventually
+
+INFO = WorkerInfo(
+    id="w-1",
+    pool="pool",
+    state=WorkerState.READY,
+    engine="simulated",
+    models=("m", "m:adapter"),
+    slots=8,
+    running=3,
+    jobs=2,
+    kv_usage=0.25,
+    host="höst",
+    pid=1,
+    version="0.1.0",
+    metrics_port=8100,
+    reason="5 of 8 slots are free",
+)
+
+
+@pytest.fixture
+def registry(queue: JobQueue) -> Registry:
+    return Registry(queue.redis)
+
+
+async def test_a_worker_is_seen_as_it_announced_itself(registry: Registry) -> None:
+    for info in (replace(INFO, id="w-2"), INFO):
+        await registry.announce(info)
+    assert await registry.workers() == [INFO, replace(INFO, id="w-2")]
+    busy = replace(INFO, state=WorkerState.BUSY, running=8)
+    await registry.announce(busy)
+    assert (await registry.workers())[0] == busy
+
+
+async def test_a_silent_worker_is_forgotten(registry: Registry, store: Redis) -> None:
+    await registry.announce(INFO, expiry_s=0.001)
+
+    async def gone() -> bool:
+        return await registry.workers() == []
+
+    await eventually(gone, "the worker's entry expires")
+    assert store.smembers(keys.WORKERS) == set()
+
+
+async def test_an_announcement_lasts_for_several_heartbeats(
+    registry: Registry, store: Redis
+) -> None:
+    await registry.announce(INFO)
+    assert 9_000 < store.pttl(keys.worker("w-1")) <= 10_000
+
+
+async def test_a_worker_that_leaves_is_gone_at_once(registry: Registry, store: Redis) -> None:
+    await registry.announce(INFO)
+    await registry.leave("w-1")
+    await registry.leave("never came")
+    assert await registry.workers() == []
+    assert store.keys() == []
+
+
+async def test_models_stay_when_their_workers_go(registry: Registry) -> None:
+    cards = [{"id": "b", "max_model_len": 9}, {"id": "a", "parent": None}]
+    await registry.register_models("pool", cards)
+    await registry.announce(INFO)
+    await registry.leave("w-1")
+    models = await registry.models()
+    assert list(models) == ["a", "b"]
+    assert models["b"] == ModelInfo("b", "pool", cards[0])
+
+
+async def test_the_last_word_about_a_model_counts(registry: Registry) -> None:
+    await registry.register_models("old", [{"id": "a"}])
+    await registry.register_models("new", [{"id": "a"}])
+    assert (await registry.models())["a"].pool == "new"
+
+
+@pytest.mark.parametrize(
+    ("model", "pool"),
+    [
+        ("demo", "demo"),
+        ("qwen3-0.6b", "qwen3-0.6b"),
+        ("Qwen/Qwen3-0.6B", "qwen-qwen3-0.6b-"),
+        ("a:b{c} \n", "a-b-c-"),
+        ("模型", "model-"),
+        ("x" * 41, "x" * 40 + "-"),
+    ],
+)
+def test_a_pools_name_is_readable_and_safe_in_a_key(model: str, pool: str) -> None:
+    name = pool_name(model)
+    assert name == pool if not pool.endswith("-") else name.startswith(pool)
+    assert len(name) <= 49
+    assert not set(name) & set(":{} \n/")
+
+
+def test_models_that_look_alike_have_pools_of_their_own() -> None:
+    models = ["a/b", "a-b", "A-b", "a b", "a--b", "a-b-", "", "model", "x" * 40, "x" * 41]
+    assert len({pool_name(model) for model in models}) == len(models)

@@ -1,0 +1,279 @@
+"""Jobs that lose their worker: back to the front, or failed; never twice, never for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared.channel import FrameKind
+from shared.job import Job, LeasedJob
+from shared.lanes import DEFAULT, FLEX, RETRY_LANE
+from shared.queue import JobQueue
+from shared.states import JobState
+from tests.redis.conftest import (
+    GATEWAY,
+    LEASE_S,
+    LONG_AGO_MS,
+    MAX_ATTEMPTS,
+    POOL,
+    TENANT,
+    WORKER,
+    Listener,
+    entries_of,
+    grow_old,
+    lease,
+    pending,
+    say,
+    submit,
+    take,
+    take_one,
+)
+
+
+async def reap(queue: JobQueue, store: Redis, *jobs: LeasedJob) -> dict[str, str]:
+    """The workers of these jobs have been silent for long, and the reaper looks."""
+    for job in jobs:
+        grow_old(store, job)
+    return await queue.reap(0, LEASE_S)
+
+
+async def seen(queue: JobQueue, job_id: str) -> Job:
+    job = await queue.get(job_id)
+    assert job is not None
+    return job
+
+
+async def test_an_unanswered_job_waits_again_in_front_of_all_others(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue, lane=FLEX)
+    later = await submit(queue, lane=FLEX)
+    assert await reap(queue, store, job) == {job.id: "queued"}
+    again = await seen(queue, job.id)
+    assert (again.state, again.lane, again.started_at) == (JobState.QUEUED, FLEX, None)
+    assert await queue.position(again) == 1
+    assert await queue.position(await seen(queue, later.id)) == 2
+    assert entries_of(store, job.id) == [RETRY_LANE]
+    assert pending(store) == 0
+    assert [each.id for each in await take(queue)] == [job.id, later.id]
+
+
+async def test_a_requeued_job_has_no_lease_no_log_and_rings_the_bell(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue, stream=False)
+    await say(queue, job, 1)
+    store.delete(keys.bell(0, POOL))
+    await reap(queue, store, job)
+    assert not store.exists(keys.lease(0, job.id), keys.log(0, job.id))
+    assert store.llen(keys.bell(0, POOL)) == 1
+    assert store.ttl(keys.job(0, job.id)) == -1
+
+
+async def test_a_renewed_lease_is_never_taken(queue: JobQueue, store: Redis) -> None:
+    for _ in range(3):
+        await submit(queue)
+    jobs = await take(queue)
+    for job in jobs:
+        grow_old(store, job)
+    assert await queue.renew(WORKER, jobs[:2]) == {}
+    assert await queue.reap(0, LEASE_S) == {jobs[2].id: "queued"}
+
+
+async def test_how_long_a_lease_is_its_holder_says(queue: JobQueue, store: Redis) -> None:
+    await submit(queue)
+    patient = await take_one(queue, lease_s=2 * LONG_AGO_MS / 1000)
+    grow_old(store, patient)
+    assert await queue.reap(0, LEASE_S) == {}
+    await submit(queue)
+    hasty = await take_one(queue, lease_s=0.001)
+    grow_old(store, hasty)
+    assert await queue.reap(0, LEASE_S) == {hasty.id: "queued"}
+
+
+async def test_how_many_attempts_a_job_has_its_gateway_says(queue: JobQueue) -> None:
+    job = await lease(queue, max_attempts=1)
+    assert await queue.release([job], "engine_died", blame=True) == {job.id: "failed"}
+
+
+async def test_a_fresh_lease_is_not_taken(queue: JobQueue) -> None:
+    await lease(queue)
+    assert await queue.reap(0, LEASE_S) == {}
+
+
+@pytest.mark.parametrize(
+    ("stream", "watched", "spoken", "state"),
+    [
+        pytest.param(True, False, False, "queued", id="nothing was sent"),
+        pytest.param(True, False, True, "failed", id="a client has seen a part"),
+        pytest.param(False, False, True, "queued", id="nobody sees it grow"),
+        pytest.param(False, True, True, "failed", id="somebody watches it grow"),
+        pytest.param(False, True, False, "queued", id="a watcher has seen nothing yet"),
+    ],
+)
+@pytest.mark.parametrize("blame", [True, False])
+async def test_a_job_starts_anew_only_if_nobody_has_seen_its_answer(
+    queue: JobQueue,
+    gateway: Listener,
+    stream: bool,
+    watched: bool,
+    spoken: bool,
+    state: str,
+    blame: bool,
+) -> None:
+    job = await lease(queue, stream=stream)
+    if watched:
+        await queue.watch(job.id, GATEWAY, sees=True)
+    if spoken:
+        await say(queue, job, 1)
+    gateway.frames()
+    assert await queue.release([job], "why", blame=blame) == {job.id: state}
+    after = await seen(queue, job.id)
+    assert after.state == state
+    assert after.error_code == ("worker_lost" if state == "failed" else "")
+    if state == "failed":
+        assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"")]
+        assert [e.end for e in await queue.entries(job.id, 0)] == ["", "failed"]
+
+
+async def test_a_failed_job_leaves_nothing_behind(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue, deadline_s=60)
+    await say(queue, job, 1)
+    assert await reap(queue, store, job) == {job.id: "failed"}
+    assert entries_of(store, job.id) == []
+    assert store.keys("*deadlines") == []
+    assert store.pttl(keys.job(0, job.id)) > 0
+    assert store.pttl(keys.log(0, job.id)) > 0
+    assert store.xlen(keys.dead(0)) == 0
+
+
+async def test_a_job_that_takes_every_worker_down_is_given_up(
+    queue: JobQueue, store: Redis, gateway: Listener
+) -> None:
+    job = await lease(queue)
+    for attempt in range(1, MAX_ATTEMPTS):
+        assert job.attempt == attempt
+        assert await reap(queue, store, job) == {job.id: "queued"}
+        job = await take_one(queue, worker=f"w-{attempt}")
+    assert await reap(queue, store, job) == {job.id: "failed"}
+    after = await seen(queue, job.id)
+    assert after.error_code == "too_many_attempts"
+    assert [a.outcome for a in after.attempts] == ["worker_lost"] * MAX_ATTEMPTS
+    assert [a.worker for a in after.attempts] == [WORKER, "w-1", "w-2"]
+    ((_, letter),) = store.xrange(keys.dead(0))
+    assert letter == {
+        b"job": job.id.encode(),
+        b"attempts": str(MAX_ATTEMPTS).encode(),
+        b"reason": b"worker_lost",
+    }
+    assert [frame[2] for frame in gateway.frames()] == [FrameKind.ENDED]
+    assert await take(queue) == []
+
+
+async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    for _ in range(3 * MAX_ATTEMPTS):
+        assert job.attempt == 1
+        assert await queue.release([job], "drained", blame=False) == {job.id: "queued"}
+        job = await take_one(queue)
+    assert store.xlen(keys.dead(0)) == 0
+    outcomes = [a.outcome for a in (await seen(queue, job.id)).attempts]
+    assert outcomes == ["drained"] * 3 * MAX_ATTEMPTS + ["in_progress"]
+
+
+async def test_a_dead_engine_counts(queue: JobQueue) -> None:
+    job = await lease(queue)
+    for _ in range(MAX_ATTEMPTS - 1):
+        await queue.release([job], "engine_died", blame=True)
+        job = await take_one(queue)
+    assert await queue.release([job], "engine_died", blame=True) == {job.id: "failed"}
+
+
+async def test_history_tells_each_attempts_times_in_order(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await reap(queue, store, job)
+    await queue.release([await take_one(queue, worker="w-2")], "drained", blame=False)
+    job = await take_one(queue, worker="w-3")
+    after = await seen(queue, job.id)
+    assert [(a.worker, a.outcome) for a in after.attempts] == [
+        (WORKER, "worker_lost"),
+        ("w-2", "drained"),
+        ("w-3", "in_progress"),
+    ]
+    times: list[Any] = [t for a in after.attempts for t in (a.started_at, a.ended_at)]
+    assert times.pop() is None
+    assert times == sorted(times)
+    assert after.created_at <= times[0]
+
+
+async def test_what_is_lost_already_is_not_released(queue: JobQueue, store: Redis) -> None:
+    for _ in range(3):
+        await submit(queue)
+    mine, cancelled, reaped = await take(queue)
+    await queue.cancel(cancelled.id, TENANT)
+    await reap(queue, store, reaped)
+    assert await queue.release([mine, cancelled, reaped], "drained", blame=True) == {
+        mine.id: "queued"
+    }
+    assert await queue.release([mine], "drained", blame=True) == {}
+    assert entries_of(store, mine.id) == [RETRY_LANE]
+
+
+async def test_the_reaper_clears_what_the_end_of_a_job_left_in_the_list(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue)
+    grow_old(store, job)
+    store.delete(keys.job(0, job.id))
+    assert await queue.reap(0, LEASE_S) == {}
+    assert pending(store) == store.xlen(keys.queue(0, POOL, DEFAULT)) == 0
+
+
+async def test_a_pending_entry_that_was_deleted_is_acknowledged(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue)
+    grow_old(store, job)
+    stream = keys.queue(0, POOL, DEFAULT)
+    store.xdel(stream, store.hget(keys.job(0, job.id), "entry"))
+    await queue.reap(0, LEASE_S)
+    assert pending(store) == 0
+
+
+async def test_one_round_takes_no_more_than_its_limit_oldest_first(
+    queue: JobQueue, store: Redis
+) -> None:
+    for _ in range(5):
+        await submit(queue)
+    jobs = await take(queue)
+    for job in jobs:
+        grow_old(store, job)
+    assert list(await queue.reap(0, LEASE_S, limit=2)) == [job.id for job in jobs[:2]]
+    assert list(await queue.reap(0, LEASE_S, limit=9)) == [job.id for job in jobs[2:]]
+
+
+async def test_every_lane_of_every_pool_is_looked_at(queue: JobQueue, store: Redis) -> None:
+    for lane in ("priority", "default", "flex"):
+        await submit(queue, lane=lane)
+    jobs = await take(queue)
+    again = await reap(queue, store, *jobs)
+    assert set(again) == {job.id for job in jobs}
+    retried = await take(queue)
+    assert set(await reap(queue, store, *retried)) == {job.id for job in jobs}
+
+
+async def test_a_watched_job_stays_watched_when_another_worker_starts_it(
+    queue: JobQueue, store: Redis, other_gateway: Listener
+) -> None:
+    job = await lease(queue, stream=False)
+    await queue.watch(job.id, "gw-2", sees=True)
+    await reap(queue, store, job)
+    again = await take_one(queue, worker="w-2")
+    await say(queue, again, 1)
+    assert [(f[1], f[2]) for f in other_gateway.frames()] == [
+        (0, FrameKind.STARTED),
+        (1, FrameKind.DELTAS),
+    ]

@@ -1,0 +1,135 @@
+"""Redis is killed and comes back: jobs and leases are there, scripts load themselves again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from shared import keys
+from shared.queue import JobQueue
+from shared.redis import RedisError
+from tests.redis.conftest import (
+    TENANT,
+    WORKER,
+    answer,
+    lease,
+    open_queue,
+    pending,
+    say,
+    submit,
+    take,
+    take_one,
+)
+from tests.redis_server import RedisServer
+from tests.waiting import eventually
+
+
+@pytest.fixture
+async def queue(own_redis: RedisServer) -> AsyncIterator[JobQueue]:
+    async with open_queue(own_redis.url) as queue:
+        yield queue
+
+
+T = TypeVar("T")
+
+
+def kill(server: RedisServer) -> None:
+    """SIGKILL, once the last second's writes are on disk."""
+    with server.client() as client:
+        client.config_set("appendfsync", "always")
+        client.set("flushed", 1)
+    server.stop(kill=True)
+
+
+async def test_a_lease_survives_and_its_holder_goes_on(
+    queue: JobQueue, own_redis: RedisServer
+) -> None:
+    job = await lease(queue)
+    await say(queue, job, 1)
+    kill(own_redis)
+    own_redis.start()
+    assert await go_on(queue.renew, WORKER, [job]) == {}
+    assert await say(queue, job, 2) == {}
+    assert await queue.finish(job, 3, answer()) == "ok"
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2, 3]
+
+
+async def test_what_waits_and_what_has_ended_survives(
+    queue: JobQueue, own_redis: RedisServer
+) -> None:
+    ended = await lease(queue)
+    await queue.finish(ended, 1, answer(body=b"result"))
+    waiting = [await submit(queue, deadline_s=600) for _ in range(3)]
+    kill(own_redis)
+    own_redis.start()
+    job = await go_on(queue.get, ended.id)
+    assert job is not None
+    assert (job.state, job.result) == ("completed", b"result")
+    with own_redis.client() as client:
+        assert client.pttl(keys.job(0, ended.id)) > 0
+    assert [each.id for each in await take(queue)] == [each.id for each in waiting]
+
+
+async def test_a_worker_that_died_with_it_loses_its_job_to_another(
+    queue: JobQueue, own_redis: RedisServer
+) -> None:
+    await submit(queue)
+    old = await take_one(queue, lease_s=0.2)
+    kill(own_redis)
+    own_redis.start()
+
+    async def taken() -> dict[str, str]:
+        return await go_on(queue.reap, 0, 0.2)
+
+    assert await eventually(taken, "the job is taken back") == {old.id: "queued"}
+    assert await say(queue, old, 1) == {old.id: "queued"}
+    new = await take_one(queue, worker="w-2")
+    assert await queue.finish(new, 1, answer()) == "ok"
+    with own_redis.client() as client:
+        assert pending(client) == 0
+
+
+async def test_scripts_that_redis_has_forgotten_are_loaded_again(
+    queue: JobQueue, own_redis: RedisServer
+) -> None:
+    job = await lease(queue)
+    with own_redis.client() as client:
+        client.script_flush()
+    assert await say(queue, job, 1) == {}
+    assert await queue.cancel(job.id, TENANT) == "cancelled"
+
+
+async def test_a_redis_without_its_data_is_told_from_one_that_kept_it(
+    queue: JobQueue, own_redis: RedisServer
+) -> None:
+    job = await lease(queue)
+    with own_redis.client() as client:
+        client.flushall()
+        client.script_flush()
+    assert await say(queue, job, 1) == {job.id: "gone"}
+    assert await queue.renew(WORKER, [job]) == {job.id: "gone"}
+    assert await queue.finish(job, 1, answer()) == "gone"
+    assert await take(queue) == []
+
+
+async def test_while_it_is_away_calls_fail_soon(queue: JobQueue, own_redis: RedisServer) -> None:
+    await submit(queue)
+    own_redis.stop(kill=True)
+    with pytest.raises((RedisError, OSError)):
+        await take(queue)
+
+
+async def go_on(call: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """The answer to a call that is made again while its old connections are found broken."""
+
+    async def answered() -> tuple[T] | None:
+        try:
+            return (await call(*args),)
+        except (RedisError, OSError):
+            return None
+
+    got = await eventually(answered, "Redis answers again")
+    assert got is not None
+    return got[0]

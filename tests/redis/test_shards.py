@@ -1,0 +1,133 @@
+"""Shards: all keys of a job lie in one slot of a cluster, and no script leaves its slot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared.job import new_job_id, shard_of
+from shared.lanes import CLIENT_LANES
+from shared.queue import JobQueue
+from tests.redis.conftest import (
+    MAX_ATTEMPTS,
+    TENANT,
+    WORKER,
+    answer,
+    emission,
+    grow_old,
+    make_job,
+    open_queue,
+    pending,
+    submit,
+    take,
+)
+
+SHARDS = 4
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
+    async with open_queue(redis_url, shards=SHARDS) as queue:
+        yield queue
+
+
+def tags(text: str) -> set[str]:
+    return set(re.findall(r"flotilla:\{(\w+)\}", text))
+
+
+async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
+    """Everything that can happen to jobs, in one shard; returns the jobs' ids."""
+
+    def job_id() -> str:
+        return new_job_id(1).replace("job_000", f"job_{shard:03x}")
+
+    ids = [
+        (await submit(queue, id=job_id(), lane=lane, deadline_s=60)).id for lane in CLIENT_LANES * 2
+    ]
+    done, cancelled, silent, released, expired, poison = await take(queue, shard=shard)
+    await queue.watch(done.id, "gw-2", sees=True)
+    assert await queue.emit(shard, [emission(done, 1), emission(expired, 1)]) == {}
+    assert await queue.renew(WORKER, [done, cancelled]) == {}
+    assert await queue.finish(done, 2, answer()) == "ok"
+    await queue.cancel(cancelled.id, TENANT)
+    grow_old(store, silent)
+    await queue.reap(shard, 5.0)
+    await queue.release([released], "drained", blame=False)
+    store.zadd(f"{keys.base(shard)}{keys.DEADLINES}", {expired.id: 1})
+    await queue.scripts.expire(shard, 10)
+    for _ in range(MAX_ATTEMPTS):
+        await queue.release([poison], "engine_died", blame=True)
+        poison = next((j for j in await take(queue, shard=shard) if j.id == poison.id), poison)
+    return ids
+
+
+async def test_all_keys_of_a_job_share_one_tag(queue: JobQueue, store: Redis) -> None:
+    for shard in range(SHARDS):
+        for job_id in await live(queue, store, shard):
+            assert shard_of(job_id) == shard
+            names = [key.decode() for key in store.keys(f"*{job_id}")]
+            assert names
+            assert {frozenset(tags(name)) for name in names} == {frozenset({str(shard)})}
+
+
+async def test_every_script_touches_one_tag(queue: JobQueue, store: Redis) -> None:
+    await queue.scripts.load()
+    commands: list[str] = []
+    with store.monitor() as monitor:
+        for shard in range(SHARDS):
+            await live(queue, store, shard)
+        store.echo("that is all")
+        for event in monitor.listen():
+            commands.append(f"{event['client_type']} {event['command']}")
+            if "that is all" in event["command"]:
+                break
+    scripts = 0
+    for command in commands:
+        if " EVALSHA " in command.upper():
+            scripts += 1
+            (tag,) = tags(command)
+        elif command.startswith("lua"):
+            assert tags(command) <= {tag}, command
+    assert scripts >= SHARDS * 20
+
+
+async def test_a_script_called_for_one_shard_changes_no_other(
+    queue: JobQueue, store: Redis
+) -> None:
+    jobs = [await submit(queue, id=f"job_{shard:03x}{0:024x}") for shard in range(SHARDS)]
+    others = [key for key in store.keys("*") if b"{2}" not in key]
+    before = {key: store.dump(key) for key in others}
+    (leased,) = await take(queue, shard=2)
+    assert leased.id == jobs[2].id
+    await queue.finish(leased, 1, answer())
+    assert {key: store.dump(key) for key in store.keys("*") if b"{2}" not in key} == before
+
+
+async def test_one_call_renews_and_releases_jobs_of_all_shards(
+    queue: JobQueue, store: Redis
+) -> None:
+    held = []
+    for shard in range(SHARDS):
+        await submit(queue, id=f"job_{shard:03x}{0:024x}")
+        held += await take(queue, shard=shard)
+    assert await queue.renew(WORKER, held) == {}
+    assert await queue.release(held, "drained", blame=False) == {j.id: "queued" for j in held}
+    assert [pending(store, shard) for shard in range(SHARDS)] == [0] * SHARDS
+
+
+async def test_a_bell_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
+    for shard in range(SHARDS):
+        await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
+        await queue.wait_for_work(queue.redis, "pool", 4.0)
+        assert await queue.redis.llen(keys.bell(shard, "pool")) == 0
+
+
+@pytest.mark.parametrize("shards", [1, 4, 4096])
+def test_new_ids_name_a_shard_that_is_there(shards: int) -> None:
+    named = {shard_of(new_job_id(shards)) for _ in range(200)}
+    assert all(shard is not None and 0 <= shard < shards for shard in named)
+    assert len(named) > min(shards, 3) - 1

@@ -1,0 +1,152 @@
+"""A request's body: limits while it is read, one strict reading of what came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from gateway.body import parse_object, read_body
+from shared.errors import BadRequest, BodyTimeout, BodyTooLarge
+
+LIMIT = 1000
+
+
+def request(parts: Iterable[bytes], *, end: str = "", **headers: str) -> Request:
+    """A request whose body comes in parts; `end`: what happens after them instead of the end."""
+    waiting = list(parts)
+
+    async def receive() -> Message:
+        if waiting:
+            more = len(waiting) > 1 or bool(end)
+            return {"type": "http.request", "body": waiting.pop(0), "more_body": more}
+        if end == "leaves":
+            return {"type": "http.disconnect"}
+        assert end == "hangs", "read on after the end"
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sent = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": sent}
+    return Request(scope, receive)
+
+
+async def read(given: Request, timeout_s: float = 30.0) -> bytes:
+    return await read_body(given, LIMIT, timeout_s)
+
+
+@pytest.mark.parametrize(
+    "parts", [[b""], [b"x" * LIMIT], [b"x"] * LIMIT, [b"", b"a", b"", b"b", b""]]
+)
+async def test_a_body_within_the_limit_is_read_whole(parts: list[bytes]) -> None:
+    assert await read(request(parts)) == b"".join(parts)
+
+
+async def test_an_announced_body_that_is_too_large_is_not_read() -> None:
+    given = request([], content_length=str(LIMIT + 1))  # reading it would fail the test
+    with pytest.raises(BodyTooLarge, match="1000 bytes"):
+        await read(given)
+
+
+@pytest.mark.parametrize("headers", [{}, {"content_length": "5"}, {"content_length": "-1"}])
+@pytest.mark.parametrize("parts", [[b"x" * (LIMIT + 1)], [b"x" * 100] * 11])
+async def test_a_body_that_grows_too_large_is_cut_whatever_was_announced(
+    parts: list[bytes], headers: dict[str, str]
+) -> None:
+    with pytest.raises(BodyTooLarge):
+        await read(request(parts, end="hangs", **headers))
+
+
+async def test_a_slow_body_is_given_up() -> None:
+    with pytest.raises(BodyTimeout):
+        await read(request([b"{"], end="hangs"), timeout_s=0.01)
+
+
+async def test_a_client_that_leaves_has_sent_no_request() -> None:
+    with pytest.raises(BadRequest, match="ended early"):
+        await read(request([b"{"], end="leaves"))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, gzip", "GZIP", "x" * 9999])
+async def test_packed_bodies_are_refused_before_they_are_read(encoding: str) -> None:
+    with pytest.raises(BadRequest, match="content-encoding") as caught:
+        await read(request([], content_encoding=encoding))
+    assert len(str(caught.value)) < 200
+
+
+async def test_identity_is_no_packing() -> None:
+    assert await read(request([b"x"], content_encoding="Identity")) == b"x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"model":', id="truncated"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b" \n", id="blank"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b"[]", id="array"),
+        pytest.param(b'"x"', id="string"),
+        pytest.param(b"42", id="number"),
+        pytest.param(b"true", id="true"),
+        pytest.param(b"[" * 100_000, id="deep arrays"),
+        pytest.param(b"[" * 100_000 + b"]" * 100_000, id="deep closed arrays"),
+        pytest.param(b'{"a":' * 100_000 + b"1" + b"}" * 100_000, id="deep objects"),
+        pytest.param(b'{"a": NaN}', id="NaN"),
+        pytest.param(b'{"a": Infinity}', id="Infinity"),
+        pytest.param(b'{"a": -Infinity}', id="-Infinity"),
+        pytest.param(b'{"a": 1e999}', id="1e999"),
+        pytest.param(b'{"a": -1e999}', id="-1e999"),
+        pytest.param(b'{"a": [{"b": 1e400}]}', id="1e400 inside"),
+        pytest.param(b'{"a": 1, "a": 2}', id="key twice"),
+        pytest.param(b'{"a": {"b": 1, "\\u0062": 1}}', id="key twice, spelt otherwise"),
+        pytest.param(b'{"model": "m"} {}', id="more behind it"),
+        pytest.param(b'{"model": "m"}\x00', id="NUL behind it"),
+        pytest.param(b"{'a': 1}", id="single quotes"),
+        pytest.param(b'{"a": 1,}', id="trailing comma"),
+        pytest.param(b'{"a": 01}', id="leading zero"),
+        pytest.param(b'{"a": "\n"}', id="raw control character"),
+        pytest.param(b'{"a": "\x00"}', id="raw NUL"),
+        pytest.param('{"a": 1}'.encode("utf-16"), id="UTF-16"),
+        pytest.param('{"a": 1}'.encode("utf-16-le"), id="UTF-16 without a BOM"),
+        pytest.param('{"a": 1}'.encode("utf-32"), id="UTF-32"),
+        pytest.param(b'\xef\xbb\xbf{"a": 1}', id="BOM"),
+        pytest.param(b'{"a": "\xff"}', id="not UTF-8"),
+        pytest.param(b'{"a": "\xc0\x80"}', id="overlong UTF-8"),
+        pytest.param(b'{"a": "\xed\xa0\x80"}', id="surrogate in UTF-8"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", id="a number of 5,000 digits"),
+    ],
+)
+def test_a_body_that_could_be_read_in_two_ways_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_object(body)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"{}", {}),
+        (b' {"a": null} \r\n', {"a": None}),
+        (b'{"a": "\\u0000\\u202e\\n"}', {"a": "\x00\u202e\n"}),
+        ('{"ü": "😀"}'.encode(), {"ü": "😀"}),
+        (b'{"a": 9223372036854775808}', {"a": 2**63}),
+        (b'{"a": -' + b"9" * 4000 + b"}", {"a": -(10**4000 - 1)}),
+        (b'{"a": 1e308, "b": 1e-999, "c": -0.0}', {"a": 1e308, "b": 0.0, "c": -0.0}),
+        (b'{"a": {"b": 1}, "b": 1}', {"a": {"b": 1}, "b": 1}),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", None),
+    ],
+)
+def test_a_sound_body_is_read(body: bytes, value: object) -> None:
+    parsed = parse_object(body)
+    assert value is None or parsed == value
+
+
+def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
+    for _ in range(3):
+        with pytest.raises(BadRequest, match="deep"):
+            parse_object(b"[" * 100_000)
+        assert parse_object(b'{"a": [[[]]]}') == {"a": [[[]]]}

@@ -1,0 +1,185 @@
+"""What every request passes: an id, and the door."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import pytest
+from pydantic import SecretStr
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.app import create_app
+from gateway.middleware import Authentication, RequestId
+from shared.settings import Settings
+
+KEY = "sk-1"
+TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
+Headers = list[tuple[bytes, bytes]]
+
+
+class Inside:
+    """The application behind the door; remembers who came in."""
+
+    def __init__(self) -> None:
+        self.tenants: list[str | None] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.tenants.append(scope.get("state", {}).get("tenant"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"in"})
+
+
+async def ask(
+    app: ASGIApp, path: str = "/jobs", headers: Headers | None = None, **scope: object
+) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of the answer to a GET."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    request = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers or [],
+        "server": ("gateway", 80),
+        "client": ("127.0.0.1", 1),
+    }
+    await app(request | scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], sent[0]["headers"], body
+
+
+def request_ids(headers: Headers) -> list[bytes]:
+    return [value for name, value in headers if name == b"x-request-id"]
+
+
+@pytest.mark.parametrize("sent", [b"a", b"req-1_2.3:4", b"X" * 128])
+async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
+    _, headers, _ = await ask(RequestId(Inside()), headers=[(b"x-request-id", sent)])
+    assert request_ids(headers) == [sent]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b" ", b"a b", b"X" * 129, b"a\r\nset-cookie: x", b"<script>", b"\xff", b"a;b"]
+)
+async def test_an_unsound_request_id_is_replaced(sent: bytes) -> None:
+    _, headers, _ = await ask(RequestId(Inside()), headers=[(b"x-request-id", sent)])
+    (made,) = request_ids(headers)
+    assert re.fullmatch(rb"req_[0-9a-f]{24}", made)
+
+
+async def test_a_request_without_an_id_gets_one_of_its_own() -> None:
+    made = {request_ids((await ask(RequestId(Inside())))[1])[0] for _ in range(50)}
+    assert len(made) == 50
+
+
+async def test_what_is_not_http_passes() -> None:
+    seen = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    for layer in (RequestId(inside), Authentication(inside, TENANTS)):
+        await layer({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["lifespan"] * 2
+
+
+async def test_a_key_opens_and_names_the_tenant() -> None:
+    inside = Inside()
+    headers = [(b"authorization", b"Bearer sk-1")]
+    assert (await ask(Authentication(inside, TENANTS), headers=headers))[0] == 200
+    assert inside.tenants == ["alice"]
+
+
+async def test_without_keys_everyone_comes_in() -> None:
+    inside = Inside()
+    assert (await ask(Authentication(inside, {})))[0] == 200
+    assert inside.tenants == ["default"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_probes_carry_no_key(path: str) -> None:
+    inside = Inside()
+    assert (await ask(Authentication(inside, TENANTS), path))[0] == 200
+    assert inside.tenants == [None]
+
+
+TRICKS = [
+    "/",
+    "//jobs",
+    "/jobs",
+    "/healthz/",
+    "//healthz",
+    "/healthz/../jobs",
+    "/healthz/..%2fjobs",
+    "/healthz;/jobs",
+    "/healthz?/jobs",
+    "/healthz#/jobs",
+    "/healthz%00/jobs",
+    "/healthz\x00",
+    "/healthz\n",
+    "/HEALTHZ",
+    "/readyz/./jobs",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", TRICKS)
+async def test_no_path_opens_the_door_but_the_probes(path: str) -> None:
+    inside = Inside()
+    assert (await ask(Authentication(inside, TENANTS), path))[0] == 401
+    assert inside.tenants == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"host", b"gateway/healthz?x=")],
+        [(b"host", b"x/healthz")],
+        [(b"x-original-url", b"/healthz")],
+        [(b"x-rewrite-url", b"/healthz")],
+        [(b"x-forwarded-prefix", b"/healthz")],
+        [(b"x-forwarded-for", b"127.0.0.1")],
+        [(b"authorization", b"Bearer sk-1"), (b"authorization", b"Bearer sk-1")],
+    ],
+)
+async def test_no_header_opens_the_door_but_one_key(headers: Headers) -> None:
+    inside = Inside()
+    assert (await ask(Authentication(inside, TENANTS), headers=headers))[0] == 401
+    assert inside.tenants == []
+
+
+async def test_a_root_path_opens_nothing() -> None:
+    inside = Inside()
+    app = Authentication(inside, TENANTS)
+    assert (await ask(app, "/healthz/jobs", root_path="/healthz"))[0] == 401
+    assert inside.tenants == []
+
+
+@pytest.mark.parametrize("path", [*TRICKS, "/v1/models", "/v1/chat/completions"])
+async def test_a_401_of_the_whole_gateway_has_openais_shape_and_an_id(path: str) -> None:
+    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
+    status, headers, body = await ask(app, path, [(b"x-request-id", b"mine")])
+    assert status == 401
+    assert request_ids(headers) == [b"mine"]
+    assert dict(headers)[b"www-authenticate"] == b"Bearer"
+    assert dict(headers)[b"content-type"] == b"application/json"
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")

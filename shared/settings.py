@@ -78,7 +78,9 @@ class Settings(BaseSettings):
     sim_prefill_us_per_token: float = Field(20.0, ge=0)
     sim_step_ms: float = Field(10.0, ge=0, description="shortest step")
     sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
-    sim_faults: str = Field("", description="faults by name, see worker/engines/simulated.py")
+    sim_faults: str = Field(
+        "", description="faults by name, see worker/engines/simulated/engine.py"
+    )
 
     @field_validator("api_keys", mode="before")
     @classmethod

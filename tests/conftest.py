@@ -42,7 +42,7 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def simulated_engine() -> AsyncIterator[Engine]:
     """A started simulated engine."""
-    from worker.engines.simulated import SimulatedEngine
+    from worker.engines.simulated.engine import SimulatedEngine
 
     engine = SimulatedEngine(Settings(sim_step_ms=1, sim_step_us_per_seq=0))
     await engine.start()

@@ -18,7 +18,7 @@ from worker.lifecycle import Worker
 def _engine(settings: Settings) -> Engine:
     # Imported late: vLLM takes ten seconds to import, and a simulated worker needs none of it.
     if settings.engine == "simulated":
-        from worker.engines.simulated import SimulatedEngine
+        from worker.engines.simulated.engine import SimulatedEngine
 
         return SimulatedEngine(settings)
     from worker.engines.vllm import VllmEngine

@@ -22,7 +22,7 @@ from shared.token_log import Transcript, unpack_journal
 from tests.waiting import eventually
 from worker import runner as module
 from worker.engines.protocol import Capacity, Load
-from worker.engines.simulated import SimulatedEngine
+from worker.engines.simulated.engine import SimulatedEngine
 from worker.publisher import Publisher
 from worker.runner import Outcome, Run
 

@@ -15,8 +15,8 @@ import pytest
 from shared.settings import Settings, SettingsError
 from tests.asgi_client import Recorder, Reply, call
 from worker.engines.protocol import JOURNAL, Load
-from worker.engines.simulated import SimulatedEngine
-from worker.engines.simulated_batch import EOS, TOKENS
+from worker.engines.simulated.batch import EOS, TOKENS
+from worker.engines.simulated.engine import SimulatedEngine
 
 CHAT = "/v1/chat/completions"
 DEADLINE_S = 10.0
@@ -439,7 +439,7 @@ def test_kill_on_prompt(faults: str, n_tokens: int) -> None:
         import asyncio
         from shared.settings import Settings
         from tests.asgi_client import call
-        from worker.engines.simulated import SimulatedEngine
+        from worker.engines.simulated.engine import SimulatedEngine
 
         async def main():
             settings = Settings(sim_step_ms=1, sim_faults="kill_on_prompt=poison{faults}")

@@ -2,7 +2,7 @@
 
 An engine is an ASGI application that answers vLLM's routes, plus three things that a queue worker
 needs and HTTP can't give: how much room there is, when a step of the continuous batch has ended,
-and the token ids of every delta. vLLM (`vllm.py`) and the simulated engine (`simulated.py`) keep
+and the token ids of every delta. vLLM (`vllm.py`) and the simulated engine (`simulated/`) keep
 the same promises; `tests/e2e/test_engine_conformance.py` runs over both.
 """
 

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Send
 
 from worker.engines.protocol import JOURNAL
-from worker.engines.simulated_batch import (
+from worker.engines.simulated.batch import (
     TOKENS,
     Delta,
     Disconnected,
@@ -23,7 +23,7 @@ from worker.engines.simulated_batch import (
     Generation,
     Prompt,
 )
-from worker.engines.simulated_request import (
+from worker.engines.simulated.request import (
     Body,
     ChatBody,
     CompletionBody,

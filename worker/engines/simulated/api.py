@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -14,12 +14,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from shared.settings import Settings
-from worker.engines.simulated_answer import DEAD, Answer, ChatAnswer, CompletionAnswer
-from worker.engines.simulated_batch import EngineDeadError
-from worker.engines.simulated_request import Body, ChatBody, CompletionBody, RefusedError, parse
-
-if TYPE_CHECKING:
-    from worker.engines.simulated import SimulatedEngine
+from worker.engines.protocol import Capacity
+from worker.engines.simulated.answer import DEAD, Answer, ChatAnswer, CompletionAnswer
+from worker.engines.simulated.batch import EngineDeadError, Generation
+from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
 
 _ROUTES = {
     "/v1/chat/completions": "POST",
@@ -29,10 +27,26 @@ _ROUTES = {
 }
 
 
-class SimulatedApi:
-    """The ASGI application of one `SimulatedEngine`."""
+class Generator(Protocol):
+    """What the application asks of its engine."""
 
-    def __init__(self, settings: Settings, engine: SimulatedEngine) -> None:
+    @property
+    def dead(self) -> bool: ...
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+    def submit(self, generation: Generation) -> None:
+        """Queue it for the batch. Raises EngineDeadError."""
+
+    def abort(self, generation: Generation) -> None:
+        """Its sequences leave the batch at once."""
+
+
+class SimulatedApi:
+    """The ASGI application of one engine."""
+
+    def __init__(self, settings: Settings, engine: Generator) -> None:
         self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
         self._engine = engine

@@ -90,7 +90,7 @@ class JobAnswer(Response):
                 spoke = now
             elif not pieces:
                 try:
-                    data = sse.comment(await self._news())
+                    data = await self._news()
                 except FlotillaError as failure:
                     await self._fail(send, failure, opened=opened)
                     return True
@@ -149,16 +149,21 @@ class JobAnswer(Response):
             raise StreamReset("The job is gone.")
         return whole_answer(job)
 
-    async def _news(self) -> str:
-        """One line for a client that waits in silence. Raises StreamReset if it is in vain."""
+    async def _news(self) -> bytes:
+        """A comment for a client that waits in silence; nothing if the end is just coming.
+
+        Raises StreamReset if it waits in vain.
+        """
         try:
             job = await self._gateway.queue.get(self._job.id)
             position = job and await self._gateway.queue.position(job)
         except (RedisError, OSError):
-            return "waiting for the queue"
+            return sse.comment("waiting for the queue")
         if job is None:
             raise StreamReset("The queue has lost this job.")
-        return f"{job.state}, position {position}" if position else str(job.state)
+        if job.state.terminal:
+            return b""
+        return sse.comment(f"{job.state}, position {position}" if position else job.state)
 
     async def _open(self, send: Send) -> None:
         headers = [*sse.HEADERS, *self._extra_headers]

@@ -32,6 +32,13 @@ log = logging.getLogger("flotilla.gateway")
 _SUBSCRIBE_S = 5.0
 
 
+async def _warn(redis: connections.Redis) -> None:
+    """Say what is wrong with this Redis' settings, if it can be asked."""
+    with contextlib.suppress(connections.RedisError, OSError):
+        for weakness in await connections.weaknesses(redis):
+            log.warning("Redis: %s", weakness)
+
+
 def create_app(settings: Settings) -> FastAPI:
     """An application that connects to Redis when it starts. Raises SettingsError."""
     tenants = settings.tenants()
@@ -51,6 +58,7 @@ def create_app(settings: Settings) -> FastAPI:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
                 await relay.connected.wait()
+        await _warn(redis)
         log.info("gateway %s serves on http://%s:%d", gateway_id, settings.host, settings.port)
         try:
             yield

@@ -18,6 +18,10 @@ from shared.errors import BadRequest, BodyTimeout, BodyTooLarge
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
     """The whole body. Raises BodyTooLarge, BodyTimeout, BadRequest."""
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        # vLLM's rule too; and a web page of somebody else's can't send this type unasked.
+        raise BadRequest("Unsupported Media Type: Only 'application/json' is allowed")
     too_large = BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":

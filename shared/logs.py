@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 
 
 def set_up(level: str) -> None:
@@ -27,5 +28,10 @@ def set_up(level: str) -> None:
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.level = record.levelname.lower()
+        if record.exc_info and record.exc_info[1]:
+            # The traceback is for those who read log files; the line says what it was.
+            traceback.print_exception(record.exc_info[1], file=sys.stderr)
+            record.msg = f"{record.getMessage()}: {record.exc_info[1]!r}"
+            record.args, record.exc_info, record.exc_text = (), None, None
         # One event is one line, whatever a client put into it.
         return super().format(record).replace("\n", "\\n").replace("\r", "\\r")

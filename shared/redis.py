@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -29,6 +32,7 @@ __all__ = [
     "connect",
     "connect_blocking",
     "unwritable",
+    "weaknesses",
 ]
 
 
@@ -59,6 +63,20 @@ def connect_blocking(url: str) -> Redis:
         retry=Retry(NoBackoff(), 0),
     )
     return Redis(connection_pool=pool)
+
+
+async def weaknesses(redis: Redis) -> list[str]:
+    """How this Redis could lose jobs by its settings; empty where it says nothing of them."""
+    settings: Any = {}
+    with contextlib.suppress(ResponseError):  # managed ones keep CONFIG to themselves
+        settings = await redis.config_get("maxmemory", "maxmemory-policy", "appendonly")
+    found = []
+    if settings.get(b"maxmemory", b"0") != b"0" and settings[b"maxmemory-policy"] != b"noeviction":
+        policy = settings[b"maxmemory-policy"].decode()
+        found.append(f"maxmemory-policy is {policy}: full memory evicts jobs; set noeviction")
+    if settings.get(b"appendonly", b"yes") == b"no":
+        found.append("appendonly is no: jobs do not survive its end; set yes")
+    return found
 
 
 def unwritable(error: RedisError) -> bool:

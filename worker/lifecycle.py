@@ -88,6 +88,8 @@ class Worker:
             await self._serve(time.monotonic() - began)
         except EngineDied:
             return await self._end_dead()
+        except SettingsError:
+            raise
         except Exception:
             log.exception("%s failed", self._id)
             return 1

@@ -30,7 +30,8 @@ end
 
 local empty = true
 for i = 6, #ARGV do
-  local stream = queue_key(pool .. ':' .. ARGV[i])
+  local name = pool .. ':' .. ARGV[i]
+  local stream = queue_key(name)
   -- Entries of jobs that were cancelled while they waited take no slot; 64 rounds bound one call.
   for _ = 1, 64 do
     local free = count - (#taken - 1)
@@ -39,7 +40,7 @@ for i = 6, #ARGV do
     for _, entry in ipairs(entries) do
       local id = entry[2][2]
       local job = load_job(id)
-      if not job or not FROM.acquire[job.state] or job.entry ~= entry[1] then
+      if not job or not FROM.acquire[job.state] or job.queue ~= name or job.entry ~= entry[1] then
         redis.call('XACK', stream, GROUP, entry[1])
         redis.call('XDEL', stream, entry[1])
       else

@@ -5,14 +5,15 @@
 local result = {}
 for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
   for i = 3, #ARGV do
-    local stream = queue_key(pool .. ':' .. ARGV[i])
+    local name = pool .. ':' .. ARGV[i]
+    local stream = queue_key(name)
     local idle = redis.pcall('XPENDING', stream, GROUP, 'IDLE', ARGV[1], '-', '+', ARGV[2])
     if not idle.err then
       for _, pending in ipairs(idle) do
         local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
         local id = entry and entry[2][2]
         local job = id and load_job(id)
-        if job and job.entry == pending[1] and FROM.requeue[job.state] then
+        if job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state] then
           -- How long a lease is, its holder says; another process may be set up differently.
           if pending[3] >= tonumber(job.lease_ms) then
             result[#result + 1] = id

@@ -183,7 +183,11 @@ def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
     ],
 )
 def test_bad_bodies(fleet: tuple[Process, Process], body: bytes, status: int) -> None:
-    answer = httpx.post(f"{fleet[0].url}/v1/chat/completions", content=body)
+    answer = httpx.post(
+        f"{fleet[0].url}/v1/chat/completions",
+        content=body,
+        headers={"content-type": "application/json"},
+    )
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 

@@ -33,6 +33,7 @@ from worker.lifecycle import Worker
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+JSON = {"content-type": "application/json"}
 QUESTION = [{"role": "user", "content": "What is Flotilla?"}]
 WEATHER = {
     "type": "function",
@@ -199,7 +200,7 @@ async def test_the_same_bytes_as_vllms_own_application(
         body.pop("stream_options", None)
     raw = json.dumps(body).encode()
     own = await call(vllm_engine, "POST", path, raw)
-    ours = await api.post(path, content=raw)
+    ours = await api.post(path, content=raw, headers=JSON)
     assert ours.status_code == own.status
     assert ours.headers["content-type"] == own.headers["content-type"]
     assert normal_form(ours.content) == normal_form(own.body)
@@ -258,7 +259,7 @@ async def test_the_very_same_chunks(api: httpx.AsyncClient, vllm_engine: Engine)
 
     async def same() -> bool:
         own = await call(vllm_engine, "POST", CHAT, raw)
-        ours = await api.post(CHAT, content=raw)
+        ours = await api.post(CHAT, content=raw, headers=JSON)
         return comparable(ours.content) == comparable(own.body)
 
     await eventually(same, "two runs without a merged delta")

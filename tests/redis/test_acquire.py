@@ -116,7 +116,7 @@ async def test_the_entry_of_a_vanished_job_is_dropped(queue: JobQueue, store: Re
 
 async def test_an_entry_that_is_not_the_jobs_own_is_dropped(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue)
-    store.xadd(keys.queue(0, POOL, PRIORITY), {"job": job.id})
+    store.xadd(keys.queue(0, POOL, PRIORITY), {"job": job.id}, id="1-1")
     assert [each.id for each in await take(queue)] == [job.id]
     assert entries_of(store, job.id) == [DEFAULT]
 

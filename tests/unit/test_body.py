@@ -29,6 +29,7 @@ def request(parts: Iterable[bytes], *, end: str = "", **headers: str) -> Request
         await asyncio.Event().wait()
         raise AssertionError
 
+    headers = {"content_type": "application/json", **headers}
     sent = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
     scope = {"type": "http", "method": "POST", "path": "/", "headers": sent}
     return Request(scope, receive)
@@ -150,3 +151,9 @@ def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
         with pytest.raises(BadRequest, match="deep"):
             parse_object(b"[" * 100_000)
         assert parse_object(b'{"a": [[[]]]}') == {"a": [[[]]]}
+
+
+@pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded"])
+async def test_a_type_that_any_web_page_can_send_is_refused(media_type: str) -> None:
+    with pytest.raises(BadRequest, match="application/json"):
+        await read(request([b"{}"], content_type=media_type))

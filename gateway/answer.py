@@ -16,7 +16,7 @@ from gateway import sse
 from gateway.context import Gateway
 from gateway.relay import Piece, Reader
 from shared.channel import FrameKind
-from shared.errors import FlotillaError, StreamReset, job_error
+from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
 from shared.redis import RedisError
 from shared.states import JobState
@@ -144,7 +144,10 @@ class JobAnswer(Response):
         if last.kind == FrameKind.RESULT:
             status, content_type, body = msgpack.unpackb(last.payload, raw=True)
             return Whole(status, content_type.decode(), body)
-        job = await self._gateway.queue.get(self._job.id)
+        try:
+            job = await self._gateway.queue.get(self._job.id)
+        except (RedisError, OSError) as error:
+            raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
         if job is None:
             raise StreamReset("The job is gone.")
         return whole_answer(job)

@@ -24,8 +24,9 @@ from gateway.context import Gateway
 from gateway.job_object import full
 from gateway.relay import Piece, Reader, Want
 from shared.channel import FrameKind
-from shared.errors import BadRequest, FlotillaError, StreamReset
+from shared.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
 from shared.job import Job
+from shared.redis import RedisError
 from shared.states import JobState
 from shared.token_log import Delta, unpack_journal
 
@@ -57,6 +58,9 @@ async def events(gateway: Gateway, job: Job, place: Place) -> AsyncIterator[byte
             yield data
     except FlotillaError as failure:
         yield sse.raw_event("error", failure.to_openai())
+    except (RedisError, OSError):
+        away = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
+        yield sse.raw_event("error", away.to_openai())
     finally:
         gateway.relay.close(reader)
 

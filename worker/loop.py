@@ -11,6 +11,7 @@ from shared import redis as connections
 from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
 from shared.redis import RedisError
+from shared.states import JobState
 from worker.admission import Decision, Snapshot, decide
 from worker.engines.protocol import Engine
 from worker.publisher import Publisher
@@ -153,7 +154,9 @@ class Loop:
         if run is None or run.outbox.dropped:
             return
         self._metrics.fenced.labels(state).inc()
-        log.info("%s is %s, dropped", job_id, state)
+        # A client that leaves is nothing to tell people of; a lost lease is.
+        usual = state in {JobState.CANCELLED, JobState.EXPIRED}
+        log.log(logging.DEBUG if usual else logging.WARNING, "%s is %s, dropped", job_id, state)
         run.drop()
 
     def revoke(self, job_id: str) -> None:

@@ -25,6 +25,7 @@ from shared.queue import JobQueue
 from shared.reaper import Reaper
 from shared.registry import Registry
 from shared.settings import Settings
+from shared.tasks import end
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -64,9 +65,7 @@ def create_app(settings: Settings) -> FastAPI:
             yield
         finally:
             await cancellations_sent()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
             await redis.aclose()
             log.info("gateway has ended")
 

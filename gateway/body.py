@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
 from shared.errors import BadRequest, BodyTimeout, BodyTooLarge
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -27,7 +30,7 @@ async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes
     if encoding != "identity":
         raise BadRequest(f"A body with content-encoding {encoding[:32]!r} is not read here.")
     announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > max_bytes:
+    if announced.isdecimal() and int(announced) > max_bytes:
         raise too_large
     body = bytearray()
     try:
@@ -60,6 +63,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"The body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
+    if _SURROGATE.search(body):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest("The body holds half a character (a lone surrogate).") from error
     return value
 
 

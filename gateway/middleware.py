@@ -28,7 +28,8 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         sent = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
-        request_id = sent if _REQUEST_ID.match(sent) else b"req_" + secrets.token_hex(12).encode()
+        new = b"req_" + secrets.token_hex(12).encode()
+        request_id = sent if _REQUEST_ID.fullmatch(sent) else new
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -46,6 +47,9 @@ class Authentication:
         self._tenants = tenants
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # there is none here, and none may slip past the key
+            await send({"type": "websocket.close", "code": 1008})
+            return
         # The raw path: what the Host header or a root path make of a URL must not open a door.
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             keys = [value for name, value in scope["headers"] if name == b"authorization"]

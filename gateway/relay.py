@@ -13,6 +13,8 @@ import time
 from enum import Enum
 from typing import NamedTuple
 
+from msgpack.exceptions import UnpackException
+
 from shared import keys
 from shared import redis as connections
 from shared.channel import LAST, FrameKind, decode
@@ -150,7 +152,7 @@ class Reader:
                 last = await queue.last_entry(self.job_id)
                 return [self._piece(last)] if last is not None and last.end else []
             entries = await queue.entries(self.job_id, self._after)
-            if entries and entries[0].seq != self._after + 1:
+            if entries and entries[-1].seq != self._after + len(entries):
                 raise StreamReset("The log of this job has lost entries.")
             if not entries and self._after and not await self._still_there():
                 raise StreamReset("The log of this job is gone.")
@@ -244,11 +246,19 @@ class Relay:
 
     def _connect(self) -> None:
         self.connected.set()
+        self._all_to_the_log()
+
+    def _all_to_the_log(self) -> None:
         for readers in self._readers.values():
             for reader in readers:
                 reader.fall_behind()
 
     def _hand_out(self, message: bytes) -> None:
-        for job_id, seq, kind, payload in decode(message):
-            for reader in self._readers.get(job_id, ()):
-                reader.feed(Piece(seq, kind, payload))
+        try:
+            for job_id, seq, kind, payload in decode(message):
+                for reader in self._readers.get(job_id, ()):
+                    reader.feed(Piece(seq, kind, payload))
+        except (ValueError, TypeError, UnpackException) as error:
+            # Not a worker's; whatever it stood in for, the log has it.
+            log.error("a message that is no frame: %r", error)
+            self._all_to_the_log()

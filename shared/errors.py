@@ -45,7 +45,7 @@ class FlotillaError(Exception):
             "param": self.param,
             "code": self.code,
         }
-        return json.dumps({"error": error}, ensure_ascii=False).encode()
+        return json.dumps({"error": error}).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What the answer needs beside its content type."""

@@ -21,7 +21,7 @@ def new_job_id(shards: int) -> str:
 
 def shard_of(job_id: str) -> int | None:
     """The shard that holds the job's keys; None if this is no job id."""
-    match = _ID.match(job_id)
+    match = _ID.fullmatch(job_id)
     return int(match[1], 16) if match else None
 
 

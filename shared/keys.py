@@ -13,7 +13,8 @@ gets the shard's base key may make the others itself.
 | `flotilla:{s}:bell:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
 | `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, finish | while not terminal |
 | `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
-| `flotilla:{s}:tenants`, `:pools` | set | names in use | submit | for good |
+| `flotilla:{s}:pools` | set | names in use | submit | for good |
+| `flotilla:{s}:expiring` | sorted set by time | `<id> <tenant>` of ended jobs | finish | swept then |
 | `flotilla:{s}:dead` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
 | `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
 | `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
@@ -39,12 +40,12 @@ WAITING: Final = "waiting"
 BELL: Final = "bell"
 DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
-TENANTS: Final = "tenants"
+EXPIRING: Final = "expiring"
 POOLS: Final = "pools"
 DEAD: Final = "dead"
 REAPER: Final = "reaper"
 LUA_WORDS: Final = (
-    JOB, LOG, LEASE, QUEUE, WAITING, BELL, DEADLINES, JOBS, TENANTS, POOLS, DEAD, REAPER,
+    JOB, LOG, LEASE, QUEUE, WAITING, BELL, DEADLINES, JOBS, EXPIRING, POOLS, DEAD, REAPER,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -86,10 +87,6 @@ def jobs(shard: int, tenant: str) -> str:
 
 def pools(shard: int) -> str:
     return f"{base(shard)}{POOLS}"
-
-
-def tenants(shard: int) -> str:
-    return f"{base(shard)}{TENANTS}"
 
 
 def dead(shard: int) -> str:

@@ -47,7 +47,7 @@ def connect(url: str, *, max_connections: int = 64) -> Redis:
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
     )
-    return Redis(connection_pool=pool)
+    return Redis.from_pool(pool)
 
 
 def connect_blocking(url: str) -> Redis:
@@ -62,7 +62,7 @@ def connect_blocking(url: str) -> Redis:
         health_check_interval=BLOCK_S,
         retry=Retry(NoBackoff(), 0),
     )
-    return Redis(connection_pool=pool)
+    return Redis.from_pool(pool)
 
 
 async def weaknesses(redis: Redis) -> list[str]:

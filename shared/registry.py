@@ -7,14 +7,17 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from typing import Any
 
 from shared import keys
 from shared.redis import Redis
 from shared.states import WorkerState
+
+log = logging.getLogger("flotilla.registry")
 
 HEARTBEAT_S = 2.0
 """How often a worker announces itself."""
@@ -68,9 +71,9 @@ class Registry:
 
     async def announce(self, worker: WorkerInfo, expiry_s: float = _EXPIRY_S) -> None:
         """A heartbeat."""
-        fields = {k: json.dumps(v) for k, v in asdict(worker).items()}
+        values = {k: json.dumps(v) for k, v in asdict(worker).items()}
         pipe = self._redis.pipeline(transaction=True)
-        pipe.hset(keys.worker(worker.id), mapping=fields)
+        pipe.hset(keys.worker(worker.id), mapping=values)
         pipe.pexpire(keys.worker(worker.id), int(expiry_s * 1000))
         pipe.sadd(keys.WORKERS, worker.id)
         await pipe.execute()
@@ -95,13 +98,10 @@ class Registry:
             pipe.hgetall(keys.worker(worker_id))
         found, gone = [], []
         for worker_id, raw in zip(ids, await pipe.execute(), strict=True):
-            if raw:
-                fields = {name.decode(): json.loads(value) for name, value in raw.items()}
-                fields["state"] = WorkerState(fields["state"])
-                fields["models"] = tuple(fields["models"])
-                found.append(WorkerInfo(**fields))
-            else:
+            if not raw:
                 gone.append(worker_id)
+            elif (worker := _parse_worker(raw)) is not None:
+                found.append(worker)
         if gone:
             await self._redis.srem(keys.WORKERS, *gone)
         return found
@@ -111,6 +111,19 @@ class Registry:
         raw = await self._redis.hgetall(keys.MODELS)
         models = {}
         for name, record in sorted(raw.items()):
-            fields = json.loads(record)
-            models[name.decode()] = ModelInfo(name.decode(), fields["pool"], fields["card"])
+            values = json.loads(record)
+            models[name.decode()] = ModelInfo(name.decode(), values["pool"], values["card"])
         return models
+
+
+def _parse_worker(raw: dict[bytes, bytes]) -> WorkerInfo | None:
+    """None for an entry that another version of ours wrote and this one can't read."""
+    known = {field.name for field in fields(WorkerInfo)}
+    try:
+        values = {name.decode(): json.loads(value) for name, value in raw.items()}
+        values["state"] = WorkerState(values["state"])
+        values["models"] = tuple(values["models"])
+        return WorkerInfo(**{name: value for name, value in values.items() if name in known})
+    except (KeyError, TypeError, ValueError) as error:
+        log.warning("a worker's entry can't be read: %r", error)
+        return None

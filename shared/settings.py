@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     @field_validator("worker_id")
     @classmethod
     def _check_worker_id(cls, value: str) -> str:
-        if value and not _WORKER_ID.match(value):
+        if value and not _WORKER_ID.fullmatch(value):
             raise ValueError("letters, digits, '_', '.', '-'; at most 64")
         return value
 
@@ -110,11 +110,7 @@ class Settings(BaseSettings):
         """
         keys = [key.get_secret_value() for key in self.api_keys]
         if self.api_keys_file is not None:
-            try:
-                lines = self.api_keys_file.read_text().splitlines()
-            except OSError as error:
-                raise SettingsError(f"{PREFIX}API_KEYS_FILE: {error}") from error
-            keys += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            keys += _read_keys(self.api_keys_file)
         tenants = {}
         for entry in keys:
             name, key = _split_key(entry)
@@ -123,11 +119,25 @@ class Settings(BaseSettings):
         return tenants
 
 
+def _read_keys(path: Path) -> list[str]:
+    where = f"{PREFIX}API_KEYS_FILE={path}"
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+        keys = [line for line in lines if line and not line.startswith("#")]
+        for key in keys:
+            _split_key(key)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{where}: {error}") from error
+    if not keys:  # an empty file must not open the door
+        raise SettingsError(f"{where}: there is no key in it")
+    return keys
+
+
 def _split_key(entry: str) -> tuple[str, str]:
     name, colon, key = entry.partition(":")
     if not colon:
         return "", entry
-    if not _TENANT.match(name) or not key:
+    if not _TENANT.fullmatch(name) or not key:
         raise ValueError("an API key is `key` or `name:key`; names are letters, digits, '_.-'")
     return name, key
 
@@ -140,8 +150,9 @@ def load_settings(**flags: Any) -> Settings:
     known = {PREFIX + name.upper() for name in Settings.model_fields}
     problems = []
     for variable in os.environ:
-        if variable.startswith(PREFIX) and variable not in known:
-            near = difflib.get_close_matches(variable, known, n=1)
+        name = variable.upper()
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             problems.append(f"{variable}: there is no such setting{hint}")
     if problems:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from shared.job import LeasedJob
 from shared.queue import JobQueue
 from shared.redis import RedisError
 from worker.runner import Run
@@ -24,7 +25,7 @@ _SAFETY = 0.8
 class LeaseKeeper:
     """Renews the leases of `runs` (by job id), a third of the lease apart.
 
-    `progressing()` says whether the engine works; `on_lost(job id, state)` hears of lost jobs.
+    `progressing()` says whether the engine works; `on_lost(job, state)` hears of lost leases.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class LeaseKeeper:
         lease_s: float,
         runs: Mapping[str, Run],
         progressing: Callable[[], bool],
-        on_lost: Callable[[str, str], None],
+        on_lost: Callable[[LeasedJob, str], None],
     ) -> None:
         self._queue = queue
         self._worker_id = worker_id
@@ -60,18 +61,19 @@ class LeaseKeeper:
             return
         # Jobs that were leased after this moment are younger than the renewal says.
         before = time.monotonic()
+        jobs = [run.job for run in self._runs.values()]
+        left_s = _SAFETY * self._lease_s - (before - self._renewed)
         try:
-            async with asyncio.timeout(self._lease_s / 3):
-                lost = await self._queue.renew(
-                    self._worker_id, [run.job for run in self._runs.values()]
-                )
+            async with asyncio.timeout(min(self._lease_s / 3, max(0.0, left_s))):
+                lost = await self._queue.renew(self._worker_id, jobs)
         except (RedisError, OSError, TimeoutError) as error:
             silent_s = time.monotonic() - self._renewed
             log.warning("leases not renewed for %.1f s: %s", silent_s, error)
             if silent_s > _SAFETY * self._lease_s - self._lease_s / 3:
-                for job_id in list(self._runs):
-                    self._on_lost(job_id, "unreachable")
+                for job in jobs:
+                    self._on_lost(job, "unreachable")
             return
         self._renewed = before
-        for job_id, state in lost.items():
-            self._on_lost(job_id, state)
+        for job in jobs:
+            if job.id in lost:
+                self._on_lost(job, lost[job.id])

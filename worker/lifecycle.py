@@ -30,6 +30,7 @@ from shared.redis import RedisError
 from shared.registry import HEARTBEAT_S, Registry, WorkerInfo, pool_name
 from shared.settings import Settings, SettingsError
 from shared.states import WorkerState
+from shared.tasks import end
 from worker.asgi import Exchange
 from worker.engines.protocol import Engine
 from worker.health import HealthServer
@@ -177,7 +178,7 @@ class Worker:
         forced.cancel()
         drained.cancel()
         await self._hand_back("drained", blame=False)
-        await self._stop_tasks()
+        await end(self._tasks)
         log.info("%s has ended", self._id)
         return 0
 
@@ -186,7 +187,7 @@ class Worker:
         assert self._loop is not None
         self._loop.drain()
         await self._hand_back("engine_died", blame=True)
-        await self._stop_tasks()
+        await end(self._tasks)
         return 1
 
     async def _hand_back(self, reason: str, *, blame: bool) -> None:
@@ -279,11 +280,6 @@ class Worker:
         task = asyncio.create_task(work)
         self._tasks.append(task)
         return task
-
-    async def _stop_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _quietly(self, work: Awaitable[None]) -> None:
         """For what the worker can do without: Redis may be away."""

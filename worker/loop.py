@@ -8,6 +8,7 @@ import logging
 import time
 
 from shared import redis as connections
+from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
 from shared.redis import RedisError
@@ -148,15 +149,16 @@ class Loop:
         self._metrics.tokens.labels("prompt").inc(transcript.prompt_tokens)
         self._metrics.tokens.labels("completion").inc(transcript.completion_tokens)
 
-    def lose(self, job_id: str, state: str) -> None:
-        """The job is not ours any more: `state` is what it is now."""
-        run = self.runs.get(job_id)
-        if run is None or run.outbox.dropped:
+    def lose(self, job: LeasedJob, state: str) -> None:
+        """The lease is not ours any more: `state` is what the job is now."""
+        run = self.runs.get(job.id)
+        # The same job may be in our hands anew, under another lease.
+        if run is None or run.outbox.dropped or run.job.nonce != job.nonce:
             return
         self._metrics.fenced.labels(state).inc()
         # A client that leaves is nothing to tell people of; a lost lease is.
         usual = state in {JobState.CANCELLED, JobState.EXPIRED}
-        log.log(logging.DEBUG if usual else logging.WARNING, "%s is %s, dropped", job_id, state)
+        log.log(logging.DEBUG if usual else logging.WARNING, "%s is %s, dropped", job.id, state)
         run.drop()
 
     def revoke(self, job_id: str) -> None:

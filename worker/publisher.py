@@ -93,15 +93,15 @@ class _Ending:
 
 
 class Publisher:
-    """Sends outboxes; `on_lost(job id, state)` hears of jobs that this worker has lost."""
+    """Sends outboxes; `on_lost(job, state)` hears of leases that this worker has lost."""
 
     def __init__(
-        self, queue: JobQueue, metrics: WorkerMetrics, on_lost: Callable[[str, str], None]
+        self, queue: JobQueue, metrics: WorkerMetrics, on_lost: Callable[[LeasedJob, str], None]
     ) -> None:
         self._queue = queue
         self._metrics = metrics
         self._on_lost = on_lost
-        self._unsent: dict[str, Outbox] = {}
+        self._unsent: dict[Outbox, None] = {}  # a set that keeps its order
         self._endings: list[_Ending] = []
         self._wake = asyncio.Event()
         self._no_step: asyncio.TimerHandle | None = None
@@ -109,7 +109,7 @@ class Publisher:
 
     def mark(self, outbox: Outbox) -> None:
         """The outbox has something to send."""
-        self._unsent[outbox.job.id] = outbox
+        self._unsent[outbox] = None
         if self._no_step is None:
             self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
 
@@ -143,7 +143,7 @@ class Publisher:
             unsent, self._unsent = self._unsent, {}
             endings, self._endings = self._endings, []
             shards: dict[int, tuple[list[Outbox], list[_Ending]]] = {}
-            for outbox in unsent.values():
+            for outbox in unsent:
                 shards.setdefault(outbox.job.shard, ([], []))[0].append(outbox)
             for ending in endings:
                 shards.setdefault(ending.outbox.job.shard, ([], []))[1].append(ending)
@@ -161,8 +161,9 @@ class Publisher:
         if emissions:
             self._metrics.flushes.inc()
             lost = await self._insist(outboxes, lambda: self._queue.emit(shard, emissions))
-            for job_id, state in (lost or {}).items():
-                self._on_lost(job_id, state)
+            for emission in emissions:
+                if lost and emission.job.id in lost:
+                    self._on_lost(emission.job, lost[emission.job.id])
         # Their calls run side by side; none depends on another.
         await asyncio.gather(*(self._end(ending) for ending in endings))
 

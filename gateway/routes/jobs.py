@@ -67,7 +67,7 @@ async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Respo
         gateway,
         tenant,
         wanted.endpoint,
-        json.dumps(wanted.body, ensure_ascii=False).encode(),
+        json.dumps(wanted.body).encode(),
         wanted.body,
         lane=wanted.lane or lane_of(wanted.body),
         attached=False,

@@ -40,13 +40,15 @@ for i = 6, #ARGV do
     for _, entry in ipairs(entries) do
       local id = entry[2][2]
       local job = load_job(id)
-      if not job or not FROM.acquire[job.state] or job.queue ~= name or job.entry ~= entry[1] then
+      local its_own = job and job.queue == name and job.entry == entry[1]
+      if its_own and not FROM.acquire[job.state] and FROM.requeue[job.state] then
+        -- The group was made anew while somebody holds the job: the entry stays, for the reaper to find.
+      elseif not its_own or not FROM.acquire[job.state] then
         redis.call('XACK', stream, GROUP, entry[1])
         redis.call('XDEL', stream, entry[1])
       else
         local deadline = tonumber(redis.call('HGET', key('job', id), 'deadline_us') or 0)
         if deadline > 0 and deadline <= now then
-          leave_queue(job)
           finish(id, job, 'expire', 'deadline_exceeded', last_seq(id) + 1, {})
         else
           lease(id, job)

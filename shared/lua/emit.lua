@@ -28,5 +28,11 @@ for i = 1, #items, 7 do
     end
   end
 end
-for watchers, list in pairs(frames) do publish(watchers, table.concat(list)) end
+-- Jobs with the same listeners were put together; a gateway that is in several such sets gets one message.
+local messages = {}
+for watchers, list in pairs(frames) do
+  local part = table.concat(list)
+  for gateway in string.gmatch(watchers, '%S+') do messages[gateway] = (messages[gateway] or '') .. part end
+end
+for gateway, message in pairs(messages) do publish(gateway, message) end
 return lost

@@ -28,7 +28,7 @@ local function held(id, nonce)
 end
 
 local JOB_FIELDS = {'state', 'queue', 'entry', 'pool', 'lane', 'attempts', 'watchers', 'worker',
-                    'ttl_ms', 'stream', 'watched', 'created_us', 'started_us', 'history', 'nonce', 'lease_ms',
+                    'ttl_ms', 'stream', 'watched', 'created_us', 'started_us', 'history', 'nonce', 'lease_ms', 'tenant',
                     'max_attempts'}
 local function load_job(id)
   local values = redis.call('HMGET', key('job', id), unpack(JOB_FIELDS))
@@ -54,8 +54,8 @@ local function ring(pool)
   if redis.call('LLEN', bell) < 64 then redis.call('RPUSH', bell, 1) end
 end
 
--- Take a delivered entry out of its queue. (An entry that was never delivered stays until a worker
--- meets it: deleting it would spoil the group's lag, which autoscalers read.)
+-- Take a job's entry out of its queue, delivered or not. (The group's lag is not known for a while
+-- after an undelivered one was deleted. Depths are counted by the `waiting` sets, which are exact.)
 local function leave_queue(job)
   redis.call('XACK', queue_key(job.queue), GROUP, job.entry)
   redis.call('XDEL', queue_key(job.queue), job.entry)
@@ -65,7 +65,7 @@ end
 -- here when the one who ends the job is not its worker.
 local function finish(id, job, event, code, seq, fields, frame)
   local state = TO[event]
-  if job.state == 'in_progress' then leave_queue(job) end
+  leave_queue(job)
   redis.call('HSET', key('job', id), 'state', state, 'error_code', code, 'finished_us', int(now_us()),
              unpack(fields))
   redis.call('DEL', key('lease', id))
@@ -74,6 +74,7 @@ local function finish(id, job, event, code, seq, fields, frame)
   redis.call('ZREM', base .. WORD.deadlines, id)
   redis.call('PEXPIRE', key('job', id), job.ttl_ms)
   redis.call('PEXPIRE', key('log', id), job.ttl_ms)
+  redis.call('ZADD', base .. WORD.expiring, int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
   publish(job.watchers, frame or cmsgpack.pack({id, seq, KIND.ended, ''}))
 end
 

@@ -24,6 +24,5 @@ redis.call('HSET', key('job', id), 'state', 'queued', 'pool', pool, 'lane', lane
 redis.call('ZADD', waiting_key(name), int(now), id)
 redis.call('ZADD', key('jobs', tenant), int(now), id)
 redis.call('SADD', base .. WORD.pools, pool)
-redis.call('SADD', base .. WORD.tenants, tenant)
 ring(pool)
 return {'ok', depth + 1}

@@ -1,13 +1,13 @@
 -- Take out what nobody will ask for again: jobs that are gone, consumers that are gone.
--- KEYS: base.  ARGV: at most so many jobs per tenant, idle time of a dead consumer in ms, then the lanes.
+-- KEYS: base.  ARGV: at most so many jobs, idle time of a dead consumer in ms, then the lanes.
 -- Returns how much was taken out.
 -- Invariant: a consumer with entries is kept; deleting it would lose them.
 local swept = 0
-for _, tenant in ipairs(redis.call('SMEMBERS', base .. WORD.tenants)) do
-  local index = key('jobs', tenant)
-  for _, id in ipairs(redis.call('ZRANGE', index, 0, tonumber(ARGV[1]) - 1)) do
-    if redis.call('EXISTS', key('job', id)) == 0 then swept = swept + redis.call('ZREM', index, id) end
-  end
+local expiring = base .. WORD.expiring
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', expiring, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])) do
+  local id, tenant = string.match(member, '^(%S+) (.+)$')
+  swept = swept + redis.call('ZREM', key('jobs', tenant), id)
+  redis.call('ZREM', expiring, member)
 end
 for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
   for i = 3, #ARGV do

@@ -12,6 +12,7 @@ from shared.job import NewJob
 from shared.lanes import DEFAULT, FLEX, LANES, PRIORITY
 from shared.queue import JobQueue, LaneDepth
 from tests.redis.conftest import POOL, TENANT, answer, make_job, open_queue, submit, take
+from tests.waiting import eventually
 
 SHARDS = 4
 
@@ -113,14 +114,36 @@ async def test_a_page_says_which_jobs_are_gone_and_forgets_them(
     assert len(await queue.page(TENANT, None, 10)) == 2
 
 
+def outlive(store: Redis, job: NewJob) -> None:
+    """The job has ended and its time to live is over."""
+    store.delete(keys.job(0, job.id))
+    store.zadd(f"{keys.base(0)}{keys.EXPIRING}", {f"{job.id} {job.tenant}": 1})
+
+
+async def swept(queue: JobQueue, n: int) -> int:
+    """What sweeps take out until it is so much."""
+    total = 0
+
+    async def enough() -> bool:
+        nonlocal total
+        total += await queue.sweep(0)
+        return total >= n
+
+    await eventually(enough, f"{n} swept")
+    return total
+
+
 async def test_sweeping_forgets_what_is_gone_and_nothing_else(
     queue: JobQueue, store: Redis
 ) -> None:
     jobs = [await submit(queue) for _ in range(4)]
-    other = await submit(queue, tenant="somebody else")
-    for gone in (jobs[0], jobs[2], other):
-        store.delete(keys.job(0, gone.id))
-    assert await queue.sweep(0) == 3
+    other = await submit(queue, tenant="somebody else", ttl_s=0.001)
+    ended = [*jobs[::2], other]
+    for job in ended:
+        await queue.cancel(job.id, job.tenant)
+    for job in jobs[::2]:
+        outlive(store, job)
+    assert await swept(queue, 3) == 3
     assert await queue.sweep(0) == 0
     left = store.zrange(keys.jobs(0, TENANT), 0, -1)
     assert left == [jobs[1].id.encode(), jobs[3].id.encode()]
@@ -128,7 +151,9 @@ async def test_sweeping_forgets_what_is_gone_and_nothing_else(
 
 async def test_one_sweep_looks_at_the_oldest_only(queue: JobQueue, store: Redis) -> None:
     jobs = [await submit(queue) for _ in range(5)]
-    store.delete(*(keys.job(0, job.id) for job in jobs))
+    for job in jobs:
+        await queue.cancel(job.id, TENANT)
+        outlive(store, job)
     assert [await queue.sweep(0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 

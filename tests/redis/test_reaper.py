@@ -48,7 +48,9 @@ async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -
     grow_old(store, silent)
     late = await submit(queue, deadline_s=1e-6)
     forgotten = await submit(queue)
+    await queue.cancel(forgotten.id, TENANT)
     store.delete(keys.job(0, forgotten.id))
+    store.zadd(f"{keys.base(0)}{keys.EXPIRING}", {f"{forgotten.id} {TENANT}": 1})
     await Reaper(queue, LEASE_S).round()
     assert await state(queue, silent.id) == "queued"
     assert await state(queue, late.id) == "expired"

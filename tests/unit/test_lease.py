@@ -26,12 +26,16 @@ class Clock:
         return self.now
 
 
+def run(name: str) -> SimpleNamespace:
+    return SimpleNamespace(job=SimpleNamespace(id=name))
+
+
 class Post:
     """A keeper of leases, the Redis it calls and the clock it looks at."""
 
     def __init__(self, clock: Clock, *jobs: str) -> None:
         self.clock = clock
-        self.runs: dict[str, Any] = {name: SimpleNamespace(job=name) for name in jobs}
+        self.runs: dict[str, Any] = {name: run(name) for name in jobs}
         self.renewals: list[list[str]] = []
         self.answer: Answers = lambda jobs: {}
         self.progresses = True
@@ -43,13 +47,14 @@ class Post:
 
     async def renew(self, worker: str, jobs: list[Any]) -> dict[str, str]:
         assert worker == "w-1"
-        self.renewals.append(jobs)
-        return self.answer(jobs)
+        ids = [job.id for job in jobs]
+        self.renewals.append(ids)
+        return self.answer(ids)
 
-    def _on_lost(self, job: str, state: str) -> None:
-        self.lost[job] = self.clock.now
+    def _on_lost(self, job: Any, state: str) -> None:
+        self.lost[job.id] = self.clock.now
         self.states = state
-        del self.runs[job]
+        del self.runs[job.id]
 
     async def turn(self, after_s: float = AGAIN_S) -> None:
         """What the keeper does when it wakes up."""
@@ -156,7 +161,7 @@ async def test_jobs_that_come_after_a_long_idle_time_are_not_dropped_at_once(
     post = Post(clock)
     for _ in range(10):
         await post.turn()
-    post.runs["a"] = SimpleNamespace(job="a")
+    post.runs["a"] = run("a")
     post.answer = refuse
     await post.turn()
     assert post.lost == {}

@@ -71,7 +71,9 @@ class Desk:
         self.registry = CollectorRegistry()
         queue: Any = self.queue
         self.publisher = Publisher(
-            queue, WorkerMetrics(self.registry), lambda *lost: self.lost.append(lost)
+            queue,
+            WorkerMetrics(self.registry),
+            lambda job, state: self.lost.append((job.id, state)),
         )
         self.task = asyncio.create_task(self.publisher.run())
 

@@ -160,7 +160,7 @@ def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"FLOTILLA_API_KEYS_FILE: .*nowhere"):
+    with pytest.raises(SettingsError, match=r"FLOTILLA_API_KEYS_FILE=.*nowhere"):
         Settings(api_keys_file=tmp_path / "nowhere").tenants()
 
 
@@ -224,3 +224,17 @@ def test_what_the_user_has_set_for_the_engine_stays(monkeypatch: pytest.MonkeyPa
     set_engine_variable("VLLM_A", "forced")
     assert os.environ["VLLM_A"] == "forced"
     monkeypatch.delenv("VLLM_B")
+
+
+@pytest.mark.parametrize("text", [b"", b"# nothing\n  # but this\n", b"a b:key\n", b"\xff\xfe"])
+def test_a_keys_file_without_a_sound_key_opens_nothing(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(text)
+    with pytest.raises(SettingsError, match="FLOTILLA_API_KEYS_FILE="):
+        Settings(api_keys_file=path).tenants()
+
+
+def test_a_misspelt_variable_is_told_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("flotilla_prot", "1")
+    with pytest.raises(SettingsError, match="FLOTILLA_PORT"):
+        load_settings()

@@ -1,0 +1,23 @@
+"""Ending background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+_AGAIN_S = 0.1
+
+
+async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended; what they raise is dropped.
+
+    Once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py waits with, loses a
+    cancellation that comes when what it waits for has just happened.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,6 +17,8 @@ from tests.redis.conftest import (
     WORKER,
     Listener,
     entries_of,
+    grow_old,
+    lease,
     make_job,
     pending,
     submit,
@@ -161,3 +163,14 @@ async def test_a_lease_says_who_listens(queue: JobQueue, store: Redis) -> None:
     leased = await take_one(queue)
     assert store.get(keys.lease(0, job.id)) == f"{leased.nonce}0{GATEWAY}".encode()
     assert store.ttl(keys.lease(0, job.id)) == -1
+
+
+async def test_a_group_that_is_made_anew_does_not_lose_a_job_in_progress(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue)
+    store.xgroup_destroy(keys.queue(0, POOL, DEFAULT), keys.GROUP)
+    assert await take(queue, worker="w-2") == []
+    assert entries_of(store, job.id) == [DEFAULT]
+    grow_old(store, job)
+    assert await queue.reap(0, 0.0) == {job.id: "queued"}

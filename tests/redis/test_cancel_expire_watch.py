@@ -8,10 +8,12 @@ from redis import Redis
 from shared import keys
 from shared.channel import FrameKind
 from shared.job import new_job_id
+from shared.lanes import DEFAULT
 from shared.queue import JobQueue
 from shared.states import JobState
 from tests.redis.conftest import (
     GATEWAY,
+    POOL,
     TENANT,
     Listener,
     answer,
@@ -212,3 +214,11 @@ async def test_the_worker_that_is_told_is_the_one_that_holds_the_job(
     await take_one(queue, worker="w-other")
     await queue.cancel(leased.id, TENANT)
     assert control.messages() == []
+
+
+async def test_a_job_that_is_cancelled_while_it_waits_leaves_nothing_in_the_stream(
+    queue: JobQueue, store: Redis
+) -> None:
+    for _ in range(5):
+        await queue.cancel((await submit(queue)).id, TENANT)
+    assert store.xlen(keys.queue(0, POOL, DEFAULT)) == 0

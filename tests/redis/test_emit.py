@@ -204,3 +204,15 @@ async def test_nobody_renews_what_another_holds(queue: JobQueue, store: Redis) -
     (entry,) = store.xpending_range(keys.queue(0, "pool", "retry"), keys.GROUP, "-", "+", 9)
     assert entry["consumer"] == b"w-2"
     assert await queue.renew("w-2", [new]) == {}
+
+
+async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
+    queue: JobQueue, store: Redis
+) -> None:
+    await submit(queue)
+    await submit(queue)
+    alone, shared = await take(queue)
+    await queue.watch(shared.id, "gw-2", sees=True)
+    store.config_resetstat()
+    await queue.emit(0, [emission(alone, 1), emission(shared, 1)])
+    assert store.info("commandstats")["cmdstat_publish"]["calls"] == 2

@@ -107,3 +107,14 @@ def test_a_pools_name_is_readable_and_safe_in_a_key(model: str, pool: str) -> No
 def test_models_that_look_alike_have_pools_of_their_own() -> None:
     models = ["a/b", "a-b", "A-b", "a b", "a--b", "a-b-", "", "model", "x" * 40, "x" * 41]
     assert len({pool_name(model) for model in models}) == len(models)
+
+
+async def test_an_entry_of_another_version_is_read_as_far_as_it_goes(
+    queue: JobQueue, store: Redis
+) -> None:
+    registry = Registry(queue.redis)
+    await registry.announce(INFO)
+    store.hset(keys.worker(INFO.id), "new_field", '"x"')
+    assert await registry.workers() == [INFO]
+    store.hset(keys.worker(INFO.id), "state", '"dancing"')
+    assert await registry.workers() == []

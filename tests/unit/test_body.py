@@ -157,3 +157,13 @@ def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
 async def test_a_type_that_any_web_page_can_send_is_refused(media_type: str) -> None:
     with pytest.raises(BadRequest, match="application/json"):
         await read(request([b"{}"], content_type=media_type))
+
+
+@pytest.mark.parametrize("text", [rb'{"a": "\ud800"}', rb'{"\udfff": 1}', rb'{"a": ["\uD83D x"]}'])
+def test_half_a_character_is_refused(text: bytes) -> None:
+    with pytest.raises(BadRequest, match="surrogate"):
+        parse_object(text)
+
+
+def test_a_character_in_two_halves_is_one() -> None:
+    assert parse_object(rb'{"a": "\ud83d\ude00"}') == {"a": "\U0001f600"}

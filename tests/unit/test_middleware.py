@@ -183,3 +183,20 @@ async def test_a_401_of_the_whole_gateway_has_openais_shape_and_an_id(path: str)
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
+
+
+async def test_a_websocket_does_not_slip_past_the_key() -> None:
+    sent = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    async def inside(*_: object) -> None:
+        pytest.fail("it got in")
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    gate = Authentication(inside, {"x": "y"})
+    await gate({"type": "websocket", "path": "/jobs", "headers": []}, receive, send)
+    assert sent == ["websocket.close"]

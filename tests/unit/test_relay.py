@@ -379,3 +379,22 @@ async def test_whatever_is_lost_repeated_or_late_the_client_gets_the_log(
         got += seqs(await reader.next(LONG_S))
         assert got == list(range(1, 8)), f"lost: {lost:06b}"
         relay.close(reader)
+
+
+async def test_a_hole_in_the_log_ends_the_stream(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    log.write(b"1", b"2", b"3", b"4")
+    del log.ahead[2]
+    reader.fall_behind()
+    with pytest.raises(StreamReset):
+        await reader.next(5)
+
+
+@pytest.mark.parametrize("message", [b"\xc1 nonsense", b"\x01", b"\x93\x01\x02\x03"])
+async def test_a_message_that_is_no_frame_sends_readers_to_the_log(
+    relay: Relay, log: Log, message: bytes
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    log.write(b"1")
+    relay._hand_out(message)
+    assert [piece.payload for piece in await reader.next(5)] == [b"1"]

@@ -25,6 +25,7 @@ class Fleet:
         self.workers: list[WorkerInfo] = []
         self._registry = registry
         self._looked = float("-inf")
+        self._looking = asyncio.Lock()
 
     async def run(self) -> None:
         """Keep the copy fresh; ends by cancellation."""
@@ -43,14 +44,22 @@ class Fleet:
 
     async def model(self, name: str) -> ModelInfo:
         """A model by its name, with or without workers now. Raises ModelNotFound, NoWorker."""
-        if name not in self.models and time.monotonic() - self._looked > _LOOK_AGAIN_S:
-            await self.refresh()
+        if name not in self.models:
+            await self._look_again()
         if name in self.models:
             return self.models[name]
         if not self.models:
             raise NoWorker("No worker has announced a model yet; try again when one has loaded.")
         known = ", ".join(sorted(self.models)[:10])
         raise ModelNotFound(f"The model {name[:100]!r} does not exist here; these do: {known}.")
+
+    async def _look_again(self) -> None:
+        """Look once for all who ask at about the same time, a while after the last look."""
+        asked = time.monotonic()
+        async with self._looking:
+            if self._looked < asked:
+                await asyncio.sleep(max(0.0, self._looked + _LOOK_AGAIN_S - asked))
+                await self.refresh()
 
     def workers_of(self, pool: str) -> list[WorkerInfo]:
         """The pool's workers that announced themselves lately."""

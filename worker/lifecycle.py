@@ -112,6 +112,8 @@ class Worker:
         settings, engine = self._settings, self._engine
         self._models = await self._model_cards()
         self._pool = self._pool or pool_name(self._models[0]["id"])
+        # Before readiness is told: whoever hears of it may ask for the model at once.
+        await self._quietly(self._registry.register_models(self._pool, self._models))
         loop = self._loop = Loop(
             self._queue,
             settings.redis_url,

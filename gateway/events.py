@@ -69,18 +69,22 @@ async def _follow(gateway: Gateway, reader: Reader, job_id: str, skip: int) -> A
     yield b"retry: 1000\n\n"
     await gateway.queue.watch(job_id, gateway.id, sees=True)
     reader.fall_behind()  # the log first: it holds what was before we watched
-    started = False
+    waits = True
     while True:
-        pieces = await reader.next(gateway.settings.keepalive_s)
-        if not started:
+        if waits:
             job = await _job(gateway, job_id)
-            if job.state is JobState.QUEUED and not pieces:
+            waits = job.state is JobState.QUEUED
+            if waits:
                 yield await _queued(gateway, job)
-                continue
-            started = True
+            elif job.started_at is not None:
+                yield _in_progress(job)
+        pieces = await reader.next(gateway.settings.keepalive_s)
+        if waits and pieces:
+            waits = False
+            job = await _job(gateway, job_id)
             if job.started_at is not None:
-                yield sse.event("in_progress", {"id": job_id, "state": JobState.IN_PROGRESS})
-        if not pieces:
+                yield _in_progress(job)
+        elif not waits and not pieces:
             yield sse.comment("in progress")
         for piece in pieces:
             if piece.last:
@@ -91,6 +95,10 @@ async def _follow(gateway: Gateway, reader: Reader, job_id: str, skip: int) -> A
                 yield data
             if piece.seq:
                 skip = 0
+
+
+def _in_progress(job: Job) -> bytes:
+    return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS})
 
 
 def _render(piece: Piece) -> list[bytes]:

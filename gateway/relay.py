@@ -64,6 +64,7 @@ class Reader:
         "_behind",
         "_bytes",
         "_failing_since",
+        "_left",
         "_pieces",
         "_relay",
         "_wake",
@@ -80,6 +81,7 @@ class Reader:
         self._bytes = 0
         self._behind = False
         self._failing_since: float | None = None
+        self._left = False
         self._wake = asyncio.Event()
 
     def feed(self, piece: Piece) -> None:
@@ -100,20 +102,36 @@ class Reader:
 
     def wake(self) -> None:
         """End the wait of `next`: its client has left."""
+        self._left = True
         self._wake.set()
 
     async def next(self, silence_s: float) -> list[Piece]:
-        """What has come since; empty after a wake-up, or after a silence of that length.
+        """What has come since; empty after a silence of that length, or after `wake`.
 
         Raises StreamReset if the log does not hold what was handed out, RedisUnavailable if it had
         to be read and could not be for a while.
         """
+        until = asyncio.get_running_loop().time() + silence_s
+        while True:
+            silent = not await self._woken(until)
+            if silent:
+                self._behind = True  # is it silence, or a lost frame?
+            pieces = await self._read()
+            if pieces or silent or self._left:
+                return pieces
+
+    async def _woken(self, until: float) -> bool:
+        """Wait for a frame or for `wake`; False if the time came first."""
         try:
-            async with asyncio.timeout(silence_s):
+            async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
-            self._behind = True  # is it silence, or a lost frame?
+            return False
         self._wake.clear()
+        return True
+
+    async def _read(self) -> list[Piece]:
+        """Everything there is, from memory or, where that is not enough, from the log."""
         pieces = [] if self._behind else self._take()
         while self._behind:
             try:

@@ -82,4 +82,8 @@ async def weaknesses(redis: Redis) -> list[str]:
 def unwritable(error: RedisError) -> bool:
     """Redis answers but refuses writes for now: memory or disk full, loading, or a replica."""
     words = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
-    return isinstance(error, OutOfMemoryError | ReadOnlyError) or str(error).startswith(words)
+    if isinstance(error, OutOfMemoryError | ReadOnlyError):
+        return True
+    # Redis before 7 quotes what a command of a script said: `Error running script ...: -OOM ...`.
+    text = str(error)
+    return text.startswith(words) or any(f" -{word} " in text for word in words)

@@ -114,8 +114,10 @@ class VllmEngine:
         if not settings.model:
             argv += shlex.split(_DEMO_ARGS)
         argv += shlex.split(settings.engine_args)
+        parser = v.make_arg_parser(v.FlexibleArgumentParser())
+        parser.print_usage = lambda *_: None  # 300 lines, and the error is the last of them
         try:
-            args = v.make_arg_parser(v.FlexibleArgumentParser()).parse_args(argv)
+            args = parser.parse_args(argv)
             v.validate_parsed_serve_args(args)
         except SystemExit as error:  # argparse has said why, on stderr
             raise SettingsError(f"vLLM does not take these arguments: {argv}") from error

@@ -79,7 +79,7 @@ async def weaknesses(redis: Redis) -> list[str]:
     return found
 
 
-def unwritable(error: RedisError) -> bool:
+def unwritable(error: Exception) -> bool:
     """Redis answers but refuses writes for now: memory or disk full, loading, or a replica."""
     words = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
     if isinstance(error, OutOfMemoryError | ReadOnlyError):

@@ -16,16 +16,15 @@ class Exchange:
     `body`. Setting `disconnect` is what a client that leaves looks like: the application aborts.
     """
 
-    __slots__ = ("_sent", "_started", "body", "content_type", "disconnect", "on_chunk", "status")
+    __slots__ = ("_on_chunk", "_sent", "body", "content_type", "disconnect", "status")
 
     def __init__(self, on_chunk: Callable[[bytes], None] | None = None) -> None:
-        self.on_chunk = on_chunk
+        self._on_chunk = on_chunk
         self.status = 0
         self.content_type = ""
         self.body = bytearray()
         self.disconnect = asyncio.Event()
         self._sent = False
-        self._started = False
 
     @property
     def streaming(self) -> bool:
@@ -77,11 +76,11 @@ class Exchange:
             for name, value in message["headers"]:
                 if name == b"content-type":
                     self.content_type = value.decode("latin-1")
-            self._started = self.streaming and self.on_chunk is not None
+            if not self.streaming:
+                self._on_chunk = None
         elif message["type"] == "http.response.body":
             part = message.get("body", b"")
-            if self._started and self.on_chunk is not None:
-                if part:
-                    self.on_chunk(part)
-            else:
+            if self._on_chunk is None:
                 self.body += part
+            elif part:
+                self._on_chunk(part)

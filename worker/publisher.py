@@ -182,13 +182,11 @@ class Publisher:
         while not all(outbox.dropped for outbox in outboxes):
             try:
                 return await call()
-            except RedisError as error:
+            except (RedisError, OSError) as error:
                 if not (isinstance(error, UNAVAILABLE) or unwritable(error)):
                     raise
                 if tries == 0:
                     log.warning("Redis does not take tokens: %s", error)
-            except OSError as error:
-                log.warning("Redis is away: %s", error)
             await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
             tries += 1
         return None

@@ -4,6 +4,7 @@
 -- Returns {now in us, job, ...}, a job being {id, nonce, attempt, created_us, stream, endpoint, body}.
 -- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local ROUNDS = 64
 local now = now_us()
 local taken = {int(now)}
 
@@ -32,8 +33,8 @@ local empty = true
 for i = 6, #ARGV do
   local name = pool .. ':' .. ARGV[i]
   local stream = queue_key(name)
-  -- Entries of jobs that were cancelled while they waited take no slot; 64 rounds bound one call.
-  for _ = 1, 64 do
+  -- Entries that lead to no job take no slot, so read on; ROUNDS bounds one call.
+  for round = 1, ROUNDS do
     local free = count - (#taken - 1)
     if free <= 0 then empty = false; break end
     local entries = read(stream, free)
@@ -47,7 +48,7 @@ for i = 6, #ARGV do
         redis.call('XACK', stream, GROUP, entry[1])
         redis.call('XDEL', stream, entry[1])
       else
-        local deadline = tonumber(redis.call('HGET', key('job', id), 'deadline_us') or 0)
+        local deadline = tonumber(job.deadline_us) or 0
         if deadline > 0 and deadline <= now then
           finish(id, job, 'expire', 'deadline_exceeded', last_seq(id) + 1, {})
         else
@@ -56,7 +57,7 @@ for i = 6, #ARGV do
       end
     end
     if #entries < free then break end
-    if _ == 64 then empty = false end
+    if round == ROUNDS then empty = false end
   end
 end
 if empty then redis.call('DEL', key('bell', pool)) end

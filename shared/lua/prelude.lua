@@ -29,7 +29,7 @@ end
 
 local JOB_FIELDS = {'state', 'queue', 'entry', 'pool', 'lane', 'attempts', 'watchers', 'worker',
                     'ttl_ms', 'stream', 'watched', 'created_us', 'started_us', 'history', 'nonce', 'lease_ms', 'tenant',
-                    'max_attempts'}
+                    'max_attempts', 'deadline_us'}
 local function load_job(id)
   local values = redis.call('HMGET', key('job', id), unpack(JOB_FIELDS))
   if not values[1] then return nil end

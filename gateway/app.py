@@ -78,6 +78,6 @@ def create_app(settings: Settings) -> FastAPI:
     errors.install(app, metrics)
     for part in (inference, jobs, models, health):
         app.include_router(part.router)
-    app.add_middleware(Authentication, tenants=tenants)
+    app.add_middleware(Authentication, tenants=tenants, metrics=metrics)
     app.add_middleware(RequestId)  # outermost: a 401 has an id too
     return app

@@ -22,8 +22,9 @@ from shared.redis import RedisError
 log = logging.getLogger("flotilla.gateway")
 
 
-def error_response(error: FlotillaError) -> Response:
-    """The answer that tells a client of an error of ours."""
+def error_response(error: FlotillaError, metrics: GatewayMetrics) -> Response:
+    """The answer that tells a client of an error of ours; it is counted."""
+    metrics.refused.labels(error.code or error.type).inc()
     response = Response(error.to_openai(), error.status, media_type="application/json")
     response.raw_headers += error.headers()
     return response
@@ -33,8 +34,7 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
     """Render every exception that leaves a route."""
 
     def answer(error: FlotillaError) -> Response:
-        metrics.refused.labels(error.code or error.type).inc()
-        return error_response(error)
+        return error_response(error, metrics)
 
     async def ours(_: Request, error: Exception) -> Response:
         assert isinstance(error, FlotillaError)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.auth import tenant_of
 from gateway.errors import error_response
 from shared.errors import Unauthorized
+from shared.metrics import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
 # Probes carry no key. Everything else needs one where keys are configured, whatever routes come.
@@ -42,9 +43,10 @@ class RequestId:
 class Authentication:
     """Puts the tenant into the request's state, or answers 401."""
 
-    def __init__(self, app: ASGIApp, tenants: Mapping[str, str]) -> None:
+    def __init__(self, app: ASGIApp, tenants: Mapping[str, str], metrics: GatewayMetrics) -> None:
         self._app = app
         self._tenants = tenants
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # there is none here, and none may slip past the key
@@ -56,6 +58,6 @@ class Authentication:
             try:
                 scope.setdefault("state", {})["tenant"] = tenant_of(keys, self._tenants)
             except Unauthorized as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, self._metrics)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

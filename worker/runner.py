@@ -10,7 +10,7 @@ from enum import Enum
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import Answer
-from shared.states import TRANSITIONS, JobEvent
+from shared.states import JobEvent, JobState, after
 from worker.asgi import Exchange
 from worker.engines.protocol import JOURNAL, Engine
 from worker.publisher import Outbox, Publisher
@@ -89,7 +89,7 @@ class Run:
             _retrieve(call)
             return Outcome.LOST
         answer = self._answer(call)
-        self.ended_as = TRANSITIONS[answer.event].target
+        self.ended_as = after(JobState.IN_PROGRESS, answer.event)
         verdict = await self._publisher.finish(self.outbox, answer)
         self._metrics.job_seconds.observe(time.monotonic() - self._started)
         if verdict != "ok":

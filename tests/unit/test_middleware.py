@@ -7,14 +7,23 @@ import json
 import re
 
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
 from gateway.middleware import Authentication, RequestId
+from shared.metrics import GatewayMetrics
 from shared.settings import Settings
 
 KEY = "sk-1"
+METRICS = GatewayMetrics(CollectorRegistry())
+
+
+def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
+    return Authentication(app, tenants, METRICS)
+
+
 TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
 Headers = list[tuple[bytes, bytes]]
 
@@ -92,7 +101,7 @@ async def test_what_is_not_http_passes() -> None:
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
-    for layer in (RequestId(inside), Authentication(inside, TENANTS)):
+    for layer in (RequestId(inside), authentication(inside, TENANTS)):
         await layer({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"] * 2
 
@@ -100,20 +109,20 @@ async def test_what_is_not_http_passes() -> None:
 async def test_a_key_opens_and_names_the_tenant() -> None:
     inside = Inside()
     headers = [(b"authorization", b"Bearer sk-1")]
-    assert (await ask(Authentication(inside, TENANTS), headers=headers))[0] == 200
+    assert (await ask(authentication(inside, TENANTS), headers=headers))[0] == 200
     assert inside.tenants == ["alice"]
 
 
 async def test_without_keys_everyone_comes_in() -> None:
     inside = Inside()
-    assert (await ask(Authentication(inside, {})))[0] == 200
+    assert (await ask(authentication(inside, {})))[0] == 200
     assert inside.tenants == ["default"]
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])
 async def test_probes_carry_no_key(path: str) -> None:
     inside = Inside()
-    assert (await ask(Authentication(inside, TENANTS), path))[0] == 200
+    assert (await ask(authentication(inside, TENANTS), path))[0] == 200
     assert inside.tenants == [None]
 
 
@@ -143,7 +152,7 @@ TRICKS = [
 @pytest.mark.parametrize("path", TRICKS)
 async def test_no_path_opens_the_door_but_the_probes(path: str) -> None:
     inside = Inside()
-    assert (await ask(Authentication(inside, TENANTS), path))[0] == 401
+    assert (await ask(authentication(inside, TENANTS), path))[0] == 401
     assert inside.tenants == []
 
 
@@ -161,13 +170,13 @@ async def test_no_path_opens_the_door_but_the_probes(path: str) -> None:
 )
 async def test_no_header_opens_the_door_but_one_key(headers: Headers) -> None:
     inside = Inside()
-    assert (await ask(Authentication(inside, TENANTS), headers=headers))[0] == 401
+    assert (await ask(authentication(inside, TENANTS), headers=headers))[0] == 401
     assert inside.tenants == []
 
 
 async def test_a_root_path_opens_nothing() -> None:
     inside = Inside()
-    app = Authentication(inside, TENANTS)
+    app = authentication(inside, TENANTS)
     assert (await ask(app, "/healthz/jobs", root_path="/healthz"))[0] == 401
     assert inside.tenants == []
 
@@ -197,6 +206,13 @@ async def test_a_websocket_does_not_slip_past_the_key() -> None:
     async def receive() -> Message:
         return {"type": "websocket.connect"}
 
-    gate = Authentication(inside, {"x": "y"})
+    gate = authentication(inside, {"x": "y"})
     await gate({"type": "websocket", "path": "/jobs", "headers": []}, receive, send)
     assert sent == ["websocket.close"]
+
+
+async def test_a_refused_key_is_counted() -> None:
+    count = METRICS.refused.labels("invalid_api_key")._value
+    before = count.get()
+    assert (await ask(authentication(Inside(), TENANTS)))[0] == 401
+    assert count.get() == before + 1

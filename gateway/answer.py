@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import NamedTuple
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
 
-import msgpack
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import sse
 from gateway.context import Gateway
+from gateway.errors import in_our_words
 from gateway.relay import Piece, Reader
 from shared.channel import FrameKind
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
@@ -36,23 +36,40 @@ class Whole(NamedTuple):
     body: bytes
 
 
-class JobAnswer(Response):
-    """Follows a submitted job to its end; a client that leaves cancels it."""
+class JobAnswer:
+    """An ASGI application: follows a submitted job to its end; a client that leaves cancels it."""
 
-    def __init__(self, gateway: Gateway, job: NewJob, reader: Reader, received: float) -> None:
-        self.background = None
+    def __init__(
+        self,
+        gateway: Gateway,
+        job: NewJob,
+        reader: Reader,
+        received: float,
+        request_id: bytes | None,
+    ) -> None:
         self._gateway = gateway
         self._job = job
         self._reader = reader
         self._received = received
+        self._send: Any = None
+        self._opened = False
         self._left = False
-        self._extra_headers = [(b"x-flotilla-job-id", job.id.encode())]
+        self._spoke = 0.0
+        job_id = job.id.encode()
+        self._extra_headers = [
+            (b"x-flotilla-job-id", job_id),
+            (b"x-request-id", request_id or job_id),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
         watch = asyncio.create_task(self._watch(receive))
         ended = False
         try:
-            ended = await (self._stream(send) if self._job.stream else self._once(send))
+            ended = await (self._stream() if self._job.stream else self._once())
+        except Exception as error:
+            ended = isinstance(error, FlotillaError)
+            await self._fail(in_our_words(error))
         finally:
             watch.cancel()
             self._gateway.relay.close(self._reader)
@@ -67,73 +84,72 @@ class JobAnswer(Response):
         self._left = True
         self._reader.wake()
 
-    async def _stream(self, send: Send) -> bool:
+    async def _stream(self) -> bool:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
-        metrics, silence_s = self._gateway.metrics, self._gateway.settings.keepalive_s
-        opened, spoke = False, 0.0
+        settings = self._gateway.settings
+        sink = None
         while True:
-            try:
-                pieces = await self._reader.next(silence_s)
-            except FlotillaError as failure:
-                await self._fail(send, failure, opened=opened)
-                return True
+            pieces = await self._reader.next(settings.keepalive_s, sink)
             if self._left:
                 return False
-            last = pieces[-1] if pieces and pieces[-1].last else None
             data = b"".join([piece.payload for piece in pieces if piece.kind == FrameKind.CHUNK])
             if data:
-                now = time.monotonic()
-                if spoke:
-                    metrics.itl.observe(now - spoke)
-                else:
-                    metrics.ttft.observe(now - self._received)
-                spoke = now
+                self._observe()
             elif not pieces:
-                try:
-                    data = await self._news()
-                except FlotillaError as failure:
-                    await self._fail(send, failure, opened=opened)
-                    return True
+                data = await self._news()
             if data:
-                if not opened:
-                    opened = True
-                    await self._open(send)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            if last is not None:
-                await self._end_stream(send, last, opened=opened)
+                await self._open()
+                await self._write(data)
+            if pieces and pieces[-1].last:
+                await self._end_stream(pieces[-1])
                 return True
+            if settings.stream_pace_s:
+                await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
+            elif self._opened:
+                sink = self._write_now
 
-    async def _end_stream(self, send: Send, last: Piece, *, opened: bool) -> None:
+    def _write_now(self, data: bytes) -> bool:
+        """Write if the socket has room: the server's `send` waits before it takes anything."""
+        sending = self._write(data)
         try:
-            whole = None if last.kind == FrameKind.DONE else await self._whole(last)
-        except FlotillaError as failure:
-            await self._fail(send, failure, opened=opened)
-            return
-        if whole is not None and not opened:
-            await self._send_whole(send, whole)  # vLLM refused the request before it streamed
-            return
-        if not opened:
-            await self._open(send)
-        data = b"" if whole is None else b"data: " + whole.body + b"\n\n"
-        await send({"type": "http.response.body", "body": data, "more_body": False})
+            sending.send(None)
+        except StopIteration:
+            self._observe()
+            return True
+        except Exception:
+            return False  # the answer's own task will meet it; the relay serves others, too
+        sending.close()
+        return False
 
-    async def _once(self, send: Send) -> bool:
+    def _observe(self) -> None:
+        now, metrics = time.monotonic(), self._gateway.metrics
+        if self._spoke:
+            metrics.itl.observe(now - self._spoke)
+        else:
+            metrics.ttft.observe(now - self._received)
+        self._spoke = now
+
+    async def _end_stream(self, last: Piece) -> None:
+        whole = None if last.kind == FrameKind.DONE else await self._whole(last)
+        if whole is not None and not self._opened:
+            await self._send_whole(whole)  # vLLM refused the request before it streamed
+            return
+        await self._open()
+        await self._write(b"" if whole is None else b"data: " + whole.body + b"\n\n", more=False)
+
+    async def _once(self) -> bool:
         """Wait for the whole answer; True once the job has ended, False if the client left."""
-        try:
-            while True:
-                pieces = await self._reader.next(self._gateway.settings.keepalive_s)
-                if self._left:
-                    return False
-                if not pieces:
-                    await self._news()
-                    continue
-                whole = await self._whole(pieces[-1])
-                if whole is None:
-                    raise StreamReset("The job has ended without an answer.")
-                await self._send_whole(send, whole)
-                return True
-        except FlotillaError as failure:
-            await self._fail(send, failure, opened=False)
+        while True:
+            pieces = await self._reader.next(self._gateway.settings.keepalive_s)
+            if self._left:
+                return False
+            if not pieces:
+                await self._news()
+                continue
+            whole = await self._whole(pieces[-1])
+            if whole is None:
+                raise StreamReset("The job has ended without an answer.")
+            await self._send_whole(whole)
             return True
 
     async def _whole(self, last: Piece) -> Whole | None:
@@ -142,7 +158,7 @@ class JobAnswer(Response):
         Raises the error that stands for a job that ended otherwise.
         """
         if last.kind == FrameKind.RESULT:
-            status, content_type, body = msgpack.unpackb(last.payload, raw=True)
+            status, content_type, body = last.payload
             return Whole(status, content_type.decode(), body)
         try:
             job = await self._gateway.queue.get(self._job.id)
@@ -168,26 +184,35 @@ class JobAnswer(Response):
             return b""
         return sse.comment(f"{job.state}, position {position}" if position else job.state)
 
-    async def _open(self, send: Send) -> None:
-        headers = [*sse.HEADERS, *self._extra_headers]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _open(self) -> None:
+        if not self._opened:
+            self._opened = True
+            headers = [*sse.HEADERS, *self._extra_headers]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _send_whole(self, send: Send, whole: Whole) -> None:
+    def _write(self, data: bytes, *, more: bool = True) -> Coroutine[Any, Any, None]:
+        sending: Coroutine[Any, Any, None] = self._send(
+            {"type": "http.response.body", "body": data, "more_body": more}
+        )
+        return sending
+
+    async def _send_whole(self, whole: Whole) -> None:
         headers = [
             (b"content-type", whole.content_type.encode()),
             (b"content-length", str(len(whole.body)).encode()),
             *self._extra_headers,
         ]
-        await send({"type": "http.response.start", "status": whole.status, "headers": headers})
-        await send({"type": "http.response.body", "body": whole.body, "more_body": False})
+        await self._send(
+            {"type": "http.response.start", "status": whole.status, "headers": headers}
+        )
+        await self._write(whole.body, more=False)
 
-    async def _fail(self, send: Send, failure: FlotillaError, *, opened: bool) -> None:
-        if opened:
-            data = sse.error(failure)
-            await send({"type": "http.response.body", "body": data, "more_body": False})
+    async def _fail(self, failure: FlotillaError) -> None:
+        if self._opened:
+            await self._write(sse.error(failure), more=False)
             return
         self._extra_headers += failure.headers()
-        await self._send_whole(send, Whole(failure.status, "application/json", failure.to_openai()))
+        await self._send_whole(Whole(failure.status, "application/json", failure.to_openai()))
 
     def _cancel_job(self) -> None:
         self._gateway.metrics.cancelled_by_disconnect.inc()

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from gateway import errors
 from gateway.answer import cancellations_sent
@@ -19,6 +20,8 @@ from gateway.fleet import Fleet
 from gateway.middleware import Authentication, RequestId
 from gateway.relay import Relay
 from gateway.routes import health, inference, jobs, models
+from gateway.routes.inference import Inference
+from gateway.submitter import Submitter
 from shared import redis as connections
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
@@ -40,7 +43,7 @@ async def _warn(redis: connections.Redis) -> None:
             log.warning("Redis: %s", weakness)
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> ASGIApp:
     """An application that connects to Redis when it starts. Raises SettingsError."""
     tenants = settings.tenants()
     registry = CollectorRegistry()
@@ -53,7 +56,10 @@ def create_app(settings: Settings) -> FastAPI:
         gateway_id = f"gw-{secrets.token_hex(6)}"
         relay = Relay(queue, settings.redis_url, gateway_id, metrics, settings.stream_buffer_bytes)
         fleet = Fleet(Registry(redis))
-        app.state.gateway = Gateway(gateway_id, settings, queue, relay, fleet, metrics, registry)
+        submitter = Submitter(queue, settings.max_queue_depth, metrics)
+        edge.gateway = app.state.gateway = Gateway(
+            gateway_id, settings, queue, submitter, relay, fleet, metrics, registry
+        )
         reaper = Reaper(queue, settings.lease_s)
         tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper)]
         with contextlib.suppress(TimeoutError):
@@ -66,6 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await cancellations_sent()
             await end(tasks)
+            await queue.close()
             await redis.aclose()
             log.info("gateway has ended")
 
@@ -80,4 +87,5 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(part.router)
     app.add_middleware(Authentication, tenants=tenants, metrics=metrics)
     app.add_middleware(RequestId)  # outermost: a 401 has an id too
-    return app
+    edge = Inference(app, tenants, metrics)
+    return edge

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.fleet import Fleet
 from gateway.relay import Relay
+from gateway.submitter import Submitter
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
 from shared.settings import Settings
@@ -22,6 +23,7 @@ class Gateway:
     id: str
     settings: Settings
     queue: JobQueue
+    submitter: Submitter
     relay: Relay
     fleet: Fleet
     metrics: GatewayMetrics

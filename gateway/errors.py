@@ -22,12 +22,25 @@ from shared.redis import RedisError
 log = logging.getLogger("flotilla.gateway")
 
 
-def error_response(error: FlotillaError, metrics: GatewayMetrics) -> Response:
+def error_response(
+    error: FlotillaError, metrics: GatewayMetrics, *headers: tuple[bytes, bytes]
+) -> Response:
     """The answer that tells a client of an error of ours; it is counted."""
     metrics.refused.labels(error.code or error.type).inc()
     response = Response(error.to_openai(), error.status, media_type="application/json")
-    response.raw_headers += error.headers()
+    response.raw_headers += [*error.headers(), *headers]
     return response
+
+
+def in_our_words(error: Exception) -> FlotillaError:
+    """The error that a client is told of; what is not its business is logged."""
+    if isinstance(error, FlotillaError):
+        return error
+    if isinstance(error, RedisError | OSError):
+        log.warning("Redis is not available: %s", error)
+        return RedisUnavailable("The queue can't be reached now; try again.")
+    log.error("unhandled error", exc_info=error)
+    return FlotillaError("Something went wrong on our side.")
 
 
 def install(app: FastAPI, metrics: GatewayMetrics) -> None:
@@ -37,8 +50,7 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
         return error_response(error, metrics)
 
     async def ours(_: Request, error: Exception) -> Response:
-        assert isinstance(error, FlotillaError)
-        return answer(error)
+        return answer(in_our_words(error))
 
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -56,17 +68,9 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
         place = ".".join(str(part) for part in first["loc"][1:])
         return answer(BadRequest(f"{place}: {first['msg']}", place or None))
 
-    async def redis(_: Request, error: Exception) -> Response:
-        log.warning("Redis is not available: %s", error)
-        return answer(RedisUnavailable("The queue can't be reached now; try again."))
-
-    async def bug(_: Request, error: Exception) -> Response:
-        log.exception("unhandled error", exc_info=error)
-        return answer(FlotillaError("Something went wrong on our side."))
-
     app.add_exception_handler(FlotillaError, ours)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, validation)
-    app.add_exception_handler(RedisError, redis)
-    app.add_exception_handler(OSError, redis)
-    app.add_exception_handler(Exception, bug)
+    app.add_exception_handler(RedisError, ours)
+    app.add_exception_handler(OSError, ours)
+    app.add_exception_handler(Exception, ours)

@@ -71,7 +71,7 @@ async def read_transcript(gateway: Gateway, job: Job) -> Transcript:
     """What the job's journal adds up to so far."""
     transcript = Transcript.empty()
     for entry in await gateway.queue.entries(job.id, 0):
-        transcript.add(unpack_journal(entry.journal))
+        transcript.add(unpack_journal(entry.journal, entry.items))
     return transcript
 
 

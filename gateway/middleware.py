@@ -1,10 +1,10 @@
-"""What every request passes: it gets an id, and its key is looked at. Plain ASGI."""
+"""What every request passes that FastAPI answers: it gets an id, and its key is looked at."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,8 +18,21 @@ _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 
+def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The id that a client gave its request, if it is a sound one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value
+    return None
+
+
+def new_request_id() -> bytes:
+    """For a request that did not become a job; else the job's id is the request's."""
+    return b"req_" + secrets.token_hex(12).encode()
+
+
 class RequestId:
-    """Every answer carries `x-request-id`: the client's, if it sent a sound one, else a new one."""
+    """Every answer carries `x-request-id`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -28,13 +41,12 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        sent = next((v for k, v in scope["headers"] if k == b"x-request-id"), b"")
-        new = b"req_" + secrets.token_hex(12).encode()
-        request_id = sent if _REQUEST_ID.fullmatch(sent) else new
+        request_id = sent_request_id(scope["headers"]) or new_request_id()
+        identity = (b"x-request-id", request_id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                message["headers"] = [*message["headers"], identity]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

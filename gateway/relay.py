@@ -3,22 +3,28 @@
 Pub/sub is the fast path and may lose messages; the job's log is the truth. A reader counts: a frame
 whose number is not the next one makes it read the log, and so does a long silence. What a reader
 hands out is always the log from its start, in order, without a gap or a repetition.
+
+Where a client keeps up, a chunk goes from the subscription to its socket without a task in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgpack.exceptions import UnpackException
 
 from shared import keys
 from shared import redis as connections
-from shared.channel import LAST, FrameKind, decode
+from shared.channel import LAST, Frame, FrameKind, decode
+from shared.envelope import Unfolder
 from shared.errors import RedisUnavailable, StreamReset
+from shared.line import Line
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
 from shared.redis import RedisError
@@ -48,12 +54,17 @@ class Piece(NamedTuple):
     seq: int
     kind: int
     """A FrameKind."""
-    payload: bytes
+    payload: Any
+    """Of a CHUNK: bytes for the client; else as in its frame."""
 
     @property
     def last(self) -> bool:
         """Nothing follows."""
         return self.kind in LAST
+
+
+Sink = Callable[[bytes], bool]
+"""Takes chunks for a client now, or returns False and has taken nothing."""
 
 
 class Reader:
@@ -64,10 +75,17 @@ class Reader:
         "_behind",
         "_bytes",
         "_failing_since",
+        "_heard",
+        "_known",
         "_left",
+        "_loop",
+        "_news",
         "_pieces",
         "_relay",
-        "_wake",
+        "_sink",
+        "_unfolder",
+        "_unread",
+        "_waiter",
         "_want",
         "job_id",
     )
@@ -76,63 +94,120 @@ class Reader:
         self.job_id = job_id
         self._relay = relay
         self._want = want
-        self._after = after
+        self._after = after  # number of the last piece that was buffered or handed out
+        self._known = 0  # number of the last entry whose chunks were unfolded
+        self._unfolder = Unfolder()
         self._pieces: list[Piece] = []
         self._bytes = 0
         self._behind = False
+        self._unread: list[Frame] | None = None  # frames that come while the log is read
         self._failing_since: float | None = None
         self._left = False
-        self._wake = asyncio.Event()
+        self._sink: Sink | None = None
+        self._loop = asyncio.get_running_loop()
+        self._heard = 0.0
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
 
-    def feed(self, piece: Piece) -> None:
+    def feed(self, frame: Frame) -> None:
         """The relay has a frame for this job."""
+        _, seq, kind, payload = frame
+        if self._want is Want.END:
+            if kind in LAST:
+                self._keep(Piece(seq, kind, payload))
+        elif kind == FrameKind.STARTED:
+            self._keep(Piece(seq, kind, payload))
+        elif self._unread is not None:
+            self._unread.append(frame)
+        elif self._behind:
+            self._rouse()  # the log has it; it may not have been readable before
+        elif seq <= self._after:
+            pass  # it was here before
+        elif seq != self._after + 1 or (kind == FrameKind.CHUNK and self._known != self._after):
+            self._relay.metrics.gaps.inc()
+            self.fall_behind()
+        elif kind != FrameKind.CHUNK:
+            self._after = self._known = seq
+            self._keep(Piece(seq, kind, payload))
+        else:
+            try:
+                data = self._unfolder.unfold(payload or ())
+            except (ValueError, TypeError, LookupError) as error:
+                log.error("%s: a chunk that is none: %r", self.job_id, error)
+                self._known = -1  # the log is unfolded anew
+                self.fall_behind()
+                return
+            self._after = self._known = seq
+            if data and self._sink is not None and not self._pieces and self._sink(data):
+                self._heard = self._loop.time()
+            else:
+                self._keep(Piece(seq, kind, data))
+
+    def _keep(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self._bytes += len(piece.payload)
         if self._bytes > self._relay.buffer_bytes:
             # A slow client: what it has not taken yet waits in the log, not in our memory.
-            self.fall_behind()
-        self._wake.set()
+            self._behind = True
+        self._rouse()
 
     def fall_behind(self) -> None:
-        """Forget what is buffered; the next read looks at the log."""
-        self._pieces.clear()
-        self._bytes = 0
+        """The next read looks at the log."""
         self._behind = True
-        self._wake.set()
+        self._rouse()
 
     def wake(self) -> None:
         """End the wait of `next`: its client has left."""
         self._left = True
-        self._wake.set()
+        self._rouse()
 
-    async def next(self, silence_s: float) -> list[Piece]:
+    async def next(self, silence_s: float, sink: Sink | None = None) -> list[Piece]:
         """What has come since; empty after a silence of that length, or after `wake`.
 
+        While this waits, chunks that come in order go straight to `sink`, as long as it takes them.
         Raises StreamReset if the log does not hold what was handed out, RedisUnavailable if it had
         to be read and could not be for a while.
         """
-        until = asyncio.get_running_loop().time() + silence_s
+        self._heard = self._loop.time()
         while True:
-            silent = not await self._woken(until)
+            silent = not await self._woken(silence_s, sink)
             if silent:
                 self._behind = True  # is it silence, or a lost frame?
             pieces = await self._read()
             if pieces or silent or self._left:
                 return pieces
 
-    async def _woken(self, until: float) -> bool:
-        """Wait for a frame or for `wake`; False if the time came first."""
+    def _rouse(self) -> None:
+        self._news = True
+        self._look_up()
+
+    def _look_up(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _woken(self, silence_s: float, sink: Sink | None) -> bool:
+        """Wait for a frame or for `wake`; False after a silence."""
+        self._sink = sink
         try:
-            async with asyncio.timeout_at(until):
-                await self._wake.wait()
-        except TimeoutError:
-            return False
-        self._wake.clear()
-        return True
+            while not self._news:
+                until = self._heard + silence_s
+                if until <= self._loop.time():
+                    return False
+                # A future and a timer: `asyncio.timeout` around an Event costs three times as much.
+                self._waiter = self._loop.create_future()
+                timer = self._loop.call_at(until, self._look_up)
+                try:
+                    await self._waiter
+                finally:
+                    timer.cancel()
+            self._news = False
+            return True
+        finally:
+            self._sink = self._waiter = None
 
     async def _read(self) -> list[Piece]:
-        """Everything there is, from memory or, where that is not enough, from the log."""
-        pieces = [] if self._behind else self._take()
+        """Everything there is: from memory and, where that is not all, from the log."""
+        pieces = self._take()
         while self._behind:
             try:
                 pieces += await self._from_log()
@@ -144,53 +219,50 @@ class Reader:
         return pieces
 
     def _take(self) -> list[Piece]:
-        """Buffered pieces up to the first gap. What is behind it is dropped: the log has it."""
         pieces, self._pieces = self._pieces, []
         self._bytes = 0
-        if self._want is Want.END:
-            return [piece for piece in pieces if piece.last]
-        taken = []
-        for piece in pieces:
-            if piece.kind == FrameKind.STARTED:
-                taken.append(piece)
-            elif piece.seq == self._after + 1:
-                self._after = piece.seq
-                taken.append(piece)
-            elif piece.seq > self._after:
-                self._relay.metrics.gaps.inc()
-                self._behind = True
-                break
-        return taken
+        return pieces
 
     async def _from_log(self) -> list[Piece]:
         queue = self._relay.queue
         self._behind = False  # before reading: what falls behind meanwhile must read again
+        self._unread = []
         try:
             if self._want is Want.END:
                 last = await queue.last_entry(self.job_id)
                 return [self._piece(last)] if last is not None and last.end else []
-            entries = await queue.entries(self.job_id, self._after)
-            if entries and entries[-1].seq != self._after + len(entries):
+            # Who starts in the middle has to see all envelopes, from the first.
+            start = self._after if self._known == self._after else 0
+            entries = await queue.entries(self.job_id, start)
+            if start == 0:
+                self._unfolder = Unfolder()
+            if any(entry.lost for entry in entries):
                 raise StreamReset("The log of this job has lost entries.")
-            if not entries and self._after and not await self._still_there():
-                raise StreamReset("The log of this job is gone.")
+            if start + len(entries) < self._after or (not entries and self._after):
+                await self._check_still_there()
+            pieces = [self._piece(entry) for entry in entries]
+            fresh = [piece for piece in pieces if piece.seq > self._after]
+            self._after = self._known = start + len(entries)
         except (RedisError, OSError):
             self._behind = True
             raise
-        if entries:
-            self._after = entries[-1].seq
-        return [self._piece(entry) for entry in entries]
+        finally:
+            unread, self._unread = self._unread, None
+            for frame in unread or ():
+                self.feed(frame)
+        return fresh
 
-    async def _still_there(self) -> bool:
+    async def _check_still_there(self) -> None:
         last = await self._relay.queue.last_entry(self.job_id)
-        return last is not None and last.seq >= self._after
+        if last is None or last.seq < self._after:
+            raise StreamReset("The log of this job is gone.")
 
     def _piece(self, entry: Entry) -> Piece:
         if entry.end:
             return Piece(entry.seq, FrameKind.ENDED, b"")
-        if self._want is Want.DELTAS:
-            return Piece(entry.seq, FrameKind.DELTAS, entry.journal)
-        return Piece(entry.seq, FrameKind.CHUNK, entry.chunk)
+        if self._want is Want.CHUNKS:
+            return Piece(entry.seq, FrameKind.CHUNK, self._unfolder.unfold(entry.items))
+        return Piece(entry.seq, FrameKind.DELTAS, entry.journal)
 
     def _complain(self, error: Exception) -> None:
         now = time.monotonic()
@@ -237,22 +309,22 @@ class Relay:
 
     async def run(self) -> None:
         """Listen for ever; ends by cancellation."""
-        blocking = connections.connect_blocking(self._redis_url)
+        redis = connections.connect(self._redis_url)
+        line = Line(redis, connections.TIMEOUT_S, self._hand_out)
         failures = 0
         try:
             while True:
                 try:
-                    async with blocking.pubsub() as subscription:
-                        await subscription.subscribe(self._channel)
-                        while True:
-                            message = await subscription.get_message(timeout=connections.BLOCK_S)
-                            if message is None:
-                                continue
-                            if message["type"] == "message":
-                                self._hand_out(message["data"])
-                            else:  # Redis confirms the subscription
-                                failures = 0
-                                self._connect()
+                    await line.call("SUBSCRIBE", self._channel)
+                    failures = 0
+                    self._connect()
+                    while True:
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(connections.BLOCK_S):
+                                await line.lost.wait()
+                        if line.lost.is_set():
+                            raise connections.RedisConnectionError("closed by Redis")
+                        await line.call("PING")
                 except (RedisError, OSError) as error:
                     if self.connected.is_set():
                         log.warning("subscription lost: %s", error)
@@ -260,7 +332,8 @@ class Relay:
                     await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
                     failures += 1
         finally:
-            await blocking.aclose()
+            await line.close()
+            await redis.aclose()
 
     def _connect(self) -> None:
         self.connected.set()
@@ -273,10 +346,11 @@ class Relay:
 
     def _hand_out(self, message: bytes) -> None:
         try:
-            for job_id, seq, kind, payload in decode(message):
+            for frame in decode(message):
+                job_id, _, _, _ = frame
                 for reader in self._readers.get(job_id, ()):
-                    reader.feed(Piece(seq, kind, payload))
-        except (ValueError, TypeError, UnpackException) as error:
+                    reader.feed(frame)
+        except (ValueError, TypeError, LookupError, UnpackException) as error:
             # Not a worker's; whatever it stood in for, the log has it.
             log.error("a message that is no frame: %r", error)
             self._all_to_the_log()

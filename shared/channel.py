@@ -1,9 +1,9 @@
 """Frames: how tokens travel from a worker to a gateway over pub/sub.
 
 A message is one or more frames back to back, each a msgpack array `[job id, seq, kind, payload]`.
-The gateway decodes the array (C code), finds the job's reader and writes the payload: no JSON is
-parsed per token. `seq` is the number of the job's log entry, so a lost frame shows as a gap and is
-read from the log.
+The gateway decodes the array (C code), finds the job's reader, puts the chunk's envelope around the
+payload and writes it: no JSON is parsed per token. `seq` is the number of the job's log entry, so a
+lost frame shows as a gap and is read from the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class FrameKind(IntEnum):
     """What a frame carries."""
 
     CHUNK = 0
-    """Payload: bytes for the client, as vLLM made them."""
+    """Payload: a step's folded chunks (envelope.py), an array; nil if the step sent none."""
     STARTED = 1
     """A worker has leased the job; `seq` is 0. Only for jobs whose events somebody reads."""
     DELTAS = 2
@@ -27,7 +27,7 @@ class FrameKind(IntEnum):
     DONE = 3
     """The streamed answer is complete; nothing more follows."""
     RESULT = 4
-    """Payload: msgpack `[status, content type, body]`, the whole answer. Nothing follows."""
+    """Payload: the whole answer, an array `[status, content type, body]`. Nothing follows."""
     ENDED = 5
     """The job ended in another way: its hash says how. Nothing follows."""
 
@@ -37,13 +37,19 @@ LAST = frozenset({FrameKind.DONE, FrameKind.RESULT, FrameKind.ENDED})
 
 _pack = msgpack.Packer(autoreset=True).pack
 
-Frame = tuple[bytes, int, int, bytes]
+Frame = tuple[bytes, int, int, Any]
 
 
-def encode(job_id: str, seq: int, kind: FrameKind, payload: bytes) -> bytes:
+def encode(job_id: str, seq: int, kind: FrameKind, payload: Any) -> bytes:
     """One frame."""
     frame: bytes = _pack((job_id, seq, kind, payload))
     return frame
+
+
+def encode_head(job_id: str) -> bytes:
+    """What all frames of a job begin with; number, kind and payload are packed behind it."""
+    packed: bytes = _pack(job_id)
+    return b"\x94" + packed
 
 
 def decode(message: bytes) -> Iterator[Frame]:

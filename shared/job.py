@@ -16,7 +16,8 @@ _ID = re.compile(r"^job_([0-9a-f]{3})[0-9a-f]{24}$")
 
 def new_job_id(shards: int) -> str:
     """`job_`, three hex digits that name the shard, 96 random bits."""
-    return f"job_{secrets.randbelow(shards):03x}{secrets.token_hex(12)}"
+    random = secrets.token_bytes(16)
+    return f"job_{int.from_bytes(random[:4]) % shards:03x}{random[4:].hex()}"
 
 
 def shard_of(job_id: str) -> int | None:

@@ -6,22 +6,22 @@ gets the shard's base key may make the others itself.
 | key | type | what | written by | lives |
 |---|---|---|---|---|
 | `flotilla:{s}:job:<id>` | hash | request, state, times, result | all scripts | until its TTL after the end |
-| `flotilla:{s}:log:<id>` | stream, ids `<seq>-0` | chunks (`c`) and journal (`j`); the last entry is `end` | emit, finish | with its job |
+| `flotilla:{s}:log:<id>` | list | an entry a step: folded chunks and journal (token_log.py); the last one is the end | emit, cancel, reap, ... | with its job |
 | `flotilla:{s}:lease:<id>` | string | nonce of the worker that may write; who listens | acquire, watch | while in progress |
 | `flotilla:{s}:queue:<pool>:<lane>` | stream + group `workers` | `job` = id; what waits and what is leased; never trimmed | submit, acquire, reap | entries deleted with ack |
 | `flotilla:{s}:waiting:<pool>:<lane>` | sorted set by submit time | ids of queued jobs: depth, position, oldest age | submit, acquire | while queued |
 | `flotilla:{s}:bell:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
-| `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, finish | while not terminal |
+| `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, emit | while not terminal |
 | `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
 | `flotilla:{s}:pools` | set | names in use | submit | for good |
-| `flotilla:{s}:expiring` | sorted set by time | `<id> <tenant>` of ended jobs | finish | swept then |
+| `flotilla:{s}:expiring` | sorted set by time | `<id> <tenant>` of ended jobs | emit, cancel, ... | swept then |
 | `flotilla:{s}:dead` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
 | `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
 | `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
 | `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
 | `flotilla:{fleet}:probe` | string | can Redis be written? | gateway's readiness | 10 s |
 | `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
-| `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, finish, ... | |
+| `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, cancel, ... | |
 | `flotilla:control:<worker>` | channel | ids of jobs to drop; a hint, the scripts' replies are the truth | cancel, expire | |
 """  # noqa: E501
 

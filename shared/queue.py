@@ -1,6 +1,6 @@
 """The queue: everything that moves a job, and what can be asked about it.
 
-Gateways submit, watch and cancel; workers acquire, emit, renew, finish and release. Every change is
+Gateways submit, watch and cancel; workers acquire, emit, renew and release. Every change is
 one script call (scripts.py), fenced where a worker makes it.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
 from shared import keys
-from shared.channel import FrameKind, encode
+from shared.channel import FrameKind, encode, encode_head
 from shared.errors import QueueFull
 from shared.job import Job, LeasedJob, NewJob, parse_job, shard_of
 from shared.lanes import CLIENT_LANES, LANES
@@ -26,20 +26,12 @@ from shared.token_log import Entry, parse_entries
 # Redis' cmsgpack knows no `bin` type, so bytes travel to scripts in the old raw strings.
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
+_THREE = b"\x93"  # msgpack's head of an array of three
+
 # A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
 INLINE_RESULT_BYTES = 64 << 10
 # An idle worker asks for work every few seconds; this is long past any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """What one job has to say after an engine step; see lua/emit.lua."""
-
-    job: LeasedJob
-    seq: int
-    chunk: bytes
-    journal: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +46,19 @@ class Answer:
     """Empty for a streamed answer: its chunks are in the log."""
     prompt_tokens: int
     completion_tokens: int
+
+
+class Emission(NamedTuple):
+    """What one job has to say after an engine step; see lua/emit.lua."""
+
+    job: LeasedJob
+    seq: int
+    """Number of the log entry; with nothing to say, of the one that tells of the end."""
+    chunks: bytes
+    """Packed; `NO_CHUNKS` if there is only a journal, empty if there is nothing to say."""
+    journal: bytes
+    answer: Answer | None = None
+    """Set if the job ends with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +81,30 @@ class JobQueue:
         self.scripts = Scripts(redis)
         self.shards = shards
 
+    async def close(self) -> None:
+        """End its own connection; the Redis that was given stays open."""
+        await self.scripts.close()
+
     # --- the gateway's side ---
 
     async def submit(self, job: NewJob, max_depth: int) -> int:
         """Queue a job; returns how many wait in its lane and shard. Raises QueueFull."""
-        verdict, depth = await self.scripts.submit(
-            _shard(job.id),
-            job.id,
-            job.tenant,
-            job.pool,
-            job.lane,
-            int((job.deadline_s or 0) * 1e6),
-            max_depth,
-            job.fields(),
-        )
-        if verdict == "full":
-            raise QueueFull(f"{depth} jobs wait for {job.model!r} already; try again later.")
+        (depth,) = await self.submit_all(_shard(job.id), [job], max_depth)
+        if isinstance(depth, QueueFull):
+            raise depth
         return depth
+
+    async def submit_all(
+        self, shard: int, jobs: Sequence[NewJob], max_depth: int
+    ) -> list[int | QueueFull]:
+        """Queue jobs of one shard in one call; for each what `submit` returns or raises."""
+        reply = await self.scripts.submit(shard, _pack([_new(job) for job in jobs]), max_depth)
+        return [
+            QueueFull(f"{depth} jobs wait for {job.model!r} already; try again later.")
+            if word == b"full"
+            else depth
+            for job, word, depth in zip(jobs, reply[::2], reply[1::2], strict=True)
+        ]
 
     async def cancel(self, job_id: str, tenant: str) -> JobState | None:
         """The state after the attempt; None if the tenant has no such job."""
@@ -115,16 +127,18 @@ class JobQueue:
         raw: Mapping[bytes, bytes] = await self.redis.hgetall(keys.job(shard, job_id))
         return parse_job(job_id, raw) if raw else None
 
-    async def entries(self, job_id: str, after: int, count: int | None = None) -> list[Entry]:
+    async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
         key = keys.log(_shard(job_id), job_id)
-        return parse_entries(await self.redis.xrange(key, f"({after}-0", "+", count))
+        return parse_entries(await self.redis.lrange(key, after, -1), after)
 
     async def last_entry(self, job_id: str) -> Entry | None:
         """The log's last entry; None if it is empty."""
         key = keys.log(_shard(job_id), job_id)
-        last = parse_entries(await self.redis.xrevrange(key, count=1))
-        return last[0] if last else None
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.llen(key).lrange(key, -1, -1)
+        length, last = await pipe.execute()
+        return parse_entries(last, length - 1)[0] if last else None
 
     async def position(self, job: Job) -> int | None:
         """How many jobs go first, plus one; None if it does not wait (any more)."""
@@ -236,40 +250,7 @@ class JobQueue:
 
     async def emit(self, shard: int, emissions: Sequence[Emission]) -> dict[str, str]:
         """Log and publish one engine step; returns the jobs that were lost: id -> state."""
-        items: list[Any] = []
-        for e in emissions:
-            if e.job.stream:
-                quiet, frame = 0, encode(e.job.id, e.seq, FrameKind.CHUNK, e.chunk)
-            else:
-                quiet, frame = 1, encode(e.job.id, e.seq, FrameKind.DELTAS, e.journal)
-            items += (e.job.id, e.job.nonce, e.seq, e.chunk, e.journal, quiet, frame)
-        return _lost(await self.scripts.emit(shard, _pack(items)))
-
-    async def finish(self, job: LeasedJob, seq: int, answer: Answer) -> str:
-        """End a job; `'ok'`, or the job's state if another holds it (or it has ended) already."""
-        if job.stream and answer.status == 200:
-            frame = encode(job.id, seq, FrameKind.DONE, b"")
-        elif len(answer.body) <= INLINE_RESULT_BYTES:
-            result = _pack((answer.status, answer.content_type, answer.body))
-            frame = encode(job.id, seq, FrameKind.RESULT, result)
-        else:
-            frame = encode(job.id, seq, FrameKind.ENDED, b"")
-        return await self.scripts.finish(
-            job.shard,
-            job.id,
-            job.nonce,
-            answer.event,
-            answer.error_code,
-            seq,
-            frame,
-            {
-                "status": answer.status,
-                "content_type": answer.content_type,
-                "result": answer.body,
-                "prompt_tokens": answer.prompt_tokens,
-                "completion_tokens": answer.completion_tokens,
-            },
-        )
+        return _lost(await self.scripts.emit(shard, _pack([_emit(e) for e in emissions])))
 
     async def renew(self, worker: str, jobs: Iterable[LeasedJob]) -> dict[str, str]:
         """Renew leases; returns the jobs that were lost: id -> state."""
@@ -305,6 +286,40 @@ class JobQueue:
     async def sweep(self, shard: int, limit: int = 100) -> int:
         """Take jobs that have expired out of the index, and dead workers out of the groups."""
         return await self.scripts.sweep(shard, limit, int(_DEAD_CONSUMER_S * 1000))
+
+
+def _new(job: NewJob) -> tuple[Any, ...]:
+    flat = [item for pair in job.fields().items() for item in pair]
+    return job.id, job.tenant, job.pool, job.lane, int((job.deadline_s or 0) * 1e6), flat
+
+
+def _emit(e: Emission) -> tuple[Any, ...]:
+    job, quiet = e.job, not e.job.stream
+    kind = FrameKind.DELTAS if quiet else FrameKind.CHUNK
+    head = encode_head(job.id) + _pack(e.seq) + _pack(kind)
+    ending: Any = False
+    if e.answer is not None:
+        ending = _ending(job, e.seq + 1 if e.chunks else e.seq, e.answer)
+    return job.id, job.nonce, e.seq, e.chunks, e.journal, head, quiet, ending
+
+
+def _ending(job: LeasedJob, seq: int, answer: Answer) -> tuple[Any, ...]:
+    inline = not (job.stream and answer.status == 200) and len(answer.body) <= INLINE_RESULT_BYTES
+    if inline:
+        # The script puts the body behind it: it goes into the job's hash as well.
+        frame = encode_head(job.id) + _pack(seq) + _pack(FrameKind.RESULT) + _THREE
+        frame += _pack(answer.status) + _pack(answer.content_type)
+    else:
+        done = job.stream and answer.status == 200
+        frame = encode(job.id, seq, FrameKind.DONE if done else FrameKind.ENDED, b"")
+    fields = {
+        "status": answer.status,
+        "content_type": answer.content_type,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+    }
+    flat = [item for pair in fields.items() for item in pair]
+    return answer.event, answer.error_code, frame, inline, answer.body, flat
 
 
 def _shard(job_id: str) -> int:

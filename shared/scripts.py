@@ -8,7 +8,7 @@ before them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,8 @@ from redis.exceptions import NoScriptError
 from shared import keys
 from shared.channel import FrameKind
 from shared.lanes import LANES, RETRY_LANE
+from shared.line import Argument, Line
+from shared.redis import TIMEOUT_S
 from shared.states import TRANSITIONS
 
 _FOLDER = Path(__file__).parent / "lua"
@@ -25,8 +27,6 @@ _FOLDER = Path(__file__).parent / "lua"
 # every script but submit lets jobs go on or end. Redis before 7 knows no such line.
 _ALLOW_OOM = "#!lua flags=allow-oom\n"
 _REFUSED_WHEN_FULL = frozenset({"submit"})
-
-Value = str | bytes | int | float
 
 
 def _lua_table(pairs: Iterable[tuple[str, str]]) -> str:
@@ -66,6 +66,7 @@ class Scripts:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._line = Line(redis, TIMEOUT_S)
         self._shas: dict[str, str] = {}
         self._texts: dict[str, str] = {}
 
@@ -84,7 +85,7 @@ class Scripts:
             pipe.script_load(text)
         await pipe.execute()
 
-    async def _run(self, name: str, shard: int, *args: Value) -> Any:
+    async def _run(self, name: str, shard: int, *args: Argument) -> Any:
         if not self._shas:
             await self.load()
         try:
@@ -93,26 +94,16 @@ class Scripts:
             await self.load()
             return await self._evalsha(name, shard, args)
 
-    def _evalsha(self, name: str, shard: int, args: Iterable[Value]) -> Awaitable[Any]:
-        return self._redis.evalsha(self._shas[name], 1, keys.base(shard), *args)
+    def _evalsha(self, name: str, shard: int, args: Iterable[Argument]) -> Awaitable[Any]:
+        return self._line.call("EVALSHA", self._shas[name], 1, keys.base(shard), *args)
 
-    async def submit(
-        self,
-        shard: int,
-        job_id: str,
-        tenant: str,
-        pool: str,
-        lane: str,
-        deadline_us: int,
-        max_depth: int,
-        fields: Mapping[str, Value],
-    ) -> tuple[str, int]:
-        """`('ok' | 'exists' | 'full', jobs waiting in the lane)`; see lua/submit.lua."""
-        flat = [item for pair in fields.items() for item in pair]
-        verdict, depth = await self._run(
-            "submit", shard, job_id, tenant, pool, lane, deadline_us, max_depth, *flat
-        )
-        return verdict.decode(), depth
+    async def close(self) -> None:
+        """Close the connection; the Redis that was given stays open."""
+        await self._line.close()
+
+    async def submit(self, shard: int, packed: bytes, max_depth: int) -> list[Any]:
+        """Flat `'ok' | 'exists' | 'full', jobs waiting in the lane, ...`; see lua/submit.lua."""
+        return cast(list[Any], await self._run("submit", shard, packed, max_depth))
 
     async def acquire(
         self, shard: int, pool: str, worker: str, count: int, lease_ms: int, nonce_seed: str
@@ -128,22 +119,6 @@ class Scripts:
     async def renew(self, shard: int, worker: str, held: Iterable[str]) -> list[bytes]:
         """Flat `id, state, ...` of lost jobs; `held` is flat `id, nonce, ...`."""
         return cast(list[bytes], await self._run("renew", shard, worker, *held))
-
-    async def finish(
-        self,
-        shard: int,
-        job_id: str,
-        nonce: str,
-        event: str,
-        code: str,
-        seq: int,
-        frame: bytes,
-        fields: Mapping[str, Value],
-    ) -> str:
-        """`'ok'`, or the job's state if the lease is lost; see lua/finish.lua."""
-        flat = [item for pair in fields.items() for item in pair]
-        reply = await self._run("finish", shard, job_id, nonce, event, code, seq, frame, *flat)
-        return cast(bytes, reply).decode()
 
     async def release(
         self, shard: int, reason: str, blame: bool, held: Iterable[str]

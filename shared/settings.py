@@ -50,6 +50,9 @@ class Settings(BaseSettings):
     max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
     max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
     keepalive_s: float = Field(10.0, gt=0, description="silence on a stream before a comment")
+    stream_pace_s: float = Field(
+        0.0, ge=0, le=1, description="a stream is written at most so often, in larger pieces"
+    )
     stream_buffer_bytes: int = Field(
         1 << 20, ge=4096, description="what may wait in memory for one slow reader"
     )
@@ -61,6 +64,9 @@ class Settings(BaseSettings):
     model: str = Field("", description="hub id or folder; empty is the demo model")
     served_model_name: str = Field("", description="the name clients use; empty is the model's own")
     engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
+    direct_chunks: bool = Field(
+        True, description="plain streams' chunks are made here, not by vLLM's serving layer"
+    )
     pool: str = Field("", description="workers of one pool share a queue; empty is by model name")
     worker_id: str = ""
     worker_host: str = "127.0.0.1"

@@ -85,7 +85,8 @@ class Loop:
         count = self.decision.count
         if count == 0:
             await self._wait_for_change()
-        elif not await self._claim(count):
+        elif await self._claim(count) < count:
+            # No more was waiting; what has come since has rung the bell.
             await self._wait_for_bell(blocking)
 
     @property
@@ -144,10 +145,9 @@ class Loop:
         self._changed.set()
 
     def _count(self, run: Run) -> None:
-        transcript = run.outbox.transcript
         self._metrics.finished.labels(run.ended_as).inc()
-        self._metrics.tokens.labels("prompt").inc(transcript.prompt_tokens)
-        self._metrics.tokens.labels("completion").inc(transcript.completion_tokens)
+        self._metrics.tokens.labels("prompt").inc(run.outbox.prompt_tokens)
+        self._metrics.tokens.labels("completion").inc(run.outbox.completion_tokens)
 
     def lose(self, job: LeasedJob, state: str) -> None:
         """The lease is not ours any more: `state` is what the job is now."""

@@ -9,87 +9,89 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+from shared.envelope import Folder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import Answer, Emission, JobQueue
 from shared.redis import UNAVAILABLE, RedisError, unwritable
-from shared.token_log import Delta, Prompt, Transcript, pack_journal
+from shared.token_log import NO_CHUNKS, Delta, Prompt, pack_chunks, pack_journal
 
 log = logging.getLogger("flotilla.publisher")
-
-T = TypeVar("T")
 
 # Output that no engine step follows (an error before the first token) leaves after this time.
 _NO_STEP_S = 0.005
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_CALL_BYTES = 1 << 20
 
 
 class Outbox:
     """What one job has produced and not sent yet. It is the engine's `Journal` of the job."""
 
     __slots__ = (
+        "_chunks",
+        "_folder",
         "_publisher",
         "_records",
-        "chunks",
+        "_seq",
+        "completion_tokens",
         "dropped",
         "entered",
         "job",
-        "seq",
-        "transcript",
+        "prompt_tokens",
     )
 
     def __init__(self, job: LeasedJob, publisher: Publisher) -> None:
         self.job = job
-        self.chunks: list[bytes] = []
-        self.transcript = Transcript.empty()
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
         self.entered = False
         """The engine has taken the job in."""
-        self.seq = 0
-        """Number of the last log entry that was made."""
         self.dropped = False
         """The job is not ours any more: nothing of it is sent."""
+        self._seq = 0  # number of the last log entry that was made
+        self._chunks: list[bytes] = []
         self._records: list[Delta | Prompt] = []
+        self._folder = Folder()
         self._publisher = publisher
 
     def prompt(self, call: int, n_tokens: int) -> None:
         # Sent with the first delta: as long as its log is empty, another worker may start the job.
         self.entered = True
+        self.prompt_tokens += n_tokens
         self._records.append(Prompt(call, n_tokens))
-        self.transcript.add(self._records[-1:])
 
     def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
-        self._records.append(Delta(call, index, list(token_ids), text))
-        self.transcript.add(self._records[-1:])
+        self.completion_tokens += len(token_ids)
+        self._records.append(Delta(call, index, token_ids, text))
         self._publisher.mark(self)
 
     def chunk(self, data: bytes) -> None:
         """Bytes for the client."""
-        self.chunks.append(data)
+        self._chunks.append(data)
         self._publisher.mark(self)
 
-    def take(self) -> Emission | None:
-        """Everything unsent, as the next log entry."""
-        if self.dropped or not (self.chunks or self._records):
+    def take(self, answer: Answer | None = None) -> Emission | None:
+        """Everything unsent, as the next log entry, and the end if there is an answer."""
+        if self.dropped:
             return None
-        self.seq += 1
-        journal = pack_journal(self._records) if self._records else b""
-        emission = Emission(self.job, self.seq, b"".join(self.chunks), journal)
-        self.chunks, self._records = [], []
-        return emission
+        if not (self._chunks or self._records):
+            return (answer and Emission(self.job, self._seq + 1, b"", b"", answer)) or None
+        self._seq += 1
+        items = self._folder.fold(self._chunks)
+        chunks = pack_chunks(items) if items else NO_CHUNKS
+        journal = pack_journal(self._records, items)
+        self._chunks, self._records = [], []
+        return Emission(self.job, self._seq, chunks, journal, answer)
 
 
-class _Ending:
+class _Ending(NamedTuple):
     """A job's answer on its way to Redis."""
 
-    __slots__ = ("answer", "outbox", "verdict")
-
-    def __init__(self, outbox: Outbox, answer: Answer, verdict: asyncio.Future[str]) -> None:
-        self.outbox = outbox
-        self.answer = answer
-        self.verdict = verdict
+    answer: Answer
+    verdict: asyncio.Future[str]
 
 
 class Publisher:
@@ -101,15 +103,14 @@ class Publisher:
         self._queue = queue
         self._metrics = metrics
         self._on_lost = on_lost
-        self._unsent: dict[Outbox, None] = {}  # a set that keeps its order
-        self._endings: list[_Ending] = []
+        self._unsent: dict[Outbox, _Ending | None] = {}
         self._wake = asyncio.Event()
         self._no_step: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
     def mark(self, outbox: Outbox) -> None:
         """The outbox has something to send."""
-        self._unsent[outbox] = None
+        self._unsent.setdefault(outbox)
         if self._no_step is None:
             self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
 
@@ -123,16 +124,17 @@ class Publisher:
 
         Returns 'ok', or the state the job is in for somebody else, or 'dropped'.
         """
-        ending = _Ending(outbox, answer, self._loop.create_future())
-        self._endings.append(ending)
-        self._flush()
+        ending = _Ending(answer, self._loop.create_future())
+        self._unsent[outbox] = ending
+        # Others end in the same turn, and leave in the same call.
+        self._loop.call_soon(self._flush)
         return await ending.verdict
 
     def _flush(self) -> None:
         if self._no_step is not None:
             self._no_step.cancel()
             self._no_step = None
-        if self._unsent or self._endings:
+        if self._unsent:
             self._wake.set()
 
     async def run(self) -> None:
@@ -141,47 +143,61 @@ class Publisher:
             await self._wake.wait()
             self._wake.clear()
             unsent, self._unsent = self._unsent, {}
-            endings, self._endings = self._endings, []
-            shards: dict[int, tuple[list[Outbox], list[_Ending]]] = {}
-            for outbox in unsent:
-                shards.setdefault(outbox.job.shard, ([], []))[0].append(outbox)
-            for ending in endings:
-                shards.setdefault(ending.outbox.job.shard, ([], []))[1].append(ending)
+            if self._queue.shards == 1:
+                await self._send(0, unsent)
+                continue
             # A shard keeps its order; shards do not wait for each other.
-            if len(shards) == 1:
-                ((shard, batch),) = shards.items()
-                await self._send(shard, *batch)
-            else:
-                async with asyncio.TaskGroup() as group:
-                    for shard, batch in shards.items():
-                        group.create_task(self._send(shard, *batch))
+            shards: dict[int, dict[Outbox, _Ending | None]] = {}
+            for outbox, ending in unsent.items():
+                shards.setdefault(outbox.job.shard, {})[outbox] = ending
+            async with asyncio.TaskGroup() as group:
+                for shard, batch in shards.items():
+                    group.create_task(self._send(shard, batch))
 
-    async def _send(self, shard: int, outboxes: list[Outbox], endings: list[_Ending]) -> None:
-        emissions = [e for e in (outbox.take() for outbox in outboxes) if e is not None]
-        if emissions:
-            self._metrics.flushes.inc()
-            lost = await self._insist(outboxes, lambda: self._queue.emit(shard, emissions))
-            for emission in emissions:
-                if lost and emission.job.id in lost:
-                    self._on_lost(emission.job, lost[emission.job.id])
-        # Their calls run side by side; none depends on another.
-        await asyncio.gather(*(self._end(ending) for ending in endings))
+    async def _send(self, shard: int, batch: dict[Outbox, _Ending | None]) -> None:
+        parcel: dict[Outbox, Emission] = {}
+        ids: set[str] = set()
+        size = 0
+        for outbox, ending in batch.items():
+            emission = outbox.take(ending and ending.answer)
+            if emission is None:
+                if ending is not None:
+                    _tell(ending, "dropped")
+                continue
+            # Long answers must not add up to more than Redis takes in one argument. And a job may
+            # be in our hands anew: a reply that names it must be about one of its leases.
+            weight = len(emission.answer.body) if emission.answer else 0
+            if parcel and (size + weight > _CALL_BYTES or outbox.job.id in ids):
+                await self._call(shard, parcel, batch)
+                parcel, ids, size = {}, set(), 0
+            parcel[outbox] = emission
+            ids.add(outbox.job.id)
+            size += weight
+        if parcel:
+            await self._call(shard, parcel, batch)
 
-    async def _end(self, ending: _Ending) -> None:
-        outbox = ending.outbox
-        seq = outbox.seq + 1
-        verdict = await self._insist(
-            [outbox], lambda: self._queue.finish(outbox.job, seq, ending.answer)
-        )
-        if not ending.verdict.done():
-            ending.verdict.set_result(verdict or "dropped")
+    async def _call(
+        self, shard: int, parcel: dict[Outbox, Emission], batch: dict[Outbox, _Ending | None]
+    ) -> None:
+        self._metrics.flushes.inc()
+        lost = await self._insist(shard, parcel)
+        for outbox, emission in parcel.items():
+            if not lost and emission.answer is None:
+                continue
+            state = "dropped" if lost is None else lost.get(outbox.job.id, "ok")
+            ending = batch[outbox]
+            if ending is not None:
+                _tell(ending, state)
+            elif state != "ok" and lost:
+                self._on_lost(outbox.job, state)
 
-    async def _insist(self, outboxes: list[Outbox], call: Callable[[], Awaitable[T]]) -> T | None:
-        """Repeat an idempotent call until Redis takes it; None once all its jobs are dropped."""
+    async def _insist(self, shard: int, parcel: dict[Outbox, Emission]) -> dict[str, str] | None:
+        """Repeat the call until Redis takes it: who was lost; None once all are dropped."""
+        emissions = list(parcel.values())
         tries = 0
-        while not all(outbox.dropped for outbox in outboxes):
+        while not all(outbox.dropped for outbox in parcel):
             try:
-                return await call()
+                return await self._queue.emit(shard, emissions)
             except (RedisError, OSError) as error:
                 if not (isinstance(error, UNAVAILABLE) or unwritable(error)):
                     raise
@@ -190,3 +206,8 @@ class Publisher:
             await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
             tries += 1
         return None
+
+
+def _tell(ending: _Ending, verdict: str) -> None:
+    if not ending.verdict.done():
+        ending.verdict.set_result(verdict)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from enum import Enum
+from typing import Any
 
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
@@ -51,11 +52,16 @@ class Run:
         self._spoke = False
         self._failed = False
         self._giving_back = False
+        self._task: asyncio.Task[Any] | None = None
+        self._abort: asyncio.TimerHandle | None = None
+        self._aborted = False
 
     def drop(self) -> None:
         """The job is somebody else's, or nobody wants it: abort, and send nothing more."""
         self.outbox.dropped = True
         self._exchange.disconnect.set()
+        if self._abort is None:
+            self._abort = asyncio.get_running_loop().call_later(_ABORT_S, self._cut_off)
 
     def give_back(self) -> None:
         """Abort, and keep the lease so that the job can be released."""
@@ -63,32 +69,15 @@ class Run:
         self.drop()
 
     async def carry_out(self) -> Outcome:
-        """Run the job on the engine."""
+        """Run the job on the engine, in the calling task."""
         JOURNAL.set(self.outbox)
-        call = asyncio.ensure_future(
-            self._exchange.run(
-                self._engine,
-                "POST",
-                self.job.endpoint,
-                self.job.body,
-                ((b"x-request-id", self.job.id.encode()),),
-            )
-        )
-        dropped = asyncio.ensure_future(self._exchange.disconnect.wait())
-        try:
-            await asyncio.wait({call, dropped}, return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
-                await asyncio.wait({call}, timeout=_ABORT_S)
-        finally:
-            dropped.cancel()
-            call.cancel()
+        self._task = asyncio.current_task()
+        failure = await self._call_engine()
         if self._giving_back or (self._engine.dead and not self.outbox.dropped):
-            _retrieve(call)
             return Outcome.HAND_BACK
         if self.outbox.dropped:
-            _retrieve(call)
             return Outcome.LOST
-        answer = self._answer(call)
+        answer = self._answer(failure)
         self.ended_as = after(JobState.IN_PROGRESS, answer.event)
         verdict = await self._publisher.finish(self.outbox, answer)
         self._metrics.job_seconds.observe(time.monotonic() - self._started)
@@ -96,6 +85,32 @@ class Run:
             log.info("%s is %s already", self.job.id, verdict)
             return Outcome.LOST
         return Outcome.FINISHED
+
+    async def _call_engine(self) -> Exception | None:
+        """Returns when the engine's application has; what it raised, if it did."""
+        request_id = (b"x-request-id", self.job.id.encode())
+        try:
+            await self._exchange.run(
+                self._engine, "POST", self.job.endpoint, self.job.body, (request_id,)
+            )
+        except asyncio.CancelledError:
+            if self._task is None or self._task.cancelling() > self._aborted:
+                raise  # somebody ends this task
+            if self._aborted:
+                self._task.uncancel()
+            return RuntimeError("the engine has cancelled the request")
+        except Exception as error:
+            return error
+        finally:
+            if self._abort is not None:
+                self._abort.cancel()
+            self._task = None
+        return None
+
+    def _cut_off(self) -> None:
+        if self._task is not None:
+            self._aborted = True
+            self._task.cancel()
 
     def _on_chunk(self, data: bytes) -> None:
         if data.startswith(_ERROR_CHUNK):
@@ -111,12 +126,11 @@ class Run:
             self._metrics.first_token.observe(time.monotonic() - self._started)
         self.outbox.chunk(data)
 
-    def _answer(self, call: asyncio.Future[None]) -> Answer:
-        exchange, transcript = self._exchange, self.outbox.transcript
+    def _answer(self, failure: Exception | None) -> Answer:
+        exchange = self._exchange
         status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
-        error = None if call.cancelled() else call.exception()
-        if error is not None or status == 0:
-            log.error("%s: the engine's application failed: %r", self.job.id, error)
+        if failure is not None or status == 0:
+            log.error("%s: the engine's application failed: %r", self.job.id, failure)
             status, content_type = 500, "application/json"
             body = (
                 b'{"error":{"message":"The engine could not answer.",'
@@ -131,12 +145,6 @@ class Run:
             status=status,
             content_type=content_type,
             body=body,
-            prompt_tokens=transcript.prompt_tokens,
-            completion_tokens=transcript.completion_tokens,
+            prompt_tokens=self.outbox.prompt_tokens,
+            completion_tokens=self.outbox.completion_tokens,
         )
-
-
-def _retrieve(call: asyncio.Future[None]) -> None:
-    """Look at the exception of an aborted call so that asyncio does not complain about it."""
-    if call.done() and not call.cancelled():
-        call.exception()

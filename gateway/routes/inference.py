@@ -1,47 +1,83 @@
-"""Every vLLM route in the table of endpoints: queue the request, follow its job."""
+"""Every vLLM route in the table of endpoints: queue the request, follow its job.
+
+This is the path of every token, so it is plain ASGI and stands before FastAPI, not in it: no layer
+wraps `send`, and no framework looks at the request. Everything else passes through.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
+from typing import NoReturn
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from fastapi import APIRouter
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission import admit
 from gateway.answer import JobAnswer
+from gateway.auth import tenant_of
 from gateway.body import parse_object, read_body
-from gateway.context import Gateway, Tenant, TheGateway
+from gateway.context import Gateway
+from gateway.errors import error_response, in_our_words
+from gateway.middleware import new_request_id, sent_request_id
 from gateway.relay import Want
 from shared.endpoints import ENDPOINTS
+from shared.metrics import GatewayMetrics
 
 router = APIRouter(tags=["OpenAI"])
 
-Handler = Callable[[Request, Gateway, str], Awaitable[Response]]
 
+class Inference:
+    """An ASGI application: the endpoints' calls, and `rest` for all others."""
 
-def _handler(path: str) -> Handler:
-    async def infer(request: Request, gateway: TheGateway, tenant: Tenant) -> Response:
+    def __init__(self, rest: ASGIApp, tenants: Mapping[str, str], metrics: GatewayMetrics) -> None:
+        self.gateway: Gateway
+        """Set by the lifespan, before the first request."""
+        self._rest = rest
+        self._tenants = tenants
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in ENDPOINTS or scope["method"] != "POST":
+            await self._rest(scope, receive, send)
+            return
         received = time.monotonic()
+        request_id = sent_request_id(scope["headers"])
+        answer: ASGIApp
+        try:
+            answer = await self._submit(scope, receive, received, request_id)
+        except Exception as error:
+            identity = (b"x-request-id", request_id or new_request_id())
+            answer = error_response(in_our_words(error), self._metrics, identity)
+        await answer(scope, receive, send)
+
+    async def _submit(
+        self, scope: Scope, receive: Receive, received: float, request_id: bytes | None
+    ) -> JobAnswer:
+        keys = [value for name, value in scope["headers"] if name == b"authorization"]
+        tenant = tenant_of(keys, self._tenants)
+        gateway = self.gateway
         settings = gateway.settings
-        body = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
-        job = await admit(gateway, tenant, path, body, parse_object(body), attached=True)
+        body = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
+        job = await admit(gateway, tenant, scope["path"], body, parse_object(body), attached=True)
         reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
         try:
-            await gateway.queue.submit(job, settings.max_queue_depth)
+            await gateway.submitter.submit(job)
         except BaseException:
             gateway.relay.close(reader)
             raise
-        gateway.metrics.submitted.labels(job.pool, job.lane).inc()
-        return JobAnswer(gateway, job, reader, received)
-
-    return infer
+        return JobAnswer(gateway, job, reader, received, request_id)
 
 
+def _before_fastapi() -> NoReturn:
+    raise AssertionError("`Inference` answers these calls")
+
+
+# For the API's documentation, and for the 405 that another method gets.
 for endpoint in ENDPOINTS.values():
     router.add_api_route(
         endpoint.path,
-        _handler(endpoint.path),
+        _before_fastapi,
         methods=["POST"],
         summary=endpoint.summary,
         response_model=None,

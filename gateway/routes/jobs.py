@@ -19,7 +19,8 @@ from gateway.events import Place, events
 from gateway.job_object import full, summary
 from gateway.relay import Want
 from shared.endpoints import ENDPOINTS
-from shared.errors import BadRequest, NotFound
+from shared.envelope import Unfolder
+from shared.errors import BadRequest, NotFound, StreamReset
 from shared.job import Job
 from shared.lanes import CLIENT_LANES
 from shared.states import JobState
@@ -51,7 +52,9 @@ class JobRequest(BaseModel):
 async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Response:
     """Queue a request. 202, `Location`, and the job."""
     settings = gateway.settings
-    raw = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
+    raw = await read_body(
+        request.scope, request.receive, settings.max_body_bytes, settings.body_timeout_s
+    )
     try:
         wanted = JobRequest.model_validate(parse_object(raw))
     except ValidationError as error:
@@ -74,8 +77,7 @@ async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Respo
         deadline_s=wanted.deadline_s,
         metadata=wanted.metadata,
     )
-    await gateway.queue.submit(new, settings.max_queue_depth)
-    gateway.metrics.submitted.labels(new.pool, new.lane).inc()
+    await gateway.submitter.submit(new)
     job = await _job(gateway, tenant, new.id)
     headers = _job_header(job) | {"location": f"/jobs/{new.id}", "retry-after": "1"}
     return JSONResponse(await full(gateway, job), 202, headers)
@@ -141,7 +143,10 @@ async def get_result(job_id: str, gateway: TheGateway, tenant: Tenant) -> Respon
         headers = _job_header(job) | {"content-type": whole.content_type}
         return Response(whole.body, whole.status, headers)
     entries = await gateway.queue.entries(job.id, 0)
-    body = b"".join(entry.chunk for entry in entries)
+    if any(entry.lost for entry in entries):
+        raise StreamReset("The log of this job has lost entries.")
+    unfolder = Unfolder()
+    body = b"".join([unfolder.unfold(entry.items) for entry in entries])
     return Response(body, headers=_job_header(job) | _SSE_HEADERS)
 
 

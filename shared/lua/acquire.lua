@@ -50,7 +50,7 @@ for i = 6, #ARGV do
       else
         local deadline = tonumber(job.deadline_us) or 0
         if deadline > 0 and deadline <= now then
-          finish(id, job, 'expire', 'deadline_exceeded', last_seq(id) + 1, {})
+          close(id, job, 'expire', 'deadline_exceeded', {})
         else
           lease(id, job)
         end

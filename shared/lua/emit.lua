@@ -1,31 +1,59 @@
--- One engine step's output of one worker, for all its jobs of this shard.
--- KEYS: base.  ARGV: msgpack of a flat array id, nonce, seq, chunk, journal, quiet, frame, id, ...
---       chunk: bytes for the client, '' if none; journal: packed deltas, '' if none;
---       quiet: 1 if the frame is for those only who watch the job's events.
+-- One engine step's output of one worker, for all its jobs of this shard, and the jobs that end with it.
+-- KEYS: base.  ARGV: msgpack of an array of jobs, a job being
+--       {id, nonce, seq, chunks, journal, head, quiet, ending}
+--       chunks, journal: the parts of log entry `seq` (token_log.py), both '' if there is none;
+--       head: the entry's frame without its payload, which is `chunks`, or, with quiet, `journal`;
+--       quiet: the frame is for those only who watch the job's events;
+--       ending: false, or {event, error code, frame, inline, result, {field, value, ...}} with fields
+--       of the job's hash; inline: the frame ends with the result, which is to be put behind it.
 -- Returns a flat array id, state, ... of the jobs whose lease this worker has lost.
--- Invariant: an entry of the log is written by the lease's holder only, and once: its id is its number,
---       so a repeated call changes nothing. PUBLISH follows the log in the same step, once per gateway.
+-- Invariant: an entry of the log is written by the lease's holder only, and once, so a repeated call
+--       changes nothing. One terminal state, one last log entry, no entry left in the queue. PUBLISH
+--       follows the log in the same step, once per gateway.
 local items = cmsgpack.unpack(ARGV[1])
 local lost, frames = {}, {}
-for i = 1, #items, 7 do
-  local id, chunk, journal = items[i], items[i + 3], items[i + 4]
-  local lease = held(id, items[i + 1])
+
+local function tell(watchers, frame)
+  local list = frames[watchers]
+  if not list then list = {}; frames[watchers] = list end
+  list[#list + 1] = frame
+end
+
+local function lose(id, nonce, ending)
+  local was = redis.call('HMGET', key('job', id), 'state', 'nonce')
+  -- The reply to the first call was lost: this worker has ended the job itself.
+  if ending and was[2] == nonce and was[1] == TO[ending[1]] then return end
+  lost[#lost + 1] = id
+  lost[#lost + 1] = was[1] or 'gone'
+end
+
+local function end_job(id, lease, seq, ending)
+  local job = load_job(id)
+  if not job then return lose(id) end
+  local fields, result = ending[6], ending[5]
+  fields[#fields + 1] = 'result'
+  fields[#fields + 1] = result
+  finish(id, job, ending[1], ending[2], seq, fields)
+  tell(string.sub(lease, NONCE + 2), ending[4] and ending[3] .. cmsgpack.pack(result) or ending[3])
+end
+
+for _, item in ipairs(items) do
+  local id, nonce, seq, chunks, ending = item[1], item[2], item[3], item[4], item[8]
+  local lease = held(id, nonce)
   if not lease then
-    lost[#lost + 1] = id
-    lost[#lost + 1] = redis.call('HGET', key('job', id), 'state') or 'gone'
+    lose(id, nonce, ending)
   else
-    local entry = {key('log', id), int(items[i + 2]) .. '-0'}
-    if chunk ~= '' then entry[#entry + 1] = 'c'; entry[#entry + 1] = chunk end
-    if journal ~= '' then entry[#entry + 1] = 'j'; entry[#entry + 1] = journal end
-    local reply = redis.pcall('XADD', unpack(entry))
-    local repeated = type(reply) == 'table' and string.find(reply.err, 'equal or smaller', 1, true)
-    if type(reply) == 'table' and not repeated then return reply end
-    local watched, watchers = string.sub(lease, NONCE + 1, NONCE + 1), string.sub(lease, NONCE + 2)
-    if not repeated and watchers ~= '' and (items[i + 5] == 0 or watched == '1') then
-      local list = frames[watchers]
-      if not list then list = {}; frames[watchers] = list end
-      list[#list + 1] = items[i + 6]
+    if chunks ~= '' then
+      if append(id, seq, chunks .. item[5]) then
+        if not item[7] then
+          tell(string.sub(lease, NONCE + 2), item[6] .. chunks)
+        elseif string.sub(lease, NONCE + 1, NONCE + 1) == '1' then
+          tell(string.sub(lease, NONCE + 2), item[6] .. cmsgpack.pack(item[5]))
+        end
+      end
+      seq = seq + 1
     end
+    if ending then end_job(id, lease, seq, ending) end
   end
 end
 -- Jobs with the same listeners were put together; a gateway that is in several such sets gets one message.

@@ -13,9 +13,13 @@ local function queue_key(name) return base .. WORD.queue .. ':' .. name end
 local function waiting_key(name) return base .. WORD.waiting .. ':' .. name end
 
 -- Microseconds by Redis' clock: no two machines' clocks are compared anywhere.
+local read_us
 local function now_us()
-  local t = redis.call('TIME')
-  return t[1] * 1000000 + t[2]
+  if not read_us then
+    local t = redis.call('TIME')
+    read_us = t[1] * 1000000 + t[2]
+  end
+  return read_us
 end
 local function int(x) return string.format('%.0f', x) end
 
@@ -44,9 +48,19 @@ local function publish(watchers, frame)
   end
 end
 
-local function last_seq(id)
-  local last = redis.call('XREVRANGE', key('log', id), '+', '-', 'COUNT', 1)
-  return last[1] and tonumber(string.match(last[1][1], '^%d+')) or 0
+local function next_seq(id) return redis.call('LLEN', key('log', id)) + 1 end
+
+-- Write entry number `seq` of a job's log; false if it stands there already (a repeated call). Where
+-- Redis has lost entries before it, empty ones stand for them: a number never changes its meaning.
+local function append(id, seq, entry)
+  local log = key('log', id)
+  local length = redis.call('RPUSH', log, entry)
+  if length == seq then return true end
+  redis.call('RPOP', log)
+  if length > seq then return false end
+  for _ = length, seq - 1 do redis.call('RPUSH', log, '') end
+  redis.call('RPUSH', log, entry)
+  return true
 end
 
 local function ring(pool)
@@ -61,27 +75,32 @@ local function leave_queue(job)
   redis.call('XDEL', queue_key(job.queue), job.entry)
 end
 
--- The one way into a terminal state. `fields` go to the job's hash; `frame` tells readers, and is made
--- here when the one who ends the job is not its worker.
-local function finish(id, job, event, code, seq, fields, frame)
+-- The one way into a terminal state. `fields` go to the job's hash; the caller tells the readers.
+local function finish(id, job, event, code, seq, fields)
   local state = TO[event]
   leave_queue(job)
   redis.call('HSET', key('job', id), 'state', state, 'error_code', code, 'finished_us', int(now_us()),
              unpack(fields))
   redis.call('DEL', key('lease', id))
-  redis.call('XADD', key('log', id), int(seq) .. '-0', 'end', state)
-  redis.call('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
-  redis.call('ZREM', base .. WORD.deadlines, id)
+  append(id, seq, cmsgpack.pack(state))
+  if FROM.acquire[job.state] then redis.call('ZREM', waiting_key(job.pool .. ':' .. job.lane), id) end
+  if job.deadline_us ~= '' then redis.call('ZREM', base .. WORD.deadlines, id) end
   redis.call('PEXPIRE', key('job', id), job.ttl_ms)
   redis.call('PEXPIRE', key('log', id), job.ttl_ms)
   redis.call('ZADD', base .. WORD.expiring, int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
-  publish(job.watchers, frame or cmsgpack.pack({id, seq, KIND.ended, ''}))
+end
+
+-- The job ends without its worker's word.
+local function close(id, job, event, code, fields)
+  local seq = next_seq(id)
+  finish(id, job, event, code, seq, fields)
+  publish(job.watchers, cmsgpack.pack({id, seq, KIND.ended, ''}))
 end
 
 -- A client or the clock ends a job: its worker, if it has one, hears of it at once by this hint, and
 -- for certain by its next refused write.
 local function revoke(id, job, event, code)
-  finish(id, job, event, code, last_seq(id) + 1, {})
+  close(id, job, event, code, {})
   if job.state == 'in_progress' then redis.call('PUBLISH', CHANNEL.control .. job.worker, id) end
 end
 
@@ -98,13 +117,13 @@ local function give_back(id, job, reason, blame)
                            ended_us = int(now_us()), reason = reason}
   local fields = {'history', cjson.encode(history)}
   if answered(id, job) then
-    finish(id, job, 'fail', 'worker_lost', last_seq(id) + 1, fields)
+    close(id, job, 'fail', 'worker_lost', fields)
     return 'failed'
   end
   if blame and tonumber(job.attempts) >= tonumber(job.max_attempts) then
     redis.call('XADD', base .. WORD.dead, 'MAXLEN', '~', 10000, '*', 'job', id, 'attempts', job.attempts,
                'reason', reason)
-    finish(id, job, 'fail', 'too_many_attempts', last_seq(id) + 1, fields)
+    close(id, job, 'fail', 'too_many_attempts', fields)
     return 'failed'
   end
   leave_queue(job)

@@ -16,7 +16,7 @@ from shared.lanes import DEFAULT, LANES
 from shared.queue import Answer, Emission, JobQueue
 from shared.redis import connect
 from shared.states import JobEvent
-from shared.token_log import Delta, pack_journal
+from shared.token_log import NO_CHUNKS, Delta, pack_chunks, pack_journal
 from tests.redis_server import RedisServer
 
 POOL = "pool"
@@ -47,9 +47,11 @@ def store(redis_server: RedisServer, redis_url: str) -> Iterator[sync_redis.Redi
 async def open_queue(url: str, *, shards: int = 1) -> AsyncIterator[JobQueue]:
     """A queue whose connections are closed in the end."""
     redis = connect(url)
+    queue = JobQueue(redis, shards=shards)
     try:
-        yield JobQueue(redis, shards=shards)
+        yield queue
     finally:
+        await queue.close()
         await redis.aclose(close_connection_pool=True)
 
 
@@ -107,8 +109,14 @@ async def say(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dic
 
 
 def emission(job: LeasedJob, seq: int, text: str = "x") -> Emission:
-    chunk = text.encode() if job.stream else b""
-    return Emission(job, seq, chunk, pack_journal([Delta(0, 0, [seq], text)]))
+    chunks = pack_chunks([text.encode()]) if job.stream else NO_CHUNKS
+    return Emission(job, seq, chunks, pack_journal([Delta(0, 0, [seq], text)]))
+
+
+async def finish(queue: JobQueue, job: LeasedJob, seq: int, answer: Answer) -> str:
+    """End a job; 'ok', or its state if it was lost."""
+    lost = await queue.emit(job.shard, [Emission(job, seq, b"", b"", answer)])
+    return lost.get(job.id, "ok")
 
 
 def answer(**changes: Any) -> Answer:

@@ -18,6 +18,7 @@ from tests.redis.conftest import (
     Listener,
     answer,
     entries_of,
+    finish,
     lease,
     pending,
     say,
@@ -57,9 +58,9 @@ async def test_a_running_job_keeps_what_it_has_and_its_worker_is_told(
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert control.messages() == [job.id.encode()]
     assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"")]
-    assert [(e.chunk, e.end) for e in await queue.entries(job.id, 0)] == [
-        (b"kept", ""),
-        (b"", "cancelled"),
+    assert [(e.items, e.end) for e in await queue.entries(job.id, 0)] == [
+        ((b"kept",), ""),
+        ((), "cancelled"),
     ]
     assert entries_of(store, job.id) == []
     assert pending(store) == 0
@@ -70,7 +71,7 @@ async def test_cancelling_what_has_ended_changes_nothing(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
     job = await lease(queue)
-    await queue.finish(job, 1, answer())
+    await finish(queue, job, 1, answer())
     before = store.hgetall(keys.job(0, job.id))
     gateway.frames()
     assert await queue.cancel(job.id, TENANT) is JobState.COMPLETED
@@ -141,7 +142,7 @@ async def test_the_deadline_of_a_vanished_job_is_forgotten(queue: JobQueue, stor
 
 async def test_what_has_ended_does_not_expire(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
-    await queue.finish(job, 1, answer())
+    await finish(queue, job, 1, answer())
     deadlines = keys.base(0) + keys.DEADLINES
     store.zadd(deadlines, {job.id: 1})
     await queue.scripts.expire(0, 100)
@@ -156,7 +157,7 @@ async def test_who_watches_a_queued_job_is_told_of_everything_later(
     await queue.watch(job.id, GATEWAY, sees=False)
     leased = await take_one(queue)
     await say(queue, leased, 1)
-    await queue.finish(leased, 2, answer())
+    await finish(queue, leased, 2, answer())
     assert [f[1:3] for f in gateway.frames()] == [(1, FrameKind.CHUNK), (2, FrameKind.DONE)]
 
 
@@ -181,7 +182,7 @@ async def test_watching_does_not_take_the_lease_from_its_worker(
     await queue.watch(leased.id, "b", sees=True)
     await queue.watch(leased.id, "c", sees=False)
     assert store.get(keys.lease(0, leased.id)) == f"{leased.nonce}1a b c".encode()
-    assert await queue.finish(leased, 2, answer()) == "ok"
+    assert await finish(queue, leased, 2, answer()) == "ok"
 
 
 async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(
@@ -194,7 +195,7 @@ async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(
 
 async def test_watching_what_has_ended_changes_nothing(queue: JobQueue, store: Redis) -> None:
     leased = await lease(queue)
-    await queue.finish(leased, 1, answer())
+    await finish(queue, leased, 1, answer())
     before = store.hgetall(keys.job(0, leased.id))
     await queue.watch(leased.id, "late", sees=True)
     assert store.hgetall(keys.job(0, leased.id)) == before

@@ -20,6 +20,7 @@ from tests.redis.conftest import (
     Listener,
     answer,
     emission,
+    finish,
     grow_old,
     open_queue,
     pending,
@@ -66,11 +67,19 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     assert await old_queue.emit(0, [emission(job, 1) for job in got]) == {}
     assert await say(old_queue, got[0], 1) == {}  # again
     assert await old_queue.renew(WORKER, got) == {}
-    for job in got:
-        assert await old_queue.finish(job, 2, answer()) == "ok"
-        assert await old_queue.finish(job, 2, answer()) == "ok"
-    kinds = [frame[2] for frame in listener.frames()]
-    assert kinds == [FrameKind.CHUNK, FrameKind.CHUNK, FrameKind.DONE, FrameKind.DONE]
+    for _ in range(2):
+        assert await finish(old_queue, got[0], 2, answer()) == "ok"
+        end = emission(got[1], 3)._replace(answer=answer())  # its second entry was lost
+        assert await old_queue.emit(0, [end]) == {}
+    kinds = [frame[1:3] for frame in listener.frames()]
+    assert kinds == [
+        (1, FrameKind.CHUNK),
+        (1, FrameKind.CHUNK),
+        (2, FrameKind.DONE),
+        (3, FrameKind.CHUNK),
+        (4, FrameKind.DONE),
+    ]
+    assert [e.lost for e in await old_queue.entries(got[1].id, 0)] == [False, True, False, False]
     listener.close()
     assert pending(old_store) == 0
     assert [d.waiting + d.in_progress for d in await old_queue.depths()] == [0] * 4

@@ -13,6 +13,8 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    emission,
+    finish,
     grow_old,
     make_job,
     say,
@@ -57,7 +59,9 @@ async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: 
     assert await queue.renew(WORKER, [done]) == {}
     await queue.watch(done.id, "gw-2", sees=True)
     assert await say(queue, done, 1, "x" * 10_000) == {}
-    assert await queue.finish(done, 2, answer(body=b"y" * 10_000)) == "ok"
+    last = emission(done, 2, "x" * 10_000)._replace(answer=answer(body=b"y" * 10_000))
+    assert await queue.emit(0, [last]) == {}
+    assert [e.end for e in await queue.entries(done.id, 0)] == ["", "", "completed"]
     assert await queue.cancel(cancelled.id, TENANT) == "cancelled"
     grow_old(full, silent)
     assert await queue.reap(0, 5.0) == {silent.id: "queued"}
@@ -78,4 +82,4 @@ async def test_scripts_can_be_loaded_into_a_full_redis(
     leased = await take_one(queue)
     full.config_set("maxmemory", 1)
     full.script_flush()
-    assert await queue.finish(leased, 1, answer()) == "ok"
+    assert await finish(queue, leased, 1, answer()) == "ok"

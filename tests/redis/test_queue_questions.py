@@ -11,7 +11,7 @@ from shared import keys
 from shared.job import NewJob
 from shared.lanes import DEFAULT, FLEX, LANES, PRIORITY
 from shared.queue import JobQueue, LaneDepth
-from tests.redis.conftest import POOL, TENANT, answer, make_job, open_queue, submit, take
+from tests.redis.conftest import POOL, TENANT, answer, finish, make_job, open_queue, submit, take
 from tests.waiting import eventually
 
 SHARDS = 4
@@ -163,7 +163,7 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
     for worker in ("holds", "idle"):
         await submit(queue)
         (job,) = await take(queue, worker=worker)
-    assert await queue.finish(job, 1, answer()) == "ok"
+    assert await finish(queue, job, 1, answer()) == "ok"
     stream = keys.queue(0, POOL, DEFAULT)
     assert await queue.sweep(0) == 0
     assert await queue.scripts.sweep(0, 100, -1) == 1

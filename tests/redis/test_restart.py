@@ -14,6 +14,7 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    finish,
     lease,
     open_queue,
     pending,
@@ -52,7 +53,7 @@ async def test_a_lease_survives_and_its_holder_goes_on(
     own_redis.start()
     assert await go_on(queue.renew, WORKER, [job]) == {}
     assert await say(queue, job, 2) == {}
-    assert await queue.finish(job, 3, answer()) == "ok"
+    assert await finish(queue, job, 3, answer()) == "ok"
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2, 3]
 
 
@@ -60,7 +61,7 @@ async def test_what_waits_and_what_has_ended_survives(
     queue: JobQueue, own_redis: RedisServer
 ) -> None:
     ended = await lease(queue)
-    await queue.finish(ended, 1, answer(body=b"result"))
+    await finish(queue, ended, 1, answer(body=b"result"))
     waiting = [await submit(queue, deadline_s=600) for _ in range(3)]
     kill(own_redis)
     own_redis.start()
@@ -86,7 +87,7 @@ async def test_a_worker_that_died_with_it_loses_its_job_to_another(
     assert await eventually(taken, "the job is taken back") == {old.id: "queued"}
     assert await say(queue, old, 1) == {old.id: "queued"}
     new = await take_one(queue, worker="w-2")
-    assert await queue.finish(new, 1, answer()) == "ok"
+    assert await finish(queue, new, 1, answer()) == "ok"
     with own_redis.client() as client:
         assert pending(client) == 0
 
@@ -110,7 +111,7 @@ async def test_a_redis_without_its_data_is_told_from_one_that_kept_it(
         client.script_flush()
     assert await say(queue, job, 1) == {job.id: "gone"}
     assert await queue.renew(WORKER, [job]) == {job.id: "gone"}
-    assert await queue.finish(job, 1, answer()) == "gone"
+    assert await finish(queue, job, 1, answer()) == "gone"
     assert await take(queue) == []
 
 

@@ -18,6 +18,7 @@ from tests.redis.conftest import (
     WORKER,
     answer,
     emission,
+    finish,
     grow_old,
     make_job,
     open_queue,
@@ -52,7 +53,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     await queue.watch(done.id, "gw-2", sees=True)
     assert await queue.emit(shard, [emission(done, 1), emission(expired, 1)]) == {}
     assert await queue.renew(WORKER, [done, cancelled]) == {}
-    assert await queue.finish(done, 2, answer()) == "ok"
+    assert await finish(queue, done, 2, answer()) == "ok"
     await queue.cancel(cancelled.id, TENANT)
     grow_old(store, silent)
     await queue.reap(shard, 5.0)
@@ -103,7 +104,7 @@ async def test_a_script_called_for_one_shard_changes_no_other(
     before = {key: store.dump(key) for key in others}
     (leased,) = await take(queue, shard=2)
     assert leased.id == jobs[2].id
-    await queue.finish(leased, 1, answer())
+    await finish(queue, leased, 1, answer())
     assert {key: store.dump(key) for key in store.keys("*") if b"{2}" not in key} == before
 
 

@@ -36,7 +36,7 @@ def request(parts: Iterable[bytes], *, end: str = "", **headers: str) -> Request
 
 
 async def read(given: Request, timeout_s: float = 30.0) -> bytes:
-    return await read_body(given, LIMIT, timeout_s)
+    return await read_body(given.scope, given.receive, LIMIT, timeout_s)
 
 
 @pytest.mark.parametrize(

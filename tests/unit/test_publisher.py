@@ -10,19 +10,40 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from shared.envelope import Unfolder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import Answer, Emission
 from shared.redis import RedisConnectionError, ResponseError
 from shared.states import JobEvent
-from shared.token_log import Delta, Prompt, unpack_journal
+from shared.token_log import Delta, Entry, Prompt, parse_entries, unpack_journal
 from worker import publisher as module
 from worker.publisher import Outbox, Publisher
 
 DEADLINE_S = 30.0
 DONE = Answer(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)
 
-Call = tuple[Any, ...]
+Call = tuple[int, list[Emission]]
+
+
+def long_answer(size: int) -> Answer:
+    return Answer(JobEvent.COMPLETE, "", 200, "application/json", b"x" * size, 1, 2)
+
+
+def entry(emission: Emission) -> Entry:
+    """The log entry that comes of it."""
+    (parsed,) = parse_entries([emission.chunks + emission.journal], emission.seq - 1)
+    return parsed
+
+
+def chunks(emission: Emission) -> bytes:
+    """What its client gets; chunks without a quote have no envelope."""
+    return Unfolder().unfold(entry(emission).items)
+
+
+def journal(emission: Emission) -> list[Delta | Prompt]:
+    parsed = entry(emission)
+    return unpack_journal(parsed.journal, parsed.items)
 
 
 class Queue:
@@ -34,21 +55,14 @@ class Queue:
         self.open.set()
         self.failures: list[Exception] = []
         self.lost: dict[str, str] = {}
-        self.verdict = "ok"
+        self.shards = 1
 
     async def emit(self, shard: int, emissions: list[Emission]) -> dict[str, str]:
-        await self._take("emit", shard, emissions)
-        return self.lost
-
-    async def finish(self, job: LeasedJob, seq: int, answer: Answer) -> str:
-        await self._take("finish", job.id, seq, answer)
-        return self.verdict
-
-    async def _take(self, *call: Any) -> None:
-        self.calls.put_nowait(call)
+        self.calls.put_nowait((shard, list(emissions)))
         await self.open.wait()
         if self.failures:
             raise self.failures.pop(0)
+        return {e.job.id: self.lost[e.job.id] for e in emissions if e.job.id in self.lost}
 
     async def next(self) -> Call:
         async with asyncio.timeout(DEADLINE_S):
@@ -56,9 +70,10 @@ class Queue:
 
     async def next_step(self) -> dict[str, Emission]:
         """The emissions of the next call, by job."""
-        name, _, emissions = await self.next()
-        assert name == "emit"
-        return {emission.job.id: emission for emission in emissions}
+        _, emissions = await self.next()
+        step = {emission.job.id: emission for emission in emissions}
+        assert len(step) == len(emissions), "a job stands twice in one call"
+        return step
 
 
 class Desk:
@@ -77,9 +92,12 @@ class Desk:
         )
         self.task = asyncio.create_task(self.publisher.run())
 
-    def outbox(self, name: str = "a", shard: int = 0) -> Outbox:
-        job = LeasedJob(name, shard, "n" * 16, 1, True, "/e", b"{}", 0.0)
+    def outbox(self, name: str = "a", shard: int = 0, nonce: str = "n" * 16) -> Outbox:
+        job = LeasedJob(name, shard, nonce, 1, True, "/e", b"{}", 0.0)
         return Outbox(job, self.publisher)
+
+    def finish(self, outbox: Outbox, answer: Answer = DONE) -> asyncio.Task[str]:
+        return asyncio.create_task(self.publisher.finish(outbox, answer))
 
     def step(self) -> None:
         self.publisher.step()
@@ -111,7 +129,7 @@ async def test_all_jobs_of_a_step_leave_in_one_call(desk: Desk) -> None:
     desk.step()
     step = await desk.queue.next_step()
     assert len(step) == 50
-    assert all((e.seq, e.chunk) == (1, b"x") for e in step.values())
+    assert all((e.seq, chunks(e), e.answer) == (1, b"x", None) for e in step.values())
     assert desk.queue.calls.empty()
     assert (
         desk.counted("flotilla_flushes_total") == desk.counted("flotilla_engine_steps_total") == 1
@@ -143,10 +161,9 @@ async def test_while_a_call_is_on_its_way_later_steps_pile_up(desk: Desk) -> Non
     assert desk.queue.calls.empty()
     desk.queue.open.set()
     step = await desk.queue.next_step()
-    assert (step["a"].seq, step["a"].chunk) == (2, b"234")
-    deltas = [Delta(0, 0, (n,), str(n)) for n in (2, 3, 4)]
-    assert unpack_journal(step["a"].journal) == deltas
-    assert step["b"].chunk == b"x"
+    assert (step["a"].seq, chunks(step["a"])) == (2, b"234")
+    assert journal(step["a"]) == [Delta(0, 0, (n,), str(n)) for n in (2, 3, 4)]
+    assert chunks(step["b"]) == b"x"
     assert desk.queue.calls.empty()
 
 
@@ -158,14 +175,43 @@ async def test_a_prompt_alone_sends_nothing_and_leaves_with_the_first_delta(desk
     desk.step()
     step = await desk.queue.next_step()
     assert set(step) == {"speaks"}
-    assert unpack_journal(step["speaks"].journal) == [Prompt(0, 3), Delta(0, 0, (1,), "x")]
+    assert journal(step["speaks"]) == [Prompt(0, 3), Delta(0, 0, (1,), "x")]
+    assert chunks(step["speaks"]) == b""
     assert silent.entered
-    assert silent.transcript.prompt_tokens == 12
+    assert silent.prompt_tokens == 12
+
+
+async def test_an_outbox_counts_the_tokens(desk: Desk) -> None:
+    outbox = desk.outbox()
+    assert (outbox.prompt_tokens, outbox.completion_tokens) == (0, 0)
+    outbox.prompt(0, 3)
+    outbox.prompt(1, 4)
+    outbox.delta(0, 0, [1, 2], "ab")
+    outbox.delta(1, 1, [3], "c")
+    outbox.take()
+    outbox.delta(1, 0, [], "")
+    assert (outbox.prompt_tokens, outbox.completion_tokens) == (7, 3)
+
+
+async def test_a_token_of_a_stream_is_hardly_more_than_its_text(desk: Desk) -> None:
+    outbox, unfolder = desk.outbox(), Unfolder()
+    sizes = []
+    for n, text in enumerate("abcdef"):
+        chunk = b'data: {"id": "chatcmpl-%s", "text": "%c", "more": null}' % (b"0" * 99, ord(text))
+        outbox.delta(0, 0, [n], text)
+        outbox.chunk(chunk)
+        desk.step()
+        emission = (await desk.queue.next_step())["a"]
+        assert unfolder.unfold(entry(emission).items) == chunk
+        assert journal(emission) == [Delta(0, 0, (n,), text)]
+        sizes.append(len(emission.chunks) + len(emission.journal))
+    assert sizes[0] > 100
+    assert sizes[2:] == [len("[") + len("'x") + len("n")] * 4
 
 
 async def test_output_that_no_step_follows_leaves_all_the_same(desk: Desk) -> None:
     desk.outbox("a").chunk(b"error")
-    assert (await desk.queue.next_step())["a"].chunk == b"error"
+    assert chunks((await desk.queue.next_step())["a"]) == b"error"
 
 
 async def test_an_outbox_counts_its_entries(desk: Desk) -> None:
@@ -175,20 +221,37 @@ async def test_an_outbox_counts_its_entries(desk: Desk) -> None:
         outbox.chunk(b"x")
         taken = outbox.take()
         assert taken is not None
-        assert (taken.seq, taken.chunk, taken.journal) == (seq, b"x", b"")
+        assert (taken.seq, chunks(taken), taken.journal) == (seq, b"x", b"")
         assert outbox.take() is None
 
 
-async def test_the_end_goes_after_the_last_output(desk: Desk) -> None:
+async def test_the_end_leaves_with_the_last_output_in_one_call(desk: Desk) -> None:
     outbox = desk.outbox()
     outbox.chunk(b"1")
     desk.step()
-    await desk.queue.next_step()
+    first = (await desk.queue.next_step())["a"]
+    assert (first.seq, first.answer) == (1, None)
+    outbox.delta(0, 0, [7], "2")
     outbox.chunk(b"2")
-    verdict = asyncio.create_task(desk.publisher.finish(outbox, DONE))
-    assert (await desk.queue.next_step())["a"].seq == 2
-    assert await desk.queue.next() == ("finish", "a", 3, DONE)
+    verdict = desk.finish(outbox)
+    last = (await desk.queue.next_step())["a"]
+    assert (last.seq, chunks(last), last.answer) == (2, b"2", DONE)
+    assert journal(last) == [Delta(0, 0, (7,), "2")]
     assert await verdict == "ok"
+    assert desk.queue.calls.empty()
+
+
+async def test_output_and_end_leave_together_though_the_step_has_ended(desk: Desk) -> None:
+    outbox, other = desk.outbox("a"), desk.outbox("b")
+    outbox.chunk(b"1")
+    other.chunk(b"x")
+    desk.step()
+    verdict = desk.finish(outbox)  # the run goes on in the turn in which it has spoken
+    step = await desk.queue.next_step()
+    assert (step["a"].seq, chunks(step["a"]), step["a"].answer) == (1, b"1", DONE)
+    assert step["b"].answer is None
+    assert await verdict == "ok"
+    assert desk.queue.calls.empty()
 
 
 async def test_the_end_waits_for_the_call_that_is_on_its_way(desk: Desk) -> None:
@@ -197,34 +260,130 @@ async def test_the_end_waits_for_the_call_that_is_on_its_way(desk: Desk) -> None
     outbox.chunk(b"1")
     desk.step()
     await desk.queue.next_step()
-    verdict = asyncio.create_task(desk.publisher.finish(outbox, DONE))
+    verdict = desk.finish(outbox)
     await turns()
     assert desk.queue.calls.empty()
     desk.queue.open.set()
-    assert (await desk.queue.next())[:3] == ("finish", "a", 2)
+    end = (await desk.queue.next_step())["a"]
+    assert end == Emission(outbox.job, 2, b"", b"", DONE)
     assert await verdict == "ok"
 
 
 async def test_a_job_that_said_nothing_ends_with_its_first_entry(desk: Desk) -> None:
-    verdict = asyncio.create_task(desk.publisher.finish(desk.outbox(), DONE))
-    assert (await desk.queue.next())[:3] == ("finish", "a", 1)
+    outbox = desk.outbox()
+    verdict = desk.finish(outbox)
+    assert (await desk.queue.next_step())["a"] == Emission(outbox.job, 1, b"", b"", DONE)
+    assert await verdict == "ok"
+
+
+async def test_a_prompt_that_no_token_followed_is_told_with_the_end(desk: Desk) -> None:
+    outbox = desk.outbox()
+    outbox.prompt(0, 5)
+    verdict = desk.finish(outbox)
+    end = (await desk.queue.next_step())["a"]
+    assert (end.seq, chunks(end), journal(end), end.answer) == (1, b"", [Prompt(0, 5)], DONE)
     assert await verdict == "ok"
 
 
 async def test_ends_do_not_wait_for_each_other(desk: Desk) -> None:
     desk.queue.open.clear()
-    verdicts = [
-        asyncio.create_task(desk.publisher.finish(desk.outbox(name), DONE)) for name in "abc"
-    ]
-    assert sorted([(await desk.queue.next())[1] for _ in verdicts]) == ["a", "b", "c"]
+    verdicts = [desk.finish(desk.outbox(name)) for name in "abc"]
+    step = await desk.queue.next_step()
+    assert {name: e.answer for name, e in step.items()} == {"a": DONE, "b": DONE, "c": DONE}
     desk.queue.open.set()
     assert await asyncio.gather(*verdicts) == ["ok"] * 3
+    assert desk.queue.calls.empty()
 
 
 async def test_the_verdict_is_what_redis_says(desk: Desk) -> None:
-    desk.queue.verdict = "cancelled"
-    assert await desk.publisher.finish(desk.outbox(), DONE) == "cancelled"
+    desk.queue.lost = {"b": "cancelled", "c": "gone"}
+    verdicts = [desk.finish(desk.outbox(name)) for name in "abc"]
+    assert await asyncio.gather(*verdicts) == ["ok", "cancelled", "gone"]
+    assert desk.lost == []  # who waits for a verdict need not be told
 
+
+async def test_a_verdict_that_nobody_waits_for_any_more_harms_nobody(desk: Desk) -> None:
+    desk.queue.open.clear()
+    left, stays = desk.finish(desk.outbox("a")), desk.finish(desk.outbox("b"))
+    await desk.queue.next_step()
+    left.cancel()
+    desk.queue.open.set()
+    assert await stays == "ok"
+    assert not desk.task.done()
+
+
+# --- long answers ---
+
+HALF = module._CALL_BYTES // 2
+
+
+async def test_long_answers_are_spread_over_calls_in_their_order(desk: Desk) -> None:
+    sizes = [HALF, HALF, 1, HALF, HALF, 0, 3 * HALF, 0]
+    verdicts = [desk.finish(desk.outbox(str(i)), long_answer(n)) for i, n in enumerate(sizes)]
+    calls = [await desk.queue.next_step() for _ in range(5)]
+    assert [list(call) for call in calls] == [["0", "1"], ["2", "3"], ["4", "5"], ["6"], ["7"]]
+    assert await asyncio.gather(*verdicts) == ["ok"] * len(sizes)
+    assert desk.queue.calls.empty()
+    assert desk.counted("flotilla_flushes_total") == len(calls)
+
+
+async def test_each_of_several_calls_is_repeated_by_itself(desk: Desk) -> None:
+    verdicts = [desk.finish(desk.outbox(name), long_answer(2 * HALF)) for name in "ab"]
+    desk.queue.failures = [RedisConnectionError("away")]
+    assert [list(await desk.queue.next_step()) for _ in range(3)] == [["a"], ["a"], ["b"]]
+    assert await asyncio.gather(*verdicts) == ["ok", "ok"]
+
+
+async def test_an_answer_whose_call_is_done_does_not_wait_for_the_next_one(desk: Desk) -> None:
+    only_first, rest = desk.queue.open, asyncio.Event()
+    only_first.clear()
+    first, second = (desk.finish(desk.outbox(name), long_answer(2 * HALF)) for name in "ab")
+    await desk.queue.next_step()
+    desk.queue.open = rest
+    only_first.set()
+    assert await first == "ok"
+    await desk.queue.next_step()
+    assert not second.done()
+    rest.set()
+    assert await second == "ok"
+
+
+async def test_what_is_said_while_an_earlier_part_is_on_its_way_keeps_its_order(
+    desk: Desk,
+) -> None:
+    desk.queue.open.clear()
+    long, after, late = desk.outbox("long"), desk.outbox("after"), desk.outbox("late")
+    verdict = desk.finish(long, long_answer(2 * HALF))
+    other = desk.finish(after, long_answer(2 * HALF))
+    await turns(1)
+    late.chunk(b"1")
+    desk.step()
+    assert list(await desk.queue.next_step()) == ["long"]
+    late.chunk(b"2")
+    end = desk.finish(late)
+    await turns()
+    desk.queue.open.set()
+    assert list(await desk.queue.next_step()) == ["after", "late"]
+    last = await desk.queue.next_step()
+    assert await asyncio.gather(verdict, other, end) == ["ok"] * 3
+    assert {name: e.answer for name, e in last.items()} == {"late": DONE}
+    assert last["late"].seq == 2
+    assert chunks(last["late"]) == b""
+
+
+async def test_an_answer_of_a_job_that_is_dropped_meanwhile_is_not_sent(desk: Desk) -> None:
+    desk.queue.open.clear()
+    outboxes = [desk.outbox(name) for name in "abc"]
+    verdicts = [desk.finish(outbox, long_answer(2 * HALF)) for outbox in outboxes]
+    assert list(await desk.queue.next_step()) == ["a"]
+    outboxes[2].dropped = True
+    desk.queue.open.set()
+    assert list(await desk.queue.next_step()) == ["b"]
+    assert await asyncio.gather(*verdicts) == ["ok", "ok", "dropped"]
+    assert desk.queue.calls.empty()
+
+
+# --- what goes wrong ---
 
 FAILURES = [
     RedisConnectionError("away"),
@@ -250,7 +409,9 @@ async def test_a_failed_call_is_repeated_as_it_was(desk: Desk) -> None:
 
 async def test_a_failed_end_is_repeated_as_it_was(desk: Desk) -> None:
     desk.queue.failures = list(FAILURES)
-    assert await desk.publisher.finish(desk.outbox(), DONE) == "ok"
+    outbox = desk.outbox()
+    outbox.chunk(b"last")
+    assert await desk.finish(outbox) == "ok"
     calls = [await desk.queue.next() for _ in range(len(FAILURES) + 1)]
     assert all(call == calls[0] for call in calls)
     assert desk.queue.calls.empty()
@@ -281,7 +442,7 @@ async def test_a_call_is_not_repeated_for_jobs_that_are_dropped(desk: Desk, endi
     desk.queue.open.clear()
     desk.queue.failures = [RedisConnectionError("away")]
     if ending:
-        verdict = asyncio.create_task(desk.publisher.finish(outbox, DONE))
+        verdict = desk.finish(outbox)
     else:
         outbox.chunk(b"1")
     await desk.queue.next()
@@ -305,17 +466,41 @@ async def test_who_was_lost_is_told(desk: Desk) -> None:
     assert desk.lost == [("a", "cancelled")]
 
 
+async def test_in_one_call_ends_are_judged_and_others_are_told(desk: Desk) -> None:
+    desk.queue.lost = {"a": "cancelled", "b": "expired"}
+    for name in "bc":
+        desk.outbox(name).chunk(b"1")
+    verdicts = [desk.finish(desk.outbox(name)) for name in "ad"]
+    assert set(await desk.queue.next_step()) == set("abcd")
+    assert await asyncio.gather(*verdicts) == ["cancelled", "ok"]
+    assert desk.lost == [("b", "expired")]
+
+
+async def test_two_leases_of_one_job_are_not_judged_together(desk: Desk) -> None:
+    old, new = desk.outbox("a", nonce="old"), desk.outbox("a", nonce="new")
+    old.chunk(b"1")
+    new.chunk(b"1")
+    verdict = desk.finish(desk.outbox("a", nonce="oldest"))
+    calls = [await desk.queue.next_step() for _ in range(3)]
+    assert [step["a"].job.nonce for step in calls] == ["old", "new", "oldest"]
+    assert await verdict == "ok"
+
+
 async def test_shards_have_calls_of_their_own(desk: Desk) -> None:
+    desk.queue.shards = 3
+    desk.queue.open.clear()
     for shard in range(3):
-        for name in "ab":
-            desk.outbox(f"{name}{shard}", shard).chunk(b"1")
-    desk.step()
-    calls = [await desk.queue.next() for _ in range(3)]
-    assert sorted((shard, len(emissions)) for _, shard, emissions in calls) == [
+        desk.outbox(f"a{shard}", shard).chunk(b"1")
+    verdicts = [desk.finish(desk.outbox(f"b{shard}", shard)) for shard in range(3)]
+    calls = [await desk.queue.next() for _ in range(3)]  # none waits for another
+    assert sorted((shard, len(emissions)) for shard, emissions in calls) == [
         (0, 2),
         (1, 2),
         (2, 2),
     ]
+    assert all(e.job.shard == shard for shard, emissions in calls for e in emissions)
+    desk.queue.open.set()
+    assert await asyncio.gather(*verdicts) == ["ok"] * 3
 
 
 async def test_nothing_is_sent_when_nobody_has_spoken(desk: Desk) -> None:

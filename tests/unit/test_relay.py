@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from gateway import relay as module
 from gateway.relay import Piece, Reader, Relay, Want
 from shared.channel import FrameKind, encode
+from shared.envelope import Folder, Item
 from shared.errors import RedisUnavailable, StreamReset
 from shared.metrics import GatewayMetrics
 from shared.redis import RedisConnectionError
@@ -30,20 +34,34 @@ class Log:
 
     def __init__(self) -> None:
         self.ahead: list[Entry] = []
+        self.folder = Folder()
         self.reads: list[int] = []
         self.broken: Exception | None = None
         self.while_reading = lambda: None
 
     def write(self, *chunks: bytes, end: str = "") -> None:
         for chunk in chunks:
-            self.ahead.append(Entry(len(self.ahead) + 1, chunk, b"j" + chunk, ""))
+            items = tuple(self.folder.fold([chunk]))
+            self.ahead.append(Entry(len(self.ahead) + 1, items, b"j" + chunk, ""))
         if end:
-            self.ahead.append(Entry(len(self.ahead) + 1, b"", b"", end))
+            self.ahead.append(Entry(len(self.ahead) + 1, (), b"", end))
 
-    async def entries(self, job_id: str, after: int, count: int | None = None) -> list[Entry]:
+    def lose(self, seq: int) -> None:
+        """Redis has lost this entry, and has later ones."""
+        self.ahead[seq - 1] = Entry(seq, (), b"", "", lost=True)
+
+    def frames(self, *numbers: int) -> list[tuple[int, FrameKind, Any]]:
+        """The frames of these entries."""
+        return [
+            (seq, FrameKind.DONE, b"") if entry.end else (seq, FrameKind.CHUNK, entry.items)
+            for seq, entry in enumerate(self.ahead, 1)
+            if seq in numbers
+        ]
+
+    async def entries(self, job_id: str, after: int) -> list[Entry]:
         assert job_id == JOB
         self.reads.append(after)
-        found = [entry for entry in self.ahead if entry.seq > after]
+        found = self.ahead[after:]
         self.while_reading()
         if self.broken is not None:
             raise self.broken
@@ -72,13 +90,45 @@ def relay(log: Log, registry: CollectorRegistry) -> Relay:
     return Relay(queue, "redis://nowhere", "gw", GatewayMetrics(registry), BUFFER)
 
 
-def publish(relay: Relay, *frames: tuple[int, FrameKind, bytes], job: str = JOB) -> None:
+class Socket:
+    """A sink: what a client was sent."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+        self.full = False
+        self.last = 0.0
+
+    def __call__(self, data: bytes) -> bool:
+        if not self.full:
+            self.taken.append(data)
+            self.last = asyncio.get_running_loop().time()
+        return not self.full
+
+
+@pytest.fixture
+def socket() -> Socket:
+    return Socket()
+
+
+def publish(relay: Relay, *frames: tuple[int, FrameKind, Any], job: str = JOB) -> None:
     """One message with these frames arrives."""
     relay._hand_out(b"".join(encode(job, *frame) for frame in frames))
 
 
-def chunk(seq: int, data: bytes = b"") -> tuple[int, FrameKind, bytes]:
-    return seq, FrameKind.CHUNK, data or b"%d" % seq
+def chunk(seq: int, data: bytes = b"") -> tuple[int, FrameKind, Sequence[Item]]:
+    """A chunk without a quote has no envelope."""
+    return seq, FrameKind.CHUNK, [data or b"%d" % seq]
+
+
+def stream(*words: str) -> list[bytes]:
+    """Chunks that have an envelope."""
+    return [b"data: " + json.dumps({"text": word, "more": None}).encode() for word in words]
+
+
+async def turns(count: int = 5) -> None:
+    """Everybody who can act does so."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def seqs(pieces: list[Piece]) -> list[int]:
@@ -201,12 +251,13 @@ async def test_a_slow_client_is_not_kept_in_memory_and_catches_up(relay: Relay, 
     log.write(*parts)
     for seq, part in enumerate(parts, 1):
         publish(relay, chunk(seq, part))
-        assert sum(len(piece.payload) for piece in reader._pieces) <= BUFFER
+        assert sum(len(piece.payload) for piece in reader._pieces[:-1]) <= BUFFER
+    assert len(reader._pieces) == 3  # the one that is too much is the last
     assert seqs(await reader.next(LONG_S)) == list(range(1, 21))
     log.write(b"more")
     publish(relay, chunk(21, b"more"))
     assert seqs(await reader.next(LONG_S)) == [21]
-    assert log.reads == [0]
+    assert log.reads == [3]
 
 
 async def test_a_frame_that_comes_while_the_log_is_read_is_handed_out_once(
@@ -300,8 +351,12 @@ async def test_who_wants_the_end_finds_it_in_the_log(relay: Relay, log: Log) -> 
     "lost",
     [
         pytest.param([], id="the log is gone"),
-        pytest.param([Entry(1, b"1", b"", "")], id="the log has gone back"),
-        pytest.param([Entry(4, b"4", b"", "")], id="the log has a hole"),
+        pytest.param([Entry(1, (b"1",), b"", "")], id="the log has gone back"),
+        pytest.param(
+            [Entry(seq, (), b"", "", lost=True) for seq in (1, 2, 3)]
+            + [Entry(4, (b"4",), b"", "")],
+            id="the log has a hole",
+        ),
     ],
 )
 async def test_a_log_that_does_not_hold_what_was_handed_out_ends_the_stream(
@@ -400,13 +455,51 @@ async def test_whatever_is_lost_repeated_or_late_the_client_gets_the_log(
 async def test_a_hole_in_the_log_ends_the_stream(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, Want.CHUNKS)
     log.write(b"1", b"2", b"3", b"4")
-    del log.ahead[2]
+    log.lose(3)
     reader.fall_behind()
     with pytest.raises(StreamReset):
         await reader.next(5)
 
 
-@pytest.mark.parametrize("message", [b"\xc1 nonsense", b"\x01", b"\x93\x01\x02\x03"])
+async def test_a_hole_behind_what_was_handed_out_ends_the_stream(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    log.write(b"1", b"2", b"3", end="completed")
+    publish(relay, *log.frames(1))
+    assert seqs(await reader.next(LONG_S)) == [1]
+    log.lose(2)
+    publish(relay, *log.frames(3, 4))
+    with pytest.raises(StreamReset):
+        await reader.next(LONG_S)
+
+
+async def test_who_starts_behind_a_hole_can_not_know_the_envelopes(relay: Relay, log: Log) -> None:
+    log.write(*stream("a", "b", "c", "d"))
+    log.lose(2)
+    reader = relay.open(JOB, Want.CHUNKS, after=3)
+    reader.fall_behind()
+    with pytest.raises(StreamReset):
+        await reader.next(LONG_S)
+
+
+async def test_who_wants_the_end_finds_it_behind_a_hole(relay: Relay, log: Log) -> None:
+    log.write(b"1", b"2", end="completed")
+    log.lose(2)
+    reader = relay.open(JOB, Want.END)
+    assert await reader.next(SILENCE_S) == [Piece(3, FrameKind.ENDED, b"")]
+
+
+FOREIGN = [
+    b"\xc1 nonsense",
+    b"\x01",
+    b"\x93\x01\x02\x03",
+    b"\x90",
+    b"\x81\x01\x02",
+    b"\xc0",
+    b"\xa0",
+]
+
+
+@pytest.mark.parametrize("message", FOREIGN)
 async def test_a_message_that_is_no_frame_sends_readers_to_the_log(
     relay: Relay, log: Log, message: bytes
 ) -> None:
@@ -414,3 +507,417 @@ async def test_a_message_that_is_no_frame_sends_readers_to_the_log(
     log.write(b"1")
     relay._hand_out(message)
     assert [piece.payload for piece in await reader.next(5)] == [b"1"]
+
+
+# Msgpack, but no folded chunks.
+MALFORMED: list[Any] = [b"bytes", 7, [7], [None], [[1]], [[1, 2, 3]], [[b"a", b"b"]], {b"a": b"b"}]
+
+
+@pytest.mark.parametrize("payload", MALFORMED)
+async def test_a_chunk_that_can_not_be_unfolded_is_read_from_the_log(
+    relay: Relay, log: Log, payload: Any
+) -> None:
+    reader, other = relay.open(JOB, Want.CHUNKS), relay.open("job_001" + "0" * 24, Want.CHUNKS)
+    chunks = stream("a", "b", "c", "d", "e")
+    log.write(*chunks)
+    publish(relay, *log.frames(1, 2), (3, FrameKind.CHUNK, payload))
+    publish(relay, chunk(1), job=other.job_id)
+    pieces = await reader.next(LONG_S)
+    assert [piece.payload for piece in pieces] == chunks
+    assert log.reads == [0]  # from the start: half of it may have been unfolded
+    log.write(*stream("f"))
+    publish(relay, *log.frames(6))
+    assert [piece.payload for piece in await reader.next(LONG_S)] == stream("f")
+    assert seqs(await other.next(LONG_S)) == [1]
+    assert log.reads == [0]
+
+
+@pytest.mark.parametrize("payload", MALFORMED)
+async def test_a_malformed_chunk_that_comes_while_the_log_is_read_is_read_from_the_log(
+    relay: Relay, log: Log, payload: Any
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c", "d")
+    log.write(*chunks[:2])
+
+    def disturb() -> None:
+        log.while_reading = lambda: None
+        log.write(*chunks[2:])
+        publish(relay, (3, FrameKind.CHUNK, payload), *log.frames(4))
+
+    log.while_reading = disturb
+    reader.fall_behind()
+    assert [piece.payload for piece in await reader.next(LONG_S)] == chunks
+    assert log.reads == [0, 0]
+
+
+async def test_a_step_without_a_chunk_is_counted_and_is_no_gap(
+    relay: Relay, log: Log, registry: CollectorRegistry
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    publish(relay, chunk(1), (2, FrameKind.CHUNK, None), chunk(3))
+    pieces = await reader.next(LONG_S)
+    assert b"".join(piece.payload for piece in pieces) == b"13"
+    assert seqs(pieces) == [1, 2, 3]
+    assert log.reads == []
+    assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
+
+
+# --- envelopes ---
+
+
+async def test_chunks_get_their_envelopes_back(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c", "d", "e", "f")
+    log.write(*chunks, end="completed")
+    assert log.ahead[4].items == (b"e",)
+    publish(relay, *log.frames(1, 2))
+    publish(relay, *log.frames(3, 5, 6))  # 4 is lost
+    pieces = await reader.next(LONG_S)
+    assert [piece.payload for piece in pieces] == [*chunks, b""]
+    assert log.reads == [3]
+
+
+async def test_a_step_of_several_chunks_is_one_piece(relay: Relay) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    folder, chunks = Folder(), [b'"%d"' % n for n in range(5)]
+    for seq, step in enumerate([chunks[:2], chunks[2:]], 1):
+        publish(relay, (seq, FrameKind.CHUNK, folder.fold(step)))
+    pieces = await reader.next(LONG_S)
+    assert [piece.payload for piece in pieces] == [b"".join(chunks[:2]), b"".join(chunks[2:])]
+
+
+async def test_two_readers_of_a_job_do_not_share_an_envelope(relay: Relay, log: Log) -> None:
+    early = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c", "d")
+    log.write(*chunks)
+    publish(relay, *log.frames(1, 2, 3))
+    late = relay.open(JOB, Want.CHUNKS)
+    publish(relay, *log.frames(4))
+    for reader in (early, late):
+        assert [piece.payload for piece in await reader.next(LONG_S)] == chunks
+
+
+@pytest.mark.parametrize("looks_first", [True, False])
+async def test_who_goes_on_in_the_middle_learns_the_envelopes_from_the_log(
+    relay: Relay, log: Log, looks_first: bool
+) -> None:
+    chunks = stream("a", "b", "c", "d", "e", "f")
+    log.write(*chunks[:5])
+    reader = relay.open(JOB, Want.CHUNKS, after=3)
+    if looks_first:
+        reader.fall_behind()
+    else:
+        publish(relay, *log.frames(4))
+    pieces = await reader.next(LONG_S)
+    assert [(piece.seq, piece.payload) for piece in pieces] == [(4, chunks[3]), (5, chunks[4])]
+    assert log.reads == [0]
+    log.write(chunks[5])
+    publish(relay, *log.frames(6))
+    assert [piece.payload for piece in await reader.next(LONG_S)] == [chunks[5]]
+    assert log.reads == [0]
+
+
+async def test_who_goes_on_behind_all_there_is_waits_for_more(relay: Relay, log: Log) -> None:
+    chunks = stream("a", "b", "c", "d")
+    log.write(*chunks[:3])
+    reader = relay.open(JOB, Want.CHUNKS, after=3)
+    assert await reader.next(SILENCE_S) == []
+    log.write(chunks[3])
+    publish(relay, *log.frames(4))
+    assert [piece.payload for piece in await reader.next(LONG_S)] == [chunks[3]]
+    assert log.reads == [0]
+
+
+async def test_who_goes_on_in_the_middle_in_an_outage_learns_them_later(
+    relay: Relay, log: Log
+) -> None:
+    chunks = stream("a", "b", "c", "d")
+    log.write(*chunks)
+    log.broken = RedisConnectionError("away")
+    reader = relay.open(JOB, Want.CHUNKS, after=2)
+    assert await reader.next(SILENCE_S) == []
+    publish(relay, *log.frames(3))
+    log.broken = None
+    reader.fall_behind()
+    assert [piece.payload for piece in await reader.next(LONG_S)] == chunks[2:]
+
+
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_who_claims_to_have_more_than_there_ever_was_is_told(
+    relay: Relay, log: Log, want: Want
+) -> None:
+    log.write(*stream("a", "b"))
+    reader = relay.open(JOB, want, after=3)
+    with pytest.raises(StreamReset):
+        await reader.next(SILENCE_S)
+
+
+# --- straight to the client ---
+
+
+async def test_chunks_that_come_in_order_go_straight_to_the_sink(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c", "d")
+    log.write(*chunks, end="completed")
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, *log.frames(1))
+    assert socket.taken == chunks[:1]  # now, not in a task's turn
+    publish(relay, *log.frames(2, 3))
+    await turns()
+    publish(relay, *log.frames(4))
+    assert socket.taken == chunks
+    await turns()
+    assert not waiting.done()
+    publish(relay, *log.frames(5))
+    assert await waiting == [Piece(5, FrameKind.DONE, b"")]
+    assert log.reads == []
+
+
+async def test_the_sink_is_used_only_while_next_waits(relay: Relay, socket: Socket) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    publish(relay, chunk(1))
+    assert seqs(await reader.next(LONG_S, socket)) == [1]  # it was here before
+    publish(relay, chunk(2))
+    assert socket.taken == []
+    assert seqs(await reader.next(LONG_S, socket)) == [2]
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    reader.wake()
+    assert await waiting == []
+    publish(relay, chunk(3))
+    assert socket.taken == []
+
+
+async def test_a_wait_that_is_cancelled_gives_the_sink_back(relay: Relay, socket: Socket) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    publish(relay, chunk(1))
+    assert socket.taken == []
+    assert seqs(await reader.next(LONG_S)) == [1]
+
+
+async def test_a_sink_that_is_full_has_taken_nothing_and_the_order_is_kept(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, chunk(1))
+    socket.full = True
+    publish(relay, chunk(2))
+    socket.full = False
+    publish(relay, chunk(3))  # 2 has not been handed out yet
+    assert socket.taken == [b"1"]
+    assert [piece.payload for piece in await waiting] == [b"2", b"3"]
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, chunk(4))
+    assert socket.taken == [b"1", b"4"]
+    publish(relay, (5, FrameKind.DONE, b""))
+    assert seqs(await waiting) == [5]
+    assert log.reads == []
+
+
+async def test_nothing_overtakes_what_the_task_has_not_taken_yet(
+    relay: Relay, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, (0, FrameKind.STARTED, b"w"), chunk(1))
+    assert socket.taken == []
+    assert seqs(await waiting) == [0, 1]
+
+
+async def test_silence_is_counted_from_the_last_chunk_the_sink_took(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    loop, silence_s = asyncio.get_running_loop(), 0.05
+    reader = relay.open(JOB, Want.CHUNKS)
+    log.write(b"1", b"2")
+    for seq in (1, 2):
+        loop.call_later(seq * silence_s * 0.6, publish, relay, chunk(seq))
+    assert await reader.next(silence_s, socket) == []
+    assert socket.taken == [b"1", b"2"]
+    assert loop.time() - socket.last >= silence_s
+
+
+async def test_silence_behind_the_sink_makes_it_look_at_the_log(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c")
+    log.write(*chunks, end="completed")
+    waiting = asyncio.create_task(reader.next(SILENCE_S, socket))
+    await turns()
+    publish(relay, *log.frames(1, 2))
+    assert socket.taken == chunks[:2]
+    assert [piece.payload for piece in await waiting] == [chunks[2], b""]
+    assert log.reads == [2]
+
+
+async def test_a_gap_ends_the_use_of_the_sink_and_the_log_goes_on(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c", "d", "e")
+    log.write(*chunks[:4])
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, *log.frames(1))
+    publish(relay, *log.frames(3, 4))
+    assert socket.taken == chunks[:1]
+    assert [piece.payload for piece in await waiting] == chunks[1:4]
+    assert log.reads == [1]
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    log.write(chunks[4])
+    publish(relay, *log.frames(4, 5))
+    assert socket.taken == [chunks[0], chunks[4]]
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_repeated_chunk_does_not_reach_the_sink(relay: Relay, socket: Socket) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, chunk(1), chunk(1), chunk(2), chunk(1), chunk(3))
+    assert socket.taken == [b"1", b"2", b"3"]
+    publish(relay, (4, FrameKind.DONE, b""))
+    assert seqs(await waiting) == [4]
+
+
+async def test_chunks_that_come_while_the_log_is_read_wait_behind_it(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c", "d", "e")
+    log.write(*chunks)
+    whole, log.ahead = log.ahead, log.ahead[:2]
+
+    def go_on() -> None:
+        log.ahead = whole
+        publish(relay, *log.frames(2, 3))
+        publish(relay, *log.frames(4))
+
+    log.while_reading = go_on
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    reader.fall_behind()
+    pieces = await waiting
+    assert [piece.payload for piece in pieces] == chunks[:4]
+    assert log.reads == [0]
+    assert socket.taken == []
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, *log.frames(5))
+    assert socket.taken == chunks[4:]
+    reader.wake()
+    await waiting
+
+
+async def test_the_end_that_comes_while_the_log_is_read_is_not_lost(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    log.write(*stream("a", "b"))
+    log.while_reading = lambda: publish(relay, (3, FrameKind.DONE, b""))
+    reader.fall_behind()
+    pieces = await reader.next(LONG_S)
+    assert [(piece.seq, piece.kind) for piece in pieces[1:]] == [
+        (2, FrameKind.CHUNK),
+        (3, FrameKind.DONE),
+    ]
+    assert log.reads == [0]
+
+
+async def test_a_client_that_does_not_read_is_not_kept_in_memory_and_catches_up(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream(*(f"{i:040}" for i in range(20)))
+    log.write(*chunks)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, *log.frames(1, 2, 3))
+    socket.full = True
+    for seq in range(4, 20):
+        publish(relay, *log.frames(seq))
+        assert sum(len(piece.payload) for piece in reader._pieces[:-1]) <= BUFFER
+    socket.full = False
+    assert [piece.payload for piece in await waiting] == chunks[3:]
+    assert socket.taken == chunks[:3]
+    assert len(log.reads) == 1
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    log.write(*stream("more"))
+    publish(relay, *log.frames(20, 21))
+    assert socket.taken[3:] == stream("more")
+    reader.wake()
+    await waiting
+
+
+async def test_a_step_without_a_chunk_writes_nothing(relay: Relay, socket: Socket) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, chunk(1), (2, FrameKind.CHUNK, None))
+    assert socket.taken == [b"1"]
+    publish(relay, chunk(3))
+    assert b"".join(piece.payload for piece in await waiting) == b"3"
+
+
+@pytest.mark.parametrize("want", [Want.DELTAS, Want.END])
+async def test_the_sink_takes_chunks_only(relay: Relay, socket: Socket, want: Want) -> None:
+    reader = relay.open(JOB, want)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, (1, FrameKind.DELTAS, b"j"), (2, FrameKind.RESULT, b"r"))
+    assert (await waiting)[-1] == Piece(2, FrameKind.RESULT, b"r")
+    assert socket.taken == []
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_whatever_happens_the_client_gets_every_byte_once_and_in_order(
+    relay: Relay, log: Log, socket: Socket, seed: int
+) -> None:
+    chance = random.Random(seed)
+    chunks = stream(*("x" * chance.randint(0, 30) for _ in range(40)))
+    kept = chance.randint(0, 20)
+    log.write(*chunks[:kept])
+    reader = relay.open(JOB, Want.CHUNKS, after=kept)
+
+    async def read() -> None:
+        while True:
+            pieces = await reader.next(LONG_S, socket)
+            await turns(chance.randint(0, 3))  # the socket has no room
+            socket.taken += [piece.payload for piece in pieces if not piece.last]
+            if pieces and pieces[-1].last:
+                return
+
+    reading = asyncio.create_task(read())
+    published: list[int] = []
+    for number, data in enumerate(chunks[kept:], kept + 1):
+        log.write(data)
+        published.append(number)
+        socket.full = chance.random() < 0.3
+        if chance.random() < 0.8:
+            publish(relay, *log.frames(*published))
+            published = [] if chance.random() < 0.8 else [number]  # sent again
+        elif chance.random() < 0.3:
+            published = []  # lost
+        if chance.random() < 0.1:
+            log.while_reading = lambda: reader.fall_behind() if chance.random() < 0.5 else None
+            relay._connect()
+        await turns(chance.randint(0, 2))
+    log.write(end="completed")
+    reader.fall_behind()
+    async with asyncio.timeout(LONG_S):
+        await reading
+    assert b"".join(socket.taken) == b"".join(chunks[kept:])

@@ -13,15 +13,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
+from shared.envelope import Unfolder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import Answer, Emission
 from shared.settings import Settings
 from shared.states import JobEvent
-from shared.token_log import Transcript, unpack_journal
+from shared.token_log import Entry, Transcript, parse_entries, unpack_journal
 from tests.waiting import eventually
 from worker import runner as module
-from worker.engines.protocol import Capacity, Load
+from worker.engines.protocol import JOURNAL, Capacity, Load
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.publisher import Publisher
 from worker.runner import Outcome, Run
@@ -35,25 +36,36 @@ class Queue:
     """What Redis was told."""
 
     emissions: list[Emission] = field(default_factory=list)
-    ended: list[tuple[int, Answer]] = field(default_factory=list)
     verdict: str = "ok"
+    shards: int = 1
 
     async def emit(self, shard: int, emissions: list[Emission]) -> dict[str, str]:
         self.emissions += emissions
-        return {}
+        ended = [e.job.id for e in emissions if e.answer is not None]
+        return {} if self.verdict == "ok" else dict.fromkeys(ended, self.verdict)
 
-    async def finish(self, job: LeasedJob, seq: int, answer: Answer) -> str:
-        self.ended.append((seq, answer))
-        return self.verdict
+    @property
+    def log(self) -> list[Entry]:
+        """The entries that were made of it, but for the last, which tells of the end."""
+        said = [e for e in self.emissions if e.chunks]
+        assert [e.seq for e in said] == list(range(1, len(said) + 1))
+        return parse_entries([e.chunks + e.journal for e in said], 0)
 
     @property
     def sent(self) -> bytes:
-        return b"".join(emission.chunk for emission in self.emissions)
+        unfolder = Unfolder()
+        return b"".join([unfolder.unfold(entry.items) for entry in self.log])
+
+    @property
+    def ended(self) -> list[Emission]:
+        return [e for e in self.emissions if e.answer is not None]
 
     @property
     def answer(self) -> Answer:
-        ((_, answer),) = self.ended
-        return answer
+        (end,) = self.ended
+        assert end is self.emissions[-1]
+        assert end.answer is not None
+        return end.answer
 
 
 class Bench:
@@ -149,18 +161,18 @@ async def test_a_streamed_answer_is_passed_on_as_it_is_and_then_ended(start: Sta
     assert (answer.event, answer.error_code, answer.status) == (JobEvent.COMPLETE, "", 200)
     assert answer.content_type.startswith("text/event-stream")
     assert answer.body == b""
-    seqs = [emission.seq for emission in bench.queue.emissions]
-    assert seqs == list(range(1, len(seqs) + 1))
-    assert bench.queue.ended[0][0] == len(seqs) + 1
+    assert [emission.seq for emission in bench.queue.ended] == [
+        len(bench.queue.log) + (not bench.queue.ended[0].chunks)
+    ]
 
 
 async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> None:
     bench = await start()
     await bench.run(max_tokens=8).carry_out()
     transcript = Transcript.empty()
-    for emission in bench.queue.emissions:
-        assert emission.chunk == b""
-        transcript.add(unpack_journal(emission.journal))
+    for entry in bench.queue.log:
+        assert entry.items == ()
+        transcript.add(unpack_journal(entry.journal, entry.items))
     answer = bench.queue.answer
     assert transcript.completion_tokens == answer.completion_tokens
     assert transcript.prompt_tokens == answer.prompt_tokens > 0
@@ -180,7 +192,7 @@ async def test_what_the_engine_refuses_fails_with_the_engines_own_words(
     assert run.ended_as == "failed"
     assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "rejected", 400)
     assert json.loads(answer.body)["error"]["message"]
-    assert bench.queue.emissions == []
+    assert bench.queue.log == []
 
 
 async def test_a_dropped_job_is_aborted_and_says_nothing_more(start: Start) -> None:
@@ -230,7 +242,7 @@ async def test_a_job_for_a_dead_engine_is_handed_back(start: Start) -> None:
     bench = await start()
     bench.engine.close()
     assert await bench.run(stream=True).carry_out() is Outcome.HAND_BACK
-    assert bench.queue.emissions == bench.queue.ended == []
+    assert bench.queue.emissions == []
 
 
 async def test_an_error_of_a_living_engine_in_the_stream_is_passed_on_and_fails_the_job(
@@ -265,7 +277,15 @@ async def break_off(receive: Receive, send: Send) -> None:
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("application", [raise_at_once, say_nothing, break_off])
+async def cancel_itself(receive: Receive, send: Send) -> None:
+    await open_stream(send)
+    await write(send, b"data: 1\n\n")
+    inner = asyncio.get_running_loop().create_future()
+    inner.cancel()
+    await inner
+
+
+@pytest.mark.parametrize("application", [raise_at_once, say_nothing, break_off, cancel_itself])
 async def test_an_application_that_breaks_fails_the_job_with_a_500(
     start: Start, application: Callable[[Receive, Send], Any]
 ) -> None:
@@ -296,6 +316,104 @@ async def test_an_engine_that_does_not_hear_of_a_drop_is_left_after_a_while(
     assert await run.carry_out() is Outcome.LOST
     async with asyncio.timeout(30):
         await stopped.wait()
+
+
+async def test_an_engine_that_hears_of_a_drop_is_not_cancelled(start: Start) -> None:
+    heard: list[str] = []
+
+    async def answer(receive: Receive, send: Send) -> None:
+        await receive()
+        heard.append((await receive())["type"])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await write(send, b"too late")
+        heard.append("ended")
+
+    bench = await start(Application(answer))
+    run = bench.run()
+    carried = asyncio.create_task(run.carry_out())
+    await asyncio.sleep(0)
+    run.drop()
+    run.drop()
+    assert await carried is Outcome.LOST
+    assert heard == ["http.disconnect", "ended"]
+    assert bench.queue.emissions == []
+
+
+async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
+    start: Start,
+) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await receive()
+        await receive()
+        raise ZeroDivisionError
+
+    bench = await start(Application(answer))
+    for drop, outcome in ((Run.drop, Outcome.LOST), (Run.give_back, Outcome.HAND_BACK)):
+        run = bench.run()
+        drop(run)
+        assert await run.carry_out() is outcome
+    assert bench.queue.emissions == []
+
+
+async def wait_for_ever(receive: Receive, send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_job_given_back_is_handed_back_though_its_engine_is_deaf(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ABORT_S", 0.001)
+    bench = await start(Application(wait_for_ever))
+    run = bench.run()
+    carried = asyncio.create_task(run.carry_out())
+    await asyncio.sleep(0)
+    run.give_back()
+    assert await carried is Outcome.HAND_BACK
+    assert not carried.cancelled()
+    assert carried.cancelling() == 0  # whoever waits in this task next is not disturbed
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_a_run_whose_own_task_is_ended_ends(start: Start, aborted: bool) -> None:
+    bench = await start(Application(wait_for_ever))
+    run = bench.run()
+    carried = asyncio.create_task(run.carry_out())
+    await asyncio.sleep(0)
+    if aborted:
+        run._cut_off()
+    carried.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await carried
+
+
+async def test_the_engine_is_called_in_the_runs_own_task_and_knows_its_journal(
+    start: Start,
+) -> None:
+    seen: list[Any] = []
+
+    async def answer(receive: Receive, send: Send) -> None:
+        seen.append((asyncio.current_task(), JOURNAL.get()))
+
+    bench = await start(Application(answer))
+    runs = [bench.run(), bench.run()]
+    tasks = [asyncio.create_task(run.carry_out()) for run in runs]
+    await asyncio.gather(*tasks)
+    assert seen == [(task, run.outbox) for task, run in zip(tasks, runs, strict=True)]
+
+
+async def test_the_last_output_and_the_end_are_one_emission(start: Start) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await open_stream(send)
+        await write(send, b"data: 1\n\n")
+        await write(send, b"data: [DONE]\n\n", more=False)
+
+    bench = await start(Application(answer))
+    assert await bench.run(stream=True).carry_out() is Outcome.FINISHED
+    (emission,) = bench.queue.emissions
+    assert emission.seq == 1
+    assert bench.queue.sent == b"data: 1\n\ndata: [DONE]\n\n"
+    assert bench.queue.answer.event is JobEvent.COMPLETE
 
 
 async def test_the_engine_is_asked_with_the_jobs_own_bytes(start: Start) -> None:

@@ -19,6 +19,7 @@ from shared import settings as environment
 from shared.settings import Settings, SettingsError
 from worker import parent_death
 from worker.demo import MODEL_DIR, MODEL_NAME
+from worker.engines import vllm_stream
 from worker.engines.protocol import Capacity, Load
 
 log = logging.getLogger("flotilla.engine")
@@ -73,6 +74,8 @@ class VllmEngine:
         tasks = await self._engine.get_supported_tasks()
         app = v.build_app(args, tasks, self._engine.model_config)
         await v.init_app_state(v.JournalledEngine(self._engine), app.state, args, tasks)
+        if self._settings.direct_chunks:
+            vllm_stream.install(app.state)
         # A dead engine's handlers tell a server to stop; ours is the worker, which looks at `dead`.
         app.state.server = SimpleNamespace(should_exit=False)
         self._app = app

@@ -131,7 +131,7 @@ class Answer(ABC):
 
     def _make_templates(self) -> list[tuple[str, str]]:
         """By choice, a chunk before and after the text of its delta; none if more differs."""
-        if self._logprobs is not None or self._with_ids or self._running_usage:
+        if not self.stream or self._logprobs is not None or self._with_ids or self._running_usage:
             return []
         whole = [
             _dump(self._chunk(Delta(choice, (), _TEXT_HERE)))

@@ -1,0 +1,103 @@
+"""The load client against a server that answers what it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from load_tests.client import LoadClient, Result, Spec
+
+STREAM = b'data: {"role"}\n\ndata: {"content"}\n\ndata: {"content"}\n\ndata: [DONE]\n\n'
+
+
+class Server(ThreadingHTTPServer):
+    """Answers every request with `body`."""
+
+    daemon_threads = True
+    body: bytes
+    content_type: str
+    keep_alive: bool
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", self.server.content_type)
+        self.send_header("content-length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body)
+        self.close_connection = not self.server.keep_alive
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class CutOff(Handler):
+    """Promises more than it sends."""
+
+    def end_headers(self) -> None:
+        super().end_headers()
+        self.server.body = self.server.body[:20]
+
+
+@contextmanager
+def serving(
+    body: bytes,
+    content_type: str = "text/event-stream",
+    *,
+    keep_alive: bool = True,
+    handler: type[Handler] = Handler,
+) -> Iterator[int]:
+    server = Server(("127.0.0.1", 0), handler)
+    server.body, server.content_type, server.keep_alive = body, content_type, keep_alive
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def load(port: int, **changes: Any) -> Result:
+    given = {"connections": 3, "requests": 12, "tokens": 2, "events": 4, "timeout_s": 10, **changes}
+    return LoadClient(Spec(ports=(port,), body="{}", **given)).run()
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize("mode", ["closed", "open"])
+def test_right_streams_are_counted(mode: str, keep_alive: bool) -> None:
+    with serving(STREAM, keep_alive=keep_alive) as port:
+        result = load(port, mode=mode, rate=500.0)
+    assert (result.done, result.errors, result.tokens) == (12, 0, 24), result.problems
+    assert result.ttft_p50_s <= result.e2e_p99_s
+
+
+def test_a_stream_with_too_few_events_is_an_error() -> None:
+    with serving(STREAM) as port:
+        result = load(port, tokens=3, events=5)
+    assert (result.done, result.errors, result.tokens) == (0, 12, 0)
+    assert result.problems == ["12x 4 events instead of 5"]
+
+
+@pytest.mark.parametrize(("contains", "done"), [("[simulated]", 12), ("[real]", 0)])
+def test_a_whole_answer_must_contain_what_is_expected(contains: str, done: int) -> None:
+    with serving(b'{"content": "[simulated]"}', "application/json") as port:
+        result = load(port, tokens=1, events=0, contains=contains)
+    assert (result.done, result.errors) == (done, 12 - done)
+
+
+def test_a_body_that_ends_early_is_an_error() -> None:
+    with serving(STREAM, keep_alive=False, handler=CutOff) as port:
+        result = load(port, connections=1, requests=1)
+    assert result.problems == ["1x the connection ended before the answer did"]

@@ -44,13 +44,13 @@ async def test_one_publish_per_step_and_gateway(stack: Stack, gateways: int) -> 
         for url in urls
     ]
     with redis.Redis.from_url(stack.redis_url) as client:
-        before = {name: calls(client, name) for name in ("publish", "xadd")}
+        before = {name: calls(client, name) for name in ("publish", "rpush")}
         steps_before = worker.metric("flotilla_engine_steps_total")
         chunks = await asyncio.gather(
             *(read(clients[number % gateways], number) for number in range(STREAMS))
         )
         published = calls(client, "publish") - before["publish"]
-        logged = calls(client, "xadd") - before["xadd"]
+        logged = calls(client, "rpush") - before["rpush"]
     steps = worker.metric("flotilla_engine_steps_total") - steps_before
     for each in clients:
         await each.close()

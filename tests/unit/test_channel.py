@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.channel import LAST, FrameKind, decode, encode
+from shared.channel import LAST, FrameKind, decode, encode, encode_head
+from shared.token_log import NO_CHUNKS, pack_chunks
 
 frames = st.tuples(
     st.from_regex(r"job_[0-9a-f]{27}", fullmatch=True),
@@ -27,6 +28,19 @@ def test_frames_come_out_as_they_went_in(sent: list[tuple[str, int, FrameKind, b
     got = list(decode(message))
     assert got == [(job.encode(), seq, kind, payload) for job, seq, kind, payload in sent]
     assert all(type(frame[3]) is bytes for frame in got)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.binary(max_size=300) | st.tuples(st.integers(0, 9999), st.integers(0, 9999))))
+def test_items_come_out_as_they_went_in(items: list[bytes | tuple[int, int]]) -> None:
+    head = encode_head("job") + msgpack.packb(7) + msgpack.packb(FrameKind.CHUNK)
+    for packed in (encode("job", 7, FrameKind.CHUNK, items), head + pack_chunks(items)):
+        assert list(decode(packed)) == [(b"job", 7, FrameKind.CHUNK, tuple(items))]
+
+
+def test_a_step_without_chunks_is_a_frame_too() -> None:
+    head = encode_head("job") + msgpack.packb(7) + msgpack.packb(FrameKind.CHUNK)
+    assert list(decode(head + NO_CHUNKS)) == [(b"job", 7, FrameKind.CHUNK, None)]
 
 
 def test_a_frame_may_be_larger_than_any_default_limit() -> None:

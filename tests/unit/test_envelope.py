@@ -194,7 +194,7 @@ def test_a_middle_may_be_empty_or_look_like_an_envelope(text: str) -> None:
 def test_a_chunk_shorter_than_the_envelope_does_not_fit_it() -> None:
     head, tail = b'{"a":"aaaa"', b'"aaaa"}'
     folder, unfolder = Folder(), Unfolder()
-    for chunk in (head + b'b"' + tail, head + b'c"' + tail, head + tail[1:], head, tail, b'"', b""):
+    for chunk in (head + b'b"' + tail, head + b'c"' + tail, head + tail, head, tail, b'"', b""):
         assert unfolder.unfold(folder.fold([chunk])) == chunk
 
 

@@ -276,6 +276,16 @@ async def test_a_job_that_said_nothing_ends_with_its_first_entry(desk: Desk) -> 
     assert await verdict == "ok"
 
 
+async def test_an_end_is_not_forgotten_when_its_job_speaks_once_more(desk: Desk) -> None:
+    outbox = desk.outbox()
+    verdict = desk.finish(outbox)
+    await turns(1)
+    outbox.chunk(b"1")
+    last = (await desk.queue.next_step())["a"]
+    assert (last.seq, chunks(last), last.answer) == (1, b"1", DONE)
+    assert await verdict == "ok"
+
+
 async def test_a_prompt_that_no_token_followed_is_told_with_the_end(desk: Desk) -> None:
     outbox = desk.outbox()
     outbox.prompt(0, 5)

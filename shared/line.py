@@ -61,16 +61,21 @@ class Line(asyncio.Protocol):
         RedisConnectionError the command may have been carried out.
         """
         if self._transport is None:
-            await self._connect()
-        assert self._transport is not None
+            await self.connect()
+        return await self.send(*command)
+
+    def send(self, *command: Argument) -> asyncio.Future[Any]:
+        """As `call`, but the command is under way when this returns; there must be a connection."""
+        if self._transport is None:
+            raise RedisConnectionError("Connection to Redis lost")
         loop = asyncio.get_running_loop()
-        reply = loop.create_future()
+        reply: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(reply)
         self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
         if self._watch is None:
             self._n_seen = self._n_replies
             self._watch = loop.call_later(self._timeout_s, self._look)
-        return await reply
+        return reply
 
     async def close(self) -> None:
         """Calls that are on their way fail; the next one would connect again."""
@@ -82,7 +87,10 @@ class Line(asyncio.Protocol):
         if connection is not None:
             await connection.disconnect(nowait=True)
 
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
+        """Nothing, if there is a connection."""
+        if self._transport is not None:
+            return
         async with self._connecting:
             if self._transport is not None:
                 return

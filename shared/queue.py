@@ -18,6 +18,7 @@ from shared.channel import FrameKind, encode, encode_head
 from shared.errors import QueueFull
 from shared.job import Job, LeasedJob, NewJob, parse_job, shard_of
 from shared.lanes import CLIENT_LANES, LANES
+from shared.line import Argument
 from shared.redis import Redis
 from shared.scripts import Scripts
 from shared.states import JobEvent, JobState
@@ -231,9 +232,18 @@ class JobQueue:
         self, shard: int, pool: str, worker: str, count: int, lease_s: float
     ) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first; their leases end unless renewed."""
-        now_us, raw = await self.scripts.acquire(
-            shard, pool, worker, count, int(lease_s * 1000), secrets.token_hex(6)
-        )
+        arguments = _claim(pool, worker, count, lease_s)
+        return self.leased(shard, await self.scripts.acquire(shard, *arguments))
+
+    def acquire_command(
+        self, shard: int, pool: str, worker: str, count: int, lease_s: float
+    ) -> tuple[Argument, ...]:
+        """What `acquire` sends; its reply is for `leased`. The scripts must be ready."""
+        return self.scripts.acquire_command(shard, *_claim(pool, worker, count, lease_s))
+
+    def leased(self, shard: int, reply: Sequence[Any]) -> list[LeasedJob]:
+        """The jobs in a reply of the acquire script."""
+        now_us = int(reply[0])
         return [
             LeasedJob(
                 id=job_id.decode(),
@@ -245,8 +255,12 @@ class JobQueue:
                 body=body,
                 waited_s=(now_us - int(created_us)) / 1e6,
             )
-            for job_id, nonce, attempt, created_us, stream, endpoint, body in raw
+            for job_id, nonce, attempt, created_us, stream, endpoint, body in reply[1:]
         ]
+
+    async def ring(self, pool: str) -> None:
+        """Wake one idle worker of the pool."""
+        await self.redis.rpush(keys.bell(0, pool), 1)
 
     async def emit(self, shard: int, emissions: Sequence[Emission]) -> dict[str, str]:
         """Log and publish one engine step; returns the jobs that were lost: id -> state."""
@@ -269,11 +283,6 @@ class JobQueue:
             states |= _lost(reply)
         return states
 
-    async def wait_for_work(self, blocking: Any, pool: str, timeout_s: float) -> None:
-        """Return when something may have been queued for the pool, or after `timeout_s`."""
-        bells = [keys.bell(shard, pool) for shard in range(self.shards)]
-        await blocking.blpop(bells, timeout=timeout_s)
-
     # --- upkeep ---
 
     async def reap(self, shard: int, lease_s: float, limit: int = 100) -> dict[str, str]:
@@ -286,6 +295,10 @@ class JobQueue:
     async def sweep(self, shard: int, limit: int = 100) -> int:
         """Take jobs that have expired out of the index, and dead workers out of the groups."""
         return await self.scripts.sweep(shard, limit, int(_DEAD_CONSUMER_S * 1000))
+
+
+def _claim(pool: str, worker: str, count: int, lease_s: float) -> tuple[Argument, ...]:
+    return pool, worker, count, int(lease_s * 1000), secrets.token_hex(6), *LANES
 
 
 def _new(job: NewJob) -> tuple[Any, ...]:

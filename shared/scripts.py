@@ -8,7 +8,7 @@ before them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,16 +86,21 @@ class Scripts:
         await pipe.execute()
 
     async def _run(self, name: str, shard: int, *args: Argument) -> Any:
-        if not self._shas:
-            await self.load()
+        await self.ready()
+        command = self._command(name, shard, *args)
         try:
-            return await self._evalsha(name, shard, args)
+            return await self._line.call(*command)
         except NoScriptError:
             await self.load()
-            return await self._evalsha(name, shard, args)
+            return await self._line.call(*command)
 
-    def _evalsha(self, name: str, shard: int, args: Iterable[Argument]) -> Awaitable[Any]:
-        return self._line.call("EVALSHA", self._shas[name], 1, keys.base(shard), *args)
+    async def ready(self) -> None:
+        """Load the scripts if that was not done yet."""
+        if not self._shas:
+            await self.load()
+
+    def _command(self, name: str, shard: int, *args: Argument) -> tuple[Argument, ...]:
+        return ("EVALSHA", self._shas[name], 1, keys.base(shard), *args)
 
     async def close(self) -> None:
         """Close the connection; the Redis that was given stays open."""
@@ -105,12 +110,13 @@ class Scripts:
         """Flat `'ok' | 'exists' | 'full', jobs waiting in the lane, ...`; see lua/submit.lua."""
         return cast(list[Any], await self._run("submit", shard, packed, max_depth))
 
-    async def acquire(
-        self, shard: int, pool: str, worker: str, count: int, lease_ms: int, nonce_seed: str
-    ) -> tuple[int, list[list[Any]]]:
-        """`(now in us, jobs)`; see lua/acquire.lua."""
-        reply = await self._run("acquire", shard, pool, worker, count, lease_ms, nonce_seed, *LANES)
-        return int(reply[0]), reply[1:]
+    async def acquire(self, shard: int, *args: Argument) -> list[Any]:
+        """`[now in us, job, ...]`; see lua/acquire.lua."""
+        return cast(list[Any], await self._run("acquire", shard, *args))
+
+    def acquire_command(self, shard: int, *args: Argument) -> tuple[Argument, ...]:
+        """The same, for who sends it himself; the scripts must be `ready`."""
+        return self._command("acquire", shard, *args)
 
     async def emit(self, shard: int, packed: bytes) -> list[bytes]:
         """Flat `id, state, ...` of lost jobs; see lua/emit.lua."""

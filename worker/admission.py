@@ -36,6 +36,8 @@ class Decision:
     count: int
     state: WorkerState
     reason: str
+    spare: int = 0
+    """Slots that are free even then."""
 
 
 def decide(now: Snapshot) -> Decision:
@@ -47,6 +49,6 @@ def decide(now: Snapshot) -> Decision:
         return Decision(0, WorkerState.BUSY, f"all {now.slots} slots are taken")
     if now.kv_usage > now.kv_high_watermark:
         return Decision(0, WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full")
-    return Decision(
-        min(free, CLAIM_BATCH), WorkerState.READY, f"{free} of {now.slots} slots are free"
-    )
+    count = min(free, CLAIM_BATCH)
+    reason = f"{free} of {now.slots} slots are free"
+    return Decision(count, WorkerState.READY, reason, spare=free - count)

@@ -8,6 +8,7 @@ import logging
 import time
 
 from shared import redis as connections
+from shared.claims import Claims
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
@@ -51,7 +52,6 @@ class Loop:
         self._lease_s = lease_s
         self._kv_high_watermark = kv_high_watermark
         self._draining = False
-        self._first_shard = 0
         self._to_release: list[Run] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -67,27 +67,40 @@ class Loop:
     async def run(self) -> None:
         """Claim until told to drain; ends by cancellation as well."""
         blocking = connections.connect_blocking(self._redis_url)
+        claims = Claims(
+            self._queue,
+            blocking,
+            pool=self._pool,
+            worker=self._worker_id,
+            lease_s=self._lease_s,
+        )
         failures = 0
         try:
             while not self._draining:
                 try:
-                    await self._turn(blocking)
+                    await self._turn(claims)
                     failures = 0
                 except (RedisError, OSError) as error:
                     log.warning("can't claim: %s", error)
                     await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
                     failures += 1
         finally:
+            await claims.close()
             await blocking.aclose()
 
-    async def _turn(self, blocking: connections.Redis) -> None:
+    async def _turn(self, claims: Claims) -> None:
         self._changed.clear()
-        count = self.decision.count
-        if count == 0:
+        decision = self.decision
+        if decision.count == 0:
+            await claims.pass_on()
             await self._wait_for_change()
-        elif await self._claim(count) < count:
-            # No more was waiting; what has come since has rung the bell.
-            await self._wait_for_bell(blocking)
+            return
+        jobs = await claims.take(decision.count, listen=decision.spare > 0)
+        for job in jobs:
+            self._metrics.queue_wait.observe(job.waited_s)
+            self._start(Run(job, self._engine, self.publisher, self._metrics))
+        if len(jobs) < decision.count:  # no more was waiting
+            await self._wait_for_bell(claims)
 
     @property
     def decision(self) -> Decision:
@@ -104,23 +117,6 @@ class Loop:
                 draining=self._draining,
             )
         )
-
-    async def _claim(self, count: int) -> int:
-        """Lease and start at most `count` jobs; returns how many."""
-        claimed, shards = 0, self._queue.shards
-        first = self._first_shard
-        self._first_shard = (first + 1) % shards  # no shard goes first for ever
-        for shard in [*range(first, shards), *range(first)]:
-            if claimed == count:
-                break
-            jobs = await self._queue.acquire(
-                shard, self._pool, self._worker_id, count - claimed, self._lease_s
-            )
-            for job in jobs:
-                self._metrics.queue_wait.observe(job.waited_s)
-                self._start(Run(job, self._engine, self.publisher, self._metrics))
-            claimed += len(jobs)
-        return claimed
 
     def _start(self, run: Run) -> None:
         self.runs[run.job.id] = run
@@ -213,9 +209,8 @@ class Loop:
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await self._changed.wait()
 
-    async def _wait_for_bell(self, blocking: connections.Redis) -> None:
-        waiting = self._queue.wait_for_work(blocking, self._pool, connections.BLOCK_S)
-        self._bell = asyncio.ensure_future(waiting)
+    async def _wait_for_bell(self, claims: Claims) -> None:
+        self._bell = asyncio.ensure_future(claims.bell())
         try:
             await self._bell
         except asyncio.CancelledError:

@@ -60,5 +60,10 @@ for i = 6, #ARGV do
     if round == ROUNDS then empty = false end
   end
 end
-if empty then redis.call('DEL', key('bell', pool)) end
+local bell = key('bell', pool)
+if empty then
+  redis.call('DEL', bell)
+elseif redis.call('LLEN', bell) == 0 then
+  ring(pool) -- more may wait: who listens now must hear of it
+end
 return taken

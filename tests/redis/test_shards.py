@@ -123,7 +123,7 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
 async def test_a_bell_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
     for shard in range(SHARDS):
         await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
-        await queue.wait_for_work(queue.redis, "pool", 4.0)
+        await queue.redis.blpop([keys.bell(n, "pool") for n in range(SHARDS)], timeout=4.0)
         assert await queue.redis.llen(keys.bell(shard, "pool")) == 0
 
 

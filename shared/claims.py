@@ -1,0 +1,90 @@
+"""How a worker comes by its jobs: it claims what waits, and hears the bell when more does.
+
+Both go to Redis in one write, on a connection of their own, which may block: a claim that finds
+less than it asked for is followed by the wait for the next job without another turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from shared import keys
+from shared.job import LeasedJob
+from shared.line import Line
+from shared.queue import JobQueue
+from shared.redis import BLOCK_S, TIMEOUT_S, Redis
+
+
+class Claims:
+    """One worker's claims on the lanes of its pool. `redis` is for blocking reads."""
+
+    def __init__(
+        self, queue: JobQueue, redis: Redis, *, pool: str, worker: str, lease_s: float
+    ) -> None:
+        self._queue = queue
+        self._pool = pool
+        self._worker = worker
+        self._lease_s = lease_s
+        self._line = Line(redis, BLOCK_S + TIMEOUT_S)
+        self._bells = [keys.bell(shard, pool) for shard in range(queue.shards)]
+        self._first_shard = 0
+        self._ringing: asyncio.Future[Any] | None = None
+
+    async def take(self, count: int, *, listen: bool) -> list[LeasedJob]:
+        """Lease at most `count` jobs, best lane first; raises redis' errors.
+
+        `listen`: who gets `count` jobs can take more, so it may hear of them before others do.
+        """
+        ringing, self._ringing = self._ringing, None
+        if ringing is not None:
+            await ringing
+        await self._queue.scripts.ready()
+        await self._line.connect()
+        shards, first = self._queue.shards, self._first_shard
+        self._first_shard = (first + 1) % shards  # no shard goes first for ever
+        jobs: list[LeasedJob] = []
+        for n in range(shards):
+            shard, missing = (first + n) % shards, count - len(jobs)
+            claim = (shard, self._pool, self._worker, missing, self._lease_s)
+            reply = self._line.send(*self._queue.acquire_command(*claim))
+            if listen and n == shards - 1:
+                self._listen()
+            try:
+                jobs += self._queue.leased(shard, await reply)
+            except NoScriptError:
+                await self._queue.scripts.load()
+                jobs += await self._queue.acquire(*claim)
+            if len(jobs) == count:
+                return jobs
+        if self._ringing is None:
+            self._listen()
+        return jobs
+
+    def _listen(self) -> None:
+        self._ringing = self._line.send("BLPOP", *self._bells, BLOCK_S)
+        self._ringing.add_done_callback(_look_at_error)
+
+    async def bell(self) -> None:
+        """Returns when something may have been queued since `take`, or after a while."""
+        if self._ringing is not None:
+            await self._ringing
+
+    async def pass_on(self) -> None:
+        """There is no slot for what the bell rang for, if it did: somebody else may have one."""
+        if self._ringing is not None and self._ringing.done():
+            ringing, self._ringing = self._ringing, None
+            if await ringing is not None:
+                await self._queue.ring(self._pool)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._line.close()
+
+
+def _look_at_error(ringing: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting any more; asyncio would complain of an error that nobody saw."""
+    if not ringing.cancelled():
+        ringing.exception()

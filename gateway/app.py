@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 from collections.abc import AsyncIterator
@@ -66,6 +67,8 @@ def create_app(settings: Settings) -> ASGIApp:
             async with asyncio.timeout(_SUBSCRIBE_S):
                 await relay.connected.wait()
         await _warn(redis)
+        gc.collect()
+        gc.freeze()  # what the imports made stays; later collections need not look at it
         log.info("gateway %s serves on http://%s:%d", gateway_id, settings.host, settings.port)
         try:
             yield

@@ -46,10 +46,10 @@ def encode(job_id: str, seq: int, kind: FrameKind, payload: Any) -> bytes:
     return frame
 
 
-def encode_head(job_id: str) -> bytes:
-    """What all frames of a job begin with; number, kind and payload are packed behind it."""
-    packed: bytes = _pack(job_id)
-    return b"\x94" + packed
+def encode_head(job_id: str, seq: int, kind: FrameKind) -> bytes:
+    """A frame that lacks its payload, which is packed behind it."""
+    head: bytes = _pack((job_id, seq, kind))
+    return b"\x94" + head[1:]
 
 
 def decode(message: bytes) -> Iterator[Frame]:

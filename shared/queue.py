@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 
@@ -50,16 +50,32 @@ class Answer:
 
 
 class Emission(NamedTuple):
-    """What one job has to say after an engine step; see lua/emit.lua."""
+    """What one job has to say after an engine step, as lua/emit.lua takes it."""
 
-    job: LeasedJob
+    job_id: str
+    nonce: str
     seq: int
     """Number of the log entry; with nothing to say, of the one that tells of the end."""
     chunks: bytes
     """Packed; `NO_CHUNKS` if there is only a journal, empty if there is nothing to say."""
     journal: bytes
-    answer: Answer | None = None
-    """Set if the job ends with it."""
+    head: bytes
+    """Of the entry's frame."""
+    quiet: bool
+    """The frame is for those only who watch the job's events."""
+    ending: tuple[Any, ...] | Literal[False]
+
+
+def make_emission(
+    job: LeasedJob, seq: int, chunks: bytes, journal: bytes, answer: Answer | None = None
+) -> Emission:
+    """`answer` is set if the job ends with this."""
+    kind = FrameKind.CHUNK if job.stream else FrameKind.DELTAS
+    head = encode_head(job.id, seq, kind)
+    ending: tuple[Any, ...] | Literal[False] = False
+    if answer is not None:
+        ending = _ending(job, seq + 1 if chunks else seq, answer)
+    return Emission(job.id, job.nonce, seq, chunks, journal, head, not job.stream, ending)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +280,7 @@ class JobQueue:
 
     async def emit(self, shard: int, emissions: Sequence[Emission]) -> dict[str, str]:
         """Log and publish one engine step; returns the jobs that were lost: id -> state."""
-        return _lost(await self.scripts.emit(shard, _pack([_emit(e) for e in emissions])))
+        return _lost(await self.scripts.emit(shard, _pack(emissions)))
 
     async def renew(self, worker: str, jobs: Iterable[LeasedJob]) -> dict[str, str]:
         """Renew leases; returns the jobs that were lost: id -> state."""
@@ -306,21 +322,11 @@ def _new(job: NewJob) -> tuple[Any, ...]:
     return job.id, job.tenant, job.pool, job.lane, int((job.deadline_s or 0) * 1e6), flat
 
 
-def _emit(e: Emission) -> tuple[Any, ...]:
-    job, quiet = e.job, not e.job.stream
-    kind = FrameKind.DELTAS if quiet else FrameKind.CHUNK
-    head = encode_head(job.id) + _pack(e.seq) + _pack(kind)
-    ending: Any = False
-    if e.answer is not None:
-        ending = _ending(job, e.seq + 1 if e.chunks else e.seq, e.answer)
-    return job.id, job.nonce, e.seq, e.chunks, e.journal, head, quiet, ending
-
-
 def _ending(job: LeasedJob, seq: int, answer: Answer) -> tuple[Any, ...]:
     inline = not (job.stream and answer.status == 200) and len(answer.body) <= INLINE_RESULT_BYTES
     if inline:
         # The script puts the body behind it: it goes into the job's hash as well.
-        frame = encode_head(job.id) + _pack(seq) + _pack(FrameKind.RESULT) + _THREE
+        frame = encode_head(job.id, seq, FrameKind.RESULT) + _THREE
         frame += _pack(answer.status) + _pack(answer.content_type)
     else:
         done = job.stream and answer.status == 200

@@ -40,31 +40,27 @@ __all__ = [
 
 def connect(url: str, *, max_connections: int = 64) -> Redis:
     """A client for short calls. Nothing is retried under the hood: callers know what may be."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=max_connections,
-        timeout=TIMEOUT_S,
-        socket_timeout=TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        socket_keepalive=True,
-        retry=Retry(NoBackoff(), 0),
-    )
-    return Redis.from_pool(pool)
+    return Redis.from_pool(_pool(url, max_connections, socket_timeout=TIMEOUT_S))
 
 
 def connect_blocking(url: str) -> Redis:
     """A client for blocking reads and subscriptions: no socket timeout shorter than their wait."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=4,
-        timeout=TIMEOUT_S,
-        socket_timeout=BLOCK_S + TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        socket_keepalive=True,
-        health_check_interval=BLOCK_S,
-        retry=Retry(NoBackoff(), 0),
-    )
+    timeout_s = BLOCK_S + TIMEOUT_S
+    pool = _pool(url, 4, socket_timeout=timeout_s, health_check_interval=BLOCK_S)
     return Redis.from_pool(pool)
+
+
+def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionPool:
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
+    return BlockingConnectionPool.from_url(
+        url,
+        max_connections=max_connections,
+        timeout=TIMEOUT_S,
+        socket_connect_timeout=TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        **options,
+    )
 
 
 async def weaknesses(redis: Redis) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -110,6 +111,8 @@ class Worker:
     async def _serve(self, loading_s: float) -> None:
         """Claim and run jobs until `stop`. Raises EngineDied."""
         settings, engine = self._settings, self._engine
+        gc.collect()
+        gc.freeze()  # what loading made stays; later collections need not look at it
         self._models = await self._model_cards()
         self._pool = self._pool or pool_name(self._models[0]["id"])
         # Before readiness is told: whoever hears of it may ask for the model at once.

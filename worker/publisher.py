@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shared.envelope import Folder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
-from shared.queue import Answer, Emission, JobQueue
+from shared.queue import Answer, Emission, JobQueue, make_emission
 from shared.redis import UNAVAILABLE, RedisError, unwritable
 from shared.token_log import NO_CHUNKS, Delta, Prompt, pack_chunks, pack_journal
 
@@ -78,13 +78,15 @@ class Outbox:
         if self.dropped:
             return None
         if not (self._chunks or self._records):
-            return (answer and Emission(self.job, self._seq + 1, b"", b"", answer)) or None
+            return (
+                None if answer is None else make_emission(self.job, self._seq + 1, b"", b"", answer)
+            )
         self._seq += 1
         items = self._folder.fold(self._chunks)
         chunks = pack_chunks(items) if items else NO_CHUNKS
         journal = pack_journal(self._records, items)
         self._chunks, self._records = [], []
-        return Emission(self.job, self._seq, chunks, journal, answer)
+        return make_emission(self.job, self._seq, chunks, journal, answer)
 
 
 class _Ending(NamedTuple):
@@ -92,6 +94,18 @@ class _Ending(NamedTuple):
 
     answer: Answer
     verdict: asyncio.Future[str]
+
+    def tell(self, verdict: str) -> None:
+        """Once; who waited may have gone."""
+        if not self.verdict.done():
+            self.verdict.set_result(verdict)
+
+
+class _Parcel(NamedTuple):
+    """What leaves in one call, and whose it is."""
+
+    emissions: list[Emission]
+    senders: list[tuple[Outbox, _Ending | None]]
 
 
 class Publisher:
@@ -155,49 +169,43 @@ class Publisher:
                     group.create_task(self._send(shard, batch))
 
     async def _send(self, shard: int, batch: dict[Outbox, _Ending | None]) -> None:
-        parcel: dict[Outbox, Emission] = {}
+        parcel = _Parcel([], [])
         ids: set[str] = set()
         size = 0
         for outbox, ending in batch.items():
             emission = outbox.take(ending and ending.answer)
             if emission is None:
                 if ending is not None:
-                    _tell(ending, "dropped")
+                    ending.tell("dropped")
                 continue
             # Long answers must not add up to more than Redis takes in one argument. And a job may
             # be in our hands anew: a reply that names it must be about one of its leases.
-            weight = len(emission.answer.body) if emission.answer else 0
-            if parcel and (size + weight > _CALL_BYTES or outbox.job.id in ids):
-                await self._call(shard, parcel, batch)
-                parcel, ids, size = {}, set(), 0
-            parcel[outbox] = emission
-            ids.add(outbox.job.id)
+            weight = len(ending.answer.body) if ending is not None else 0
+            if ids and (size + weight > _CALL_BYTES or emission.job_id in ids):
+                await self._call(shard, parcel)
+                parcel, ids, size = _Parcel([], []), set(), 0
+            parcel.emissions.append(emission)
+            parcel.senders.append((outbox, ending))
+            ids.add(emission.job_id)
             size += weight
-        if parcel:
-            await self._call(shard, parcel, batch)
+        if ids:
+            await self._call(shard, parcel)
 
-    async def _call(
-        self, shard: int, parcel: dict[Outbox, Emission], batch: dict[Outbox, _Ending | None]
-    ) -> None:
+    async def _call(self, shard: int, parcel: _Parcel) -> None:
         self._metrics.flushes.inc()
         lost = await self._insist(shard, parcel)
-        for outbox, emission in parcel.items():
-            if not lost and emission.answer is None:
-                continue
-            state = "dropped" if lost is None else lost.get(outbox.job.id, "ok")
-            ending = batch[outbox]
+        for outbox, ending in parcel.senders:
             if ending is not None:
-                _tell(ending, state)
-            elif state != "ok" and lost:
-                self._on_lost(outbox.job, state)
+                ending.tell("dropped" if lost is None else lost.get(outbox.job.id, "ok"))
+            elif lost and outbox.job.id in lost:
+                self._on_lost(outbox.job, lost[outbox.job.id])
 
-    async def _insist(self, shard: int, parcel: dict[Outbox, Emission]) -> dict[str, str] | None:
+    async def _insist(self, shard: int, parcel: _Parcel) -> dict[str, str] | None:
         """Repeat the call until Redis takes it: who was lost; None once all are dropped."""
-        emissions = list(parcel.values())
         tries = 0
-        while not all(outbox.dropped for outbox in parcel):
+        while not all(outbox.dropped for outbox, _ in parcel.senders):
             try:
-                return await self._queue.emit(shard, emissions)
+                return await self._queue.emit(shard, parcel.emissions)
             except (RedisError, OSError) as error:
                 if not (isinstance(error, UNAVAILABLE) or unwritable(error)):
                     raise
@@ -206,8 +214,3 @@ class Publisher:
             await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
             tries += 1
         return None
-
-
-def _tell(ending: _Ending, verdict: str) -> None:
-    if not ending.verdict.done():
-        ending.verdict.set_result(verdict)

@@ -13,7 +13,7 @@ from shared import keys
 from shared.channel import Frame, decode
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT, LANES
-from shared.queue import Answer, Emission, JobQueue
+from shared.queue import Answer, Emission, JobQueue, make_emission
 from shared.redis import connect
 from shared.states import JobEvent
 from shared.token_log import NO_CHUNKS, Delta, pack_chunks, pack_journal
@@ -108,14 +108,14 @@ async def say(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dic
     return await queue.emit(job.shard, [emission(job, seq, text)])
 
 
-def emission(job: LeasedJob, seq: int, text: str = "x") -> Emission:
+def emission(job: LeasedJob, seq: int, text: str = "x", answer: Answer | None = None) -> Emission:
     chunks = pack_chunks([text.encode()]) if job.stream else NO_CHUNKS
-    return Emission(job, seq, chunks, pack_journal([Delta(0, 0, [seq], text)]))
+    return make_emission(job, seq, chunks, pack_journal([Delta(0, 0, [seq], text)]), answer)
 
 
 async def finish(queue: JobQueue, job: LeasedJob, seq: int, answer: Answer) -> str:
     """End a job; 'ok', or its state if it was lost."""
-    lost = await queue.emit(job.shard, [Emission(job, seq, b"", b"", answer)])
+    lost = await queue.emit(job.shard, [make_emission(job, seq, b"", b"", answer)])
     return lost.get(job.id, "ok")
 
 

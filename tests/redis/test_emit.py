@@ -12,7 +12,7 @@ from shared import keys
 from shared.channel import FrameKind, decode
 from shared.envelope import Folder, Unfolder
 from shared.job import LeasedJob, new_job_id
-from shared.queue import Emission, JobQueue
+from shared.queue import Emission, JobQueue, make_emission
 from shared.states import JobEvent, JobState
 from shared.token_log import NO_CHUNKS, Delta, pack_chunks, pack_journal, unpack_journal
 from tests.redis.conftest import (
@@ -181,7 +181,7 @@ async def test_any_bytes_of_any_size_come_out_as_they_went_in(
     job = await lease(queue)
     chunk = (bytes(range(256)) * (size // 256 + 1))[:size]
     items = ((size, 0), chunk, (0, size), chunk)
-    await queue.emit(0, [Emission(job, 1, pack_chunks(items), chunk)])
+    await queue.emit(0, [make_emission(job, 1, pack_chunks(items), chunk)])
     (entry,) = await queue.entries(job.id, 0)
     assert (entry.items, entry.journal) == (items, chunk)
     assert [frame[3] for frame in gateway.frames()] == [items]
@@ -196,7 +196,7 @@ async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
     for seq, chunk in enumerate(chunks, 1):
         items = folder.fold([chunk])
         journal = pack_journal([Delta(0, 0, (seq,), chunk.decode()[-5])], items)
-        assert await queue.emit(0, [Emission(job, seq, pack_chunks(items), journal)]) == {}
+        assert await queue.emit(0, [make_emission(job, seq, pack_chunks(items), journal)]) == {}
     entries, frames = await queue.entries(job.id, 0), gateway.frames()
     assert entries[2].items == (b"c",)
     assert unpack_journal(entries[2].journal, entries[2].items) == [Delta(0, 0, (3,), "c")]
@@ -210,7 +210,7 @@ async def test_a_step_of_a_stream_without_a_chunk_is_counted(
 ) -> None:
     job = await lease(queue)
     journal = pack_journal([Delta(0, 0, (1,), "")])
-    assert await queue.emit(0, [Emission(job, 1, NO_CHUNKS, journal)]) == {}
+    assert await queue.emit(0, [make_emission(job, 1, NO_CHUNKS, journal)]) == {}
     assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, None)]
     (entry,) = await queue.entries(job.id, 0)
     assert (entry.items, entry.journal) == ((), journal)
@@ -338,7 +338,7 @@ async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) ->
 
 def last_words(job: LeasedJob, seq: int, **changes: Any) -> Emission:
     """The last output of a job and its end."""
-    return emission(job, seq, "last")._replace(answer=answer(**changes))
+    return emission(job, seq, "last", answer(**changes))
 
 
 async def test_the_last_output_and_the_end_are_one_call_and_one_message(
@@ -466,7 +466,9 @@ async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
             emission(on, 1),
             last_words(ends, 1),
             last_words(gone, 1),
-            Emission(silent, 1, b"", b"", answer(event=JobEvent.FAIL, error_code="engine_error")),
+            make_emission(
+                silent, 1, b"", b"", answer(event=JobEvent.FAIL, error_code="engine_error")
+            ),
         ],
     )
     assert lost == {cancelled.id: "cancelled", gone.id: "gone"}
@@ -501,7 +503,7 @@ async def test_a_call_of_several_long_answers_is_taken(queue: JobQueue) -> None:
         await submit(queue, stream=False)
     jobs = await take(queue)
     bodies = {job.id: bytes([i]) * (1 << 20) for i, job in enumerate(jobs)}
-    step = [Emission(job, 1, b"", b"", answer(body=bodies[job.id])) for job in jobs]
+    step = [make_emission(job, 1, b"", b"", answer(body=bodies[job.id])) for job in jobs]
     assert await queue.emit(0, step) == {}
     for job in jobs:
         ended = await queue.get(job.id)

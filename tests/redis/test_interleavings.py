@@ -15,7 +15,7 @@ from redis import Redis
 from shared import keys
 from shared.job import Job, LeasedJob, NewJob, parse_job
 from shared.lanes import CLIENT_LANES, LANES
-from shared.queue import Emission, JobQueue
+from shared.queue import JobQueue, make_emission
 from shared.states import TRANSITIONS, JobEvent, JobState
 from shared.token_log import NO_CHUNKS, pack_chunks, parse_entries
 from tests.redis.conftest import (
@@ -92,7 +92,7 @@ class Fleet:
             again = self.said[lease.nonce] > 0 and self.random.random() < 0.3
             seq = self.said[lease.nonce] + (not again)
             chunks = pack_chunks([lease.nonce.encode()]) if lease.stream else NO_CHUNKS
-            step.append(Emission(lease, seq, chunks, lease.nonce.encode()))
+            step.append(make_emission(lease, seq, chunks, lease.nonce.encode()))
             if self.holds(lease):
                 self.said[lease.nonce] = seq
             else:
@@ -107,7 +107,7 @@ class Fleet:
             if self.random.random() < 0.5:  # its last output goes with it
                 chunks, journal = NO_CHUNKS, lease.nonce.encode()
             event = self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL])
-            end = Emission(lease, seq, chunks, journal, answer(event=event))
+            end = make_emission(lease, seq, chunks, journal, answer(event=event))
             lost = await self.queue.emit(0, [end])
             if held:
                 assert lost == {}

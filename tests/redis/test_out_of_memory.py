@@ -59,7 +59,7 @@ async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: 
     assert await queue.renew(WORKER, [done]) == {}
     await queue.watch(done.id, "gw-2", sees=True)
     assert await say(queue, done, 1, "x" * 10_000) == {}
-    last = emission(done, 2, "x" * 10_000)._replace(answer=answer(body=b"y" * 10_000))
+    last = emission(done, 2, "x" * 10_000, answer=answer(body=b"y" * 10_000))
     assert await queue.emit(0, [last]) == {}
     assert [e.end for e in await queue.entries(done.id, 0)] == ["", "", "completed"]
     assert await queue.cancel(cancelled.id, TENANT) == "cancelled"

@@ -33,13 +33,13 @@ def test_frames_come_out_as_they_went_in(sent: list[tuple[str, int, FrameKind, b
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.binary(max_size=300) | st.tuples(st.integers(0, 9999), st.integers(0, 9999))))
 def test_items_come_out_as_they_went_in(items: list[bytes | tuple[int, int]]) -> None:
-    head = encode_head("job") + msgpack.packb(7) + msgpack.packb(FrameKind.CHUNK)
+    head = encode_head("job", 7, FrameKind.CHUNK)
     for packed in (encode("job", 7, FrameKind.CHUNK, items), head + pack_chunks(items)):
         assert list(decode(packed)) == [(b"job", 7, FrameKind.CHUNK, tuple(items))]
 
 
 def test_a_step_without_chunks_is_a_frame_too() -> None:
-    head = encode_head("job") + msgpack.packb(7) + msgpack.packb(FrameKind.CHUNK)
+    head = encode_head("job", 7, FrameKind.CHUNK)
     assert list(decode(head + NO_CHUNKS)) == [(b"job", 7, FrameKind.CHUNK, None)]
 
 

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -14,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 from gateway import sse
 from gateway.context import Gateway
 from gateway.errors import in_our_words
-from gateway.relay import Piece, Reader
+from gateway.relay import Piece, Reader, Sink
+from gateway.wire import Write, writer
 from shared.channel import FrameKind
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
@@ -87,7 +89,7 @@ class JobAnswer:
     async def _stream(self) -> bool:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
         settings = self._gateway.settings
-        sink = None
+        sink: Sink | None = None
         while True:
             pieces = await self._reader.next(settings.keepalive_s, sink)
             if self._left:
@@ -106,20 +108,13 @@ class JobAnswer:
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
             elif self._opened:
-                sink = self._write_now
+                sink = sink or partial(self._take, writer(self._send))
 
-    def _write_now(self, data: bytes) -> bool:
-        """Write if the socket has room: the server's `send` waits before it takes anything."""
-        sending = self._write(data)
-        try:
-            sending.send(None)
-        except StopIteration:
+    def _take(self, write: Write, data: bytes) -> bool:
+        taken = write(data)
+        if taken:
             self._observe()
-            return True
-        except Exception:
-            return False  # the answer's own task will meet it; the relay serves others, too
-        sending.close()
-        return False
+        return taken
 
     def _observe(self) -> None:
         now, metrics = time.monotonic(), self._gateway.metrics

@@ -69,7 +69,7 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     assert await old_queue.renew(WORKER, got) == {}
     for _ in range(2):
         assert await finish(old_queue, got[0], 2, answer()) == "ok"
-        end = emission(got[1], 3)._replace(answer=answer())  # its second entry was lost
+        end = emission(got[1], 3, answer=answer())  # its second entry was lost
         assert await old_queue.emit(0, [end]) == {}
     kinds = [frame[1:3] for frame in listener.frames()]
     assert kinds == [

@@ -20,13 +20,12 @@ end
 local function lease(id, job)
   local nonce = seed .. string.format('%04x', #taken)
   local attempt = tonumber(job.attempts) + 1
-  local rest = redis.call('HMGET', key('job', id), 'endpoint', 'body')
   redis.call('HSET', key('job', id), 'state', TO.acquire, 'worker', worker, 'nonce', nonce,
              'attempts', attempt, 'started_us', int(now), 'lease_ms', lease_ms)
   redis.call('SET', key('lease', id), nonce .. (job.watched == '1' and '1' or '0') .. job.watchers)
-  redis.call('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
+  later('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, worker})) end
-  taken[#taken + 1] = {id, nonce, attempt, job.created_us, job.stream, rest[1], rest[2]}
+  taken[#taken + 1] = {id, nonce, attempt, job.created_us, job.stream, job.endpoint, job.body}
 end
 
 local empty = true
@@ -40,7 +39,7 @@ for i = 6, #ARGV do
     local entries = read(stream, free)
     for _, entry in ipairs(entries) do
       local id = entry[2][2]
-      local job = load_job(id)
+      local job = load_job(id, TO_LEASE)
       local its_own = job and job.queue == name and job.entry == entry[1]
       if its_own and not FROM.acquire[job.state] and FROM.requeue[job.state] then
         -- The group was made anew while somebody holds the job: the entry stays, for the reaper to find.
@@ -64,6 +63,7 @@ local bell = key('bell', pool)
 if empty then
   redis.call('DEL', bell)
 elseif redis.call('LLEN', bell) == 0 then
-  ring(pool) -- more may wait: who listens now must hear of it
+  ring(pool, 1) -- more may wait: who listens now must hear of it
 end
+write_down()
 return taken

@@ -45,7 +45,7 @@ local function lose(id, nonce, ending)
 end
 
 local function end_job(id, lease, seq, ending)
-  local job = load_job(id)
+  local job = load_job(id, TO_END)
   if not job then return lose(id) end
   local fields, result = ending[6], ending[5]
   fields[#fields + 1] = 'result'
@@ -74,6 +74,7 @@ for i, item in ipairs(items) do
     if ending then end_job(id, lease, seq, ending) end
   end
 end
+write_down()
 -- Jobs with the same listeners were put together; a gateway that is in several such sets gets one message.
 local messages = {}
 for watchers, list in pairs(frames) do

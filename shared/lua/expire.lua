@@ -3,7 +3,7 @@
 -- Returns their ids.
 local due = redis.call('ZRANGEBYSCORE', base .. WORD.deadlines, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])
 for _, id in ipairs(due) do
-  local job = load_job(id)
+  local job = load_job(id, TO_TAKE_BACK)
   if job and FROM.expire[job.state] then
     revoke(id, job, 'expire', 'deadline_exceeded')
   else

@@ -31,14 +31,42 @@ local function held(id, nonce)
   return nil
 end
 
-local JOB_FIELDS = {'state', 'queue', 'entry', 'pool', 'lane', 'attempts', 'watchers', 'worker',
-                    'ttl_ms', 'stream', 'watched', 'created_us', 'started_us', 'history', 'nonce', 'lease_ms', 'tenant',
-                    'max_attempts', 'deadline_us'}
-local function load_job(id)
-  local values = redis.call('HMGET', key('job', id), unpack(JOB_FIELDS))
+-- What a script puts down here it writes in the end, one command for all members of a key: the
+-- writes of a step or a batch of jobs cost a fraction of what they would one by one. Nothing that is
+-- put down is read again by the same script.
+local drafts, places = {}, {}
+local function later(command, place, ...)
+  local name = command .. place
+  local draft = drafts[name]
+  if not draft then
+    draft = {command}
+    if place ~= '' then draft[2] = place end
+    if command == 'XACK' then draft[3] = GROUP end
+    drafts[name] = draft
+    places[#places + 1] = name
+  end
+  for _, word in ipairs({...}) do draft[#draft + 1] = word end
+  if #draft > 4000 then redis.call(unpack(draft)); drafts[name] = nil end
+end
+local function write_down()
+  for _, name in ipairs(places) do
+    if drafts[name] then redis.call(unpack(drafts[name])) end
+  end
+  drafts, places = {}, {}
+end
+
+-- What it takes to end a job; to give it to a worker; to take it back.
+local TO_END = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us'}
+local TO_LEASE = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us',
+                  'attempts', 'watched', 'stream', 'created_us', 'endpoint', 'body'}
+local TO_TAKE_BACK = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us',
+                      'attempts', 'watched', 'stream', 'created_us', 'started_us', 'worker', 'history',
+                      'lease_ms', 'max_attempts'}
+local function load_job(id, fields)
+  local values = redis.call('HMGET', key('job', id), unpack(fields))
   if not values[1] then return nil end
   local job = {}
-  for i, name in ipairs(JOB_FIELDS) do job[name] = values[i] or '' end
+  for i, name in ipairs(fields) do job[name] = values[i] or '' end
   return job
 end
 
@@ -63,37 +91,41 @@ local function append(id, seq, entry)
   return true
 end
 
-local function ring(pool)
-  local bell = key('bell', pool)
-  if redis.call('LLEN', bell) < 64 then redis.call('RPUSH', bell, 1) end
+-- Wake up to `times` idle workers of a pool.
+local function ring(pool, times)
+  local bell, rings = key('bell', pool), {}
+  for n = 1, math.min(times, 64 - redis.call('LLEN', bell)) do rings[n] = 1 end
+  if #rings > 0 then redis.call('RPUSH', bell, unpack(rings)) end
 end
 
 -- Take a job's entry out of its queue, delivered or not. (The group's lag is not known for a while
 -- after an undelivered one was deleted. Depths are counted by the `waiting` sets, which are exact.)
 local function leave_queue(job)
-  redis.call('XACK', queue_key(job.queue), GROUP, job.entry)
-  redis.call('XDEL', queue_key(job.queue), job.entry)
+  later('XACK', queue_key(job.queue), job.entry)
+  later('XDEL', queue_key(job.queue), job.entry)
 end
 
--- The one way into a terminal state. `fields` go to the job's hash; the caller tells the readers.
+-- The one way into a terminal state. `fields` go to the job's hash; the caller tells the readers, and
+-- writes down.
 local function finish(id, job, event, code, seq, fields)
   local state = TO[event]
   leave_queue(job)
   redis.call('HSET', key('job', id), 'state', state, 'error_code', code, 'finished_us', int(now_us()),
              unpack(fields))
-  redis.call('DEL', key('lease', id))
+  later('DEL', '', key('lease', id))
   append(id, seq, cmsgpack.pack(state))
-  if FROM.acquire[job.state] then redis.call('ZREM', waiting_key(job.pool .. ':' .. job.lane), id) end
-  if job.deadline_us ~= '' then redis.call('ZREM', base .. WORD.deadlines, id) end
+  if FROM.acquire[job.state] then later('ZREM', waiting_key(job.pool .. ':' .. job.lane), id) end
+  if job.deadline_us ~= '' then later('ZREM', base .. WORD.deadlines, id) end
   redis.call('PEXPIRE', key('job', id), job.ttl_ms)
   redis.call('PEXPIRE', key('log', id), job.ttl_ms)
-  redis.call('ZADD', base .. WORD.expiring, int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
+  later('ZADD', base .. WORD.expiring, int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
 end
 
 -- The job ends without its worker's word.
 local function close(id, job, event, code, fields)
   local seq = next_seq(id)
   finish(id, job, event, code, seq, fields)
+  write_down()
   publish(job.watchers, cmsgpack.pack({id, seq, KIND.ended, ''}))
 end
 
@@ -127,12 +159,13 @@ local function give_back(id, job, reason, blame)
     return 'failed'
   end
   leave_queue(job)
+  write_down()
   redis.call('DEL', key('lease', id), key('log', id))
   local queue = job.pool .. ':' .. RETRY_LANE
   local entry = redis.call('XADD', queue_key(queue), '*', 'job', id)
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry, 'nonce', '',
              'attempts', int(tonumber(job.attempts) - (blame and 0 or 1)), 'worker', '', unpack(fields))
   redis.call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)
-  ring(job.pool)
+  ring(job.pool, 1)
   return 'queued'
 end

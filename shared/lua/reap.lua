@@ -12,7 +12,7 @@ for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
       for _, pending in ipairs(idle) do
         local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
         local id = entry and entry[2][2]
-        local job = id and load_job(id)
+        local job = id and load_job(id, TO_TAKE_BACK)
         if job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state] then
           -- How long a lease is, its holder says; another process may be set up differently.
           if pending[3] >= tonumber(job.lease_ms) then

@@ -6,7 +6,7 @@ for i = 3, #ARGV, 2 do
   local id = ARGV[i]
   if held(id, ARGV[i + 1]) then
     result[#result + 1] = id
-    result[#result + 1] = give_back(id, load_job(id), ARGV[1], ARGV[2] == '1')
+    result[#result + 1] = give_back(id, load_job(id, TO_TAKE_BACK), ARGV[1], ARGV[2] == '1')
   end
 end
 return result

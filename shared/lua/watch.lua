@@ -2,7 +2,7 @@
 -- KEYS: base.  ARGV: id, gateway, '1' if its client sees the answer grow (it can't be started anew then).
 -- Returns the job's state, nil if there is no such job.
 local id, gateway, sees = ARGV[1], ARGV[2], ARGV[3] == '1'
-local job = load_job(id)
+local job = load_job(id, TO_TAKE_BACK)
 if not job then return nil end
 if not FROM.cancel[job.state] then return job.state end
 if not string.find(' ' .. job.watchers .. ' ', ' ' .. gateway .. ' ', 1, true) then

@@ -90,6 +90,13 @@ def test_a_stream_with_too_few_events_is_an_error() -> None:
     assert result.problems == ["12x 4 events instead of 5"]
 
 
+@pytest.mark.parametrize(("least", "done"), [(3, 12), (5, 0)])
+def test_streams_whose_tokens_may_be_merged_need_some_events_only(least: int, done: int) -> None:
+    with serving(STREAM) as port:
+        result = load(port, tokens=3, events=5, least_events=least)
+    assert (result.done, result.errors) == (done, 12 - done)
+
+
 @pytest.mark.parametrize(("contains", "done"), [("[simulated]", 12), ("[real]", 0)])
 def test_a_whole_answer_must_contain_what_is_expected(contains: str, done: int) -> None:
     with serving(b'{"content": "[simulated]"}', "application/json") as port:

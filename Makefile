@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test lint clean
+.PHONY: help up install test lint load clean
 # Only the installer knows this one; Flotilla refuses FLOTILLA_ variables that it doesn't know.
 unexport FLOTILLA_BACKEND
 
@@ -23,6 +23,12 @@ lint: install ## style, types and the rules of the architecture
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pytest -q tests/test_architecture.py
+
+load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin/python -m load_tests -h`)
+	@.venv/bin/python -c 'import matplotlib' 2>/dev/null || \
+		.venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts \
+			-c compose/constraints.txt -e '.[load]'
+	@.venv/bin/python -m load_tests $(ARGS)
 
 clean: ## removes .venv, caches and the data of `make up`
 	rm -rf .venv .flotilla .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -78,7 +78,7 @@ class JobAnswer:
             if not ended:
                 self._cancel_job()
         seconds = time.monotonic() - self._received
-        self._gateway.metrics.answer_seconds.labels(str(self._job.stream).lower()).observe(seconds)
+        self._gateway.metrics.answer_seconds[self._job.stream].observe(seconds)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -96,7 +96,7 @@ class JobAnswer:
                 return False
             data = b"".join([piece.payload for piece in pieces if piece.kind == FrameKind.CHUNK])
             if data:
-                self._observe()
+                self._observe(time.monotonic())
             elif not pieces:
                 data = await self._news()
             if data:
@@ -113,11 +113,11 @@ class JobAnswer:
     def _take(self, write: Write, data: bytes) -> bool:
         taken = write(data)
         if taken:
-            self._observe()
+            self._observe(self._gateway.relay.now)
         return taken
 
-    def _observe(self) -> None:
-        now, metrics = time.monotonic(), self._gateway.metrics
+    def _observe(self, now: float) -> None:
+        metrics = self._gateway.metrics
         if self._spoke:
             metrics.itl.observe(now - self._spoke)
         else:

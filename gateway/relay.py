@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from enum import Enum
+from time import monotonic
 from typing import Any, NamedTuple
 
 from msgpack.exceptions import UnpackException
@@ -139,7 +140,7 @@ class Reader:
                 return
             self._after = self._known = seq
             if data and self._sink is not None and not self._pieces and self._sink(data):
-                self._heard = self._loop.time()
+                self._heard = self._relay.now
             else:
                 self._keep(Piece(seq, kind, data))
 
@@ -168,7 +169,7 @@ class Reader:
         Raises StreamReset if the log does not hold what was handed out, RedisUnavailable if it had
         to be read and could not be for a while.
         """
-        self._heard = self._loop.time()
+        self._heard = monotonic()
         while True:
             silent = not await self._woken(silence_s, sink)
             if silent:
@@ -191,11 +192,12 @@ class Reader:
         try:
             while not self._news:
                 until = self._heard + silence_s
-                if until <= self._loop.time():
+                left_s = until - monotonic()
+                if left_s <= 0:
                     return False
                 # A future and a timer: `asyncio.timeout` around an Event costs three times as much.
                 self._waiter = self._loop.create_future()
-                timer = self._loop.call_at(until, self._look_up)
+                timer = self._loop.call_later(left_s, self._look_up)
                 try:
                     await self._waiter
                 finally:
@@ -287,15 +289,17 @@ class Relay:
         self.buffer_bytes = buffer_bytes
         self.connected = asyncio.Event()
         """Set while frames can come; without it readers live on the log alone."""
+        self.now = 0.0
+        """When the latest message came, on the monotonic clock: one reading for all its frames."""
         self._redis_url = redis_url
         self._channel = keys.tokens_channel(gateway_id)
         self._readers: dict[bytes, list[Reader]] = {}
+        metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
 
     def open(self, job_id: str, want: Want, after: int = 0) -> Reader:
         """A reader; open it before the job is submitted or watched, and `close` it."""
         reader = Reader(self, job_id, want, after)
         self._readers.setdefault(job_id.encode(), []).append(reader)
-        self.metrics.open_streams.inc()
         return reader
 
     def close(self, reader: Reader) -> None:
@@ -305,7 +309,6 @@ class Relay:
         readers.remove(reader)
         if not readers:
             del self._readers[key]
-        self.metrics.open_streams.dec()
 
     async def run(self) -> None:
         """Listen for ever; ends by cancellation."""
@@ -345,6 +348,7 @@ class Relay:
                 reader.fall_behind()
 
     def _hand_out(self, message: bytes) -> None:
+        self.now = monotonic()
         try:
             for frame in decode(message):
                 job_id, _, _, _ = frame

@@ -17,7 +17,7 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
 
 
 class FastHistogram(Collector):
-    """A histogram cheap enough to be told of every token."""
+    """A histogram without labels, cheap enough to be told of every token."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name, self._help = name, text
@@ -56,19 +56,23 @@ class GatewayMetrics:
             ["code"],
             registry=registry,
         )
-        self.ttft = Histogram(
+        self.ttft = FastHistogram(
             "flotilla_ttft_seconds",
             "From a streamed request's arrival to the first bytes of its answer",
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
         )
-        self.answer_seconds = Histogram(
+        registry.register(self.ttft)
+        answer_seconds = Histogram(
             "flotilla_answer_seconds",
             "From a request's arrival to the end of its answer",
             ["stream"],
             buckets=_SECONDS,
             registry=registry,
         )
+        self.answer_seconds = {
+            stream: answer_seconds.labels(str(stream).lower()) for stream in (False, True)
+        }
+        """By whether the answer is streamed."""
         self.itl = FastHistogram(
             "flotilla_inter_token_seconds",
             "Between two chunks of one stream, as they reach the gateway",
@@ -114,24 +118,17 @@ class WorkerMetrics:
         self.released = Counter(
             "flotilla_jobs_released_total", "Jobs handed back", ["reason"], registry=registry
         )
-        self.queue_wait = Histogram(
-            "flotilla_queue_wait_seconds",
-            "From submit to the lease, by Redis' clock",
-            buckets=_SECONDS,
-            registry=registry,
+        self.queue_wait = FastHistogram(
+            "flotilla_queue_wait_seconds", "From submit to the lease, by Redis' clock", _SECONDS
         )
-        self.first_token = Histogram(
-            "flotilla_worker_first_token_seconds",
-            "From the lease to the first token",
-            buckets=_SECONDS,
-            registry=registry,
+        self.first_token = FastHistogram(
+            "flotilla_worker_first_token_seconds", "From the lease to the first token", _SECONDS
         )
-        self.job_seconds = Histogram(
-            "flotilla_job_duration_seconds",
-            "From the lease to the end",
-            buckets=_SECONDS,
-            registry=registry,
+        self.job_seconds = FastHistogram(
+            "flotilla_job_duration_seconds", "From the lease to the end", _SECONDS
         )
+        for histogram in (self.queue_wait, self.first_token, self.job_seconds):
+            registry.register(histogram)
         self.tokens = Counter(
             "flotilla_tokens_total", "Tokens of ended jobs", ["kind"], registry=registry
         )

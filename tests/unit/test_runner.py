@@ -41,7 +41,7 @@ class Queue:
 
     async def emit(self, shard: int, emissions: list[Emission]) -> dict[str, str]:
         self.emissions += emissions
-        ended = [e.job.id for e in emissions if e.answer is not None]
+        ended = [e.job_id for e in emissions if e.ending]
         return {} if self.verdict == "ok" else dict.fromkeys(ended, self.verdict)
 
     @property
@@ -58,14 +58,16 @@ class Queue:
 
     @property
     def ended(self) -> list[Emission]:
-        return [e for e in self.emissions if e.answer is not None]
+        return [e for e in self.emissions if e.ending]
 
     @property
     def answer(self) -> Answer:
         (end,) = self.ended
         assert end is self.emissions[-1]
-        assert end.answer is not None
-        return end.answer
+        assert end.ending
+        event, code, _, _, body, flat = end.ending
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        return Answer(event=event, error_code=code, body=body, **fields)
 
 
 class Bench:

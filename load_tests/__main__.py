@@ -1,0 +1,46 @@
+"""`python -m load_tests [COMMAND]`: what Flotilla costs and how fast it is."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Protocol, cast
+
+from load_tests import compare, queue_depth, real_vllm, run, soak
+
+
+class Command(Protocol):
+    """A module that is a command."""
+
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Its own options."""
+
+    def main(self, arguments: argparse.Namespace) -> int:
+        """Returns the exit code."""
+
+
+COMMANDS = {
+    "run": cast(Command, run),
+    "compare": cast(Command, compare),
+    "queue": cast(Command, queue_depth),
+    "soak": cast(Command, soak),
+    "vllm": cast(Command, real_vllm),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m load_tests", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=command.HELP))
+    given = sys.argv[1:]
+    if not given or (given[0].startswith("-") and given[0] not in ("-h", "--help")):
+        given = ["run", *given]
+    arguments = parser.parse_args(given)
+    return COMMANDS[arguments.command].main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""A worker that tells when it got a job. `python -m load_tests.claiming_worker REDIS_URL POOL`
+
+Claiming and waiting are the product's own loop; the engine behind it answers each request at once,
+with the time: `{"at_ns": ...}`, nanoseconds on the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+
+import uvloop
+from prometheus_client import CollectorRegistry
+from starlette.types import Receive, Scope, Send
+
+from shared.metrics import WorkerMetrics
+from shared.queue import JobQueue
+from shared.redis import connect
+from worker.engines.protocol import Capacity, Load
+from worker.loop import Loop
+
+
+class Clock:
+    """Implements `worker.engines.protocol.Engine`."""
+
+    kind = "clock"
+    capacity = Capacity(max_num_seqs=64, kv_cache_tokens=1 << 20, max_model_len=8192)
+    dead = False
+    on_step: Callable[[], None] = staticmethod(lambda: None)
+
+    async def start(self) -> None: ...
+
+    def load(self) -> Load:
+        return Load(unfinished=0, kv_usage=0.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = json.dumps({"at_ns": time.monotonic_ns()}).encode()
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def close(self) -> None: ...
+
+
+async def _run(url: str, pool: str) -> None:
+    loop = Loop(
+        JobQueue(connect(url), shards=1),
+        url,
+        Clock(),
+        WorkerMetrics(CollectorRegistry()),
+        pool=pool,
+        worker_id="w-clock",
+        lease_s=60.0,
+        kv_high_watermark=0.95,
+    )
+    await asyncio.gather(loop.run(), loop.publisher.run())
+
+
+if __name__ == "__main__":
+    uvloop.run(_run(*sys.argv[1:]))

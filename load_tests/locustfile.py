@@ -1,0 +1,160 @@
+"""Mixed users for a fleet of your own, with locust (https://locust.io):
+
+    pip install locust
+    LOAD_KEYS=key-a,key-b locust -f load_tests/locustfile.py --host http://gateway:8000
+
+| variable | what | default |
+|---|---|---|
+| `LOAD_KEYS` | API keys, comma separated; each user takes one, so they are several tenants | none |
+| `LOAD_MODEL` | the model's name | the first of `/v1/models` |
+| `LOAD_TOKENS` | the longest answer that is asked for | 128 |
+
+Locust shows requests by name. Under `TTFT` stand the times to the first token of streams, which
+locust itself would not see: it counts a stream's request until its head. Clients that leave or
+cancel on purpose are no failures. A Python client costs more per token than the gateway: start
+locust with `--processes` on a machine of its own, and read TTFT as the client's as well.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from locust import HttpUser, between, task
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_KEYS = [key for key in os.environ.get("LOAD_KEYS", "").split(",") if key]
+_NEXT_KEY = itertools.cycle(_KEYS or [""])
+_TOKENS = int(os.environ.get("LOAD_TOKENS", "128"))
+_QUESTIONS = (
+    "What is a queue?",
+    "Tell me a story about a ship.",
+    "Name three reasons to wait.",
+    "Write a haiku about tokens.",
+)
+_POLL_S = 10
+_JOB_S = 600.0
+
+
+class Mixed(HttpUser):
+    """A user who does one thing after the other; the numbers say how often."""
+
+    wait_time = between(0.1, 1.0)
+
+    def on_start(self) -> None:
+        key = next(_NEXT_KEY)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._model = os.environ.get("LOAD_MODEL") or self._first_model()
+
+    @task(40)
+    def chat_stream(self) -> None:
+        """Reads a streamed answer to its end."""
+        self._stream(CHAT, "chat, streamed", self._chat())
+
+    @task(15)
+    def completion_stream(self) -> None:
+        """The same at the other endpoint."""
+        body = {"prompt": random.choice(_QUESTIONS), "max_tokens": self._length()}
+        self._stream(COMPLETIONS, "completion, streamed", body)
+
+    @task(20)
+    def chat(self) -> None:
+        """A short answer in one piece."""
+        body = {"model": self._model, **self._chat(), "max_tokens": 8}
+        self.client.post(CHAT, json=body, headers=self._headers, name="chat, short")
+
+    @task(10)
+    def job(self) -> None:
+        """Submits a job and polls until it has ended."""
+        path = self._submit(self._chat())
+        began = time.monotonic()
+        while path and time.monotonic() < began + _JOB_S:
+            job = self._get_job(path)
+            if job.get("state") in ("queued", "in_progress"):
+                continue
+            state = job.get("state")
+            problem = "" if state == "completed" else f"it is {state}: {job.get('error')}"
+            self._tell("JOB", "to its end", 1e3 * (time.monotonic() - began), problem)
+            return
+
+    @task(5)
+    def cancelled_job(self) -> None:
+        """Submits a job and cancels it."""
+        path = self._submit(self._chat())
+        if path:
+            time.sleep(random.uniform(0, 1))
+            name = "/jobs/{id}/cancel"
+            self.client.post(f"{path}/cancel", headers=self._headers, name=name)
+
+    @task(10)
+    def leave(self) -> None:
+        """Goes away in the middle of a stream."""
+        self._stream(CHAT, "chat, left", self._chat(), chunks=random.randrange(1, 20))
+
+    # --- what they have in common ---
+
+    def _chat(self) -> dict[str, Any]:
+        question = {"role": "user", "content": random.choice(_QUESTIONS)}
+        return {"messages": [question], "max_tokens": self._length()}
+
+    def _length(self) -> int:
+        return random.randrange(1, _TOKENS + 1)
+
+    def _stream(
+        self, path: str, name: str, body: dict[str, Any], chunks: int | None = None
+    ) -> None:
+        """Read a streamed answer, or so many chunks of it; tell the time to the first one."""
+        whole = {"model": self._model, "stream": True, **body}
+        began = time.monotonic()
+        n, last = 0, ""
+        with self.client.post(
+            path, json=whole, headers=self._headers, name=name, stream=True, catch_response=True
+        ) as response:
+            if response.status_code == 200:
+                for last in _events(response.iter_lines()):  # noqa: B007
+                    n += 1
+                    if n == 1:
+                        self._tell("TTFT", name, 1e3 * (time.monotonic() - began))
+                    if n == chunks:
+                        break
+                if last.startswith('{"error"'):
+                    response.failure(last[:200])
+                elif last != "[DONE]" and n != chunks:
+                    response.failure("the stream has no end")
+            response.close()  # who goes away hangs up
+
+    def _submit(self, body: dict[str, Any]) -> str:
+        """The job's path; empty if it was refused."""
+        wanted = {"endpoint": CHAT, "body": {"model": self._model, **body}}
+        response = self.client.post("/jobs", json=wanted, headers=self._headers)
+        return str(response.headers["location"]) if response.status_code == 202 else ""
+
+    def _get_job(self, path: str) -> dict[str, Any]:
+        query = {"wait": str(_POLL_S)}
+        response = self.client.get(path, params=query, headers=self._headers, name="/jobs/{id}")
+        job: dict[str, Any] = json.loads(response.text or "{}")
+        return job
+
+    def _first_model(self) -> str:
+        response = self.client.get("/v1/models", headers=self._headers)
+        return str(json.loads(response.text)["data"][0]["id"])
+
+    def _tell(self, kind: str, name: str, took_ms: float, problem: str = "") -> None:
+        """A figure, or a failure, of which locust itself knows nothing."""
+        self.environment.events.request.fire(
+            request_type=kind,
+            name=name,
+            response_time=took_ms,
+            response_length=0,
+            exception=ValueError(problem) if problem else None,
+        )
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[str]:
+    """The data of server-sent events."""
+    return (line[6:].decode() for line in lines if line.startswith(b"data: "))

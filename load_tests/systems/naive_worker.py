@@ -1,0 +1,81 @@
+"""`naive`'s worker: `python -m load_tests.systems.naive_worker REDIS_URL`.
+
+The engine's settings come from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import uvloop
+from redis.asyncio import Redis
+
+from load_tests.engine import MODEL
+from load_tests.systems.chat_models import first_chunk, token_chunk
+from load_tests.systems.chat_request import ChatRequest
+from load_tests.systems.naive_gateway import DONE, MAX_CONNECTIONS, QUEUE, channel
+from shared.settings import load_settings
+from worker.engines.simulated.engine import SimulatedEngine
+
+_GROUP = "workers"
+_BLOCK_MS = 1000
+_CLAIM = 64
+
+
+class NaiveWorker:
+    """Claims what fits, runs every job in a task."""
+
+    def __init__(self, redis_url: str) -> None:
+        settings = load_settings()
+        self._redis = Redis.from_url(redis_url, max_connections=MAX_CONNECTIONS)
+        self._engine = SimulatedEngine(settings)
+        self._free = settings.sim_max_num_seqs
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        await self._engine.start()
+        await self._redis.xgroup_create(QUEUE, _GROUP, id="0", mkstream=True)
+        while True:
+            count = max(1, min(self._free, _CLAIM))
+            claimed: Any = await self._redis.xreadgroup(
+                _GROUP, "worker", {QUEUE: ">"}, count=count, block=_BLOCK_MS
+            )
+            for _, entries in claimed or []:
+                for entry_id, fields in entries:
+                    self._free -= 1
+                    job = self._job(entry_id, fields[b"id"].decode(), fields[b"body"])
+                    task = asyncio.create_task(job)
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+
+    async def _job(self, entry_id: bytes, job_id: str, body: bytes) -> None:
+        redis = self._redis
+        asked = ChatRequest.model_validate_json(body)
+        generation, _ = asked.generation()
+        answer_id, created = f"chatcmpl-{job_id}", int(time.time())
+        self._engine.submit(generation)
+        chunk = first_chunk(answer_id, created, MODEL)
+        first = True
+        while deltas := await generation.take():
+            if first:
+                await redis.publish(channel(job_id), chunk.model_dump_json(exclude_unset=True))
+                first = False
+            for delta in deltas:
+                chunk = token_chunk(answer_id, created, MODEL, delta)
+                await redis.publish(channel(job_id), chunk.model_dump_json(exclude_unset=True))
+        await redis.publish(channel(job_id), DONE)
+        await redis.xack(QUEUE, _GROUP, entry_id)
+        await redis.xdel(QUEUE, entry_id)
+        await redis.hset(f"naive:state:{job_id}", "state", "completed")
+        self._free += 1
+
+
+async def _main() -> None:
+    await NaiveWorker(sys.argv[1]).run()
+
+
+if __name__ == "__main__":
+    uvloop.run(_main())

@@ -33,6 +33,7 @@ def main() -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing looks at who a client says it is
         timeout_graceful_shutdown=_GRACE_S,
     )
     uvicorn.Server(config).run(sockets=[listener])

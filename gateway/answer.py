@@ -41,6 +41,20 @@ class Whole(NamedTuple):
 class JobAnswer:
     """An ASGI application: follows a submitted job to its end; a client that leaves cancels it."""
 
+    __slots__ = (
+        "_gateway",
+        "_job_id",
+        "_left",
+        "_opened",
+        "_reader",
+        "_received",
+        "_request_id",
+        "_send",
+        "_spoke",
+        "_streams",
+        "_tenant",
+    )
+
     def __init__(
         self,
         gateway: Gateway,
@@ -50,25 +64,22 @@ class JobAnswer:
         request_id: bytes | None,
     ) -> None:
         self._gateway = gateway
-        self._job = job
+        # Not the job itself: its body may be large, and a stream long.
+        self._job_id, self._tenant, self._streams = job.id, job.tenant, job.stream
         self._reader = reader
         self._received = received
         self._send: Any = None
         self._opened = False
         self._left = False
         self._spoke = 0.0
-        job_id = job.id.encode()
-        self._extra_headers = [
-            (b"x-flotilla-job-id", job_id),
-            (b"x-request-id", request_id or job_id),
-        ]
+        self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
         watch = asyncio.create_task(self._watch(receive))
         ended = False
         try:
-            ended = await (self._stream() if self._job.stream else self._once())
+            ended = await (self._stream() if self._streams else self._once())
         except Exception as error:
             ended = isinstance(error, FlotillaError)
             await self._fail(in_our_words(error))
@@ -78,7 +89,7 @@ class JobAnswer:
             if not ended:
                 self._cancel_job()
         seconds = time.monotonic() - self._received
-        self._gateway.metrics.answer_seconds[self._job.stream].observe(seconds)
+        self._gateway.metrics.answer_seconds[self._streams].observe(seconds)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -156,7 +167,7 @@ class JobAnswer:
             status, content_type, body = last.payload
             return Whole(status, content_type.decode(), body)
         try:
-            job = await self._gateway.queue.get(self._job.id)
+            job = await self._gateway.queue.get(self._job_id)
         except (RedisError, OSError) as error:
             raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
         if job is None:
@@ -169,7 +180,7 @@ class JobAnswer:
         Raises StreamReset if it waits in vain.
         """
         try:
-            job = await self._gateway.queue.get(self._job.id)
+            job = await self._gateway.queue.get(self._job_id)
             position = job and await self._gateway.queue.position(job)
         except (RedisError, OSError):
             return sse.comment("waiting for the queue")
@@ -182,7 +193,7 @@ class JobAnswer:
     async def _open(self) -> None:
         if not self._opened:
             self._opened = True
-            headers = [*sse.HEADERS, *self._extra_headers]
+            headers = [*sse.HEADERS, *self._identity()]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _write(self, data: bytes, *, more: bool = True) -> Coroutine[Any, Any, None]:
@@ -191,23 +202,26 @@ class JobAnswer:
         )
         return sending
 
-    async def _send_whole(self, whole: Whole) -> None:
-        headers = [
+    def _identity(self) -> list[tuple[bytes, bytes]]:
+        job_id = self._job_id.encode()
+        return [(b"x-flotilla-job-id", job_id), (b"x-request-id", self._request_id or job_id)]
+
+    async def _send_whole(self, whole: Whole, *headers: tuple[bytes, bytes]) -> None:
+        fields = [
             (b"content-type", whole.content_type.encode()),
             (b"content-length", str(len(whole.body)).encode()),
-            *self._extra_headers,
+            *self._identity(),
+            *headers,
         ]
-        await self._send(
-            {"type": "http.response.start", "status": whole.status, "headers": headers}
-        )
+        await self._send({"type": "http.response.start", "status": whole.status, "headers": fields})
         await self._write(whole.body, more=False)
 
     async def _fail(self, failure: FlotillaError) -> None:
         if self._opened:
             await self._write(sse.error(failure), more=False)
             return
-        self._extra_headers += failure.headers()
-        await self._send_whole(Whole(failure.status, "application/json", failure.to_openai()))
+        whole = Whole(failure.status, "application/json", failure.to_openai())
+        await self._send_whole(whole, *failure.headers())
 
     def _cancel_job(self) -> None:
         self._gateway.metrics.cancelled_by_disconnect.inc()
@@ -218,12 +232,12 @@ class JobAnswer:
     async def _insist_on_cancel(self) -> None:
         for _ in range(_CANCEL_TRIES):
             try:
-                await self._gateway.queue.cancel(self._job.id, self._job.tenant)
+                await self._gateway.queue.cancel(self._job_id, self._tenant)
             except (RedisError, OSError):
                 await asyncio.sleep(_CANCEL_AGAIN_S)
             else:
                 return
-        log.warning("%s could not be cancelled", self._job.id)
+        log.warning("%s could not be cancelled", self._job_id)
 
 
 async def cancellations_sent() -> None:

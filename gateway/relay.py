@@ -171,7 +171,21 @@ class Reader:
         """
         self._heard = monotonic()
         while True:
-            silent = not await self._woken(silence_s, sink)
+            self._sink = sink
+            try:
+                # A future and a timer, in one coroutine: thousands wait here, most of the time, and
+                # `asyncio.timeout` around an Event costs three times as much.
+                while not self._news and (left_s := self._heard + silence_s - monotonic()) > 0:
+                    self._waiter = self._loop.create_future()
+                    timer = self._loop.call_later(left_s, self._look_up)
+                    try:
+                        await self._waiter
+                    finally:
+                        timer.cancel()
+            finally:
+                self._sink = self._waiter = None
+            silent = not self._news
+            self._news = False
             if silent:
                 self._behind = True  # is it silence, or a lost frame?
             pieces = await self._read()
@@ -185,27 +199,6 @@ class Reader:
     def _look_up(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    async def _woken(self, silence_s: float, sink: Sink | None) -> bool:
-        """Wait for a frame or for `wake`; False after a silence."""
-        self._sink = sink
-        try:
-            while not self._news:
-                until = self._heard + silence_s
-                left_s = until - monotonic()
-                if left_s <= 0:
-                    return False
-                # A future and a timer: `asyncio.timeout` around an Event costs three times as much.
-                self._waiter = self._loop.create_future()
-                timer = self._loop.call_later(left_s, self._look_up)
-                try:
-                    await self._waiter
-                finally:
-                    timer.cancel()
-            self._news = False
-            return True
-        finally:
-            self._sink = self._waiter = None
 
     async def _read(self) -> list[Piece]:
         """Everything there is: from memory and, where that is not all, from the log."""

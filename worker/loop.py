@@ -52,6 +52,7 @@ class Loop:
         self._lease_s = lease_s
         self._kv_high_watermark = kv_high_watermark
         self._draining = False
+        self._entering: list[Run] = []  # those of `runs` that may not have reached the engine yet
         self._to_release: list[Run] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -90,6 +91,7 @@ class Loop:
 
     async def _turn(self, claims: Claims) -> None:
         self._changed.clear()
+        self._entering = [run for run in self._entering if self._enters(run)]
         decision = self.decision
         if decision.count == 0:
             await claims.pass_on()
@@ -106,7 +108,7 @@ class Loop:
     def decision(self) -> Decision:
         """What may be claimed now, and why. Safe to look at from another thread."""
         load = self._engine.load()
-        entering = sum(not run.outbox.entered for run in list(self.runs.values()))
+        entering = sum(map(self._enters, list(self._entering)))
         return decide(
             Snapshot(
                 slots=self._engine.capacity.max_num_seqs,
@@ -118,8 +120,13 @@ class Loop:
             )
         )
 
+    def _enters(self, run: Run) -> bool:
+        """It is in hand, and on its way into the engine."""
+        return not run.outbox.entered and run.job.id in self.runs
+
     def _start(self, run: Run) -> None:
         self.runs[run.job.id] = run
+        self._entering.append(run)
         task = asyncio.create_task(self._carry_out(run), name=run.job.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -39,13 +39,14 @@ class Whole(NamedTuple):
 
 
 class JobAnswer:
-    """An ASGI application: follows a submitted job to its end; a client that leaves cancels it."""
+    """An ASGI application: follows a job to its end; a client that leaves cancels it."""
 
     __slots__ = (
         "_gateway",
         "_job_id",
         "_left",
         "_opened",
+        "_queued",
         "_reader",
         "_received",
         "_request_id",
@@ -59,13 +60,16 @@ class JobAnswer:
         self,
         gateway: Gateway,
         job: NewJob,
+        queued: asyncio.Future[None],
         reader: Reader,
         received: float,
         request_id: bytes | None,
     ) -> None:
+        """`queued` is done when the job is; should that fail, the reader is told by the caller."""
         self._gateway = gateway
         # Not the job itself: its body may be large, and a stream long.
         self._job_id, self._tenant, self._streams = job.id, job.tenant, job.stream
+        self._queued = queued
         self._reader = reader
         self._received = received
         self._send: Any = None
@@ -224,12 +228,14 @@ class JobAnswer:
         await self._send_whole(whole, *failure.headers())
 
     def _cancel_job(self) -> None:
-        self._gateway.metrics.cancelled_by_disconnect.inc()
+        if self._left:
+            self._gateway.metrics.cancelled_by_disconnect.inc()
         task = asyncio.create_task(self._insist_on_cancel())
         _pending.add(task)
         task.add_done_callback(_pending.discard)
 
     async def _insist_on_cancel(self) -> None:
+        await asyncio.wait({self._queued})  # what is not queued yet can't be cancelled
         for _ in range(_CANCEL_TRIES):
             try:
                 await self._gateway.queue.cancel(self._job_id, self._tenant)

@@ -76,6 +76,7 @@ class Reader:
         "_behind",
         "_bytes",
         "_failing_since",
+        "_failure",
         "_heard",
         "_known",
         "_left",
@@ -103,6 +104,7 @@ class Reader:
         self._behind = False
         self._unread: list[Frame] | None = None  # frames that come while the log is read
         self._failing_since: float | None = None
+        self._failure: Exception | None = None
         self._left = False
         self._sink: Sink | None = None
         self._loop = asyncio.get_running_loop()
@@ -162,12 +164,17 @@ class Reader:
         self._left = True
         self._rouse()
 
+    def fail(self, error: Exception) -> None:
+        """Nothing will come: `next` raises this."""
+        self._failure = error
+        self._rouse()
+
     async def next(self, silence_s: float, sink: Sink | None = None) -> list[Piece]:
         """What has come since; empty after a silence of that length, or after `wake`.
 
         While this waits, chunks that come in order go straight to `sink`, as long as it takes them.
-        Raises StreamReset if the log does not hold what was handed out, RedisUnavailable if it had
-        to be read and could not be for a while.
+        Raises what `fail` was given, StreamReset if the log does not hold what was handed out,
+        RedisUnavailable if it had to be read and could not be for a while.
         """
         self._heard = monotonic()
         while True:
@@ -184,6 +191,8 @@ class Reader:
                         timer.cancel()
             finally:
                 self._sink = self._waiter = None
+            if self._failure is not None:
+                raise self._failure
             silent = not self._news
             self._news = False
             if silent:
@@ -342,6 +351,7 @@ class Relay:
 
     def _hand_out(self, message: bytes) -> None:
         self.now = monotonic()
+        self.queue.read_on()
         try:
             for frame in decode(message):
                 job_id, _, _, _ = frame

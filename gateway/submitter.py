@@ -16,6 +16,7 @@ _CALL_BYTES = 1 << 20
 class _Waiting(NamedTuple):
     job: NewJob
     queued: asyncio.Future[None]
+    patient: bool
 
 
 class Submitter:
@@ -28,14 +29,18 @@ class Submitter:
         self._waiting: list[_Waiting] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def submit(self, job: NewJob) -> None:
-        """Returns when the job is queued. Raises QueueFull, and redis' errors."""
-        queued = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(job, queued))
+    def submit(self, job: NewJob, *, patient: bool = False) -> asyncio.Future[None]:
+        """Done when the job is queued; its exception is QueueFull or one of redis' errors.
+
+        `patient`: the caller hears of its job by its answer, so there is no hurry to be done.
+        """
+        queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(job, queued, patient))
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
-        await queued
-        self._metrics.submitted.labels(job.pool, job.lane).inc()
+        else:
+            self._queue.read_on()
+        return queued
 
     async def _send(self) -> None:
         try:
@@ -56,7 +61,10 @@ class Submitter:
     async def _call(self, shard: int, parcel: list[_Waiting]) -> None:
         try:
             depths = await self._queue.submit_all(
-                shard, [each.job for each in parcel], self._max_depth
+                shard,
+                [each.job for each in parcel],
+                self._max_depth,
+                patient=all(each.patient for each in parcel),
             )
         except Exception as error:
             for each in parcel:
@@ -64,6 +72,8 @@ class Submitter:
                     each.queued.set_exception(error)
             return
         for each, depth in zip(parcel, depths, strict=True):
+            if isinstance(depth, int):
+                self._metrics.submitted.labels(each.job.pool, each.job.lane).inc()
             if each.queued.done():
                 continue
             if isinstance(depth, QueueFull):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 from load_tests.engine import EngineTiming
 from load_tests.mixed_client import MixedResult, MixedSpec
@@ -32,8 +34,10 @@ _KEPT_S = 30.0
 _WARM_UP = 0.2
 """The part of the time that is not judged, but no less than it takes until jobs are deleted."""
 _LEAST_BYTES = 4e6
+"""Growth that is none."""
 _LEAST_COUNT = 20.0
-"""Growth that is none: what is in hand varies by itself."""
+_DEVIATIONS = 4.0
+"""The same of counts: what comes and goes at random varies by the root of how much is there."""
 _LAST_CLIENT_S = 120.0
 _SWEPT_S = 60.0
 
@@ -139,11 +143,17 @@ def trends_of(samples: Sequence[Sample]) -> list[Trend]:
             name,
             [(sample["seconds"], sample[name]) for sample in samples],
             warm_up_s=warm_up_s,
-            least=_LEAST_BYTES if name.endswith("bytes") else _LEAST_COUNT,
+            least=_least(name, median(sample[name] for sample in samples)),
         )
         for name in samples[0]
         if name not in ("seconds", "cpu_s")
     ]
+
+
+def _least(name: str, usual: float) -> float:
+    if name.endswith("bytes"):
+        return _LEAST_BYTES
+    return max(_LEAST_COUNT, _DEVIATIONS * math.sqrt(usual))
 
 
 def problems(trends: Sequence[Trend], clients: MixedResult, left: Mapping[str, float]) -> list[str]:

@@ -50,24 +50,42 @@ class Line(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._watch: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None
         self._n_replies = 0
         self._n_seen = 0
         self.lost = asyncio.Event()
         """Set while there is no connection."""
         self.lost.set()
 
-    async def call(self, *command: Argument) -> Any:
+    async def call(self, *command: Argument, patience_s: float = 0.0) -> Any:
         """The reply, bytes undecoded. Raises redis' errors; after a RedisTimeoutError or
         RedisConnectionError the command may have been carried out.
+
+        `patience_s`: the reply may wait that long for the next call or `read_on`. Then it wakes
+        nobody, which costs both sides more than the call itself.
         """
         if self._transport is None:
             await self.connect()
-        return await self.send(*command)
+        reply = self.send(*command)
+        if patience_s and len(self._waiting) == 1 and self._transport is not None:
+            self._transport.pause_reading()
+            loop = asyncio.get_running_loop()
+            self._rest = loop.call_later(patience_s, self.read_on)
+        return await reply
+
+    def read_on(self) -> None:
+        """Replies that were left waiting are read now."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+            if self._transport is not None:
+                self._transport.resume_reading()
 
     def send(self, *command: Argument) -> asyncio.Future[Any]:
         """As `call`, but the command is under way when this returns; there must be a connection."""
         if self._transport is None:
             raise RedisConnectionError("Connection to Redis lost")
+        self.read_on()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(reply)
@@ -145,6 +163,7 @@ class Line(asyncio.Protocol):
 
     def _break(self, error: Exception) -> None:
         transport, self._transport = self._transport, None
+        self.read_on()
         if transport is not None:
             transport.abort()
         self.lost.set()

@@ -31,6 +31,8 @@ _THREE = b"\x93"  # msgpack's head of an array of three
 
 # A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
 INLINE_RESULT_BYTES = 64 << 10
+PATIENCE_S = 0.02
+"""Most that the reply to a patient call waits for company, longer than most engine steps."""
 # An idle worker asks for work every few seconds; this is long past any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
 
@@ -102,6 +104,10 @@ class JobQueue:
         """End its own connection; the Redis that was given stays open."""
         await self.scripts.close()
 
+    def read_on(self) -> None:
+        """Replies to patient calls are read now; otherwise they wait `PATIENCE_S` at most."""
+        self.scripts.read_on()
+
     # --- the gateway's side ---
 
     async def submit(self, job: NewJob, max_depth: int) -> int:
@@ -112,10 +118,11 @@ class JobQueue:
         return depth
 
     async def submit_all(
-        self, shard: int, jobs: Sequence[NewJob], max_depth: int
+        self, shard: int, jobs: Sequence[NewJob], max_depth: int, *, patient: bool = False
     ) -> list[int | QueueFull]:
         """Queue jobs of one shard in one call; for each what `submit` returns or raises."""
-        reply = await self.scripts.submit(shard, _pack([_new(job) for job in jobs]), max_depth)
+        packed = _pack([_new(job) for job in jobs])
+        reply = await self.scripts.submit(shard, packed, max_depth, PATIENCE_S * patient)
         return [
             QueueFull(f"{depth} jobs wait for {job.model!r} already; try again later.")
             if word == b"full"
@@ -278,9 +285,11 @@ class JobQueue:
         """Wake one idle worker of the pool."""
         await self.redis.rpush(keys.bell(0, pool), 1)
 
-    async def emit(self, shard: int, emissions: Sequence[Emission]) -> dict[str, str]:
+    async def emit(
+        self, shard: int, emissions: Sequence[Emission], *, patient: bool = False
+    ) -> dict[str, str]:
         """Log and publish one engine step; returns the jobs that were lost: id -> state."""
-        return _lost(await self.scripts.emit(shard, _pack(emissions)))
+        return _lost(await self.scripts.emit(shard, _pack(emissions), PATIENCE_S * patient))
 
     async def renew(self, worker: str, jobs: Iterable[LeasedJob]) -> dict[str, str]:
         """Renew leases; returns the jobs that were lost: id -> state."""

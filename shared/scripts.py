@@ -85,11 +85,11 @@ class Scripts:
             pipe.script_load(text)
         await pipe.execute()
 
-    async def _run(self, name: str, shard: int, *args: Argument) -> Any:
+    async def _run(self, name: str, shard: int, *args: Argument, patience_s: float = 0.0) -> Any:
         await self.ready()
         command = self._command(name, shard, *args)
         try:
-            return await self._line.call(*command)
+            return await self._line.call(*command, patience_s=patience_s)
         except NoScriptError:
             await self.load()
             return await self._line.call(*command)
@@ -102,13 +102,21 @@ class Scripts:
     def _command(self, name: str, shard: int, *args: Argument) -> tuple[Argument, ...]:
         return ("EVALSHA", self._shas[name], 1, keys.base(shard), *args)
 
+    def read_on(self) -> None:
+        """Replies that were left waiting are read now; see Line.call."""
+        self._line.read_on()
+
     async def close(self) -> None:
         """Close the connection; the Redis that was given stays open."""
         await self._line.close()
 
-    async def submit(self, shard: int, packed: bytes, max_depth: int) -> list[Any]:
+    async def submit(
+        self, shard: int, packed: bytes, max_depth: int, patience_s: float = 0.0
+    ) -> list[Any]:
         """Flat `'ok' | 'exists' | 'full', jobs waiting in the lane, ...`; see lua/submit.lua."""
-        return cast(list[Any], await self._run("submit", shard, packed, max_depth))
+        return cast(
+            list[Any], await self._run("submit", shard, packed, max_depth, patience_s=patience_s)
+        )
 
     async def acquire(self, shard: int, *args: Argument) -> list[Any]:
         """`[now in us, job, ...]`; see lua/acquire.lua."""
@@ -118,9 +126,9 @@ class Scripts:
         """The same, for who sends it himself; the scripts must be `ready`."""
         return self._command("acquire", shard, *args)
 
-    async def emit(self, shard: int, packed: bytes) -> list[bytes]:
+    async def emit(self, shard: int, packed: bytes, patience_s: float = 0.0) -> list[bytes]:
         """Flat `id, state, ...` of lost jobs; see lua/emit.lua."""
-        return cast(list[bytes], await self._run("emit", shard, packed))
+        return cast(list[bytes], await self._run("emit", shard, packed, patience_s=patience_s))
 
     async def renew(self, shard: int, worker: str, held: Iterable[str]) -> list[bytes]:
         """Flat `id, state, ...` of lost jobs; `held` is flat `id, nonce, ...`."""

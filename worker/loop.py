@@ -158,6 +158,8 @@ class Loop:
         # The same job may be in our hands anew, under another lease.
         if run is None or run.outbox.dropped or run.job.nonce != job.nonce:
             return
+        if run.ended_as == state:  # as we have said ourselves; the reply is on its way
+            return
         self._metrics.fenced.labels(state).inc()
         # A client that leaves is nothing to tell people of; a lost lease is.
         usual = state in {JobState.CANCELLED, JobState.EXPIRED}

@@ -107,6 +107,11 @@ class _Parcel(NamedTuple):
     emissions: list[Emission]
     senders: list[tuple[Outbox, _Ending | None]]
 
+    @property
+    def goes_on(self) -> bool:
+        """Another step follows: what Redis says to this one can be read then."""
+        return any(ending is None for _, ending in self.senders)
+
 
 class Publisher:
     """Sends outboxes; `on_lost(job, state)` hears of leases that this worker has lost."""
@@ -150,6 +155,7 @@ class Publisher:
             self._no_step = None
         if self._unsent:
             self._wake.set()
+            self._queue.read_on()
 
     async def run(self) -> None:
         """Send whatever there is, one batch at a time; ends by cancellation."""
@@ -205,7 +211,7 @@ class Publisher:
         tries = 0
         while not all(outbox.dropped for outbox, _ in parcel.senders):
             try:
-                return await self._queue.emit(shard, parcel.emissions)
+                return await self._queue.emit(shard, parcel.emissions, patient=parcel.goes_on)
             except (RedisError, OSError) as error:
                 if not (isinstance(error, UNAVAILABLE) or unwritable(error)):
                     raise

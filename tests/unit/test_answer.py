@@ -37,6 +37,9 @@ class Queue:
         self.cancelled: list[str] = []
         self.job: Job | None = None
 
+    def read_on(self) -> None:
+        pass
+
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         return self.log[after:]
 
@@ -126,7 +129,9 @@ class Call:
             gateway="gw",
         )
         reader = self.relay.open(JOB, Want.CHUNKS if stream else Want.END)
-        answer = JobAnswer(self.gateway, self.job, reader, time.monotonic(), b"req-1")
+        queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queued.set_result(None)
+        answer = JobAnswer(self.gateway, self.job, queued, reader, time.monotonic(), b"req-1")
         self.task = asyncio.create_task(answer({}, self.client.receive, self.client.send))
 
     def log(self, *chunks: bytes) -> list[bytes]:

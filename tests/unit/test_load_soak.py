@@ -70,6 +70,11 @@ def test_every_figure_but_time_is_judged() -> None:
     assert "GROWS" in trend_table(found).text()
 
 
+def test_what_comes_and_goes_at_random_does_not_grow() -> None:
+    found = trends_of([sample(at, keys=500 + 0.05 * at) for at in TIMES])
+    assert all(item.flat for item in found)
+
+
 def test_a_run_without_fault_has_no_problem() -> None:
     assert problems(trends_of([sample(at) for at in TIMES]), RIGHT, {}) == []
 

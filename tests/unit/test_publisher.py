@@ -62,7 +62,12 @@ class Queue:
         self.lost: dict[str, str] = {}
         self.shards = 1
 
-    async def emit(self, shard: int, emissions: list[Emission]) -> dict[str, str]:
+    def read_on(self) -> None:
+        pass
+
+    async def emit(
+        self, shard: int, emissions: list[Emission], *, patient: bool = False
+    ) -> dict[str, str]:
         self.calls.put_nowait((shard, list(emissions)))
         await self.open.wait()
         if self.failures:

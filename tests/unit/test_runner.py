@@ -39,7 +39,12 @@ class Queue:
     verdict: str = "ok"
     shards: int = 1
 
-    async def emit(self, shard: int, emissions: list[Emission]) -> dict[str, str]:
+    def read_on(self) -> None:
+        pass
+
+    async def emit(
+        self, shard: int, emissions: list[Emission], *, patient: bool = False
+    ) -> dict[str, str]:
         self.emissions += emissions
         ended = [e.job_id for e in emissions if e.ending]
         return {} if self.verdict == "ok" else dict.fromkeys(ended, self.verdict)

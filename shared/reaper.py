@@ -18,6 +18,8 @@ log = logging.getLogger("flotilla.reaper")
 
 
 _SWEEP_ROUNDS = 10
+_AT_ONCE = 200
+"""Jobs in one call: Redis serves nobody else meanwhile."""
 
 
 class Reaper:
@@ -48,10 +50,25 @@ class Reaper:
             lock_ms = int(self._interval_s * 1000)
             if not await self._queue.redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue
-            for job_id in await self._queue.scripts.expire(shard, 100):
-                log.info("%s expired", job_id.decode())
-            for job, state in (await self._queue.reap(shard, self._lease_s)).items():
-                log.warning("%s was held by a silent worker, now %s", job, state)
+            await self._expire(shard)
+            await self._reap(shard)
             if self._rounds % _SWEEP_ROUNDS == 0:
-                await self._queue.sweep(shard)
+                while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
+                    pass
         self._rounds += 1
+
+    async def _expire(self, shard: int) -> None:
+        more = True
+        while more:
+            expired = await self._queue.scripts.expire(shard, _AT_ONCE)
+            for job_id in expired:
+                log.info("%s expired", job_id.decode())
+            more = len(expired) >= _AT_ONCE
+
+    async def _reap(self, shard: int) -> None:
+        more = True
+        while more:
+            reaped = await self._queue.reap(shard, self._lease_s, _AT_ONCE)
+            for job_id, state in reaped.items():
+                log.warning("%s was held by a silent worker, now %s", job_id, state)
+            more = len(reaped) >= _AT_ONCE

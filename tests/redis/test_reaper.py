@@ -43,6 +43,23 @@ async def state(queue: JobQueue, job_id: str) -> str:
     return "gone" if job is None else job.state
 
 
+async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
+    queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AT_ONCE", 3)
+    silent = [await lease(queue) for _ in range(7)]
+    for job in silent:
+        grow_old(store, job)
+    late = [await submit(queue, deadline_s=1e-6) for _ in range(7)]
+    gone = {f"job_{n:027x} {TENANT}": 1 for n in range(7)}
+    store.zadd(f"{keys.base(0)}{keys.EXPIRING}", gone)
+    store.zadd(keys.jobs(0, TENANT), {member.split()[0]: 1 for member in gone})
+    await Reaper(queue, LEASE_S).round()
+    assert {await state(queue, job.id) for job in silent} == {"queued"}
+    assert {await state(queue, job.id) for job in late} == {"expired"}
+    assert store.zcard(keys.jobs(0, TENANT)) == 14
+
+
 async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -> None:
     silent = await lease(queue)
     grow_old(store, silent)

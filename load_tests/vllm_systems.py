@@ -13,11 +13,11 @@ from load_tests.processes import Processes, Role, answers, python, wait_for
 from load_tests.systems.system import System, free_port
 from shared.settings import Settings, to_environment
 from worker.demo import MODEL_DIR, MODEL_NAME
-from worker.engines.vllm import _DEFAULTS, _DEMO_ARGS, _DEMO_DEFAULTS
+from worker.engines.vllm import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
 LOADED_S = 300.0
 _GENERATED = "vllm:generation_tokens_total"
-_ENGINE = _DEFAULTS | _DEMO_DEFAULTS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+_ENGINE = DEFAULTS | DEMO_DEFAULTS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """The worker sets the same for itself: with one device, one process for the engine."""
 
 
@@ -89,7 +89,7 @@ class Serve(VllmSystem):
     def start(self) -> None:
         port = self.metrics_port = free_port()
         options = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port}"
-        options += f" --disable-uvicorn-access-log {_DEMO_ARGS} {self.variant.engine_args}"
+        options += f" --disable-uvicorn-access-log {DEMO_ARGS} {self.variant.engine_args}"
         command = python("load_tests.vllm_command", "serve", MODEL_DIR, *options.split())
         environment = to_environment(Settings()) | _ENGINE
         self.ports = [port]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shared.states import WorkerState
 
-CLAIM_BATCH = 8
+CLAIM_BATCH = 16
 """Most jobs in one claim: between two claims, other idle workers get their share."""
 
 

@@ -24,15 +24,15 @@ from worker.engines.protocol import Capacity, Load
 
 log = logging.getLogger("flotilla.engine")
 
-_DEFAULTS = {
+DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     # More outputs than this in a step would be handed out in several turns, and flushed as often.
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4096",
     # Choices per request: an unbounded `n` stops the event loop (CVE-2026-34756).
     "VLLM_MAX_N_SEQUENCES": "64",
 }
-_DEMO_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
-_DEMO_ARGS = (
+DEMO_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+DEMO_ARGS = (
     "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
     "--enable-auto-tool-choice --tool-call-parser hermes"
 )
@@ -52,9 +52,9 @@ class VllmEngine:
 
     async def start(self) -> None:
         """Load the model. Raises SettingsError if vLLM's arguments are wrong."""
-        environment.set_engine_defaults(_DEFAULTS)
+        environment.set_engine_defaults(DEFAULTS)
         if not self._settings.model:
-            environment.set_engine_defaults(_DEMO_DEFAULTS)
+            environment.set_engine_defaults(DEMO_DEFAULTS)
         # The import takes ten seconds; probes are answered and signals heard meanwhile.
         v = await asyncio.to_thread(_import)
         self.kind = f"vllm {v.version}"
@@ -115,7 +115,7 @@ class VllmEngine:
         if name:
             argv += ["--served-model-name", name]
         if not settings.model:
-            argv += shlex.split(_DEMO_ARGS)
+            argv += shlex.split(DEMO_ARGS)
         argv += shlex.split(settings.engine_args)
         parser = v.make_arg_parser(v.FlexibleArgumentParser())
         parser.print_usage = lambda *_: None  # 300 lines, and the error is the last of them

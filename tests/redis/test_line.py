@@ -157,3 +157,39 @@ async def test_a_subscription_is_heard_and_still_answers(
     finally:
         await line.close()
         await redis.aclose()
+
+
+async def test_a_patient_caller_gets_the_reply_with_the_next_call(line: Line, store: Redis) -> None:
+    await line.call("PING")
+    patient = asyncio.create_task(line.call("SET", "a", "1", patience_s=60.0))
+
+    async def carried_out() -> bool:
+        return store.get("a") == b"1"
+
+    await eventually(carried_out, "Redis has the command")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not patient.done()
+    assert await line.call("GET", "a") == b"1"
+    assert await patient == b"OK"
+
+
+async def test_a_patient_caller_gets_the_reply_when_told_and_in_time_at_the_latest(
+    line: Line,
+) -> None:
+    await line.call("PING")
+    patient = asyncio.create_task(line.call("PING", patience_s=60.0))
+    await asyncio.sleep(0)
+    line.read_on()
+    assert await patient == b"PONG"
+    assert await line.call("PING", patience_s=0.01) == b"PONG"
+
+
+async def test_a_patient_caller_hears_of_a_lost_line(line: Line) -> None:
+    await line.call("PING")
+    patient = asyncio.create_task(line.call("BLPOP", "never", 0, patience_s=60.0))
+    await asyncio.sleep(0)
+    await line.close()
+    with pytest.raises(RedisConnectionError):
+        await patient
+    assert await line.call("PING") == b"PONG"

@@ -17,6 +17,7 @@ from gateway.answer import JobAnswer, cancellations_sent
 from gateway.relay import Relay, Want
 from shared.channel import FrameKind, encode
 from shared.envelope import Folder
+from shared.errors import QueueFull
 from shared.job import Job, NewJob
 from shared.metrics import GatewayMetrics
 from shared.settings import Settings
@@ -388,3 +389,31 @@ async def test_silence_after_chunks_that_were_written_at_once_is_broken_by_a_com
         event("1"),
     ]
     assert call.client.complete
+
+
+async def test_with_a_pace_what_comes_in_between_leaves_in_one_piece() -> None:
+    call = Call(stream_pace_s=0.05)
+    call.say(event("1"))
+    await turns()
+    assert call.client.body == event("1")  # the first is not held back
+    for name in "23456":
+        call.say(event(name))
+        await turns()
+    assert call.client.body == event("1")
+    call.end()
+    await call.over()
+    assert call.client.body == events("1", "2", "3", "4", "5", "6")
+    assert [part for part in call.client.parts if part] == [
+        event("1"),
+        events("2", "3", "4", "5", "6"),
+    ]
+
+
+async def test_a_job_that_could_not_be_queued_is_answered_with_that() -> None:
+    call = Call()
+    reader = call.relay._readers[JOB.encode()][0]
+    reader.fail(QueueFull("full"))
+    await call.over()
+    assert call.client.status == 503
+    assert dict(call.client.sent[0]["headers"])[b"retry-after"] == b"5"
+    assert call.queue.cancelled == []

@@ -1,0 +1,160 @@
+"""The submitter: jobs of a turn leave in one call, later ones in the next; each hears its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway import submitter as module
+from gateway.submitter import Submitter
+from shared.errors import QueueFull
+from shared.job import NewJob
+from shared.metrics import GatewayMetrics
+from shared.redis import RedisConnectionError
+
+DEPTH = 7
+
+
+def job(name: int, shard: int = 0, body: bytes = b"{}") -> NewJob:
+    return NewJob(
+        id=f"job_{shard:03x}{name:024x}",
+        tenant="t",
+        pool="p",
+        lane="default",
+        model="m",
+        endpoint="/e",
+        body=body,
+        stream=True,
+        ttl_s=1.0,
+    )
+
+
+class Queue:
+    """Remembers calls; each waits for `open`. `full` and `error` are its answers."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, list[int], bool]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.full: set[int] = set()
+        self.error: Exception | None = None
+        self.read_on_calls = 0
+
+    def read_on(self) -> None:
+        self.read_on_calls += 1
+
+    async def submit_all(
+        self, shard: int, jobs: list[NewJob], max_depth: int, *, patient: bool
+    ) -> list[int | QueueFull]:
+        assert max_depth == DEPTH
+        names = [int(each.id[7:], 16) for each in jobs]
+        self.calls.append((shard, names, patient))
+        await self.open.wait()
+        if self.error is not None:
+            raise self.error
+        return [QueueFull("full") if name in self.full else 1 for name in names]
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def submitter(queue: Queue, registry: CollectorRegistry) -> Submitter:
+    as_queue: Any = queue
+    return Submitter(as_queue, DEPTH, GatewayMetrics(registry))
+
+
+def counted(registry: CollectorRegistry) -> float:
+    labels = {"pool": "p", "lane": "default"}
+    return registry.get_sample_value("flotilla_jobs_submitted_total", labels) or 0.0
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_in_one_turn_leaves_in_one_call(
+    submitter: Submitter, queue: Queue
+) -> None:
+    await asyncio.gather(*(submitter.submit(job(n)) for n in range(20)))
+    assert queue.calls == [(0, list(range(20)), False)]
+
+
+async def test_while_a_call_is_on_its_way_others_wait_for_the_next(
+    submitter: Submitter, queue: Queue, registry: CollectorRegistry
+) -> None:
+    queue.open.clear()
+    first = submitter.submit(job(0))
+    await turns()
+    others = [submitter.submit(job(n)) for n in (1, 2, 3)]
+    await turns()
+    assert queue.calls == [(0, [0], False)]
+    assert queue.read_on_calls == len(others)  # the first one's reply may be there already
+    assert not first.done()
+    queue.open.set()
+    await asyncio.gather(first, *others)
+    assert queue.calls[1:] == [(0, [1, 2, 3], False)]
+    assert counted(registry) == 4
+
+
+async def test_one_who_finds_the_lane_full_does_not_concern_the_others(
+    submitter: Submitter, queue: Queue, registry: CollectorRegistry
+) -> None:
+    queue.full = {1}
+    done = await asyncio.gather(
+        *(submitter.submit(job(n)) for n in range(3)), return_exceptions=True
+    )
+    assert [type(each) for each in done] == [type(None), QueueFull, type(None)]
+    assert counted(registry) == 2
+
+
+async def test_a_failed_call_is_told_to_all_in_it_and_the_next_one_goes_out(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error = RedisConnectionError("away")
+    done = await asyncio.gather(
+        *(submitter.submit(job(n)) for n in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(each, RedisConnectionError) for each in done)
+    queue.error = None
+    await submitter.submit(job(4))
+
+
+async def test_shards_have_calls_of_their_own(submitter: Submitter, queue: Queue) -> None:
+    await asyncio.gather(*(submitter.submit(job(n, shard=n % 3)) for n in range(6)))
+    assert sorted(queue.calls) == [(0, [0, 3], False), (1, [1, 4], False), (2, [2, 5], False)]
+
+
+async def test_large_bodies_are_spread_over_calls(
+    submitter: Submitter, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CALL_BYTES", 10)
+    bodies = [b"x" * size for size in (4, 4, 4, 20, 1)]
+    await asyncio.gather(*(submitter.submit(job(n, body=b)) for n, b in enumerate(bodies)))
+    assert sorted(names for _, names, _ in queue.calls) == [[0, 1], [2], [3], [4]]
+
+
+async def test_a_call_is_patient_only_if_all_in_it_are(submitter: Submitter, queue: Queue) -> None:
+    await asyncio.gather(*(submitter.submit(job(n), patient=True) for n in (1, 2)))
+    await asyncio.gather(*(submitter.submit(job(n), patient=n == 3) for n in (3, 4)))
+    assert [patient for _, _, patient in queue.calls] == [True, False]
+
+
+async def test_a_caller_that_has_gone_disturbs_nobody(submitter: Submitter, queue: Queue) -> None:
+    queue.open.clear()
+    gone, stays = submitter.submit(job(1)), submitter.submit(job(2))
+    await turns()
+    gone.cancel()
+    queue.open.set()
+    await stays

@@ -103,8 +103,12 @@ def _in_progress(job: Job) -> bytes:
 
 def _render(piece: Piece) -> list[bytes]:
     if piece.kind == FrameKind.DELTAS:
-        deltas = [d for d in unpack_journal(piece.payload) if isinstance(d, Delta)]
-        choices = [{"index": d.choice, "text": d.text} for d in deltas]
+        texts: dict[tuple[int, int], str] = {}
+        for delta in unpack_journal(piece.payload):
+            if isinstance(delta, Delta):  # a slow Redis gets several steps at once
+                place = (delta.call, delta.choice)
+                texts[place] = texts.get(place, "") + delta.text
+        choices = [{"index": choice, "text": text} for (_, choice), text in texts.items()]
         if not choices:
             return []
         data = json.dumps({"choices": choices}, ensure_ascii=False).encode()

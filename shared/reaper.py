@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 
 from shared import keys
 from shared.queue import JobQueue
@@ -17,7 +18,7 @@ from shared.redis import RedisError
 log = logging.getLogger("flotilla.reaper")
 
 
-_SWEEP_ROUNDS = 10
+_SWEEP_S = 10.0
 _AT_ONCE = 200
 """Jobs in one call: Redis serves nobody else meanwhile."""
 
@@ -29,7 +30,7 @@ class Reaper:
         self._queue = queue
         self._lease_s = lease_s
         self._interval_s = min(1.0, lease_s / 4)
-        self._rounds = 0
+        self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
 
     async def run(self) -> None:
         # Leases were not renewed while Redis was away, and their holders need one lease's time to
@@ -52,10 +53,11 @@ class Reaper:
                 continue
             await self._expire(shard)
             await self._reap(shard)
-            if self._rounds % _SWEEP_ROUNDS == 0:
+            # Counted by time, not by rounds: most of a process' rounds are another one's to do.
+            if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
+                self._swept[shard] = time.monotonic()
                 while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
                     pass
-        self._rounds += 1
 
     async def _expire(self, shard: int) -> None:
         more = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisError
 
 from shared import keys
 from shared.job import LeasedJob
@@ -57,6 +57,10 @@ class Claims:
             except NoScriptError:
                 await self._queue.scripts.load()
                 jobs += await self._queue.acquire(*claim)
+            except (RedisError, OSError):
+                if not jobs:
+                    raise
+                return jobs  # they are leased: whoever drops them loses them for a lease's time
             if len(jobs) == count:
                 return jobs
         if self._ringing is None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from redis import Redis
 
 from shared import keys
 from shared.claims import Claims
-from shared.job import new_job_id
+from shared.job import LeasedJob, new_job_id
 from shared.queue import JobQueue
 from shared.redis import RedisConnectionError, connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
@@ -122,3 +123,22 @@ async def test_all_shards_are_claimed_from_and_listened_to(redis_url: str) -> No
             async with asyncio.timeout(DEADLINE_S):
                 await claims.bell()
             assert [each.id for each in await claims.take(1, listen=True)] == [job.id]
+
+
+async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_queue(redis_url, shards=2) as queue, opened(queue, redis_url) as claims:
+        job = await submit(queue, id=new_job_id(1))
+        leased = queue.leased
+
+        def fails_on_the_second(shard: int, reply: Sequence[Any]) -> list[LeasedJob]:
+            if shard == 1:
+                raise RedisConnectionError("away")
+            return leased(shard, reply)
+
+        monkeypatch.setattr(queue, "leased", fails_on_the_second)
+        assert [each.id for each in await claims.take(8, listen=True)] == [job.id]
+        await queue.ring(POOL)
+        with pytest.raises(RedisConnectionError):
+            await claims.take(8, listen=True)

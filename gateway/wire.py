@@ -1,8 +1,8 @@
 """The shortest way from a chunk to its client: onto the server's transport, if it has room.
 
 A token costs more in an ASGI server's `send` (a message, a coroutine, its checks) than in all of
-our own code, so an open stream of uvicorn's is written to as uvicorn itself writes to it (a test holds
-the two together). With any other server `send` is driven by hand.
+our own code, so an open stream of uvicorn's is written to as uvicorn itself writes to it (a test
+holds the two together). With any other server `send` is driven by hand.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gateway import sse
 from gateway.context import Gateway
 from gateway.errors import in_our_words
-from gateway.relay import Piece, Reader, Sink
+from gateway.reader import Piece, Reader, Sink
 from gateway.wire import Write, writer
 from shared.channel import FrameKind
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from gateway import sse
 from gateway.context import Gateway
 from gateway.job_object import full
-from gateway.relay import Piece, Reader, Want
+from gateway.reader import Piece, Reader, Want
 from shared.channel import FrameKind
 from shared.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
 from shared.job import Job

@@ -16,11 +16,15 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
+from shared import keys
 from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
 from shared.redis import connect
+from shared.subscription import Subscription
 from worker.engines.protocol import Capacity, Load
 from worker.loop import Loop
+
+_WORKER = "w-clock"
 
 
 class Clock:
@@ -52,11 +56,12 @@ async def _run(url: str, pool: str) -> None:
         Clock(),
         WorkerMetrics(CollectorRegistry()),
         pool=pool,
-        worker_id="w-clock",
+        worker_id=_WORKER,
         lease_s=60.0,
         kv_high_watermark=0.95,
     )
-    await asyncio.gather(loop.run(), loop.publisher.run())
+    control = Subscription(url, keys.control_channel(_WORKER), loop.hear, loop.missed)
+    await asyncio.gather(loop.run(), loop.publisher.run(), control.run())
 
 
 if __name__ == "__main__":

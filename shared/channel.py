@@ -1,4 +1,4 @@
-"""Frames: how tokens travel from a worker to a gateway over pub/sub.
+"""What travels over pub/sub: frames with tokens for a gateway, and words for a worker.
 
 A message is one or more frames back to back, each a msgpack array `[job id, seq, kind, payload]`.
 The gateway decodes the array (C code), finds the job's reader, puts the chunk's envelope around the
@@ -8,7 +8,7 @@ lost frame shows as a gap and is read from the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -50,6 +50,21 @@ def encode_head(job_id: str, seq: int, kind: FrameKind) -> bytes:
     """A frame that lacks its payload, which is packed behind it."""
     head: bytes = _pack((job_id, seq, kind))
     return b"\x94" + head[1:]
+
+
+class ControlKind(IntEnum):
+    """What a worker is told: an array of the kind and what belongs to it."""
+
+    DROP = 0
+    """A job's id: it was ended by somebody else. A hint, the scripts' replies are the truth."""
+    JOBS = 1
+    """Redis' time and jobs, as the acquire script returns them: they are leased to this worker."""
+
+
+def decode_control(message: bytes) -> tuple[ControlKind, Sequence[Any]]:
+    """Raises ValueError or one of msgpack's errors if it is none of ours."""
+    kind, *rest = msgpack.unpackb(message, raw=True)
+    return ControlKind(kind), rest
 
 
 def decode(message: bytes) -> Iterator[Frame]:

@@ -33,10 +33,11 @@ class Claims:
         self._first_shard = 0
         self._ringing: asyncio.Future[Any] | None = None
 
-    async def take(self, count: int, *, listen: bool) -> list[LeasedJob]:
+    async def take(self, count: int, *, spare: int = 0, offer: int = 0) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first; raises redis' errors.
 
-        `listen`: who gets `count` jobs can take more, so it may hear of them before others do.
+        `spare`: slots that are free even then; with some, it hears of the next job at once.
+        `offer`: slots that each shard may give to jobs to come if nothing waits there.
         """
         ringing, self._ringing = self._ringing, None
         if ringing is not None:
@@ -48,12 +49,12 @@ class Claims:
         jobs: list[LeasedJob] = []
         for n in range(shards):
             shard, missing = (first + n) % shards, count - len(jobs)
-            claim = (shard, self._pool, self._worker, missing, self._lease_s)
+            claim = (shard, self._pool, self._worker, missing, self._lease_s, offer)
             reply = self._line.send(*self._queue.acquire_command(*claim))
-            if listen and n == shards - 1:
+            if spare > 0 and n == shards - 1:
                 self._listen()
             try:
-                jobs += self._queue.leased(shard, await reply)
+                jobs += self._queue.leased(await reply)
             except NoScriptError:
                 await self._queue.scripts.load()
                 jobs += await self._queue.acquire(*claim)

@@ -55,7 +55,7 @@ class NewJob:
             "model": self.model,
             "endpoint": self.endpoint,
             "body": self.body,
-            "stream": int(self.stream),
+            "stream": str(int(self.stream)),
             "watchers": self.gateway,
             "metadata": json.dumps(dict(self.metadata)) if self.metadata else "",
             "ttl_ms": int(self.ttl_s * 1000),

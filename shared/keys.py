@@ -11,6 +11,7 @@ gets the shard's base key may make the others itself.
 | `flotilla:{s}:queue:<pool>:<lane>` | stream + group `workers` | `job` = id; what waits and what is leased; never trimmed | submit, acquire, reap | entries deleted with ack |
 | `flotilla:{s}:waiting:<pool>:<lane>` | sorted set by submit time | ids of queued jobs: depth, position, oldest age | submit, acquire | while queued |
 | `flotilla:{s}:bell:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
+| `flotilla:{s}:offers:<pool>` | sorted set by free slots | `<worker> <lease in ms>`: gets the next job if nothing waits | acquire, emit, submit | while it listens |
 | `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, emit | while not terminal |
 | `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
 | `flotilla:{s}:pools` | set | names in use | submit | for good |
@@ -22,7 +23,7 @@ gets the shard's base key may make the others itself.
 | `flotilla:{fleet}:probe` | string | can Redis be written? | gateway's readiness | 10 s |
 | `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
 | `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, cancel, ... | |
-| `flotilla:control:<worker>` | channel | ids of jobs to drop; a hint, the scripts' replies are the truth | cancel, expire | |
+| `flotilla:control:<worker>` | channel | jobs handed over, jobs to drop (channel.py) | submit, cancel, expire | |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ LEASE: Final = "lease"
 QUEUE: Final = "queue"
 WAITING: Final = "waiting"
 BELL: Final = "bell"
+OFFERS: Final = "offers"
 DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
@@ -45,7 +47,7 @@ POOLS: Final = "pools"
 DEAD: Final = "dead"
 REAPER: Final = "reaper"
 LUA_WORDS: Final = (
-    JOB, LOG, LEASE, QUEUE, WAITING, BELL, DEADLINES, JOBS, EXPIRING, POOLS, DEAD, REAPER,
+    JOB, LOG, LEASE, QUEUE, WAITING, BELL, OFFERS, DEADLINES, JOBS, EXPIRING, POOLS, DEAD, REAPER,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -79,6 +81,15 @@ def waiting(shard: int, pool: str, lane: str) -> str:
 
 def bell(shard: int, pool: str) -> str:
     return f"{base(shard)}{BELL}:{pool}"
+
+
+def offers(shard: int, pool: str) -> str:
+    return f"{base(shard)}{OFFERS}:{pool}"
+
+
+def offerer(worker: str, lease_s: float) -> str:
+    """A member of `offers`; as prelude.lua spells it."""
+    return f"{worker} {int(lease_s * 1000)}"
 
 
 def jobs(shard: int, tenant: str) -> str:

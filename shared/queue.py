@@ -80,6 +80,15 @@ def make_emission(
     return Emission(job.id, job.nonce, seq, chunks, journal, head, not job.stream, ending)
 
 
+class Offer(NamedTuple):
+    """Slots of a worker that jobs to come may have without a wait."""
+
+    pool: str
+    offerer: str
+    """`keys.offerer`."""
+    slots: int
+
+
 @dataclass(frozen=True, slots=True)
 class LaneDepth:
     """What waits in one lane of a pool, over all shards."""
@@ -111,7 +120,10 @@ class JobQueue:
     # --- the gateway's side ---
 
     async def submit(self, job: NewJob, max_depth: int) -> int:
-        """Queue a job; returns how many wait in its lane and shard. Raises QueueFull."""
+        """Queue a job; returns how many wait in its lane and shard, 0 if it has a worker already.
+
+        Raises QueueFull.
+        """
         (depth,) = await self.submit_all(_shard(job.id), [job], max_depth)
         if isinstance(depth, QueueFull):
             raise depth
@@ -122,7 +134,8 @@ class JobQueue:
     ) -> list[int | QueueFull]:
         """Queue jobs of one shard in one call; for each what `submit` returns or raises."""
         packed = _pack([_new(job) for job in jobs])
-        reply = await self.scripts.submit(shard, packed, max_depth, PATIENCE_S * patient)
+        seed = _nonce_seed()
+        reply = await self.scripts.submit(shard, packed, max_depth, seed, PATIENCE_S * patient)
         return [
             QueueFull(f"{depth} jobs wait for {job.model!r} already; try again later.")
             if word == b"full"
@@ -252,31 +265,35 @@ class JobQueue:
     # --- the worker's side ---
 
     async def acquire(
-        self, shard: int, pool: str, worker: str, count: int, lease_s: float
+        self, shard: int, pool: str, worker: str, count: int, lease_s: float, offer: int = 0
     ) -> list[LeasedJob]:
-        """Lease at most `count` jobs, best lane first; their leases end unless renewed."""
-        arguments = _claim(pool, worker, count, lease_s)
-        return self.leased(shard, await self.scripts.acquire(shard, *arguments))
+        """Lease at most `count` jobs, best lane first; their leases end unless renewed.
+
+        `offer`: slots that are free, `count` included. What nothing waits for is offered to jobs to
+        come: `submit` then leases them, and tells the worker on its control channel.
+        """
+        arguments = _claim(pool, worker, count, lease_s, offer)
+        return self.leased(await self.scripts.acquire(shard, *arguments))
 
     def acquire_command(
-        self, shard: int, pool: str, worker: str, count: int, lease_s: float
+        self, shard: int, pool: str, worker: str, count: int, lease_s: float, offer: int
     ) -> tuple[Argument, ...]:
         """What `acquire` sends; its reply is for `leased`. The scripts must be ready."""
-        return self.scripts.acquire_command(shard, *_claim(pool, worker, count, lease_s))
+        return self.scripts.acquire_command(shard, *_claim(pool, worker, count, lease_s, offer))
 
-    def leased(self, shard: int, reply: Sequence[Any]) -> list[LeasedJob]:
-        """The jobs in a reply of the acquire script."""
+    def leased(self, reply: Sequence[Any]) -> list[LeasedJob]:
+        """The jobs in a reply of the acquire script, or in a message of `ControlKind.JOBS`."""
         now_us = int(reply[0])
         return [
             LeasedJob(
                 id=job_id.decode(),
-                shard=shard,
+                shard=_shard(job_id.decode()),
                 nonce=nonce.decode(),
                 attempt=int(attempt),
                 stream=stream == b"1",
                 endpoint=endpoint.decode(),
                 body=body,
-                waited_s=(now_us - int(created_us)) / 1e6,
+                waited_s=max(0, now_us - int(created_us)) / 1e6,
             )
             for job_id, nonce, attempt, created_us, stream, endpoint, body in reply[1:]
         ]
@@ -286,10 +303,25 @@ class JobQueue:
         await self.redis.rpush(keys.bell(0, pool), 1)
 
     async def emit(
-        self, shard: int, emissions: Sequence[Emission], *, patient: bool = False
+        self,
+        shard: int,
+        emissions: Sequence[Emission],
+        *,
+        offer: Offer | None = None,
+        patient: bool = False,
     ) -> dict[str, str]:
-        """Log and publish one engine step; returns the jobs that were lost: id -> state."""
-        return _lost(await self.scripts.emit(shard, _pack(emissions), PATIENCE_S * patient))
+        """Log and publish one engine step; returns the jobs that were lost: id -> state.
+
+        `offer`: what the worker has to spare, if that has changed.
+        """
+        patience_s = PATIENCE_S * patient
+        packed = _pack(emissions)
+        return _lost(await self.scripts.emit(shard, packed, *(offer or ()), patience_s=patience_s))
+
+    async def withdraw(self, pool: str, worker: str, lease_s: float) -> None:
+        """The worker offers nothing any more."""
+        for shard in range(self.shards):
+            await self.redis.zrem(keys.offers(shard, pool), keys.offerer(worker, lease_s))
 
     async def renew(self, worker: str, jobs: Iterable[LeasedJob]) -> dict[str, str]:
         """Renew leases; returns the jobs that were lost: id -> state."""
@@ -297,6 +329,20 @@ class JobQueue:
         for shard, held in _by_shard(jobs).items():
             lost |= _lost(await self.scripts.renew(shard, worker, held))
         return lost
+
+    async def disown(
+        self, pool: str, worker: str, known: Iterable[str], older_s: float
+    ) -> dict[str, str]:
+        """Hand back what was given to this worker so long ago and is not `known` to it.
+
+        For after a lost connection: it may have missed what it was told. Returns new states.
+        """
+        states: dict[str, str] = {}
+        packed = _pack(list(known))
+        for shard in range(self.shards):
+            reply = await self.scripts.disown(shard, pool, worker, packed, int(older_s * 1000))
+            states |= _lost(reply)
+        return states
 
     async def release(
         self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool
@@ -322,8 +368,12 @@ class JobQueue:
         return await self.scripts.sweep(shard, limit, int(_DEAD_CONSUMER_S * 1000))
 
 
-def _claim(pool: str, worker: str, count: int, lease_s: float) -> tuple[Argument, ...]:
-    return pool, worker, count, int(lease_s * 1000), secrets.token_hex(6), *LANES
+def _nonce_seed() -> str:
+    return secrets.token_hex(6)
+
+
+def _claim(pool: str, worker: str, count: int, lease_s: float, offer: int) -> tuple[Argument, ...]:
+    return pool, worker, count, int(lease_s * 1000), _nonce_seed(), offer, *LANES
 
 
 def _new(job: NewJob) -> tuple[Any, ...]:

@@ -16,8 +16,8 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from shared import keys
-from shared.channel import FrameKind
-from shared.lanes import LANES, RETRY_LANE
+from shared.channel import ControlKind, FrameKind
+from shared.lanes import CLIENT_LANES, LANES, RETRY_LANE
 from shared.line import Argument, Line
 from shared.redis import TIMEOUT_S
 from shared.states import TRANSITIONS
@@ -44,9 +44,11 @@ def _words() -> str:
         "CHANNEL": _lua_table((name, f"'{channel}'") for name, channel in channels),
         "GROUP": f"'{keys.GROUP}'",
         "RETRY_LANE": f"'{RETRY_LANE}'",
+        "CLIENT_LANES": "{" + ", ".join(f"'{lane}'" for lane in CLIENT_LANES) + "}",
         "FROM": _lua_table(sources),
         "TO": _lua_table((event, f"'{t.target}'") for event, t in TRANSITIONS.items()),
         "KIND": _lua_table((kind.name.lower(), str(kind.value)) for kind in FrameKind),
+        "CONTROL": _lua_table((kind.name.lower(), str(kind.value)) for kind in ControlKind),
     }
     return "".join(f"local {name} = {value}\n" for name, value in tables.items())
 
@@ -111,12 +113,11 @@ class Scripts:
         await self._line.close()
 
     async def submit(
-        self, shard: int, packed: bytes, max_depth: int, patience_s: float = 0.0
+        self, shard: int, packed: bytes, max_depth: int, seed: str, patience_s: float = 0.0
     ) -> list[Any]:
         """Flat `'ok' | 'exists' | 'full', jobs waiting in the lane, ...`; see lua/submit.lua."""
-        return cast(
-            list[Any], await self._run("submit", shard, packed, max_depth, patience_s=patience_s)
-        )
+        reply = await self._run("submit", shard, packed, max_depth, seed, patience_s=patience_s)
+        return cast(list[Any], reply)
 
     async def acquire(self, shard: int, *args: Argument) -> list[Any]:
         """`[now in us, job, ...]`; see lua/acquire.lua."""
@@ -126,9 +127,12 @@ class Scripts:
         """The same, for who sends it himself; the scripts must be `ready`."""
         return self._command("acquire", shard, *args)
 
-    async def emit(self, shard: int, packed: bytes, patience_s: float = 0.0) -> list[bytes]:
+    async def emit(
+        self, shard: int, packed: bytes, *offer: Argument, patience_s: float = 0.0
+    ) -> list[bytes]:
         """Flat `id, state, ...` of lost jobs; see lua/emit.lua."""
-        return cast(list[bytes], await self._run("emit", shard, packed, patience_s=patience_s))
+        reply = await self._run("emit", shard, packed, *offer, patience_s=patience_s)
+        return cast(list[bytes], reply)
 
     async def renew(self, shard: int, worker: str, held: Iterable[str]) -> list[bytes]:
         """Flat `id, state, ...` of lost jobs; `held` is flat `id, nonce, ...`."""
@@ -139,6 +143,13 @@ class Scripts:
     ) -> list[bytes]:
         """Flat `id, new state, ...`; `held` is flat `id, nonce, ...`; see lua/release.lua."""
         reply = await self._run("release", shard, reason, int(blame), *held)
+        return cast(list[bytes], reply)
+
+    async def disown(
+        self, shard: int, pool: str, worker: str, known: bytes, older_ms: int
+    ) -> list[bytes]:
+        """Flat `id, new state, ...`; see lua/disown.lua."""
+        reply = await self._run("disown", shard, pool, worker, known, older_ms, *LANES)
         return cast(list[bytes], reply)
 
     async def cancel(self, shard: int, job_id: str, tenant: str) -> str | None:

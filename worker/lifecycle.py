@@ -31,6 +31,7 @@ from shared.redis import RedisError
 from shared.registry import HEARTBEAT_S, Registry, WorkerInfo, pool_name
 from shared.settings import Settings, SettingsError
 from shared.states import WorkerState
+from shared.subscription import Subscription
 from shared.tasks import end
 from worker.asgi import Exchange
 from worker.engines.protocol import Engine
@@ -135,11 +136,13 @@ class Worker:
             lambda: loop.progressing(settings.engine_stall_s),
             loop.lose,
         )
+        channel = keys.control_channel(self._id)
+        control = Subscription(settings.redis_url, channel, loop.hear, loop.missed)
         claiming = self._spawn(loop.run())
         self._spawn(loop.publisher.run())
         self._spawn(keeper.run())
         self._spawn(self._heartbeats())
-        self._spawn(self._listen())
+        self._spawn(control.run())
         self._spawn(Reaper(self._queue, settings.lease_s).run())
         log.info(
             "%s serves %s on %s, %d slots, loaded in %.0f s",
@@ -156,6 +159,7 @@ class Worker:
                     await self._stopped.wait()
         loop.drain()
         await claiming
+        await self._quietly(control.catch_up())  # what was handed over before the offer ended
 
     def _check(self, loop: Loop) -> None:
         """Raise EngineDied if it has, and what a task of ours has died of."""
@@ -211,24 +215,11 @@ class Worker:
             try:
                 await self._registry.register_models(self._pool, self._models)
                 await self._announce()
+                if self._loop is not None:
+                    self._loop.offers.forget()
             except (RedisError, OSError) as error:
                 log.warning("no heartbeat: %s", error)
             await asyncio.sleep(HEARTBEAT_S)
-
-    async def _listen(self) -> None:
-        """Hear which jobs were ended by somebody else. Only a hint: a refused write says it too."""
-        blocking = connections.connect_blocking(self._settings.redis_url)
-        while True:
-            try:
-                async with blocking.pubsub(ignore_subscribe_messages=True) as channel:
-                    await channel.subscribe(keys.control_channel(self._id))
-                    while True:
-                        message = await channel.get_message(timeout=connections.BLOCK_S)
-                        if message is not None and self._loop is not None:
-                            self._loop.revoke(message["data"].decode())
-            except (RedisError, OSError) as error:
-                log.warning("control channel lost: %s", error)
-                await asyncio.sleep(1)
 
     async def _announce(self, expiry_s: float | None = None) -> None:
         state, reason = self._status()

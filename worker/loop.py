@@ -7,7 +7,10 @@ import contextlib
 import logging
 import time
 
+from msgpack.exceptions import UnpackException
+
 from shared import redis as connections
+from shared.channel import ControlKind, decode_control
 from shared.claims import Claims
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
@@ -16,6 +19,7 @@ from shared.redis import RedisError
 from shared.states import JobState
 from worker.admission import Decision, Snapshot, decide
 from worker.engines.protocol import Engine
+from worker.offers import Offers
 from worker.publisher import Publisher
 from worker.runner import Outcome, Run
 
@@ -23,6 +27,8 @@ log = logging.getLogger("flotilla.loop")
 
 # A slot may come free without a run ending (n > 1), and KV use falls unannounced: look again then.
 _LOOK_AGAIN_S = 0.25
+# A message that was sent longer ago has come, or is lost.
+_ON_ITS_WAY_S = 1.0
 _RECONNECT_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -42,7 +48,10 @@ class Loop:
         kv_high_watermark: float,
     ) -> None:
         self.runs: dict[str, Run] = {}
-        self.publisher = Publisher(queue, metrics, self.lose)
+        self.offers = Offers(
+            self._free, pool=pool, worker=worker_id, lease_s=lease_s, shards=queue.shards
+        )
+        self.publisher = Publisher(queue, metrics, self.lose, self.offers.news)
         self._queue = queue
         self._redis_url = redis_url
         self._engine = engine
@@ -55,6 +64,7 @@ class Loop:
         self._entering: list[Run] = []  # those of `runs` that may not have reached the engine yet
         self._to_release: list[Run] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._disowning: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._bell: asyncio.Future[None] | None = None
         self._last_step = time.monotonic()
@@ -86,21 +96,23 @@ class Loop:
                     await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
                     failures += 1
         finally:
+            self._disowning.cancel()
+            with contextlib.suppress(RedisError, OSError):
+                await self._queue.withdraw(self._pool, self._worker_id, self._lease_s)
             await claims.close()
             await blocking.aclose()
 
     async def _turn(self, claims: Claims) -> None:
         self._changed.clear()
-        self._entering = [run for run in self._entering if self._enters(run)]
         decision = self.decision
         if decision.count == 0:
             await claims.pass_on()
             await self._wait_for_change()
             return
-        jobs = await claims.take(decision.count, listen=decision.spare > 0)
+        self.offers.forget()
+        jobs = await claims.take(decision.count, spare=decision.spare, offer=self.offers.share())
         for job in jobs:
-            self._metrics.queue_wait.observe(job.waited_s)
-            self._start(Run(job, self._engine, self.publisher, self._metrics))
+            self._start(job)
         if len(jobs) < decision.count:  # no more was waiting
             await self._wait_for_bell(claims)
 
@@ -120,12 +132,49 @@ class Loop:
             )
         )
 
+    def _free(self) -> int:
+        """Slots that no job takes or is about to take."""
+        self._entering = [run for run in self._entering if self._enters(run)]
+        decision = self.decision
+        return decision.count + decision.spare
+
     def _enters(self, run: Run) -> bool:
         """It is in hand, and on its way into the engine."""
         return not run.outbox.entered and run.job.id in self.runs
 
-    def _start(self, run: Run) -> None:
-        self.runs[run.job.id] = run
+    def hear(self, message: bytes) -> None:
+        """What comes on the control channel: jobs, and which ones were ended by somebody else."""
+        try:
+            kind, words = decode_control(message)
+            jobs = self._queue.leased(words) if kind is ControlKind.JOBS else []
+            dropped = words[0].decode() if kind is ControlKind.DROP else ""
+        except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
+            log.error("a message that is none: %r", error)
+            return
+        for job in jobs:
+            self.offers.took(job.shard)
+            self._start(job)
+        if dropped in self.runs:
+            # Only a hint, a refused write says it too: abort it now.
+            self.runs[dropped].drop()
+
+    def missed(self) -> None:
+        """There was no connection for a while on which `hear` would have been called."""
+        self._disowning.cancel()
+        self._disowning = asyncio.create_task(self._disown(), name="disown")
+
+    async def _disown(self) -> None:
+        await asyncio.sleep(2 * _ON_ITS_WAY_S)
+        with contextlib.suppress(RedisError, OSError):  # then their leases run out
+            known = list(self.runs)
+            lost = await self._queue.disown(self._pool, self._worker_id, known, _ON_ITS_WAY_S)
+            for job_id, state in lost.items():
+                log.warning("%s was given to us and not received, now %s", job_id, state)
+
+    def _start(self, job: LeasedJob) -> None:
+        self._metrics.queue_wait.observe(job.waited_s)
+        run = Run(job, self._engine, self.publisher, self._metrics)
+        self.runs[job.id] = run
         self._entering.append(run)
         task = asyncio.create_task(self._carry_out(run), name=run.job.id)
         self._tasks.add(task)
@@ -165,12 +214,6 @@ class Loop:
         usual = state in {JobState.CANCELLED, JobState.EXPIRED}
         log.log(logging.DEBUG if usual else logging.WARNING, "%s is %s, dropped", job.id, state)
         run.drop()
-
-    def revoke(self, job_id: str) -> None:
-        """A hint that the job was ended by somebody else: abort it now, not at its next write."""
-        run = self.runs.get(job_id)
-        if run is not None:
-            run.drop()
 
     def progressing(self, stall_s: float) -> bool:
         """The engine is idle, or has ended a step not long ago."""

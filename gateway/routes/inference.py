@@ -21,7 +21,7 @@ from gateway.body import parse_object, read_body
 from gateway.context import Gateway
 from gateway.errors import error_response, in_our_words
 from gateway.middleware import new_request_id, sent_request_id
-from gateway.relay import Want
+from gateway.reader import Want
 from shared.endpoints import ENDPOINTS
 from shared.metrics import GatewayMetrics
 

@@ -17,7 +17,7 @@ from gateway.body import parse_object, read_body
 from gateway.context import Gateway, Tenant, TheGateway
 from gateway.events import Place, events
 from gateway.job_object import full, summary
-from gateway.relay import Want
+from gateway.reader import Want
 from shared.endpoints import ENDPOINTS
 from shared.envelope import Unfolder
 from shared.errors import BadRequest, NotFound, StreamReset

@@ -98,6 +98,25 @@ local function ring(pool, times)
   if #rings > 0 then redis.call('RPUSH', bell, unpack(rings)) end
 end
 
+-- How many jobs wait in a pool.
+local function waiting(pool)
+  local count = 0
+  for _, lane in ipairs(CLIENT_LANES) do
+    count = count + redis.call('ZCARD', waiting_key(pool .. ':' .. lane))
+  end
+  return count
+end
+
+-- A worker that has slots to spare is told of a job in the step that submits it. Who offers, how many.
+local function offerer(worker, lease_ms) return worker .. ' ' .. lease_ms end
+local function offer(pool, who, slots)
+  if slots > 0 then
+    redis.call('ZADD', key('offers', pool), slots, who)
+  else
+    redis.call('ZREM', key('offers', pool), who)
+  end
+end
+
 -- Take a job's entry out of its queue, delivered or not. (The group's lag is not known for a while
 -- after an undelivered one was deleted. Depths are counted by the `waiting` sets, which are exact.)
 local function leave_queue(job)
@@ -133,7 +152,60 @@ end
 -- for certain by its next refused write.
 local function revoke(id, job, event, code)
   close(id, job, event, code, {})
-  if job.state == 'in_progress' then redis.call('PUBLISH', CHANNEL.control .. job.worker, id) end
+  if job.state == 'in_progress' then
+    redis.call('PUBLISH', CHANNEL.control .. job.worker, cmsgpack.pack({CONTROL.drop, id}))
+  end
+end
+
+-- At most `count` entries of a lane that nobody was given yet; they are this worker's now.
+local function read(name, worker, count)
+  local stream = queue_key(name)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
+  if reply and reply.err then -- no group yet: from the start of the stream, so that nothing is missed
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
+  end
+  return reply and reply[1] and reply[1][2] or {}
+end
+
+-- The job that an entry just read leads to: id and job if it may be leased, else nil.
+local function open(name, entry)
+  local id = entry[2][2]
+  local job = load_job(id, TO_LEASE)
+  local its_own = job and job.queue == name and job.entry == entry[1]
+  if its_own and not FROM.acquire[job.state] and FROM.requeue[job.state] then
+    -- The group was made anew while somebody holds the job: the entry stays, for the reaper to find.
+    return nil
+  end
+  if not its_own or not FROM.acquire[job.state] then
+    redis.call('XACK', queue_key(name), GROUP, entry[1])
+    redis.call('XDEL', queue_key(name), entry[1])
+    return nil
+  end
+  local deadline = tonumber(job.deadline_us) or 0
+  if deadline > 0 and deadline <= now_us() then
+    close(id, job, 'expire', 'deadline_exceeded', {})
+    return nil
+  end
+  later('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
+  return id, job
+end
+
+local nonces = 0
+local function next_nonce(seed)
+  nonces = nonces + 1
+  return seed .. string.format('%04x', nonces)
+end
+
+-- Give a job whose entry the worker has read to that worker. `fields` go to the job's hash as well.
+-- Returns what the worker has to know.
+local function lease(id, job, worker, lease_ms, nonce, now, fields)
+  local attempt = tonumber(job.attempts) + 1
+  redis.call('HSET', key('job', id), 'state', TO.acquire, 'worker', worker, 'nonce', nonce,
+             'attempts', attempt, 'started_us', int(now), 'lease_ms', lease_ms, unpack(fields))
+  redis.call('SET', key('lease', id), nonce .. (job.watched == '1' and '1' or '0') .. job.watchers)
+  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, worker})) end
+  return {id, nonce, attempt, job.created_us, job.stream, job.endpoint, job.body}
 end
 
 -- Something of the answer has been seen by a client, so another worker may not start it anew.

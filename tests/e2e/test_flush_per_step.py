@@ -44,19 +44,17 @@ async def test_one_publish_per_step_and_gateway(stack: Stack, gateways: int) -> 
         for url in urls
     ]
     with redis.Redis.from_url(stack.redis_url) as client:
-        before = {name: calls(client, name) for name in ("publish", "rpush")}
+        before = calls(client, "publish")
         steps_before = worker.metric("flotilla_engine_steps_total")
         chunks = await asyncio.gather(
             *(read(clients[number % gateways], number) for number in range(STREAMS))
         )
-        published = calls(client, "publish") - before["publish"]
-        logged = calls(client, "rpush") - before["rpush"]
+        published = calls(client, "publish") - before
     steps = worker.metric("flotilla_engine_steps_total") - steps_before
     for each in clients:
         await each.close()
     assert all(n > TOKENS for n in chunks)
     tokens = STREAMS * TOKENS
-    # Every token is in the log, each end has a frame of its own; a late client adds a few steps.
-    assert logged >= tokens
-    assert published <= gateways * steps + STREAMS
+    # A job that is handed over is published as well; a late client adds a few steps.
+    assert published <= gateways * steps + 2 * STREAMS
     assert published < tokens / 8

@@ -10,7 +10,7 @@ import pytest
 import redis as sync_redis
 
 from shared import keys
-from shared.channel import Frame, decode
+from shared.channel import ControlKind, Frame, decode, decode_control
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT, LANES
 from shared.queue import Answer, Emission, JobQueue, make_emission
@@ -86,9 +86,10 @@ async def take(
     worker: str = WORKER,
     shard: int = 0,
     lease_s: float = LEASE_S,
+    offer: int = 0,
 ) -> list[LeasedJob]:
     """What a worker gets that asks for so many."""
-    return await queue.acquire(shard, POOL, worker, count, lease_s)
+    return await queue.acquire(shard, POOL, worker, count, lease_s, offer)
 
 
 async def take_one(queue: JobQueue, worker: str = WORKER, lease_s: float = LEASE_S) -> LeasedJob:
@@ -190,6 +191,18 @@ class Listener:
     def frames(self) -> list[Frame]:
         """The frames since the last look."""
         return [frame for message in self.messages() for frame in decode(message)]
+
+    def dropped(self) -> list[str]:
+        """The jobs that a worker was told to drop since the last look."""
+        heard = [decode_control(message) for message in self.messages()]
+        return [words[0].decode() for kind, words in heard if kind is ControlKind.DROP]
+
+    def handed(self, queue: JobQueue) -> list[LeasedJob]:
+        """The jobs that a worker was handed since the last look."""
+        heard = [decode_control(message) for message in self.messages()]
+        return [
+            job for kind, words in heard if kind is ControlKind.JOBS for job in queue.leased(words)
+        ]
 
     def close(self) -> None:
         self._pubsub.close()

@@ -56,7 +56,7 @@ async def test_a_running_job_keeps_what_it_has_and_its_worker_is_told(
     await say(queue, job, 1, "kept")
     gateway.frames()
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
-    assert control.messages() == [job.id.encode()]
+    assert control.dropped() == [job.id]
     assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"")]
     assert [(e.items, e.end) for e in await queue.entries(job.id, 0)] == [
         ((b"kept",), ""),
@@ -115,7 +115,7 @@ async def test_a_job_whose_time_is_over_expires(
     assert await queue.scripts.expire(0, 100) == [job.id.encode()]
     assert await state_of(queue, job.id) == ("expired", "deadline_exceeded")
     assert [f[1:3] for f in gateway.frames()] == [(1 + started, FrameKind.ENDED)]
-    assert control.messages() == [job.id.encode()] * started
+    assert control.dropped() == [job.id] * started
     assert [e.end for e in await queue.entries(job.id, 0)] == [""] * started + ["expired"]
     assert not store.exists(deadlines)
     assert await queue.scripts.expire(0, 100) == []

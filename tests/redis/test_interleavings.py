@@ -7,7 +7,7 @@ failing test's name is its seed: the same test makes the same steps again.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 from redis import Redis
@@ -23,6 +23,7 @@ from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
     TENANT,
+    Listener,
     answer,
     finish,
     grow_old,
@@ -42,7 +43,7 @@ DEADLINES = keys.base(0) + keys.DEADLINES
 class Fleet:
     """The actors, and what they know: every lease that was ever given, and whose it is now."""
 
-    def __init__(self, queue: JobQueue, store: Redis, seed: int) -> None:
+    def __init__(self, queue: JobQueue, store: Redis, listeners: list[Listener], seed: int) -> None:
         self.queue = queue
         self.store = store
         self.random = random.Random(seed)
@@ -53,6 +54,8 @@ class Fleet:
         """The nonce that may write, per job in progress."""
         self.said: dict[str, int] = {}
         """How many entries each nonce has written."""
+        self.listeners = listeners
+        """What the workers hear."""
         self.watched: set[str] = set()
         """Jobs whose answer somebody sees grow."""
         # Every other fleet has workers that bring hardly anything to an end.
@@ -69,15 +72,24 @@ class Fleet:
             deadline_s=self.random.choice([None, 600.0]),
             gateway=self.random.choice(["", "gw-1"]),
         )
+        nobody_waits = JobState.QUEUED not in self.states.values()
         await self.queue.submit(job, 100)
         self.jobs.append(job)
         self.states[job.id] = JobState.QUEUED
+        handed = [lease for listener in self.listeners for lease in listener.handed(self.queue)]
+        assert [lease.id for lease in handed] in ([], [job.id])
+        assert not handed or nobody_waits, "a job has overtaken those that wait"
+        self.given(handed)
 
     async def acquire(self) -> None:
-        count = self.random.randint(0, 3)
-        got = await take(self.queue, count, worker=self.random.choice(WORKERS))
+        count, offer = self.random.randint(0, 3), self.random.randint(0, 4)
+        got = await take(self.queue, count, worker=self.random.choice(WORKERS), offer=offer)
         assert len(got) <= count
-        for lease in got:
+        self.given(got)
+
+    def given(self, leases: list[LeasedJob]) -> None:
+        """A worker has got jobs."""
+        for lease in leases:
             assert self.states[lease.id] is JobState.QUEUED, f"{lease.id} was given away"
             assert lease.nonce not in self.said, "a nonce was given twice"
             self.leases.append(lease)
@@ -287,11 +299,19 @@ class Fleet:
             assert await finish(self.queue, lease, 1, answer()) == "ok"
 
 
+@pytest.fixture
+def listeners(store: Redis) -> Iterator[list[Listener]]:
+    """The first worker is there; what the second one offers, nobody may have."""
+    listener = Listener(store, keys.control_channel(WORKERS[0]))
+    yield [listener]
+    listener.close()
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_whatever_happens_every_promise_holds(
-    queue: JobQueue, store: Redis, seed: int
+    queue: JobQueue, store: Redis, listeners: list[Listener], seed: int
 ) -> None:
-    fleet = Fleet(queue, store, seed)
+    fleet = Fleet(queue, store, listeners, seed)
     actors = fleet.actors()
     await fleet.submit()
     for _ in range(STEPS):

@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from gateway.answer import JobAnswer, cancellations_sent
-from gateway.relay import Relay, Want
+from gateway.reader import Want
+from gateway.relay import Relay
 from shared.channel import FrameKind, encode
 from shared.envelope import Folder
 from shared.errors import QueueFull

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.events import _render
-from gateway.relay import Piece
+from gateway.reader import Piece
 from shared.channel import FrameKind
 from shared.token_log import Delta, Prompt, pack_journal
 

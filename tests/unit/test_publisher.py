@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from shared.envelope import Unfolder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
-from shared.queue import Answer, Emission, make_emission
+from shared.queue import Answer, Emission, Offer, make_emission
 from shared.redis import RedisConnectionError, ResponseError
 from shared.states import JobEvent
 from shared.token_log import Delta, Entry, Prompt, parse_entries, unpack_journal
@@ -59,6 +59,7 @@ class Queue:
         self.open = asyncio.Event()
         self.open.set()
         self.failures: list[Exception] = []
+        self.offers: list[tuple[int, Offer | None]] = []
         self.lost: dict[str, str] = {}
         self.shards = 1
 
@@ -66,8 +67,14 @@ class Queue:
         pass
 
     async def emit(
-        self, shard: int, emissions: list[Emission], *, patient: bool = False
+        self,
+        shard: int,
+        emissions: list[Emission],
+        *,
+        offer: Offer | None = None,
+        patient: bool = False,
     ) -> dict[str, str]:
+        self.offers.append((shard, offer))
         self.calls.put_nowait((shard, list(emissions)))
         await self.open.wait()
         if self.failures:
@@ -99,6 +106,7 @@ class Desk:
             queue,
             WorkerMetrics(self.registry),
             lambda job, state: self.lost.append((job.id, state)),
+            lambda shard: Offer("p", "w", shard),
         )
         self.task = asyncio.create_task(self.publisher.run())
 
@@ -530,3 +538,13 @@ async def test_nothing_is_sent_when_nobody_has_spoken(desk: Desk) -> None:
     assert desk.queue.calls.empty()
     assert desk.counted("flotilla_engine_steps_total") == 5
     assert desk.counted("flotilla_flushes_total") == 0
+
+
+async def test_what_is_on_offer_leaves_with_the_output_of_its_shard(desk: Desk) -> None:
+    desk.queue.shards = 2
+    desk.outbox("a", 0).chunk(b"x")
+    desk.outbox("b", 1).chunk(b"x")
+    desk.step()
+    await desk.queue.next()
+    await desk.queue.next()
+    assert sorted(desk.queue.offers) == [(0, Offer("p", "w", 0)), (1, Offer("p", "w", 1))]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway import relay as module
-from gateway.relay import Piece, Reader, Relay, Want
+from gateway import reader as module
+from gateway.reader import Piece, Reader, Want
+from gateway.relay import Relay
 from shared.channel import FrameKind, encode
 from shared.envelope import Folder, Item
 from shared.errors import RedisUnavailable, StreamReset
@@ -302,8 +303,7 @@ async def test_silence_makes_it_look_at_the_log(relay: Relay, log: Log) -> None:
 async def test_a_new_subscription_makes_every_reader_look(relay: Relay, log: Log) -> None:
     readers = [relay.open(JOB, Want.CHUNKS) for _ in range(2)]
     log.write(b"1")
-    relay._connect()
-    assert relay.connected.is_set()
+    relay._all_to_the_log()  # as the subscription calls when it stands
     assert [seqs(await reader.next(LONG_S)) for reader in readers] == [[1], [1]]
 
 
@@ -928,7 +928,7 @@ async def test_whatever_happens_the_client_gets_every_byte_once_and_in_order(
             published = []  # lost
         if chance.random() < 0.1:
             log.while_reading = lambda: reader.fall_behind() if chance.random() < 0.5 else None
-            relay._connect()
+            relay._all_to_the_log()
         await turns(chance.randint(0, 2))
     log.write(end="completed")
     reader.fall_behind()

@@ -43,7 +43,7 @@ class Queue:
         pass
 
     async def emit(
-        self, shard: int, emissions: list[Emission], *, patient: bool = False
+        self, shard: int, emissions: list[Emission], *, offer: object = None, patient: bool = False
     ) -> dict[str, str]:
         self.emissions += emissions
         ended = [e.job_id for e in emissions if e.ending]

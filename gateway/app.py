@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.types import ASGIApp
 
 from gateway import errors
@@ -20,7 +20,7 @@ from gateway.context import Gateway
 from gateway.fleet import Fleet
 from gateway.middleware import Authentication, RequestId
 from gateway.relay import Relay
-from gateway.routes import health, inference, jobs, models
+from gateway.routes import admin, autoscale, health, inference, jobs, models
 from gateway.routes.inference import Inference
 from gateway.submitter import Submitter
 from shared import redis as connections
@@ -28,6 +28,7 @@ from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
 from shared.registry import Registry
+from shared.scaling import ScaleStore
 from shared.settings import Settings
 from shared.tasks import end
 
@@ -48,7 +49,9 @@ def create_app(settings: Settings) -> ASGIApp:
     """An application that connects to Redis when it starts. Raises SettingsError."""
     tenants = settings.tenants()
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
+    metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,12 +59,12 @@ def create_app(settings: Settings) -> ASGIApp:
         queue = JobQueue(redis, shards=settings.shards)
         gateway_id = f"gw-{secrets.token_hex(6)}"
         relay = Relay(queue, settings.redis_url, gateway_id, metrics, settings.stream_buffer_bytes)
-        fleet = Fleet(Registry(redis))
+        fleet = Fleet(Registry(redis), ScaleStore(redis))
         submitter = Submitter(queue, settings.max_queue_depth, metrics)
         edge.gateway = app.state.gateway = Gateway(
             gateway_id, settings, queue, submitter, relay, fleet, metrics, registry
         )
-        reaper = Reaper(queue, settings.lease_s)
+        reaper = Reaper(queue, settings.lease_s, metrics.reaper)
         tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
@@ -86,7 +89,7 @@ def create_app(settings: Settings) -> ASGIApp:
         lifespan=lifespan,
     )
     errors.install(app, metrics)
-    for part in (inference, jobs, models, health):
+    for part in (inference, jobs, models, autoscale, admin, health):
         app.include_router(part.router)
     app.add_middleware(Authentication, tenants=tenants, metrics=metrics)
     app.add_middleware(RequestId)  # outermost: a 401 has an id too

@@ -1,4 +1,4 @@
-"""What this gateway knows of the fleet: models and workers, a second old at most."""
+"""What this gateway knows of the fleet: models, workers, scales; a second old at most."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 import logging
 import time
 
+from gateway.prospect import Prospect, prospect
 from shared.errors import ModelNotFound, NoWorker
 from shared.redis import RedisError
 from shared.registry import ModelInfo, Registry, WorkerInfo
+from shared.scaling import Scale, ScaleStore
 
 log = logging.getLogger("flotilla.fleet")
 
@@ -18,12 +20,17 @@ _LOOK_AGAIN_S = 0.25
 
 
 class Fleet:
-    """A copy of the registry. Start `run` as a task."""
+    """A copy of the registry and of the autoscaler's decisions. Start `run` as a task."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, scales: ScaleStore) -> None:
         self.models: dict[str, ModelInfo] = {}
         self.workers: list[WorkerInfo] = []
+        self.scales: dict[str, Scale] = {}
+        """By pool; none for a pool that no autoscaler looks after."""
+        self.history = scales.history
         self._registry = registry
+        self._scales = scales
+        self._redis_ahead_s = 0.0
         self._looked = float("-inf")
         self._looking = asyncio.Lock()
 
@@ -41,6 +48,9 @@ class Fleet:
         self._looked = time.monotonic()
         self.models = await self._registry.models()
         self.workers = await self._registry.workers()
+        pools = sorted({model.pool for model in self.models.values()})
+        now_s, self.scales = await self._scales.read(pools)
+        self._redis_ahead_s = now_s - time.monotonic()
 
     async def model(self, name: str) -> ModelInfo:
         """A model by its name, with or without workers now. Raises ModelNotFound, NoWorker."""
@@ -60,6 +70,14 @@ class Fleet:
             if self._looked < asked:
                 await asyncio.sleep(max(0.0, self._looked + _LOOK_AGAIN_S - asked))
                 await self.refresh()
+
+    def now_s(self) -> float:
+        """Redis' clock, as far as can be told without asking it."""
+        return time.monotonic() + self._redis_ahead_s
+
+    def prospect(self, pool: str, position: int) -> Prospect:
+        """What the job at this position in the pool is to be told."""
+        return prospect(position, self.workers_of(pool), self.scales.get(pool), self.now_s())
 
     def workers_of(self, pool: str) -> list[WorkerInfo]:
         """The pool's workers that announced themselves lately."""

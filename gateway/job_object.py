@@ -54,7 +54,12 @@ async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
     """All of it: position while it waits, text so far while it runs, result when it has one."""
     shown = summary(job)
     if job.state is JobState.QUEUED:
-        shown["position"] = await gateway.queue.position(job)
+        position = shown["position"] = await gateway.queue.position(job)
+        if position is not None:
+            wait_s, waits_for = gateway.fleet.prospect(job.pool, position)
+            shown["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
+            if waits_for:
+                shown["waits_for"] = waits_for
     else:
         transcript = await read_transcript(gateway, job)
         choices = transcript.choices()

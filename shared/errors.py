@@ -15,6 +15,7 @@
     │   └── DeadlineExceeded   504
     ├── QueueFull              503  the lane holds as much as it may
     ├── NoWorker               503  no worker has ever registered
+    ├── AutoscalerSilent       503  how many workers there should be is not known now
     ├── RedisUnavailable       503
     └── StreamReset            500  Redis lost what a reader had already seen
 
@@ -115,6 +116,10 @@ class QueueFull(FlotillaError):
 
 class NoWorker(FlotillaError):
     status, code, retry_after_s = 503, "model_unavailable", 5
+
+
+class AutoscalerSilent(FlotillaError):
+    status, code, retry_after_s = 503, "autoscaler_silent", 5
 
 
 class RedisUnavailable(FlotillaError):

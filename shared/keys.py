@@ -22,12 +22,18 @@ gets the shard's base key may make the others itself.
 | `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
 | `flotilla:{fleet}:probe` | string | can Redis be written? | gateway's readiness | 10 s |
 | `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
+| `flotilla:{fleet}:scale:<pool>` | hash | the last decision about its workers (scaling.py), and what the next one needs | autoscaler | for good |
+| `flotilla:{fleet}:scalings:<pool>` | list, 100 entries | decisions that changed something, newest first | autoscaler | for good |
+| `flotilla:{fleet}:chore:<name>` | string | which chores process does this chore now | chores | one round |
+| `flotilla:{fleet}:chores` | hash | chore -> when it was last done, Unix seconds by Redis' clock | chores | for good |
+| `flotilla:chores:<fleet>:*` | Celery's own | messages, in the chores' database; `<fleet>` tells fleets that share it apart | Celery | |
 | `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, cancel, ... | |
 | `flotilla:control:<worker>` | channel | jobs handed over, jobs to drop (channel.py) | submit, cancel, expire | |
 """  # noqa: E501
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 GROUP: Final = "workers"
@@ -100,6 +106,17 @@ def pools(shard: int) -> str:
     return f"{base(shard)}{POOLS}"
 
 
+JOBS_PATTERN: Final = "flotilla:{*}:job*:*"
+"""Of `job` and `jobs` in all shards, for Redis' SCAN."""
+_OF_SHARD: Final = re.compile(r"flotilla:\{(\d+)\}:(\w+):(.*)", re.DOTALL)
+
+
+def parse(key: str) -> tuple[int, str, str] | None:
+    """Shard, word and rest of a shard's key; None if it is another key."""
+    match = _OF_SHARD.fullmatch(key)
+    return (int(match[1]), match[2], match[3]) if match else None
+
+
 def dead(shard: int) -> str:
     return f"{base(shard)}{DEAD}"
 
@@ -111,10 +128,29 @@ def reaper(shard: int) -> str:
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 PROBE: Final = "flotilla:{fleet}:probe"
+CHORES: Final = "flotilla:{fleet}:chores"
+SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"
+"""Of `scale` and `scalings`, for Redis' SCAN."""
 
 
 def worker(worker_id: str) -> str:
     return f"flotilla:{{fleet}}:worker:{worker_id}"
+
+
+def scale(pool: str) -> str:
+    return f"flotilla:{{fleet}}:scale:{pool}"
+
+
+def scalings(pool: str) -> str:
+    return f"flotilla:{{fleet}}:scalings:{pool}"
+
+
+def chore(name: str) -> str:
+    return f"flotilla:{{fleet}}:chore:{name}"
+
+
+def celery_prefix(fleet: str) -> str:
+    return f"flotilla:chores:{fleet}:"
 
 
 def tokens_channel(gateway_id: str) -> str:

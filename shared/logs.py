@@ -18,11 +18,21 @@ def set_up(level: str) -> None:
     os.dup2(2, 1)  # child processes and C code inherit this
     sys.stdout = sys.stderr
     handler = logging.StreamHandler(own)
-    handler.setFormatter(_Formatter("%(asctime)s %(level)-7s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_FORMATTER)
     root = logging.getLogger("flotilla")
     root.handlers = [handler]
     root.propagate = False
     root.setLevel(level.upper())
+
+
+def show_warnings(library: str) -> None:
+    """Have a library's warnings written as ours are, on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_FORMATTER)
+    logger = logging.getLogger(library)
+    logger.handlers = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.WARNING)
 
 
 class _Formatter(logging.Formatter):
@@ -35,3 +45,6 @@ class _Formatter(logging.Formatter):
             record.args, record.exc_info, record.exc_text = (), None, None
         # One event is one line, whatever a client put into it.
         return super().format(record).replace("\n", "\\n").replace("\r", "\\r")
+
+
+_FORMATTER = _Formatter("%(asctime)s %(level)-7s %(message)s", "%H:%M:%S")

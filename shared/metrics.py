@@ -1,18 +1,30 @@
 """Every metric's name, help and buckets. Own prefix, base units; no label by job, key or prompt.
 
-vLLM's own `vllm:*` metrics stand beside the worker's, untouched.
+vLLM's own `vllm:*` metrics stand beside the worker's, untouched. What the metrics are for, and the
+dashboards and alerts over them, is in compose/observability/. Words that are known beforehand are
+set to 0 at start: Prometheus' `increase` does not see the first one of a series that was not there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+from shared import errors
+from shared.states import JobState
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 5, 10, 30, 60, 300, 1800)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
@@ -40,10 +52,135 @@ class FastHistogram(Collector):
         yield family
 
 
+class RedisReading(Collector):
+    """What Redis said of itself when the process was scraped; nothing where it says nothing."""
+
+    def __init__(self) -> None:
+        self.info: Mapping[str, Any] = {}
+        """Redis' INFO; empty while it can't be asked."""
+
+    def collect(self) -> Iterable[Metric]:
+        for family, name, text, read in _REDIS:
+            try:
+                yield family(name, text, value=read(self.info))
+            except KeyError:  # a managed Redis keeps this to itself
+                continue
+
+
+_REDIS: Sequence[
+    tuple[
+        type[GaugeMetricFamily] | type[CounterMetricFamily],
+        str,
+        str,
+        Callable[[Mapping[str, Any]], float],
+    ]
+] = (
+    (
+        GaugeMetricFamily,
+        "flotilla_redis_memory_used_bytes",
+        "Memory that Redis uses",
+        lambda info: info["used_memory"],
+    ),
+    (
+        GaugeMetricFamily,
+        "flotilla_redis_memory_limit_bytes",
+        "Memory that Redis may use; 0 is no limit",
+        lambda info: info["maxmemory"],
+    ),
+    (
+        GaugeMetricFamily,
+        "flotilla_redis_aof_enabled",
+        "1 if jobs survive the end of Redis",
+        lambda info: info["aof_enabled"],
+    ),
+    (
+        GaugeMetricFamily,
+        "flotilla_redis_aof_ok",
+        "1 if the last write to the append-only file and its last rewrite went well",
+        lambda info: info["aof_last_write_status"] == info["aof_last_bgrewrite_status"] == "ok",
+    ),
+    (
+        GaugeMetricFamily,
+        "flotilla_redis_clients",
+        "Connections to Redis",
+        lambda info: info["connected_clients"],
+    ),
+    (
+        GaugeMetricFamily,
+        "flotilla_redis_uptime_seconds",
+        "Since Redis has started",
+        lambda info: info["uptime_in_seconds"],
+    ),
+    (
+        CounterMetricFamily,
+        "flotilla_redis_commands_total",
+        "Commands that Redis has carried out; a script call counts its own as well",
+        lambda info: info["total_commands_processed"],
+    ),
+    (
+        CounterMetricFamily,
+        "flotilla_redis_cpu_seconds_total",
+        "CPU time of Redis; its commands share one core",
+        lambda info: info["used_cpu_user"] + info["used_cpu_sys"],
+    ),
+    (
+        CounterMetricFamily,
+        "flotilla_redis_rejected_connections_total",
+        "Connections that Redis refused because of its maxclients",
+        lambda info: info["rejected_connections"],
+    ),
+    (
+        CounterMetricFamily,
+        "flotilla_redis_evicted_keys_total",
+        "Keys that Redis threw away to make room: jobs among them",
+        lambda info: info["evicted_keys"],
+    ),
+)
+
+
+def _tell_version(registry: CollectorRegistry) -> None:
+    build = Gauge(
+        "flotilla_build_info", "1, with Flotilla's version", ["version"], registry=registry
+    )
+    build.labels(version("flotilla")).set(1)
+
+
+def _refusals() -> set[str]:
+    """What `flotilla_requests_refused_total` may say, from the tree of errors."""
+    kinds, codes = [errors.FlotillaError], set()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if not issubclass(kind, errors.JobFailed):  # a job is none of the refused
+            codes.add(kind.code or kind.type)
+    return codes
+
+
+class ReaperMetrics:
+    """What a process' reaper has done; any gateway or worker may be the one that does it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.reaped = Counter(
+            "flotilla_reaped_jobs_total",
+            "Jobs of silent workers, and jobs whose deadline passed, by what became of them",
+            ["state"],
+            registry=registry,
+        )
+        for state in (JobState.QUEUED, JobState.FAILED, JobState.EXPIRED):
+            self.reaped.labels(state)
+
+
 class GatewayMetrics:
     """What a gateway process counts, and what it reads from Redis when it is scraped."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        _tell_version(registry)
+        self.reaper = ReaperMetrics(registry)
+        self.ready = Gauge(
+            "flotilla_gateway_ready",
+            "1 if this check of /readyz passes",
+            ["check"],
+            registry=registry,
+        )
         self.submitted = Counter(
             "flotilla_jobs_submitted_total",
             "Jobs put in a lane",
@@ -56,6 +193,8 @@ class GatewayMetrics:
             ["code"],
             registry=registry,
         )
+        for code in _refusals():
+            self.refused.labels(code)
         self.ttft = FastHistogram(
             "flotilla_ttft_seconds",
             "From a streamed request's arrival to the first bytes of its answer",
@@ -106,17 +245,78 @@ class GatewayMetrics:
         self.workers = Gauge(
             "flotilla_workers", "Workers by state", ["pool", "state"], registry=registry
         )
+        self.wanted = Gauge(
+            "flotilla_autoscale_wanted_workers",
+            "Workers that the autoscaler wants",
+            ["pool"],
+            registry=registry,
+        )
+        self.bounds = Gauge(
+            "flotilla_autoscale_limit_workers",
+            "Workers that the autoscaler may want, least and most",
+            ["pool", "bound"],
+            registry=registry,
+        )
+        self.expected_wait = Gauge(
+            "flotilla_autoscale_wait_seconds",
+            "What a job that comes now has to wait, start of workers included; none if not known",
+            ["pool"],
+            registry=registry,
+        )
+        self.decision_age = Gauge(
+            "flotilla_autoscale_decision_age_seconds",
+            "Since the autoscaler's last decision; grows while it is silent",
+            ["pool"],
+            registry=registry,
+        )
+        self.depth_limit = Gauge(
+            "flotilla_queue_depth_limit", "Jobs that may wait in one lane", registry=registry
+        )
+        self.dead_letters = Gauge(
+            "flotilla_dead_letters",
+            "Jobs given up because every worker that tried them was lost; about 10,000 are kept",
+            registry=registry,
+        )
+        self.chores = Gauge(
+            "flotilla_chore_last_run_timestamp_seconds",
+            "When a chore was last done to its end by any chores process, Unix time",
+            ["chore"],
+            registry=registry,
+        )
+        self.redis = RedisReading()
+        registry.register(self.redis)
 
 
 class WorkerMetrics:
     """What a worker process counts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.finished = Counter(
-            "flotilla_jobs_finished_total", "Jobs this worker ended", ["state"], registry=registry
+        _tell_version(registry)
+        self.reaper = ReaperMetrics(registry)
+        self.info = Gauge(
+            "flotilla_worker_info",
+            "1, with what this process serves; gives other metrics of the process their pool",
+            ["worker", "pool", "engine"],
+            registry=registry,
         )
+        self.finished = Counter(
+            "flotilla_jobs_finished_total",
+            "Jobs this worker ended; `code` says why they failed, if so",
+            ["state", "code"],
+            registry=registry,
+        )
+        self.finished.labels(JobState.COMPLETED, "")
+        for code in ("rejected", "engine_error"):
+            self.finished.labels(JobState.FAILED, code)
         self.released = Counter(
             "flotilla_jobs_released_total", "Jobs handed back", ["reason"], registry=registry
+        )
+        for reason in ("drained", "engine_died"):
+            self.released.labels(reason)
+        self.retried = Counter(
+            "flotilla_jobs_retried_total",
+            "Leases of jobs that had been lost with an earlier worker",
+            registry=registry,
         )
         self.queue_wait = FastHistogram(
             "flotilla_queue_wait_seconds", "From submit to the lease, by Redis' clock", _SECONDS
@@ -138,6 +338,8 @@ class WorkerMetrics:
             ["state"],
             registry=registry,
         )
+        for state in (*JobState, "gone"):
+            self.fenced.labels(state)
         self.slots = Gauge(
             "flotilla_worker_slots",
             "Sequences the engine may run, by use",

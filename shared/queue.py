@@ -367,6 +367,18 @@ class JobQueue:
         """Take jobs that have expired out of the index, and dead workers out of the groups."""
         return await self.scripts.sweep(shard, limit, int(_DEAD_CONSUMER_S * 1000))
 
+    async def repair(
+        self, shard: int, word: str, place: str, members: Sequence[bytes]
+    ) -> dict[str, int]:
+        """Put right what is wrong with these members of a key; see lua/repair.lua.
+
+        Returns what was done, and how often; empty is the rule. Redis serves nobody else meanwhile,
+        so a few hundred members at most.
+        """
+        reply: Sequence[Any] = await self.scripts.repair(shard, word, place, members)
+        done = zip(reply[::2], reply[1::2], strict=True)
+        return {what.decode(): times for what, times in done}
+
 
 def _nonce_seed() -> str:
     return secrets.token_hex(6)

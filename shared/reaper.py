@@ -12,8 +12,10 @@ import random
 import time
 
 from shared import keys
+from shared.metrics import ReaperMetrics
 from shared.queue import JobQueue
 from shared.redis import RedisError
+from shared.states import JobState
 
 log = logging.getLogger("flotilla.reaper")
 
@@ -26,8 +28,9 @@ _AT_ONCE = 200
 class Reaper:
     """Call `run` as a task; it ends by cancellation."""
 
-    def __init__(self, queue: JobQueue, lease_s: float) -> None:
+    def __init__(self, queue: JobQueue, lease_s: float, metrics: ReaperMetrics) -> None:
         self._queue = queue
+        self._metrics = metrics
         self._lease_s = lease_s
         self._interval_s = min(1.0, lease_s / 4)
         self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
@@ -63,6 +66,7 @@ class Reaper:
         more = True
         while more:
             expired = await self._queue.scripts.expire(shard, _AT_ONCE)
+            self._metrics.reaped.labels(JobState.EXPIRED).inc(len(expired))
             for job_id in expired:
                 log.info("%s expired", job_id.decode())
             more = len(expired) >= _AT_ONCE
@@ -72,5 +76,6 @@ class Reaper:
         while more:
             reaped = await self._queue.reap(shard, self._lease_s, _AT_ONCE)
             for job_id, state in reaped.items():
+                self._metrics.reaped.labels(state).inc()
                 log.warning("%s was held by a silent worker, now %s", job_id, state)
             more = len(reaped) >= _AT_ONCE

@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.maint_notifications import MaintNotificationsConfig
 
 TIMEOUT_S = 5.0
 """For a reply. A call that hit it may have been carried out: all scripts may be sent again."""
@@ -59,6 +60,9 @@ def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionP
         timeout=TIMEOUT_S,
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
+        # Notices of a managed Redis. With them redis-py hands out a connection that has something
+        # to read, be it that the server closed it: a failed call for each after a restart.
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
         **options,
     )
 

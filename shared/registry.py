@@ -44,6 +44,17 @@ class WorkerInfo:
     metrics_port: int
     reason: str = ""
     """Why it claims as much as it does, in a sentence."""
+    start_s: float | None = None
+    """From its start to when it could claim; None until then."""
+    # What it has done since its start. Who looks twice knows what it did in between.
+    finished: int = 0
+    """Jobs that left its hands, but for those it handed back."""
+    job_seconds: float = 0.0
+    """The time it held those, from lease to end."""
+    request_bytes: int = 0
+    """Their bodies."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,10 @@ class Registry:
         """Make the models of a pool known; names are those of the cards."""
         records = {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
         await self._redis.hset(keys.MODELS, mapping=records)
+
+    async def declare_model(self, pool: str, card: dict[str, Any]) -> None:
+        """Make a model known that no worker has announced yet; never overwrites a worker's word."""
+        await self._redis.hsetnx(keys.MODELS, card["id"], json.dumps({"pool": pool, "card": card}))
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers that announced themselves lately, by id."""

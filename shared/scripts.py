@@ -170,6 +170,12 @@ class Scripts:
         """How many index entries and consumers were taken out."""
         return int(await self._run("sweep", shard, limit, dead_consumer_ms, *LANES))
 
+    async def repair(
+        self, shard: int, word: str, place: str, members: Iterable[bytes]
+    ) -> list[bytes | int]:
+        """Flat `what was done, how often, ...`; see lua/repair.lua."""
+        return cast(list[bytes | int], await self._run("repair", shard, word, place, *members))
+
     async def watch(self, shard: int, job_id: str, gateway: str, sees: bool) -> str | None:
         """The job's state; None if there is no such job."""
         reply = await self._run("watch", shard, job_id, gateway, int(sees))

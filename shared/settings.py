@@ -1,6 +1,9 @@
-"""Every setting of every process, read once at start from `FLOTILLA_*` variables and flags.
+"""Every setting of every process, read once at start from flags, variables and secret files.
 
-The only file that looks at the environment. A wrong or misspelt variable stops the process with a
+`redis_url` is the flag `--redis-url`, else the variable `FLOTILLA_REDIS_URL`, else the content of
+the file `/run/secrets/flotilla_redis_url`, where container engines put secrets.
+
+The only file that looks at the environment. A wrong or misspelt name stops the process with a
 line that names it; nothing is silently ignored.
 """
 
@@ -10,16 +13,22 @@ import difflib
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import SettingsError as SettingsSourceError
+
+from shared.autoscale import parse_autoscale
 
 PREFIX = "FLOTILLA_"
+SECRETS = Path("/run/secrets")
 _TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 _WORKER_ID = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+DEMO_MODEL = "flotilla-demo"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -42,7 +51,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="`name:key` or `key`, comma separated"
+        (), description="`name:key` or `key`, comma separated (in a secret file also by lines)"
     )
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     max_body_bytes: int = Field(8 << 20, ge=1024)
@@ -58,6 +67,44 @@ class Settings(BaseSettings):
     )
     result_ttl_s: float = Field(86_400.0, ge=1, description="how long an ended /jobs job is kept")
     stream_ttl_s: float = Field(900.0, ge=1, description="the same for a /v1 call's job")
+
+    grace_s: int = Field(
+        10, ge=1, le=3600, description="what open answers get after SIGTERM before they are cut"
+    )
+    keyless: bool = Field(
+        False,
+        description="no API keys on an address that others reach: for a container whose port is "
+        "published on loopback only",
+    )
+
+    # --- chores and autoscale ---
+    chores_redis_url: str = Field(
+        "", description="Celery's own database; empty is the next one of the fleet's Redis"
+    )
+    autoscale: str = Field(
+        "", description="`model=min:max`, comma separated; empty is no autoscaling"
+    )
+    autoscale_actuator: Literal["none", "docker"] = Field(
+        "none", description="who starts and drains workers; none: `flotilla up` or KEDA does"
+    )
+    docker_host: str = Field(
+        "http://docker-proxy:2375", description="Docker API that may list, start and kill"
+    )
+    docker_project: str = Field("flotilla", description="Compose project of the workers")
+    docker_service: str = Field("worker", description="its service; one container per worker")
+    autoscale_tick_s: float = Field(2.0, ge=0.2, le=60, description="between two decisions")
+    autoscale_target_wait_s: float = Field(
+        5.0, ge=0, description="what a job may have to wait once its workers have started"
+    )
+    autoscale_utilization: float = Field(
+        0.8, gt=0, le=1, description="share of the slots that is to be busy in steady load"
+    )
+    autoscale_down_after_s: float = Field(
+        120.0, ge=0, description="fewer workers must have been enough for so long"
+    )
+    autoscale_idle_s: float = Field(
+        300.0, ge=0, description="nothing waits or runs for so long before the last worker goes"
+    )
 
     # --- worker ---
     engine: Literal["vllm", "simulated"] = "vllm"
@@ -92,7 +139,8 @@ class Settings(BaseSettings):
     @classmethod
     def _split_keys(cls, value: Any) -> Any:
         if isinstance(value, str):
-            return tuple(SecretStr(key.strip()) for key in value.split(",") if key.strip())
+            keys = value.replace("\n", ",").split(",")
+            return tuple(SecretStr(key.strip()) for key in keys if key.strip())
         return value
 
     @field_validator("api_keys")
@@ -108,6 +156,20 @@ class Settings(BaseSettings):
         if value and not _WORKER_ID.fullmatch(value):
             raise ValueError("letters, digits, '_', '.', '-'; at most 64")
         return value
+
+    @field_validator("autoscale")
+    @classmethod
+    def _check_autoscale(cls, value: str) -> str:
+        parse_autoscale(value)
+        return value
+
+    def announced_model(self) -> str:
+        """The name that a worker of these settings gives its model, unless vLLM's own arguments do.
+
+        A worker's word counts; this is for before one has spoken.
+        """
+        demo = "simulated" if self.engine == "simulated" else DEMO_MODEL
+        return self.served_model_name or self.model or demo
 
     def tenants(self) -> Mapping[str, str]:
         """SHA-256 of each API key (hex) -> the tenant it stands for. Keys themselves are not kept.
@@ -141,6 +203,8 @@ def _read_keys(path: Path) -> list[str]:
 
 def _split_key(entry: str) -> tuple[str, str]:
     name, colon, key = entry.partition(":")
+    if entry.startswith("#"):  # a comment must not become a key
+        raise ValueError("an API key does not begin with '#'; FLOTILLA_API_KEYS_FILE has comments")
     if not colon:
         return "", entry
     if not _TENANT.fullmatch(name) or not key:
@@ -149,28 +213,42 @@ def _split_key(entry: str) -> tuple[str, str]:
 
 
 def load_settings(**flags: Any) -> Settings:
-    """Settings from the environment; a flag that is not None wins over its variable.
+    """Settings from flags that are not None, else variables, else secret files, else defaults.
 
     Raises SettingsError with one line per wrong setting.
     """
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
-    problems = []
-    for variable in os.environ:
-        name = variable.upper()
-        if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            problems.append(f"{variable}: there is no such setting{hint}")
+    secrets = SECRETS if SECRETS.is_dir() else None
+    problems = _misspelt(os.environ)
+    if secrets:
+        files = [path.name for path in secrets.iterdir()]
+        problems += [f"{secrets}/{problem}" for problem in _misspelt(files, str.lower)]
     if problems:
         raise SettingsError("\n".join(problems))
+    given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what pydantic skips with a warning: a folder, a link
+            return Settings(_secrets_dir=secrets, **given)
+    except SettingsSourceError as error:  # not readable for this user, or no text
+        raise SettingsError(f"{secrets}: {error.__cause__ or error}") from error
     except ValidationError as error:
         for item in error.errors():
             name = PREFIX + str(item["loc"][0]).upper() if item["loc"] else PREFIX
             value = "" if "KEY" in name else f"={item['input']!r}"
             problems.append(f"{name}{value}: {item['msg']}")
         raise SettingsError("\n".join(problems)) from error
+
+
+def _misspelt(names: Iterable[str], spelt: Callable[[str], str] = str.upper) -> list[str]:
+    """What to say of those that look like ours and are none; settings are `spelt` like that."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    problems = []
+    for name in names:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1)
+            hint = f"; did you mean {spelt(near[0])}?" if near else ""
+            problems.append(f"{name}: there is no such setting{hint}")
+    return problems
 
 
 def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
@@ -183,6 +261,12 @@ def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment
+
+
+def drop_variables(prefix: str) -> None:
+    """Take out of the environment what a library would obey although the settings say otherwise."""
+    for name in [name for name in os.environ if name.startswith(prefix)]:
+        del os.environ[name]
 
 
 def set_engine_defaults(defaults: Mapping[str, str]) -> None:

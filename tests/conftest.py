@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,6 +12,16 @@ import pytest_asyncio
 from shared.settings import Settings
 from tests.redis_server import RedisServer
 from worker.engines.protocol import Engine
+
+
+@pytest.fixture(autouse=True)
+def ours_are_heard() -> None:
+    """A library that an earlier test has loaded may have changed what loggers let through."""
+    logging.getLogger("flotilla").setLevel(logging.WARNING)
+    logging.getLogger("flotilla").propagate = True
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("flotilla") and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,8 @@ class RedisServer:
     def __init__(self, folder: Path, binary: str | None = None) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.options: dict[str, str] = {}
+        """Of its configuration, beside those that all tests want."""
         self._folder = folder
         self._binary = binary or shutil.which("redis-server") or embedded_binary()
         self._process: subprocess.Popen[bytes] | None = None
@@ -46,6 +48,7 @@ class RedisServer:
             "appendfsync": "everysec",
             "maxmemory-policy": "noeviction",
             "save": "",
+            **self.options,
         }
         command = [self._binary]
         for name, value in arguments.items():

@@ -17,7 +17,9 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Coroutine
+from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -59,7 +61,9 @@ class Worker:
         self._settings = settings
         self._engine = engine
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
-        self._pool = settings.pool
+        # A guess until the engine says what it serves: a worker that loads counts for its pool.
+        self._pool = settings.pool or pool_name(settings.announced_model())
+        self._start_s: float | None = None
         self._models: list[dict[str, Any]] = []
         self._redis = connections.connect(settings.redis_url)
         self._queue = JobQueue(self._redis, shards=settings.shards)
@@ -115,7 +119,8 @@ class Worker:
         gc.collect()
         gc.freeze()  # what loading made stays; later collections need not look at it
         self._models = await self._model_cards()
-        self._pool = self._pool or pool_name(self._models[0]["id"])
+        self._pool = settings.pool or pool_name(self._models[0]["id"])
+        self._metrics.info.labels(self._id, self._pool, engine.kind).set(1)
         # Before readiness is told: whoever hears of it may ask for the model at once.
         await self._quietly(self._registry.register_models(self._pool, self._models))
         loop = self._loop = Loop(
@@ -139,11 +144,12 @@ class Worker:
         channel = keys.control_channel(self._id)
         control = Subscription(settings.redis_url, channel, loop.hear, loop.missed)
         claiming = self._spawn(loop.run())
+        self._start_s = _process_age_s()
         self._spawn(loop.publisher.run())
         self._spawn(keeper.run())
         self._spawn(self._heartbeats())
         self._spawn(control.run())
-        self._spawn(Reaper(self._queue, settings.lease_s).run())
+        self._spawn(Reaper(self._queue, settings.lease_s, self._metrics.reaper).run())
         log.info(
             "%s serves %s on %s, %d slots, loaded in %.0f s",
             self._id,
@@ -242,6 +248,8 @@ class Worker:
             version=version("flotilla"),
             metrics_port=self._health.port,
             reason=reason,
+            start_s=self._start_s,
+            **(asdict(self._loop.done) if self._loop else {}),
         )
         await self._registry.announce(info, **({"expiry_s": expiry_s} if expiry_s else {}))
 
@@ -281,3 +289,13 @@ class Worker:
         """For what the worker can do without: Redis may be away."""
         with contextlib.suppress(RedisError, OSError):
             await work
+
+
+def _process_age_s() -> float | None:
+    """Since the start of this process, imports included; None where it can't be told."""
+    try:
+        stat = Path("/proc/self/stat").read_text()
+    except OSError:
+        return None
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

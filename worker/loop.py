@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import dataclass
 
 from msgpack.exceptions import UnpackException
 
@@ -32,6 +33,25 @@ _ON_ITS_WAY_S = 1.0
 _RECONNECT_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
+@dataclass(slots=True)
+class Done:
+    """What this worker has done since its start; see the fields of the same names in WorkerInfo."""
+
+    finished: int = 0
+    job_seconds: float = 0.0
+    request_bytes: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, run: Run) -> None:
+        """A job has left its hands."""
+        self.finished += 1
+        self.job_seconds += time.monotonic() - run.started
+        self.request_bytes += len(run.job.body)
+        self.prompt_tokens += run.outbox.prompt_tokens
+        self.completion_tokens += run.outbox.completion_tokens
+
+
 class Loop:
     """Claims jobs of one pool for one engine. `runs` holds those in hand, by job id."""
 
@@ -52,6 +72,7 @@ class Loop:
             self._free, pool=pool, worker=worker_id, lease_s=lease_s, shards=queue.shards
         )
         self.publisher = Publisher(queue, metrics, self.lose, self.offers.news)
+        self.done = Done()
         self._queue = queue
         self._redis_url = redis_url
         self._engine = engine
@@ -173,6 +194,7 @@ class Loop:
 
     def _start(self, job: LeasedJob) -> None:
         self._metrics.queue_wait.observe(job.waited_s)
+        self._metrics.retried.inc(job.attempt > 1)
         run = Run(job, self._engine, self.publisher, self._metrics)
         self.runs[job.id] = run
         self._entering.append(run)
@@ -189,15 +211,17 @@ class Loop:
             outcome = Outcome.LOST
         if outcome is Outcome.HAND_BACK:
             self._to_release.append(run)
-        elif outcome is Outcome.FINISHED:
-            self._count(run)
+        else:
+            self.done.add(run)
+            if outcome is Outcome.FINISHED:
+                self._count(run)
         # A newer lease of the same job may be in our hands already.
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
         self._changed.set()
 
     def _count(self, run: Run) -> None:
-        self._metrics.finished.labels(run.ended_as).inc()
+        self._metrics.finished.labels(run.ended_as, run.error_code).inc()
         self._metrics.tokens.labels("prompt").inc(run.outbox.prompt_tokens)
         self._metrics.tokens.labels("completion").inc(run.outbox.completion_tokens)
 

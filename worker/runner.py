@@ -47,8 +47,10 @@ class Run:
         self._metrics = metrics
         self.ended_as = ""
         """The job's terminal state, once it has one from us."""
+        self.error_code = ""
+        """Why it failed, if so."""
+        self.started = time.monotonic()
         self._exchange = Exchange(self._on_chunk)
-        self._started = time.monotonic()
         self._spoke = False
         self._failed = False
         self._giving_back = False
@@ -79,8 +81,9 @@ class Run:
             return Outcome.LOST
         answer = self._answer(failure)
         self.ended_as = after(JobState.IN_PROGRESS, answer.event)
+        self.error_code = answer.error_code
         verdict = await self._publisher.finish(self.outbox, answer)
-        self._metrics.job_seconds.observe(time.monotonic() - self._started)
+        self._metrics.job_seconds.observe(time.monotonic() - self.started)
         if verdict != "ok":
             log.info("%s is %s already", self.job.id, verdict)
             return Outcome.LOST
@@ -123,7 +126,7 @@ class Run:
             return
         if not self._spoke:
             self._spoke = True
-            self._metrics.first_token.observe(time.monotonic() - self._started)
+            self._metrics.first_token.observe(time.monotonic() - self.started)
         self.outbox.chunk(data)
 
     def _answer(self, failure: Exception | None) -> Answer:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli import run_file
+from gateway.cli.scale import explain
 from gateway.cli.terminal import alone_in_foreground
 from gateway.cli.up import up as run_up
 from shared.settings import Settings, SettingsError, load_settings, to_environment
@@ -26,6 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+scale = typer.Typer(help="The autoscaler.", no_args_is_help=True)
+app.add_typer(scale, name="scale")
 
 Host = Annotated[str | None, typer.Option(help="Address that the gateway listens on.")]
 Port = Annotated[int | None, typer.Option(help="Port that the gateway listens on.")]
@@ -66,7 +71,12 @@ def root(
 @app.command()
 def up(
     model: Model = None,
-    workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of workers; 1 if left out.")
+    ] = None,
+    autoscale: Annotated[
+        str | None, typer.Option(metavar="MIN:MAX", help="As many workers as the load asks for.")
+    ] = None,
     engine: Engine = None,
     engine_args: EngineArgs = None,
     served_model_name: ModelName = None,
@@ -75,17 +85,22 @@ def up(
     redis_url: OwnRedisUrl = None,
 ) -> None:
     """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
-    settings = _settings(
-        model=model,
-        engine=engine,
-        engine_args=engine_args,
-        served_model_name=served_model_name,
-        host=host,
-        port=port,
-        redis_url=redis_url,
-    )
+    if workers is not None and autoscale is not None:
+        raise typer.BadParameter("it is either --workers or --autoscale", param_hint="--autoscale")
+    flags = {
+        "model": model,
+        "engine": engine,
+        "engine_args": engine_args,
+        "served_model_name": served_model_name,
+        "host": host,
+        "port": port,
+        "redis_url": redis_url,
+    }
+    settings = _settings(**flags)
+    if autoscale is not None:
+        settings = _settings(**flags, autoscale=f"{settings.announced_model()}={autoscale}")
     with alone_in_foreground():
-        status = asyncio.run(run_up(settings, workers))
+        status = asyncio.run(run_up(settings, workers or 1))
     raise typer.Exit(status)
 
 
@@ -135,6 +150,27 @@ def worker(
         log_level=log_level,
     )
     _become("worker", settings)
+
+
+@app.command()
+def chores(redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
+    """Run the chores: housekeeping and the autoscaler's decisions. One process is enough."""
+    _become("gateway.chores", _settings(redis_url=redis_url, log_level=log_level))
+
+
+@scale.command("explain")
+def explain_scale(
+    name: Annotated[str | None, typer.Argument(help="A model or a pool; all if left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    redis_url: Annotated[
+        str | None, typer.Option(help="The fleet's; else that of the `flotilla up` in this folder.")
+    ] = None,
+) -> None:
+    """How many workers there are, how many there should be, and why."""
+    settings = _settings(redis_url=redis_url)
+    given = "redis_url" in settings.model_fields_set
+    url = settings.redis_url if given else run_file.redis_url() or settings.redis_url
+    raise typer.Exit(asyncio.run(explain(url, name, as_json=as_json)))
 
 
 def _settings(**flags: Any) -> Settings:

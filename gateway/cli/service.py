@@ -84,10 +84,10 @@ class Service:
             self._ended.set()
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end, and kill what is left after `grace_s`."""
-        self._stopping.set()
-        if self._child is not None:
+        """Ask it to end, once however often this is called; kill what is left after `grace_s`."""
+        if self._child is not None and not self._stopping.is_set():
             self._child.terminate()
+        self._stopping.set()
         try:
             await asyncio.wait_for(self._ended.wait(), grace_s)
         except TimeoutError:

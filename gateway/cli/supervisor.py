@@ -1,30 +1,36 @@
 """The processes of one `flotilla up`, and what follows what.
 
-Redis first, then the gateway and the workers together; at the end the workers (they drain), then
-the gateway (clients still read their streams from it), then Redis. How one process is kept alive is
-service.py's business.
+Redis first, then the gateway, the chores and the workers together; at the end the workers (they
+drain), then the gateway (clients still read their streams from it), then Redis. How one process is
+kept alive is service.py's business; how many workers run with `--autoscale` is scaler.py's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from gateway.cli import local_redis, ports
+from gateway.chores import pulse
+from gateway.cli import devices, local_redis, ports, run_file
 from gateway.cli.child import Command
 from gateway.cli.console import Console
+from gateway.cli.scaler import Scaler
 from gateway.cli.service import GaveUpError, Service
 from gateway.cli.welcome import progress, welcome
+from gateway.cli.workers import Workers
+from shared import redis as connections
+from shared.registry import pool_name
 from shared.settings import Settings, to_environment
+from shared.tasks import end
 
 EXIT_FAILED = 1
 EXIT_FORCED = 130
@@ -48,10 +54,11 @@ _EXPECTED = (CannotStartError, GaveUpError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How the two programs are started."""
+    """How the programs are started."""
 
     gateway: tuple[str, ...] = (sys.executable, "-m", "gateway")
     worker: tuple[str, ...] = (sys.executable, "-m", "worker")
+    chores: tuple[str, ...] = (sys.executable, "-m", "gateway.chores")
 
 
 class Supervisor:
@@ -60,37 +67,47 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        workers: int,
+        workers: tuple[int, int],
         commands: Commands,
         folder: Path,
         lock: int,
         console: Console,
     ) -> None:
+        """`workers`: at least and at most; where these differ, the autoscaler says how many."""
         self._settings = settings
+        self._least, self._most = workers
         self._commands = commands
         self._folder = folder
         self._lock = lock
         self._console = console
-        self._run_id = secrets.token_hex(2)
         self._redis_url = settings.redis_url
         self._gateway_port = settings.port or ports.free_port(settings.host)
-        self._worker_ports: dict[int, int] = {}
-        self._lives: dict[int, int] = {}
         self._logs = _fresh_logs(folder / "logs")
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._running: dict[Service, asyncio.Task[None]] = {}
+        self._at_end = contextlib.ExitStack()
+        self._failed = asyncio.Event()
+        self._failure: BaseException | None = None
         self._redis: Service | None = None
         self._gateway = self._service(
             "gateway", self._gateway_command, lambda: self._serves(self._gateway_url)
         )
-        self._workers = [self._worker(number) for number in range(1, workers + 1)]
+        self._chores = self._service("chores", self._chores_command, self._chores_get_on)
+        self._chores_born = 0.0
+        self._workers = Workers(
+            settings,
+            self._service,
+            lambda **changes: self._command(commands.worker, **changes),
+            self._serves,
+            devices.shares(settings, to_environment(settings)),
+        )
         # Proxies are for the world outside, never for this machine.
         self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False)
 
     async def run(self) -> int:
         """Start, serve until a signal or until one of the processes is hopeless, stop."""
-        with self._signals():
+        with self._signals(), self._at_end:
             serving = asyncio.create_task(self._serve(), name="serve")
             stop = asyncio.create_task(self._stop.wait(), name="stop")
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,16 +129,49 @@ class Supervisor:
 
     async def _serve(self) -> None:
         """Ends only by GaveUpError or CannotStartError."""
-        many = f"{len(self._workers)} worker{'s' * (len(self._workers) > 1)}"
+        many = f"{self._how_many()} worker{'s' * (self._most > 1)}"
         self._say(f"starting Redis, the gateway and {many}")
         await self._start_redis()
+        self._at_end.enter_context(
+            run_file.written(self._folder, redis_url=self._redis_url, gateway_url=self._gateway_url)
+        )
         self._start(self._gateway)
-        for worker in self._workers:
-            self._start(worker)
-        await self._until_ready([self._gateway, *self._workers])
-        self._console.print(await self._welcome())
-        await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+        # Without chores all goes on, unless it is they who say how many workers there are.
+        scales = self._least < self._most
+        self._start(self._chores, None if scales else self._run_if_possible(self._chores))
+        async with self._scaler() as scaler:
+            first = [scaler.add() for _ in range(self._least)]
+            deciding = [self._chores] if scales else []
+            await self._until_ready([self._gateway, *deciding, *first])
+            self._console.print(await self._welcome())
+            await self._go_on(scaler)
+
+    @contextlib.asynccontextmanager
+    async def _scaler(self) -> AsyncIterator[Scaler]:
+        settings = self._settings
+        redis = connections.connect(self._redis_url, max_connections=2)
+        try:
+            yield Scaler(
+                self._workers,
+                settings.pool or pool_name(settings.announced_model()),
+                redis,
+                start=self._start,
+                grace_s=settings.drain_deadline_s + _WORKER_MARGIN_S,
+                say=self._say,
+            )
+        finally:
+            await redis.aclose()
+
+    async def _go_on(self, scaler: Scaler) -> None:
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._failed.wait(), name="failing")]
+        if self._least < self._most:
+            tasks.append(asyncio.create_task(scaler.run(), name="scaler"))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end(tasks)
         self._raise_failure()
+        done.pop().result()  # a bug in the scaler
 
     # --- starting ---
 
@@ -160,16 +210,26 @@ class Supervisor:
             await asyncio.sleep(1)
         raise CannotStartError(f"no Redis answers at {where}: {problem}")
 
-    def _start(self, service: Service) -> None:
-        self._running[service] = asyncio.create_task(service.run(), name=service.name)
+    def _start(self, service: Service, run: Coroutine[None, None, None] | None = None) -> None:
+        """`run` is how, if not just by itself."""
+        task = asyncio.create_task(run or service.run(), name=service.name)
+        self._running[service] = task
+        task.add_done_callback(lambda task: self._ended(service, task))
+
+    def _ended(self, service: Service, task: asyncio.Task[None]) -> None:
+        self._running.pop(service, None)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            self._failure = self._failure or failure
+            self._failed.set()
 
     async def _until_ready(self, services: list[Service]) -> None:
         clock = asyncio.get_running_loop().time
         begun = clock()
         ready = asyncio.create_task(_all_ready(services), name="all ready")
+        failing = asyncio.create_task(self._failed.wait(), name="failing")
         try:
             while not ready.done():
-                events: list[asyncio.Future[Any]] = [ready, *self._running.values()]
+                events: list[asyncio.Future[Any]] = [ready, failing]
                 await asyncio.wait(events, timeout=_PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
                 self._raise_failure()
                 late = [service.name for service in services if not service.ready.is_set()]
@@ -177,11 +237,11 @@ class Supervisor:
                     self._say(progress(late, clock() - begun))
         finally:
             ready.cancel()
+            failing.cancel()
 
     def _raise_failure(self) -> None:
-        for task in self._running.values():
-            if task.done():
-                task.result()
+        if self._failure is not None:
+            raise self._failure
 
     def _service(
         self, name: str, command: Callable[[], Command], is_ready: Callable[[], Awaitable[bool]]
@@ -192,27 +252,19 @@ class Supervisor:
     def _gateway_command(self) -> Command:
         return self._command(self._commands.gateway, port=self._gateway_port)
 
-    def _worker(self, number: int) -> Service:
-        return self._service(
-            f"worker-{number}",
-            lambda: self._worker_command(number),
-            lambda: self._serves(
-                ports.url_of(self._settings.worker_host, self._worker_ports[number])
-            ),
-        )
-
-    def _worker_command(self, number: int) -> Command:
-        """Every life has a worker id of its own: Redis consumers are never used twice."""
-        life = self._lives[number] = self._lives.get(number, 0) + 1
-        worker_id = f"w{number}-{self._run_id}" + (f"-{life}" if life > 1 else "")
-        others = [port for other, port in self._worker_ports.items() if other != number]
-        host, first = self._settings.worker_host, self._settings.worker_port
-        self._worker_ports[number] = port = ports.free_port(host, first, others)
-        return self._command(self._commands.worker, worker_id=worker_id, worker_port=port)
-
     def _command(self, argv: tuple[str, ...], **changes: str | int) -> Command:
         environment = to_environment(self._settings, redis_url=self._redis_url, **changes)
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
+
+    def _chores_command(self) -> Command:
+        self._chores_born = time.time()
+        return self._command(self._commands.chores)
+
+    async def _run_if_possible(self, service: Service) -> None:
+        try:
+            await service.run()
+        except (GaveUpError, OSError) as error:
+            self._say(f"{error}; the rest goes on without")
 
     # --- asking ---
 
@@ -227,12 +279,16 @@ class Supervisor:
             return False
         return response.status_code == httpx.codes.OK
 
+    async def _chores_get_on(self) -> bool:
+        settings = self._settings.model_copy(update={"redis_url": self._redis_url})
+        return pulse.touched_since(settings, self._chores_born)
+
     async def _welcome(self) -> str:
         return welcome(
             url=self._gateway_url,
             model=await self._model(),
             simulated=self._settings.engine == "simulated",
-            workers=len(self._workers),
+            workers=self._how_many() + ", as the load asks" * (self._least < self._most),
             logs=self._logs,
             with_key=bool(self._settings.api_keys or self._settings.api_keys_file),
         )
@@ -249,7 +305,10 @@ class Supervisor:
                 if models := (await self._http.get(url, headers=headers)).json()["data"]:
                     return str(models[0]["id"])
                 await asyncio.sleep(_LIST_POLL_S)
-        return self._settings.served_model_name or self._settings.model or "MODEL"
+        return self._settings.announced_model()
+
+    def _how_many(self) -> str:
+        return f"{self._least}" if self._least == self._most else f"{self._least} to {self._most}"
 
     # --- stopping ---
 
@@ -283,13 +342,13 @@ class Supervisor:
     async def _drain(self) -> None:
         """A signal that comes now forces, so whatever made us stop counts as the first."""
         self._stop.set()
-        workers = [worker for worker in self._workers if worker in self._running]
+        workers = list(self._workers.services.values())
         if workers:
             deadline_s = self._settings.drain_deadline_s
             self._say(f"draining for up to {deadline_s:g} s; Ctrl-C again to force")
             await asyncio.gather(*(w.stop(deadline_s + _WORKER_MARGIN_S) for w in workers))
-        if self._gateway in self._running:
-            await self._gateway.stop(_GATEWAY_GRACE_S)
+        rest = [service for service in (self._gateway, self._chores) if service in self._running]
+        await asyncio.gather(*(service.stop(_GATEWAY_GRACE_S) for service in rest))
         if self._redis is not None:
             await self._redis.stop(_REDIS_GRACE_S)
 

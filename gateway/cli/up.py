@@ -8,17 +8,26 @@ from pathlib import Path
 
 from gateway.cli import local_redis, ports
 from gateway.cli.console import Console, wants_colours
+from gateway.cli.run_file import FOLDER
+from gateway.cli.service import USAGE_ERROR
 from gateway.cli.supervisor import EXIT_FAILED, CannotStartError, Commands, Supervisor
-from shared.settings import Settings, to_environment
-
-FOLDER = Path(".flotilla")
+from shared.autoscale import parse_autoscale
+from shared.settings import Settings, SettingsError, to_environment
 
 
 async def up(
     settings: Settings, workers: int, *, commands: Commands | None = None, folder: Path = FOLDER
 ) -> int:
-    """Run everything until Ctrl-C; the process's exit status."""
-    names = ["flotilla", "redis", "gateway", *(f"worker-{n + 1}" for n in range(workers))]
+    """Run everything until Ctrl-C; the process's exit status.
+
+    `workers` is how many there are, unless `settings.autoscale` says between which numbers.
+    """
+    try:
+        least, most = _how_many(settings, workers)
+    except ValueError as error:
+        print(f"flotilla: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    names = ["flotilla", "redis", "gateway", "chores", *(f"worker-{n + 1}" for n in range(most))]
     console = Console(names, colours=wants_colours(to_environment(settings)))
     try:
         _check_gateway_port(settings)
@@ -27,10 +36,30 @@ async def up(
         print(f"flotilla: {error}", file=sys.stderr)
         return EXIT_FAILED
     try:
-        supervisor = Supervisor(settings, workers, commands or Commands(), folder, lock, console)
+        supervisor = Supervisor(
+            settings, (least, most), commands or Commands(), folder, lock, console
+        )
         return await supervisor.run()
     finally:
         os.close(lock)
+
+
+def _how_many(settings: Settings, workers: int) -> tuple[int, int]:
+    """At least and at most. Raises ValueError."""
+    if not settings.autoscale:
+        return workers, workers
+    if "--served-model-name" in settings.engine_args:
+        raise SettingsError(
+            "to autoscale, the model's name must be known: FLOTILLA_SERVED_MODEL_NAME, "
+            "not in FLOTILLA_ENGINE_ARGS"
+        )
+    ranges = parse_autoscale(settings.autoscale)
+    model = settings.announced_model()
+    if list(ranges) != [model]:
+        raise SettingsError(
+            f"FLOTILLA_AUTOSCALE={settings.autoscale}: here it can only be {model}=MIN:MAX"
+        )
+    return ranges[model]
 
 
 def _check_gateway_port(settings: Settings) -> None:

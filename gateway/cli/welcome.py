@@ -17,9 +17,9 @@ def progress(late: list[str], waited_s: float) -> str:
 
 
 def welcome(
-    *, url: str, model: str, simulated: bool, workers: int, logs: Path, with_key: bool
+    *, url: str, model: str, simulated: bool, workers: str, logs: Path, with_key: bool
 ) -> str:
-    """What the user reads when everything serves."""
+    """What the user reads when everything serves; `workers` says how many there are."""
     body = {
         "model": model,
         "stream": True,

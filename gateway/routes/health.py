@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from math import nan
 
 from fastapi import APIRouter
 from prometheus_client import generate_latest
@@ -11,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.context import Gateway, TheGateway
 from shared import keys
+from shared.queue import JobQueue
 from shared.redis import RedisError
 from shared.states import JobState
 
@@ -27,9 +30,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz")
 async def readyz(gateway: TheGateway) -> Response:
     """200 if requests can be taken, else 503 with the check that fails."""
-    checks = {"redis": await _writable(gateway), "relay": ""}
-    if not gateway.relay.connected.is_set():
-        checks["relay"] = "not subscribed"
+    checks = await _checks(gateway)
     ready = not any(checks.values())
     workers = {worker.id: worker.state for worker in gateway.fleet.workers}
     return JSONResponse(
@@ -40,6 +41,14 @@ async def readyz(gateway: TheGateway) -> Response:
         },
         200 if ready else 503,
     )
+
+
+async def _checks(gateway: Gateway) -> dict[str, str]:
+    """What must work for requests to be taken, and what is wrong with it."""
+    return {
+        "redis": await _writable(gateway),
+        "relay": "" if gateway.relay.connected.is_set() else "not subscribed",
+    }
 
 
 async def _writable(gateway: Gateway) -> str:
@@ -54,22 +63,60 @@ async def _writable(gateway: Gateway) -> str:
 @router.get("/metrics")
 async def metrics(gateway: TheGateway) -> Response:
     """Prometheus: what this process counted, and the state of the fleet as Redis has it."""
-    try:
-        await _read_fleet(gateway)
-    except (RedisError, OSError) as error:
-        log.warning("fleet metrics not read: %s", error)
+    # At once: a Redis that does not answer must not cost a scrape three timeouts.
+    checks, _ = await asyncio.gather(_checks(gateway), _read_fleet(gateway))
+    for check, problem in checks.items():
+        gateway.metrics.ready.labels(check).set(not problem)
     return Response(generate_latest(gateway.prometheus), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _read_fleet(gateway: Gateway) -> None:
-    m = gateway.metrics
-    depths = await gateway.queue.depths()
-    for gauge in (m.waiting, m.oldest, m.jobs, m.workers):
+    """What only Redis knows. Where it does not answer there is no value, rather than an old one."""
+    m, queue = gateway.metrics, gateway.queue
+    try:
+        depths, letters, info, chores = await asyncio.gather(
+            queue.depths(),
+            _dead_letters(queue),
+            queue.redis.info(),
+            queue.redis.hgetall(keys.CHORES),
+        )
+        workers = gateway.fleet.workers
+    except (RedisError, OSError) as error:
+        log.warning("fleet metrics not read: %s", error)
+        depths, letters, info, chores, workers = [], nan, {}, {}, []
+    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.chores):
         gauge.clear()
+    m.dead_letters.set(letters)
+    m.redis.info = info
     for depth in depths:
         m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
         m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)
         m.jobs.labels(depth.pool, JobState.QUEUED).inc(depth.waiting)
         m.jobs.labels(depth.pool, JobState.IN_PROGRESS).inc(depth.in_progress)
-    for worker in gateway.fleet.workers:
+    for worker in workers:
         m.workers.labels(worker.pool, worker.state).inc()
+    for chore, done_s in chores.items():
+        m.chores.labels(chore.decode()).set(int(done_s))
+    _tell_scales(gateway)
+
+
+def _tell_scales(gateway: Gateway) -> None:
+    m, fleet = gateway.metrics, gateway.fleet
+    for gauge in (m.wanted, m.bounds, m.expected_wait, m.decision_age):
+        gauge.clear()
+    for pool, scale in fleet.scales.items():
+        m.decision_age.labels(pool).set(fleet.now_s() - scale.at_s)
+        if scale.stale(fleet.now_s()):
+            continue
+        m.wanted.labels(pool).set(scale.wanted)
+        m.bounds.labels(pool, "min").set(scale.limits.min)
+        m.bounds.labels(pool, "max").set(scale.limits.max)
+        if scale.wait_s is not None:
+            m.expected_wait.labels(pool).set(scale.wait_s)
+
+
+async def _dead_letters(queue: JobQueue) -> float:
+    pipe = queue.redis.pipeline(transaction=False)
+    for shard in range(queue.shards):
+        pipe.xlen(keys.dead(shard))
+    return float(sum(await pipe.execute()))

@@ -1,4 +1,4 @@
-"""Gateways and workers as the processes that users run, on ports of their own."""
+"""Gateways, workers and chores as the processes that users run, on ports of their own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,12 @@ class Process:
     popen: subprocess.Popen[bytes]
     log: Path
 
-    def ready(self) -> bool:
+    def check(self) -> None:
+        """Fails if the process has ended, with what it said."""
         assert self.popen.poll() is None, f"{self.name} ended:\n{self.log.read_text()[-3000:]}"
+
+    def ready(self) -> bool:
+        self.check()
         try:
             return httpx.get(f"{self.url}/readyz").status_code == 200
         except httpx.TransportError:
@@ -54,21 +58,29 @@ class Process:
         """The sum of a metric's samples that have these labels."""
         return metric(self.url, name, **labels)
 
+    def has(self, name: str, **labels: str) -> bool:
+        """A sample of the metric has these labels."""
+        return bool(_samples(self.url, name, labels))
+
 
 def metric(url: str, name: str, **labels: str) -> float:
     """The sum of the samples of a metric at `url`/metrics that have these labels."""
+    return sum(_samples(url, name, labels))
+
+
+def _samples(url: str, name: str, labels: dict[str, str]) -> list[float]:
     wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    total = 0.0
+    found = []
     for line in httpx.get(f"{url}/metrics").text.splitlines():
         sample, _, value = line.rpartition(" ")
         if sample.partition("{")[0] == name and all(part in sample for part in wanted):
-            total += float(value)
-    return total
+            found.append(float(value))
+    return found
 
 
 @dataclass
 class Stack:
-    """A Redis' gateways and workers; `close` ends what is left."""
+    """A Redis' processes; `close` ends what is left."""
 
     redis_url: str
     folder: Path
@@ -90,6 +102,14 @@ class Stack:
         if wait:
             wait_for(process.ready, "worker is ready")
         return process
+
+    def start(self, module: str, **changes: Any) -> Process:
+        """A process that has no address of its own; does not wait."""
+        return self._start(module, "", {"lease_s": LEASE_S, **changes})
+
+    def chores(self, **changes: Any) -> Process:
+        """A chores process; it has no port to ask at."""
+        return self._start("gateway.chores", "", {"lease_s": LEASE_S, **changes})
 
     def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:
         log = self.folder / f"{module}-{len(self.processes)}.log"

@@ -123,6 +123,12 @@ def test_no_waiting_job_is_lost_when_one_of_two_workers_is_killed_under_load(sta
             lambda: all(api.get(f"/jobs/{i}").json()["state"] == "completed" for i in ids),
             "every job completes",
         )
+    retried = workers[1].metric("flotilla_jobs_retried_total")
+    taken_back = [
+        process.metric("flotilla_reaped_jobs_total", state="queued")
+        for process in (gateway, workers[1])
+    ]
+    assert 1 <= retried == sum(taken_back) <= 4
 
 
 def test_two_workers_share_a_queue(stack: Stack) -> None:

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.settings import Settings
 from tests.asgi_client import call
+from tests.e2e.lasting import Lasting
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -48,30 +49,6 @@ WEATHER = {
     },
 }
 ASK_WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
-
-
-class Lasting:
-    """The run's engine, lent to a worker: starting and closing it is not the worker's."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_engine":
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._engine, name, value)
-
-    async def start(self) -> None: ...
-
-    async def __call__(self, *arguments: Any) -> None:
-        await self._engine(*arguments)
-
-    def close(self) -> None:
-        self._engine.on_step = lambda: None
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

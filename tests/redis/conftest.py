@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import redis as sync_redis
 
+from gateway.chores.walk import walk
 from shared import keys
 from shared.channel import ControlKind, Frame, decode, decode_control
 from shared.job import LeasedJob, NewJob, new_job_id
@@ -102,6 +104,15 @@ async def lease(queue: JobQueue, **changes: Any) -> LeasedJob:
     """A job in a worker's hands; nothing else may wait."""
     await submit(queue, **changes)
     return await take_one(queue)
+
+
+async def repair(queue: JobQueue) -> dict[str, int]:
+    """What one walk over everything has put right."""
+    done: Counter[str] = Counter()
+    async for step in walk(queue):
+        if step.members:
+            done.update(await queue.repair(*step))
+    return dict(done)
 
 
 async def say(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dict[str, str]:

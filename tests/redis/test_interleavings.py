@@ -1,4 +1,4 @@
-"""Two workers, a canceller, an expirer and a reaper on a few jobs, in random order.
+"""Two workers, a canceller, an expirer, a reaper and a repairer on a few jobs, in random order.
 
 After every step what Redis holds is compared with what the steps so far allow. The number in a
 failing test's name is its seed: the same test makes the same steps again.
@@ -29,6 +29,7 @@ from tests.redis.conftest import (
     grow_old,
     has_group,
     make_job,
+    repair,
     take,
 )
 
@@ -192,6 +193,10 @@ class Fleet:
             if sees and self.states[job.id] in LIVE:
                 self.watched.add(job.id)
 
+    async def repair(self) -> None:
+        """Nothing is broken here, so there is nothing to do."""
+        assert await repair(self.queue) == {}
+
     def actors(self) -> dict[Callable[[], Awaitable[None]], int]:
         """Who may act, and how often."""
         return {
@@ -207,6 +212,7 @@ class Fleet:
             self.pass_deadline: 1,
             self.expire: 1,
             self.watch: 1,
+            self.repair: 1,
         }
 
     def some_leases(self, most: int) -> list[LeasedJob]:

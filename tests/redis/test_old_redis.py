@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared import keys
 from shared.channel import FrameKind
-from shared.lanes import PRIORITY
+from shared.lanes import DEFAULT, PRIORITY
+from shared.metrics import ReaperMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
 from shared.registry import Registry
 from tests.redis.conftest import (
     GATEWAY,
+    POOL,
     TENANT,
     WORKER,
     Listener,
@@ -24,6 +27,7 @@ from tests.redis.conftest import (
     grow_old,
     open_queue,
     pending,
+    repair,
     say,
     submit,
     take,
@@ -103,10 +107,23 @@ async def test_a_job_is_cancelled_and_one_expires(old_queue: JobQueue) -> None:
     running, late = await submit(old_queue), await submit(old_queue, deadline_s=1e-6)
     assert [job.id for job in await take(old_queue, 1)] == [running.id]
     assert await old_queue.cancel(running.id, TENANT) == "cancelled"
-    await Reaper(old_queue, 5.0).round()
+    await Reaper(old_queue, 5.0, ReaperMetrics(CollectorRegistry())).round()
     job = await old_queue.get(late.id)
     assert job is not None
     assert job.state == "expired"
+
+
+async def test_what_is_lost_is_repaired(old_queue: JobQueue, old_store: Redis) -> None:
+    running = await submit(old_queue)
+    (lease,) = await take(old_queue)
+    waiting = await submit(old_queue)
+    old_store.delete(keys.queue(0, POOL, DEFAULT), keys.waiting(0, POOL, DEFAULT))
+    assert await repair(old_queue) == {"entries": 2, "waiting": 1}
+    assert await repair(old_queue) == {}
+    assert [job.id for job in await take(old_queue)] == [waiting.id]
+    assert await old_queue.renew(WORKER, [lease]) == {}
+    assert await finish(old_queue, lease, 1, answer()) == "ok"
+    assert await old_queue.cancel(running.id, TENANT) == "completed"
 
 
 async def test_workers_and_models_are_known(old_queue: JobQueue) -> None:

@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
+from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared import keys
 from shared import reaper as module
+from shared.metrics import ReaperMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
 from tests.redis.conftest import (
@@ -24,6 +26,8 @@ from tests.redis.conftest import (
     take_one,
 )
 from tests.waiting import eventually
+
+METRICS = ReaperMetrics(CollectorRegistry())
 
 
 @contextlib.asynccontextmanager
@@ -54,9 +58,15 @@ async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
     gone = {f"job_{n:027x} {TENANT}": 1 for n in range(7)}
     store.zadd(f"{keys.base(0)}{keys.EXPIRING}", gone)
     store.zadd(keys.jobs(0, TENANT), {member.split()[0]: 1 for member in gone})
-    await Reaper(queue, LEASE_S).round()
+    registry = CollectorRegistry()
+    await Reaper(queue, LEASE_S, ReaperMetrics(registry)).round()
     assert {await state(queue, job.id) for job in silent} == {"queued"}
     assert {await state(queue, job.id) for job in late} == {"expired"}
+    counted = {
+        name: registry.get_sample_value("flotilla_reaped_jobs_total", {"state": name})
+        for name in ("queued", "expired", "failed")
+    }
+    assert counted == {"queued": 7, "expired": 7, "failed": 0}
     assert store.zcard(keys.jobs(0, TENANT)) == 14
 
 
@@ -68,7 +78,7 @@ async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -
     await queue.cancel(forgotten.id, TENANT)
     store.delete(keys.job(0, forgotten.id))
     store.zadd(f"{keys.base(0)}{keys.EXPIRING}", {f"{forgotten.id} {TENANT}": 1})
-    await Reaper(queue, LEASE_S).round()
+    await Reaper(queue, LEASE_S, METRICS).round()
     assert await state(queue, silent.id) == "queued"
     assert await state(queue, late.id) == "expired"
     assert store.zscore(keys.jobs(0, TENANT), forgotten.id) is None
@@ -80,10 +90,10 @@ async def test_who_comes_second_leaves_the_round_to_the_first(
 ) -> None:
     store.set(keys.reaper(0), 1)
     late = await submit(queue, deadline_s=1e-6)
-    await Reaper(queue, LEASE_S).round()
+    await Reaper(queue, LEASE_S, METRICS).round()
     assert await state(queue, late.id) == "queued"
     store.delete(keys.reaper(0))
-    await Reaper(queue, LEASE_S).round()
+    await Reaper(queue, LEASE_S, METRICS).round()
     assert await state(queue, late.id) == "expired"
     assert 0 < store.pttl(keys.reaper(0)) <= 1000
 
@@ -97,7 +107,7 @@ async def test_the_lock_of_one_shard_does_not_hold_the_others_up(
             await submit(queue, id=f"job_{shard:03x}{shard:024x}", deadline_s=1e-6)
             for shard in (0, 1)
         ]
-        await Reaper(queue, LEASE_S).round()
+        await Reaper(queue, LEASE_S, METRICS).round()
         assert [await state(queue, job.id) for job in jobs] == ["queued", "expired"]
 
 
@@ -110,7 +120,7 @@ async def test_running_it_takes_a_silent_workers_job_after_the_lease(
     async def taken() -> bool:
         return await state(queue, job.id) == "queued"
 
-    async with running(Reaper(queue, 0.2)):
+    async with running(Reaper(queue, 0.2, METRICS)):
         await eventually(taken, "the job is taken back")
     assert len(await take(queue)) == 1
 
@@ -137,7 +147,7 @@ async def test_after_an_outage_holders_get_one_lease_to_renew(
 
     monkeypatch.setattr(module.asyncio, "sleep", sleep)
     monkeypatch.setattr(Reaper, "round", one_round)
-    async with running(Reaper(queue, LEASE_S)):
+    async with running(Reaper(queue, LEASE_S, METRICS)):
         await done.wait()
     at_start, after_outage, *usual = waits
     assert (at_start, after_outage) == (LEASE_S, LEASE_S)

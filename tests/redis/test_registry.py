@@ -118,3 +118,22 @@ async def test_an_entry_of_another_version_is_read_as_far_as_it_goes(
     assert await registry.workers() == [INFO]
     store.hset(keys.worker(INFO.id), "state", '"dancing"')
     assert await registry.workers() == []
+
+
+async def test_an_entry_of_an_older_version_is_read_without_what_it_does_not_tell(
+    queue: JobQueue, store: Redis
+) -> None:
+    registry = Registry(queue.redis)
+    await registry.announce(replace(INFO, finished=3, job_seconds=1.5, start_s=9.0))
+    assert (await registry.workers())[0].finished == 3
+    store.hdel(keys.worker(INFO.id), "finished", "job_seconds", "request_bytes", "start_s")
+    store.hdel(keys.worker(INFO.id), "prompt_tokens", "completion_tokens")
+    assert await registry.workers() == [INFO]
+
+
+async def test_a_declared_model_gives_way_to_a_workers_word(registry: Registry) -> None:
+    await registry.declare_model("pool", {"id": "a"})
+    assert (await registry.models())["a"] == ModelInfo("a", "pool", {"id": "a"})
+    await registry.register_models("own", [{"id": "a", "max_model_len": 9}])
+    await registry.declare_model("pool", {"id": "a"})
+    assert (await registry.models())["a"] == ModelInfo("a", "own", {"id": "a", "max_model_len": 9})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ import pytest
 
 from shared import keys
 from shared.queue import JobQueue
-from shared.redis import RedisError
+from shared.redis import RedisError, connect
 from tests.redis.conftest import (
     TENANT,
     WORKER,
@@ -42,6 +43,19 @@ def kill(server: RedisServer) -> None:
         client.config_set("appendfsync", "always")
         client.set("flushed", 1)
     server.stop(kill=True)
+
+
+async def test_no_call_meets_a_connection_that_the_restart_has_closed(
+    own_redis: RedisServer,
+) -> None:
+    redis = connect(own_redis.url)
+    at_once = 3
+    await asyncio.gather(*(redis.blpop("nothing", timeout=0.2) for _ in range(at_once)))
+    await asyncio.to_thread(own_redis.stop)
+    await asyncio.to_thread(own_redis.start)
+    for _ in range(at_once):
+        assert await asyncio.gather(*(redis.set("x", 1) for _ in range(at_once)))
+    await redis.aclose()
 
 
 async def test_a_lease_survives_and_its_holder_goes_on(

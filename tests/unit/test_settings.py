@@ -24,9 +24,14 @@ SECRET = "sk-very-secret"
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No variables, and a folder of secret files that is empty."""
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    monkeypatch.setattr("shared.settings.SECRETS", folder)
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
+    return folder
 
 
 def test_without_any_variable_the_defaults_hold() -> None:
@@ -121,6 +126,75 @@ def test_settings_do_not_change() -> None:
         Settings().port = 1  # type: ignore[misc]
 
 
+# --- secret files ---
+
+
+def test_a_setting_is_read_from_a_file_and_a_variable_and_a_flag_win(
+    monkeypatch: pytest.MonkeyPatch, secrets: Path
+) -> None:
+    url = "redis://:p%40ss@redis:6379/0"
+    (secrets / "flotilla_redis_url").write_text(f"{url}\n")
+    (secrets / "flotilla_port").write_text("7")
+    (secrets / "somebody_elses").write_text("x")
+    assert (load_settings().redis_url, load_settings().port) == (url, 7)
+    monkeypatch.setenv("FLOTILLA_PORT", "8")
+    assert load_settings().port == 8
+    assert load_settings(port=9).port == 9
+    assert Settings().port == 8, "only load_settings looks at files"
+
+
+def test_without_the_folder_there_are_no_secrets(secrets: Path) -> None:
+    secrets.rmdir()
+    assert load_settings() == Settings()
+
+
+def test_a_misspelt_file_is_refused_with_the_one_that_was_meant(secrets: Path) -> None:
+    (secrets / "flotilla_redis_ulr").write_text(SECRET)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    problem = "there is no such setting; did you mean flotilla_redis_url?"
+    assert str(caught.value) == f"{secrets}/flotilla_redis_ulr: {problem}"
+
+
+def test_a_folder_in_place_of_a_file_is_refused(secrets: Path) -> None:
+    # what a container engine makes of a secret whose source is not there
+    (secrets / "flotilla_redis_url").mkdir()
+    with pytest.raises(SettingsError, match=r"flotilla_redis_url.* found a directory"):
+        load_settings()
+
+
+def test_a_file_that_is_no_text_is_refused(secrets: Path) -> None:
+    (secrets / "flotilla_redis_url").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="can't decode"):
+        load_settings()
+
+
+def test_a_file_that_this_user_may_not_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, secrets: Path
+) -> None:
+    file = secrets / "flotilla_redis_url"
+    file.write_text(SECRET)
+
+    def refuse(path: Path, **_: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)  # root, as in CI, may read everything
+    with pytest.raises(SettingsError, match=r"Permission denied: .*flotilla_redis_url"):
+        load_settings()
+
+
+def test_a_wrong_value_in_a_file_is_refused_by_name(secrets: Path) -> None:
+    (secrets / "flotilla_shards").write_text("0")
+    with pytest.raises(SettingsError, match=r"^FLOTILLA_SHARDS='0': "):
+        load_settings()
+
+
+@pytest.mark.parametrize("text", ["alice:k1,bob:k2", "alice:k1\nbob:k2\n", "\nalice:k1,\n bob:k2 "])
+def test_keys_of_a_secret_file_stand_on_lines_or_between_commas(secrets: Path, text: str) -> None:
+    (secrets / "flotilla_api_keys").write_text(text)
+    assert load_settings().tenants() == {digest("k1"): "alice", digest("k2"): "bob"}
+
+
 # --- keys ---
 
 
@@ -165,7 +239,15 @@ def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [f"a b:{SECRET}", f":{SECRET}", f"{'x' * 65}:{SECRET}", f"ok:k,ä:{SECRET}", "alice:"]
+    "text",
+    [
+        f"a b:{SECRET}",
+        f":{SECRET}",
+        f"{'x' * 65}:{SECRET}",
+        f"ok:k,ä:{SECRET}",
+        "alice:",
+        f"# {SECRET}",
+    ],
 )
 def test_a_wrong_key_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("FLOTILLA_API_KEYS", text)

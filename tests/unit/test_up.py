@@ -20,6 +20,7 @@ from gateway.cli import local_redis, main, ports
 from gateway.cli.console import Console
 from gateway.cli.service import Verdict, after_end, how_it_ended
 from gateway.cli.welcome import progress, welcome
+from worker.demo import MODEL_NAME
 
 runner = CliRunner()
 
@@ -106,7 +107,7 @@ def a_welcome(**changes: Any) -> str:
         "url": "http://127.0.0.1:8000",
         "model": "it's-a-model",
         "simulated": False,
-        "workers": 2,
+        "workers": "2",
         "logs": Path(".flotilla/logs"),
         "with_key": False,
     }
@@ -210,7 +211,7 @@ def test_a_wrong_setting_is_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_gateway_and_worker_replace_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_program_replaces_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(
         main.os, "execve", lambda path, argv, environment: calls.append((argv, environment))
@@ -218,7 +219,10 @@ def test_gateway_and_worker_replace_the_process(monkeypatch: pytest.MonkeyPatch)
     assert runner.invoke(main.app, ["gateway", "--port", "9000"]).exit_code == 0
     arguments = ["worker", "--model", "m", "--engine-args", "--max-model-len 64", "--pool", "p"]
     assert runner.invoke(main.app, arguments).exit_code == 0
-    (gateway_argv, gateway_env), (worker_argv, worker_env) = calls
+    assert runner.invoke(main.app, ["chores", "--redis-url", "redis://r/3"]).exit_code == 0
+    (gateway_argv, gateway_env), (worker_argv, worker_env), (chores_argv, chores_env) = calls
+    assert chores_argv == [sys.executable, "-m", "gateway.chores"]
+    assert chores_env["FLOTILLA_REDIS_URL"] == "redis://r/3"
     assert gateway_argv == [sys.executable, "-m", "gateway"]
     assert gateway_env["FLOTILLA_PORT"] == "9000"
     assert worker_argv == [sys.executable, "-m", "worker"]
@@ -243,8 +247,60 @@ def test_up_passes_its_flags_and_its_status(monkeypatch: pytest.MonkeyPatch) -> 
     assert "redis_url" not in seen[0].model_fields_set
 
 
+@pytest.mark.parametrize(
+    ("flags", "model"),
+    [
+        (["--engine", "simulated"], "simulated"),
+        ([], MODEL_NAME),
+        (["--model", "org/m"], "org/m"),
+        (["--model", "org/m", "--served-model-name", "m"], "m"),
+    ],
+)
+def test_up_autoscales_the_model_that_its_workers_will_announce(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], model: str
+) -> None:
+    seen: list[Any] = []
+
+    async def fake(settings: Any, workers: int) -> int:
+        await asyncio.sleep(0)
+        seen.append(settings.autoscale)
+        return 0
+
+    monkeypatch.setattr(main, "run_up", fake)
+    assert runner.invoke(main.app, ["up", *flags, "--autoscale", "0:3"]).exit_code == 0
+    assert seen == [f"{model}=0:3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        (["--autoscale", "3:1"], {}, "3:1"),
+        (["--autoscale", "many"], {}, "many"),
+        (["--autoscale", "0:3", "--workers", "2"], {}, "either --workers or --autoscale"),
+        ([], {"FLOTILLA_AUTOSCALE": "other=0:3"}, f"it can only be {MODEL_NAME}=MIN:MAX"),
+        (
+            ["--autoscale", "0:3", "--engine-args", "--served-model-name x"],
+            {},
+            "the model's name must be known",
+        ),
+    ],
+)
+def test_up_refuses_what_it_cannot_autoscale(
+    arguments: list[str], environment: dict[str, str], words: str
+) -> None:
+    result = runner.invoke(main.app, ["up", *arguments], env=environment)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
 def test_help_and_version() -> None:
-    for arguments in (["--help"], ["up", "-h"], ["gateway", "-h"], ["worker", "-h"]):
+    for arguments in (
+        ["--help"],
+        ["up", "-h"],
+        ["gateway", "-h"],
+        ["worker", "-h"],
+        ["chores", "-h"],
+    ):
         result = runner.invoke(main.app, arguments)
         assert result.exit_code == 0
     assert runner.invoke(main.app, ["--version"]).stdout.startswith("flotilla ")

@@ -1,0 +1,1 @@
+"""What Celery does beside the requests: housekeeping, and how many workers there should be."""

@@ -1,0 +1,39 @@
+"""Where the fleet of a running `flotilla up` is to be found, for other commands in its folder.
+
+Its Redis has a port of its own at every start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDER = Path(".flotilla")
+_NAME = "run.json"
+
+
+@contextlib.contextmanager
+def written(folder: Path, *, redis_url: str, gateway_url: str) -> Iterator[None]:
+    """The file stands in `folder` meanwhile. Only its owner reads it: there may be a password."""
+    path = folder / _NAME
+    text = json.dumps({"pid": os.getpid(), "redis_url": redis_url, "gateway_url": gateway_url})
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def redis_url(folder: Path = FOLDER) -> str | None:
+    """The Redis of the `flotilla up` that runs in `folder`; None if none does."""
+    try:
+        run = json.loads((folder / _NAME).read_text())
+        os.kill(run["pid"], 0)
+        return str(run["redis_url"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

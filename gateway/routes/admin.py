@@ -1,0 +1,26 @@
+"""What operators look at. Whoever has a valid key may: nothing here shows a prompt or an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.context import TheGateway
+from gateway.scale_object import whole
+
+router = APIRouter(prefix="/admin", tags=["operators"])
+
+_HISTORY = 20
+
+
+@router.get("/autoscale")
+async def get_autoscale(gateway: TheGateway) -> dict[str, Any]:
+    """Each autoscaled pool: wanted and actual workers, why, what was seen, the last decisions."""
+    fleet = gateway.fleet
+    await fleet.refresh()
+    pools = [
+        whole(scale, fleet.workers_of(pool), await fleet.history(pool, _HISTORY), fleet.now_s())
+        for pool, scale in sorted(fleet.scales.items())
+    ]
+    return {"object": "list", "data": pools}

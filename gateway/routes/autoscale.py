@@ -1,0 +1,34 @@
+"""How many workers a pool should have, for who starts them: KEDA's metrics-api scaler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.context import TheGateway
+from gateway.scale_object import decision
+from shared.errors import AutoscalerSilent, NotFound
+
+router = APIRouter(tags=["operators"])
+
+
+@router.get("/autoscale/{name:path}")
+async def get_wanted(name: str, gateway: TheGateway) -> dict[str, Any]:
+    """The decision for a pool, by its name or a model's; `wanted` is KEDA's `valueLocation`.
+
+    503 while there is no fresh decision: KEDA then leaves the workers as they are.
+    """
+    fleet = gateway.fleet
+    pool = fleet.models[name].pool if name in fleet.models else name
+    if pool not in {model.pool for model in fleet.models.values()}:
+        raise NotFound(f"There is no pool and no model {name[:100]!r} here.")
+    scale = fleet.scales.get(pool)
+    if scale is None:
+        raise AutoscalerSilent(
+            "Nothing was decided for this pool; does FLOTILLA_AUTOSCALE name it?"
+        )
+    if scale.stale(fleet.now_s()):
+        silent_s = fleet.now_s() - scale.at_s
+        raise AutoscalerSilent(f"The last decision for this pool is {silent_s:.0f} s old.")
+    return decision(scale, fleet.now_s())

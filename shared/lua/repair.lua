@@ -1,0 +1,111 @@
+-- Put right what no script leaves behind, but a Redis that lost writes does, or a person who deleted
+-- a key. All that it is told is looked up again here, so whoever told it may have seen it long ago.
+-- KEYS: base.  ARGV: where it was seen (a word of keys.py), the rest of that key's name, then members:
+--       job, '': ids of hashes. A job that has not ended is put into what leads to it.
+--       queue, '<pool>:<lane>': ids of entries; waiting, '<pool>:<lane>', or deadlines, '', or
+--       jobs, '<tenant>': ids of jobs. What does not lead to such a job is taken out.
+-- Returns a flat array what was done, how often, ...
+-- Invariant: what the other scripts left is not changed: an entry that nobody has read belongs to a
+-- job that is queued, an entry that somebody has read and not acknowledged to one in progress.
+local word, place = ARGV[1], ARGV[2]
+local TO_REPAIR = {'state', 'queue', 'entry', 'pool', 'lane', 'tenant', 'deadline_us', 'created_us'}
+local done = {}
+local function did(what, times)
+  if times > 0 then done[what] = (done[what] or 0) + times end
+end
+
+-- Whether the group of a stream has gone past an entry. An entry that it has passed without delivering
+-- is never delivered: the group was made anew, or its consumer was deleted with it.
+local passed_ids = {}
+local function passed(stream, entry)
+  if not passed_ids[stream] then
+    passed_ids[stream] = {0, 0}
+    local groups = redis.pcall('XINFO', 'GROUPS', stream)
+    for _, flat in ipairs(groups.err and {} or groups) do
+      local group = {}
+      for i = 1, #flat, 2 do group[flat[i]] = flat[i + 1] end
+      if group.name == GROUP then
+        local ms, n = string.match(group['last-delivered-id'], '^(%d+)-(%d+)$')
+        passed_ids[stream] = {tonumber(ms), tonumber(n)}
+      end
+    end
+  end
+  local last, ms, n = passed_ids[stream], string.match(entry, '^(%d+)-(%d+)$')
+  ms, n = tonumber(ms), tonumber(n)
+  return ms < last[1] or (ms == last[1] and n <= last[2])
+end
+
+-- Whether the job's entry leads to it: a worker will read it, or the reaper will see its holder silent.
+local function has_entry(job)
+  local stream = queue_key(job.queue)
+  if not string.match(job.entry, '^%d+%-%d+$') then return false end
+  if #redis.call('XRANGE', stream, job.entry, job.entry) == 0 then return false end
+  if not passed(stream, job.entry) then return true end
+  if not FROM.requeue[job.state] then return false end
+  local pending = redis.pcall('XPENDING', stream, GROUP, job.entry, job.entry, 1)
+  return not pending.err and #pending > 0
+end
+
+local function put_back(id, job)
+  did('pools', redis.call('SADD', base .. WORD.pools, job.pool))
+  did('jobs', redis.call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id))
+  if job.deadline_us ~= '' then
+    did('deadlines', redis.call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id))
+  end
+  if FROM.acquire[job.state] then
+    local waiting = waiting_key(job.pool .. ':' .. job.lane)
+    did('waiting', redis.call('ZADD', waiting, 'NX', job.created_us, id))
+  end
+  if not has_entry(job) then
+    local stream = queue_key(job.queue)
+    if job.entry ~= '' then
+      redis.call('XACK', stream, GROUP, job.entry)
+      redis.call('XDEL', stream, job.entry)
+    end
+    -- Of a job in progress: whoever reads it leaves it to the holder, who renews it, or to the reaper.
+    redis.call('HSET', key('job', id), 'entry', redis.call('XADD', stream, '*', 'job', id))
+    ring(job.pool, 1)
+    did('entries', 1)
+  end
+end
+
+if word == WORD.job then
+  local live = {}
+  for i = 3, #ARGV do
+    local job = load_job(ARGV[i], TO_REPAIR)
+    local whole = job and job.queue ~= '' and job.pool ~= '' and tonumber(job.created_us)
+    if whole and FROM.expire[job.state] then
+      job.id = ARGV[i]
+      live[#live + 1] = job
+    end
+  end
+  -- Those whose entries are gone line up again in the order in which they came.
+  table.sort(live, function(a, b) return tonumber(a.created_us) < tonumber(b.created_us) end)
+  for _, job in ipairs(live) do put_back(job.id, job) end
+elseif word == WORD.queue then
+  for i = 3, #ARGV do
+    local entry = redis.call('XRANGE', queue_key(place), ARGV[i], ARGV[i])[1]
+    local job = entry and load_job(entry[2][2], TO_REPAIR)
+    if entry and not (job and job.queue == place and job.entry == ARGV[i] and FROM.expire[job.state]) then
+      redis.call('XACK', queue_key(place), GROUP, ARGV[i])
+      did('stray entries', redis.call('XDEL', queue_key(place), ARGV[i]))
+    end
+  end
+else
+  local set = base .. word .. (place ~= '' and ':' .. place or '')
+  for i = 3, #ARGV do
+    local job = load_job(ARGV[i], TO_REPAIR)
+    local leads = job and word == WORD.jobs or job and FROM.expire[job.state]
+    if word == WORD.waiting then
+      leads = job and FROM.acquire[job.state] and job.pool .. ':' .. job.lane == place
+    end
+    if not leads then did('stray ' .. word, redis.call('ZREM', set, ARGV[i])) end
+  end
+end
+
+local reply = {}
+for what, times in pairs(done) do
+  reply[#reply + 1] = what
+  reply[#reply + 1] = times
+end
+return reply

@@ -1,0 +1,284 @@
+"""Repair: what a Redis that lost writes, or a person who deleted a key, leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from shared import keys
+from shared.job import new_job_id
+from shared.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
+from shared.queue import JobQueue
+from tests.redis.conftest import (
+    LEASE_S,
+    POOL,
+    TENANT,
+    WORKER,
+    answer,
+    entries_of,
+    finish,
+    grow_old,
+    lease,
+    open_queue,
+    pending,
+    repair,
+    submit,
+    take,
+    take_one,
+)
+from tests.waiting import eventually
+
+STREAM = keys.queue(0, POOL, DEFAULT)
+WAITING = keys.waiting(0, POOL, DEFAULT)
+DEADLINES = keys.base(0) + keys.DEADLINES
+LISTED = keys.jobs(0, TENANT)
+NOBODY = new_job_id(1)
+
+
+def dump(store: Redis) -> dict[bytes, Any]:
+    """Everything that is in Redis but for times to live."""
+    return {key: store.dump(key) for key in store.scan_iter()}
+
+
+# --- jobs that nothing leads to ---
+
+
+async def test_a_lost_stream_is_made_again_in_its_order(queue: JobQueue, store: Redis) -> None:
+    jobs = [await submit(queue) for _ in range(20)]
+    store.delete(STREAM)
+    assert await take(queue) == []
+    assert await repair(queue) == {"entries": 20}
+    assert await repair(queue) == {}
+    assert [job.id for job in await take(queue)] == [job.id for job in jobs]
+
+
+async def test_one_lost_entry(queue: JobQueue, store: Redis) -> None:
+    first, second = await submit(queue), await submit(queue)
+    store.xdel(STREAM, store.hget(keys.job(0, first.id), "entry"))
+    assert await repair(queue) == {"entries": 1}
+    assert [job.id for job in await take(queue)] == [second.id, first.id]
+
+
+async def test_what_counts_and_what_lists_is_filled_again(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue, deadline_s=1e-6)
+    before = {key: store.zrange(key, 0, -1, withscores=True) for key in (WAITING, LISTED)}
+    store.delete(WAITING, LISTED, DEADLINES, f"{keys.base(0)}{keys.POOLS}", STREAM)
+    assert await repair(queue) == {
+        "entries": 1,
+        "waiting": 1,
+        "deadlines": 1,
+        "jobs": 1,
+        "pools": 1,
+    }
+    assert {key: store.zrange(key, 0, -1, withscores=True) for key in before} == before
+    assert [(d.lane, d.waiting) for d in await queue.depths() if d.waiting] == [(DEFAULT, 1)]
+    assert await queue.scripts.expire(0, 10) == [job.id.encode()]
+    assert entries_of(store, job.id) == []
+
+
+async def test_a_job_of_the_retry_lane_goes_back_there(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await queue.release([job], "drained", blame=False)
+    store.delete(keys.queue(0, POOL, RETRY_LANE))
+    other = await submit(queue)
+    assert await repair(queue) == {"entries": 1}
+    assert [each.id for each in await take(queue)] == [job.id, other.id]
+
+
+def pass_by(store: Redis) -> None:
+    """The group is made anew, by somebody who wants new entries only."""
+    if store.exists(STREAM) and store.xinfo_groups(STREAM):
+        store.xgroup_destroy(STREAM, keys.GROUP)
+    store.xgroup_create(STREAM, keys.GROUP, "$")
+
+
+def read_by_hand(store: Redis) -> None:
+    """Somebody reads the entry without a lease."""
+    store.xgroup_create(STREAM, keys.GROUP, "0")
+    store.xreadgroup(keys.GROUP, "a person", {STREAM: ">"})
+
+
+@pytest.mark.parametrize("damage", [pass_by, read_by_hand])
+async def test_an_entry_that_no_worker_will_read(
+    queue: JobQueue, store: Redis, damage: Callable[[Redis], None]
+) -> None:
+    job = await submit(queue)
+    damage(store)
+    assert await take(queue) == []
+    assert await repair(queue) == {"entries": 1}
+    assert entries_of(store, job.id) == [DEFAULT]
+    assert (await take_one(queue)).id == job.id
+    assert pending(store) == 1
+
+
+# --- jobs that a worker holds ---
+
+
+def forget_consumer(store: Redis) -> None:
+    store.xgroup_delconsumer(STREAM, keys.GROUP, WORKER)
+
+
+def delete_stream(store: Redis) -> None:
+    store.delete(STREAM)
+
+
+@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, pass_by])
+async def test_a_silent_workers_job_is_found_again(
+    queue: JobQueue, store: Redis, damage: Callable[[Redis], None]
+) -> None:
+    job = await lease(queue)
+    damage(store)
+    assert await queue.reap(0, 0.0) == {}  # without repair nobody would ever know
+    assert await repair(queue) == {"entries": 1}
+    assert await repair(queue) == {}
+    assert await take(queue, worker="w-2") == []  # it is read, and left to its holder
+    grow_old(store, job)
+    assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
+    assert (await take_one(queue, worker="w-2")).id == job.id
+
+
+@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, pass_by])
+@pytest.mark.parametrize("read", [True, False])
+async def test_a_living_workers_job_stays_its_own(
+    queue: JobQueue, store: Redis, damage: Callable[[Redis], None], read: bool
+) -> None:
+    job = await lease(queue)
+    damage(store)
+    assert await repair(queue) == {"entries": 1}
+    if read:
+        assert await take(queue, worker="w-2") == []
+        assert await queue.renew(WORKER, [job]) == {}
+        (entry,) = store.xpending_range(STREAM, keys.GROUP, "-", "+", 10)
+        assert entry["consumer"] == WORKER.encode()
+    assert await finish(queue, job, 1, answer()) == "ok"
+    assert entries_of(store, job.id) == []
+    assert await take(queue, worker="w-2") == []
+
+
+# --- what leads to no job ---
+
+
+async def test_entries_without_a_job(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue)
+    ended = await submit(queue)
+    await queue.cancel(ended.id, TENANT)
+    for fields in ({"job": NOBODY}, {"job": ended.id}, {"job": job.id}, {"what": "is this"}):
+        store.xadd(STREAM, fields)
+        store.xadd(keys.queue(0, POOL, FLEX), fields)
+    assert await repair(queue) == {"stray entries": 8}
+    assert entries_of(store, job.id) == [DEFAULT]
+    assert await repair(queue) == {}
+    assert (await take_one(queue)).id == job.id
+
+
+async def test_members_without_a_job(queue: JobQueue, store: Redis) -> None:
+    running = await lease(queue, deadline_s=60)
+    waiting = await submit(queue, deadline_s=60)
+    ended = await submit(queue)
+    await queue.cancel(ended.id, TENANT)
+    every = {NOBODY: 1, ended.id: 1, running.id: 1, waiting.id: 1}
+    store.zadd(WAITING, every, nx=True)
+    store.zadd(keys.waiting(0, POOL, FLEX), every)
+    store.zadd(DEADLINES, every, nx=True)
+    store.zadd(LISTED, every, nx=True)
+    assert await repair(queue) == {"stray waiting": 3 + 4, "stray deadlines": 2, "stray jobs": 1}
+    assert store.zrange(WAITING, 0, -1) == [waiting.id.encode()]
+    assert set(store.zrange(DEADLINES, 0, -1)) == {waiting.id.encode(), running.id.encode()}
+    assert NOBODY.encode() not in store.zrange(LISTED, 0, -1)
+    assert store.zcard(LISTED) == 3
+    assert await repair(queue) == {}
+
+
+async def test_damaged_hashes_stop_nothing(queue: JobQueue, store: Redis) -> None:
+    store.hset(keys.job(0, new_job_id(1)), mapping={"what": "is this"})
+    store.hset(keys.job(0, new_job_id(1)), mapping={"state": "queued"})
+    store.hset(keys.job(0, "no id at all"), mapping={"state": "queued"})
+    store.set("flotilla:{99}:job:of-another-shard", "no hash")
+    job = await submit(queue)
+    store.delete(STREAM)
+    assert await repair(queue) == {"entries": 1}
+    assert (await take_one(queue)).id == job.id
+
+
+# --- what is as it should be ---
+
+
+async def test_a_sound_fleet_is_not_touched(queue: JobQueue, store: Redis) -> None:
+    for lane in CLIENT_LANES:
+        for _ in range(3):
+            await submit(queue, lane=lane, deadline_s=60)
+    given_back, ended, watched, *_ = await take(queue, 5)
+    await queue.release([given_back], "drained", blame=False)
+    await finish(queue, ended, 1, answer())
+    await queue.watch(watched.id, "gw-2", sees=True)
+    before = dump(store)
+    assert await repair(queue) == {}
+    assert dump(store) == before
+
+
+async def test_it_may_run_at_any_time(queue: JobQueue, redis_url: str) -> None:
+    """Jobs go through the fleet while three walk over it without a pause."""
+    over = asyncio.Event()
+    found: list[dict[str, int]] = []
+
+    async def client() -> None:
+        for _ in range(60):
+            await submit(queue, lane=random.choice(CLIENT_LANES), deadline_s=60)
+
+    async def worker(name: str) -> None:
+        while not over.is_set():
+            for job in await take(queue, 3, worker=name):
+                if random.random() < 0.3:
+                    await queue.release([job], "drained", blame=False)
+                else:
+                    assert await finish(queue, job, 1, answer()) == "ok"
+                    done.append(job.id)
+            await asyncio.sleep(0)
+
+    async def walker() -> None:
+        async with open_queue(redis_url) as own:
+            while not over.is_set():
+                found.append(await repair(own))
+
+    async def all_done() -> bool:
+        return len(done) >= 180
+
+    done: list[str] = []
+    async with asyncio.timeout(60):
+        running = [asyncio.create_task(walker()) for _ in range(3)]
+        running += [asyncio.create_task(worker(f"w-{n}")) for n in range(3)]
+        await asyncio.gather(*(client() for _ in range(3)))
+        await eventually(all_done, "every job is completed")
+        over.set()
+        await asyncio.gather(*running)
+    assert len(set(done)) == 180
+    assert len(found) > 3
+    assert not any(found)
+
+
+async def test_two_repair_the_same_damage_once(
+    queue: JobQueue, store: Redis, redis_url: str
+) -> None:
+    jobs = [await submit(queue) for _ in range(300)]
+    store.delete(STREAM, WAITING)
+    async with open_queue(redis_url) as other:
+        both = await asyncio.gather(repair(queue), repair(other))
+    assert {what: sum(each.get(what, 0) for each in both) for what in ("entries", "waiting")} == {
+        "entries": 300,
+        "waiting": 300,
+    }
+    assert sorted(job.id for job in await take(queue, 1000)) == sorted(job.id for job in jobs)
+
+
+async def test_every_shard_is_walked_over(redis_url: str, store: Redis) -> None:
+    async with open_queue(redis_url, shards=3) as queue:
+        jobs = [await submit(queue, id=new_job_id(3)) for _ in range(30)]
+        store.delete(*(keys.queue(shard, POOL, lane) for shard in range(3) for lane in LANES))
+        assert await repair(queue) == {"entries": 30}
+        got = [job.id for shard in range(3) for job in await take(queue, shard=shard)]
+        assert sorted(got) == sorted(job.id for job in jobs)

@@ -1,0 +1,181 @@
+"""What `flotilla up --autoscale` does with a decision: services that only say they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from gateway.cli.child import Command
+from gateway.cli.scaler import Scaler
+from gateway.cli.service import GaveUpError, Service
+from gateway.cli.workers import Workers
+from shared import keys
+from shared.autoscale import Limits
+from shared.queue import JobQueue
+from shared.registry import Registry
+from shared.scaling import Scale, ScaleStore
+from shared.settings import Settings
+from shared.states import WorkerState
+from shared.tasks import end
+from tests.redis.conftest import POOL
+from tests.unit.test_observation import look as look_at
+from tests.unit.test_observation import see
+from tests.unit.test_observation import worker as worker_info
+from tests.waiting import eventually
+
+
+class Process:
+    """Plays a Service: runs until it is stopped or told to fail."""
+
+    def __init__(self, name: str, command: Any) -> None:
+        self.name = name
+        self.ready = asyncio.Event()
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stops: list[float] = []
+        self.command: Command = command()
+
+    async def run(self) -> None:
+        await self.end
+
+    async def stop(self, grace_s: float) -> None:
+        self.stops.append(grace_s)
+
+
+class Fleet:
+    """A scaler, what it started, and the words with which tests speak to both."""
+
+    def __init__(self, queue: JobQueue, **settings: Any) -> None:
+        self.registry = Registry(queue.redis)
+        self.store = ScaleStore(queue.redis)
+        self.said: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.workers = Workers(
+            Settings(worker_port=0, **settings),
+            lambda name, command, is_ready: Process(name, command),  # type: ignore[arg-type, return-value]
+            lambda **changes: Command(("worker",), {k: str(v) for k, v in changes.items()}),
+            self.serves,
+            ["0", "1"],
+        )
+        self.scaler = Scaler(
+            self.workers,
+            POOL,
+            queue.redis,
+            start=self.start,
+            grace_s=45,
+            say=self.said.append,
+        )
+
+    async def serves(self, url: str) -> bool:
+        return True
+
+    def start(self, service: Service, run: Coroutine[None, None, None]) -> None:
+        self.tasks.append(asyncio.create_task(run))
+
+    def process(self, number: int) -> Any:
+        return self.workers.services[number]
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(self.workers.services)
+
+    async def decide(self, wanted: int, *, ago_s: float = 0.0) -> None:
+        now_s, _ = await self.store.read([])
+        seen = replace(see(look_at()), at_s=now_s - ago_s)
+        limits = Limits(0, 9, 5, 0.8, 120, 300)
+        scale = Scale(POOL, "m", wanted, "because", None, seen, limits, 2.0)
+        await self.store.write(scale, b"{}", None)
+
+    async def announce(self, number: int, **changes: Any) -> None:
+        info = worker_info(self.workers.ids[number], pool=POOL, **changes)
+        await self.registry.announce(info)
+        self.process(number).ready.set()
+
+    async def look(self, wanted: int) -> list[int]:
+        await self.decide(wanted)
+        await self.scaler.look()
+        await asyncio.sleep(0)  # what it has asked for begins
+        return self.numbers
+
+
+@pytest.fixture
+async def fleet(queue: JobQueue) -> AsyncIterator[Fleet]:
+    fleet = Fleet(queue)
+    yield fleet
+    await end(fleet.tasks)
+
+
+async def test_workers_are_started_with_names_ports_and_devices_of_their_own(fleet: Fleet) -> None:
+    assert await fleet.look(3) == [1, 2, 3]
+    assert await fleet.look(3) == [1, 2, 3]  # they load
+    environments = [fleet.process(number).command.environment for number in (1, 2, 3)]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["0", "1", "0"]
+    for variable in ("worker_id", "worker_port"):
+        assert len({e[variable] for e in environments}) == 3
+    assert fleet.said == ["starts worker-1", "starts worker-2", "starts worker-3"]
+
+
+async def test_the_least_busy_one_is_drained_and_its_number_is_free_again(fleet: Fleet) -> None:
+    await fleet.look(3)
+    for number, jobs in ((1, 4), (2, 0), (3, 7)):
+        await fleet.announce(number, jobs=jobs)
+    first_id = fleet.workers.ids[2]
+    drained = fleet.process(2)
+    assert await fleet.look(2) == [1, 2, 3]
+    await fleet.look(2)  # it has not said that it drains
+    assert drained.stops == [45]
+    assert await fleet.look(3) == [1, 2, 3, 4]  # who drains is no help
+    drained.end.set_result(None)
+
+    async def gone() -> bool:
+        return fleet.numbers == [1, 3, 4]
+
+    await eventually(gone, "it has ended for good")
+    await fleet.announce(4)
+    assert await fleet.look(4) == [1, 2, 3, 4]
+    assert fleet.workers.ids[2] != first_id
+
+
+async def test_a_worker_that_loads_is_never_ended(fleet: Fleet) -> None:
+    await fleet.look(2)
+    await fleet.announce(1, state=WorkerState.STARTING)
+    await fleet.look(0)
+    assert [fleet.process(number).stops for number in (1, 2)] == [[], []]
+    await fleet.announce(1)
+    await fleet.look(0)
+    assert [fleet.process(number).stops for number in (1, 2)] == [[45], []]
+
+
+async def test_a_silent_autoscaler_changes_nothing(fleet: Fleet, store: Redis) -> None:
+    await fleet.scaler.look()
+    assert fleet.numbers == []
+    await fleet.decide(2, ago_s=60)
+    await fleet.scaler.look()
+    assert fleet.numbers == []
+    store.hset(keys.scale(POOL), "scale", "{")
+    await fleet.scaler.look()
+    assert fleet.numbers == []
+
+
+async def test_a_worker_that_never_serves_ends_it_all_if_none_ever_did(fleet: Fleet) -> None:
+    await fleet.look(1)
+    fleet.process(1).end.set_exception(GaveUpError("worker-1: it never became ready"))
+    with pytest.raises(GaveUpError):
+        await fleet.tasks[0]
+
+
+async def test_where_there_is_no_room_for_one_more_the_others_go_on(fleet: Fleet) -> None:
+    await fleet.look(1)
+    await fleet.announce(1)
+    assert await fleet.look(2) == [1, 2]
+    fleet.process(2).end.set_exception(GaveUpError("worker-2: it never became ready"))
+    await fleet.tasks[1]
+    assert await fleet.look(2) == [1]
+    assert "worker-2: it never became ready; goes on with 1" in fleet.said[-1]
+    fleet.scaler._room = (0.0, 1)  # as if that had been long ago
+    await fleet.look(2)
+    assert await fleet.look(2) == [1, 2]

@@ -1,0 +1,1 @@
+"""Tests of compose/kubernetes: what kustomize makes of it, without a cluster."""

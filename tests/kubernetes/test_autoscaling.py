@@ -1,0 +1,136 @@
+"""The ScaledObjects: KEDA's scalers take any `metadata`, so what stands there is checked here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from shared import keys
+from shared.lanes import DEFAULT
+from shared.metrics import GatewayMetrics
+from shared.registry import pool_name
+from shared.states import JobState
+from tests.kubernetes.manifests import COMPOSITIONS, called, composed, container_of
+from tests.promql import Exports
+
+# What KEDA's documentation (2.16) lists of each scaler, as far as ours may need it.
+FIELDS = {
+    "metrics-api": {
+        "activationTargetValue", "authMode", "format", "targetValue", "unsafeSsl", "url",
+        "valueLocation",
+    },
+    "redis-streams": {
+        "activationLagCount", "address", "consumerGroup", "databaseIndex", "enableTLS", "lagCount",
+        "pendingEntriesCount", "stream",
+    },
+    "prometheus": {
+        "activationThreshold", "authModes", "ignoreNullValues", "query", "serverAddress",
+        "threshold",
+    },
+}  # fmt: skip
+SCALED = [
+    name
+    for name, (overlay, components) in COMPOSITIONS.items()
+    if overlay == "keda" or "keda" in components
+]
+
+
+def scaled_object(name: str) -> Any:
+    (found,) = (each for each in composed(name) if each["kind"] == "ScaledObject")
+    return found["spec"]
+
+
+def triggers(name: str) -> list[Any]:
+    found = scaled_object(name)["triggers"]
+    assert found
+    return found  # type: ignore[no-any-return]
+
+
+def autoscaled(name: str) -> tuple[str, int, int]:
+    """Model, min and max that the chores are told."""
+    (value,) = (
+        variable["value"]
+        for manifest in composed(name)
+        if manifest["kind"] == "Deployment"
+        for variable in container_of(manifest)["env"]
+        if variable["name"] == "FLOTILLA_AUTOSCALE"
+    )
+    model, _, limits = value.partition("=")
+    lowest, _, highest = limits.partition(":")
+    return model, int(lowest), int(highest)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_triggers_say_what_their_scaler_understands(name: str) -> None:
+    for trigger in triggers(name):
+        assert trigger["metadata"].keys() <= FIELDS[trigger["type"]]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_autoscaler_and_keda_have_the_same_limits(name: str) -> None:
+    spec = scaled_object(name)
+    _, lowest, highest = autoscaled(name)
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (lowest, highest)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_nobody_but_keda_sets_the_number_of_workers(name: str) -> None:
+    (worker,) = (each for each in composed(name) if called(each) == "Deployment/worker")
+    assert "replicas" not in worker["spec"]
+
+
+def test_as_many_pods_as_the_autoscaler_wants() -> None:
+    (trigger,) = triggers("keda")
+    # desired = ceil(value / target); any value above 0 wakes the first one.
+    assert trigger["metricType"] == "AverageValue"
+    assert trigger["metadata"]["targetValue"] == "1"
+    assert trigger["metadata"]["activationTargetValue"] == "0"
+    assert trigger["metadata"]["url"].endswith(f"/autoscale/{autoscaled('keda')[0]}")
+
+
+def test_the_policy_alone_says_how_long_to_wait() -> None:
+    spec = scaled_object("keda")
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert spec["cooldownPeriod"] == 0
+    for direction in ("scaleUp", "scaleDown"):
+        assert behavior[direction]["stabilizationWindowSeconds"] == 0
+        assert behavior[direction]["policies"][0]["value"] >= spec["maxReplicaCount"]
+    assert "fallback" not in spec  # it would make an unanswered question an order
+
+
+def test_by_lag_reads_the_stream_that_jobs_wait_in() -> None:
+    name = "cpu, by lag, monitoring"
+    stream = keys.queue(0, pool_name(autoscaled(name)[0]), DEFAULT)
+    for trigger in triggers(name):
+        assert trigger["metadata"]["stream"] == stream
+        assert trigger["metadata"]["consumerGroup"] == keys.GROUP
+    # What runs counts too, else busy workers go once nothing waits.
+    assert ["lagCount" in t["metadata"] for t in triggers(name)] == [True, False]
+    assert "pendingEntriesCount" in triggers(name)[1]["metadata"]
+
+
+def test_by_wait_asks_for_what_gateways_export() -> None:
+    name = "gpu, by wait, monitoring"
+    pool = pool_name(autoscaled(name)[0])
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    metrics.oldest.labels(pool, DEFAULT).set(1)
+    for state in JobState:
+        metrics.jobs.labels(pool, state).set(1)
+    exports = Exports()
+    exports.add_scrape(generate_latest(registry).decode())
+    queries = [trigger["metadata"]["query"] for trigger in triggers(name)]
+    assert [exports.problems(query) for query in queries] == [[], []]
+    assert exports.problems(queries[0].replace("age", "aged")) != []
+    # What runs counts too, else busy workers go once nothing waits.
+    assert 'state="in_progress"' in queries[1]
+
+
+@pytest.mark.parametrize("name", [name for name in SCALED if name != "keda"])
+def test_alternatives_wait_for_themselves(name: str) -> None:
+    spec = scaled_object(name)
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert spec["cooldownPeriod"] > 0
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] > 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Protocol, cast
 
-from load_tests import compare, queue_depth, real_vllm, run, soak
+from load_tests import autoscale_simulation, compare, queue_depth, real_vllm, run, soak
 
 
 class Command(Protocol):
@@ -25,6 +25,7 @@ COMMANDS = {
     "run": cast(Command, run),
     "compare": cast(Command, compare),
     "queue": cast(Command, queue_depth),
+    "autoscale": cast(Command, autoscale_simulation),
     "soak": cast(Command, soak),
     "vllm": cast(Command, real_vllm),
 }

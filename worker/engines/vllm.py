@@ -67,6 +67,10 @@ class VllmEngine:
             # A fork keeps the imports: 3 s instead of 30. Not with CUDA, which must not be forked.
             # vLLM sets `spawn` while it makes the config, hence here.
             parent_death.at_fork()
+            # The kernel has to be asked before a process uses AMX, and lets its forks do so too.
+            # vLLM leaves that to whatever else uses AMX first: its attention, if it is the first,
+            # dies of an illegal instruction.
+            v.init_amx()
             environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")
         self._engine = v.AsyncLLM.from_vllm_config(
             config, stat_loggers=[self._stat_logger(v)], disable_log_stats=args.disable_log_stats
@@ -174,6 +178,8 @@ def _import() -> SimpleNamespace:
         from vllm.entrypoints.launchers.app import build_app
     except ImportError:  # 0.24
         from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    from torch.cpu import _init_amx as init_amx
+
     from worker.replay import JournalledEngine
 
     def on_cpu() -> bool:
@@ -191,6 +197,7 @@ def _import() -> SimpleNamespace:
         StatLoggerBase=StatLoggerBase,
         ToolParserManager=ToolParserManager,
         build_app=build_app,
+        init_amx=init_amx,
         init_app_state=init_app_state,
         make_arg_parser=make_arg_parser,
         validate_parsed_serve_args=validate_parsed_serve_args,

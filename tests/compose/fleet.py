@@ -1,0 +1,143 @@
+"""A fleet in containers, as `docker compose` runs it: started, watched, broken and taken down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.redis_server import free_port
+from tests.waiting import wait_for
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def docker(*arguments: str, env: dict[str, str] | None = None) -> str:
+    """What a docker command prints."""
+    done = subprocess.run(
+        ["docker", *arguments],
+        cwd=ROOT,
+        env=os.environ | (env or {}),
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, f"docker {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+@dataclass
+class Fleet:
+    """One Compose project on a port of its own; `settings` are the variables its files read."""
+
+    project: str
+    settings: dict[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    """Overrides, by name; with none, Compose finds its file by the root's .env, as for a user."""
+    port: int = field(default_factory=free_port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of its `docker compose`."""
+        return {
+            "COMPOSE_PROJECT_NAME": self.project,
+            "FLOTILLA_PORT": str(self.port),
+            "IMAGE_TAG": "test",
+            **self.settings,
+        }
+
+    def compose(self, *arguments: str) -> str:
+        """What `docker compose` prints for this project."""
+        files = ("compose.yaml", *self.files) if self.files else ()
+        chosen = [word for file in files for word in ("-f", f"compose/{file}")]
+        return docker("compose", *chosen, *arguments, env=self.variables)
+
+    def up(self, *arguments: str) -> None:
+        """Start services, and wait until they are healthy."""
+        self.compose("--profile", "sim", "up", "--detach", "--wait", "--quiet-pull", *arguments)
+
+    def down(self) -> None:
+        """Take everything down, volumes included."""
+        self.compose("--profile", "*", "down", "--volumes", "--timeout", "5")
+
+    def containers(self, service: str) -> list[str]:
+        """The full ids of a service's containers that run."""
+        return self.compose("--profile", "*", "ps", "--no-trunc", "-q", service).split()
+
+    def execute(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a service's first container."""
+        return subprocess.run(
+            ["docker", "exec", self.containers(service)[0], *command],
+            text=True,
+            capture_output=True,
+            timeout=60,
+        )
+
+    def jobs(self, n: int, model: str, prompt: str, **fields: Any) -> list[str]:
+        """Submit jobs; returns their ids."""
+        body = {"model": model, "messages": [{"role": "user", "content": prompt}], **fields}
+        wanted = {"endpoint": "/v1/chat/completions", "body": body}
+        ids = []
+        for _ in range(n):
+            answer = httpx.post(f"{self.url}/jobs", json=wanted)
+            assert answer.status_code == 202, answer.text
+            ids.append(answer.json()["id"])
+        return ids
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """A job, as the API shows it."""
+        answer = httpx.get(f"{self.url}/jobs/{job_id}")
+        assert answer.status_code == 200, answer.text
+        shown: dict[str, Any] = answer.json()
+        return shown
+
+    def ended(self, ids: list[str]) -> list[dict[str, Any]]:
+        """The jobs, once all of them have ended."""
+        terminal = {"completed", "failed", "cancelled", "expired"}
+
+        def all_ended() -> list[dict[str, Any]]:
+            jobs = [self.job(i) for i in ids]
+            return jobs if all(job["state"] in terminal for job in jobs) else []
+
+        return wait_for(all_ended, f"{len(ids)} jobs end", 180)
+
+
+def outcomes(jobs: list[dict[str, Any]]) -> set[str]:
+    """How the jobs stand; of those that have failed, why."""
+    return {f"{job['state']} {(job['error'] or {}).get('code', '')}".strip() for job in jobs}
+
+
+def inspect(container: str) -> dict[str, Any]:
+    """What Docker knows of a container or an image."""
+    known: dict[str, Any] = json.loads(docker("inspect", container))[0]
+    return known
+
+
+def healthy(container: str) -> bool:
+    state = inspect(container)["State"]
+    return bool(state["Running"] and state["Health"]["Status"] == "healthy")
+
+
+def crash(container: str) -> None:
+    """SIGKILL from outside, as the kernel does it: `docker kill` would count as wanted."""
+    os.kill(inspect(container)["State"]["Pid"], signal.SIGKILL)
+
+
+def holder(job: dict[str, Any]) -> str:
+    """The short id of the container whose worker has, or had, the job: `w-<host>-<random>`."""
+    return str(job["attempts"][-1]["worker"]).split("-")[1]
+
+
+def own_mb(image: str, base: str) -> tuple[float, float]:
+    """Size of an image, and of what it adds to its base, in MB."""
+    size, below = inspect(image)["Size"], inspect(base)["Size"]
+    return size / 1e6, (size - below) / 1e6

@@ -14,6 +14,7 @@ from redis.exceptions import NoScriptError, RedisError
 from shared import keys
 from shared.job import LeasedJob
 from shared.line import Line
+from shared.offers import Offers
 from shared.queue import JobQueue
 from shared.redis import BLOCK_S, TIMEOUT_S, Redis
 
@@ -22,22 +23,29 @@ class Claims:
     """One worker's claims on the lanes of its pool. `redis` is for blocking reads."""
 
     def __init__(
-        self, queue: JobQueue, redis: Redis, *, pool: str, worker: str, lease_s: float
+        self,
+        queue: JobQueue,
+        redis: Redis,
+        *,
+        pool: str,
+        worker: str,
+        lease_s: float,
+        offers: Offers,
     ) -> None:
         self._queue = queue
         self._pool = pool
         self._worker = worker
         self._lease_s = lease_s
+        self._offers = offers
         self._line = Line(redis, BLOCK_S + TIMEOUT_S)
         self._bells = [keys.bell(shard, pool) for shard in range(queue.shards)]
         self._first_shard = 0
         self._ringing: asyncio.Future[Any] | None = None
 
-    async def take(self, count: int, *, spare: int = 0, offer: int = 0) -> list[LeasedJob]:
+    async def take(self, count: int, *, spare: int = 0) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first; raises redis' errors.
 
         `spare`: slots that are free even then; with some, it hears of the next job at once.
-        `offer`: slots that each shard may give to jobs to come if nothing waits there.
         """
         ringing, self._ringing = self._ringing, None
         if ringing is not None:
@@ -49,19 +57,27 @@ class Claims:
         jobs: list[LeasedJob] = []
         for n in range(shards):
             shard, missing = (first + n) % shards, count - len(jobs)
-            claim = (shard, self._pool, self._worker, missing, self._lease_s, offer)
+            self._queue.read_on()
+            await self._offers.quiet(shard)
+            offer, left = self._offers.say(shard), None
+            claim = (shard, self._worker, missing, self._lease_s, offer)
             reply = self._line.send(*self._queue.acquire_command(*claim))
             if spare > 0 and n == shards - 1:
                 self._listen()
             try:
-                jobs += self._queue.leased(await reply)
+                left, leased = self._queue.claimed(await reply)
+                jobs += leased
             except NoScriptError:
                 await self._queue.scripts.load()
-                jobs += await self._queue.acquire(*claim)
+                jobs += await self._queue.acquire(
+                    shard, self._pool, self._worker, missing, self._lease_s
+                )
             except (RedisError, OSError):
                 if not jobs:
                     raise
                 return jobs  # they are leased: whoever drops them loses them for a lease's time
+            finally:
+                self._offers.said(shard, None if left is None else offer.slots - left)
             if len(jobs) == count:
                 return jobs
         if self._ringing is None:

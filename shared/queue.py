@@ -80,6 +80,9 @@ def make_emission(
     return Emission(job.id, job.nonce, seq, chunks, journal, head, not job.stream, ending)
 
 
+UNKNOWN = ""
+
+
 class Offer(NamedTuple):
     """Slots of a worker that jobs to come may have without a wait."""
 
@@ -87,6 +90,8 @@ class Offer(NamedTuple):
     offerer: str
     """`keys.offerer`."""
     slots: int
+    told: int | str
+    """What it takes for left of its last offer: if less is left, jobs are on their way to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,25 +270,31 @@ class JobQueue:
     # --- the worker's side ---
 
     async def acquire(
-        self, shard: int, pool: str, worker: str, count: int, lease_s: float, offer: int = 0
+        self, shard: int, pool: str, worker: str, count: int, lease_s: float
     ) -> list[LeasedJob]:
-        """Lease at most `count` jobs, best lane first; their leases end unless renewed.
+        """Lease at most `count` jobs, best lane first; their leases end unless renewed."""
+        offer = Offer(pool, keys.offerer(worker, lease_s), 0, UNKNOWN)
+        arguments = _claim(worker, count, lease_s, offer)
+        return self.claimed(await self.scripts.acquire(shard, *arguments))[1]
+
+    def acquire_command(
+        self, shard: int, worker: str, count: int, lease_s: float, offer: Offer
+    ) -> tuple[Argument, ...]:
+        """What `acquire` sends; its reply is for `claimed`. The scripts must be ready.
 
         `offer`: slots that are free, `count` included. What nothing waits for is offered to jobs to
         come: `submit` then leases them, and tells the worker on its control channel.
         """
-        arguments = _claim(pool, worker, count, lease_s, offer)
-        return self.leased(await self.scripts.acquire(shard, *arguments))
+        return self.scripts.acquire_command(shard, *_claim(worker, count, lease_s, offer))
 
-    def acquire_command(
-        self, shard: int, pool: str, worker: str, count: int, lease_s: float, offer: int
-    ) -> tuple[Argument, ...]:
-        """What `acquire` sends; its reply is for `leased`. The scripts must be ready."""
-        return self.scripts.acquire_command(shard, *_claim(pool, worker, count, lease_s, offer))
+    def claimed(self, reply: Sequence[Any]) -> tuple[int, list[LeasedJob]]:
+        """What is left on offer, and the jobs, in a reply of the acquire script."""
+        now, left, *jobs = reply
+        return int(left), self.leased(now, jobs)
 
-    def leased(self, reply: Sequence[Any]) -> list[LeasedJob]:
-        """The jobs in a reply of the acquire script, or in a message of `ControlKind.JOBS`."""
-        now_us = int(reply[0])
+    def leased(self, now: bytes, jobs: Iterable[Sequence[Any]]) -> list[LeasedJob]:
+        """Jobs as the scripts give them to a worker; `now` is Redis' time in us."""
+        now_us = int(now)
         return [
             LeasedJob(
                 id=job_id.decode(),
@@ -295,7 +306,7 @@ class JobQueue:
                 body=body,
                 waited_s=max(0, now_us - int(created_us)) / 1e6,
             )
-            for job_id, nonce, attempt, created_us, stream, endpoint, body in reply[1:]
+            for job_id, nonce, attempt, created_us, stream, endpoint, body in jobs
         ]
 
     async def ring(self, pool: str) -> None:
@@ -384,8 +395,9 @@ def _nonce_seed() -> str:
     return secrets.token_hex(6)
 
 
-def _claim(pool: str, worker: str, count: int, lease_s: float, offer: int) -> tuple[Argument, ...]:
-    return pool, worker, count, int(lease_s * 1000), _nonce_seed(), offer, *LANES
+def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argument, ...]:
+    lease_ms, seed = int(lease_s * 1000), _nonce_seed()
+    return offer.pool, worker, count, lease_ms, seed, offer.slots, offer.told, *LANES
 
 
 def _new(job: NewJob) -> tuple[Any, ...]:

@@ -222,7 +222,7 @@ class Worker:
                 await self._registry.register_models(self._pool, self._models)
                 await self._announce()
                 if self._loop is not None:
-                    self._loop.offers.forget()
+                    self._loop.offers.repeat()
             except (RedisError, OSError) as error:
                 log.warning("no heartbeat: %s", error)
             await asyncio.sleep(HEARTBEAT_S)

@@ -15,12 +15,12 @@ from shared.channel import ControlKind, decode_control
 from shared.claims import Claims
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
+from shared.offers import Offers
 from shared.queue import JobQueue
 from shared.redis import RedisError
 from shared.states import JobState
 from worker.admission import Decision, Snapshot, decide
 from worker.engines.protocol import Engine
-from worker.offers import Offers
 from worker.publisher import Publisher
 from worker.runner import Outcome, Run
 
@@ -71,7 +71,7 @@ class Loop:
         self.offers = Offers(
             self._free, pool=pool, worker=worker_id, lease_s=lease_s, shards=queue.shards
         )
-        self.publisher = Publisher(queue, metrics, self.lose, self.offers.news)
+        self.publisher = Publisher(queue, metrics, self.lose, self.offers)
         self.done = Done()
         self._queue = queue
         self._redis_url = redis_url
@@ -105,6 +105,7 @@ class Loop:
             pool=self._pool,
             worker=self._worker_id,
             lease_s=self._lease_s,
+            offers=self.offers,
         )
         failures = 0
         try:
@@ -118,6 +119,7 @@ class Loop:
                     failures += 1
         finally:
             self._disowning.cancel()
+            self.offers.end()
             with contextlib.suppress(RedisError, OSError):
                 await self._queue.withdraw(self._pool, self._worker_id, self._lease_s)
             await claims.close()
@@ -130,8 +132,7 @@ class Loop:
             await claims.pass_on()
             await self._wait_for_change()
             return
-        self.offers.forget()
-        jobs = await claims.take(decision.count, spare=decision.spare, offer=self.offers.share())
+        jobs = await claims.take(decision.count, spare=decision.spare)
         for job in jobs:
             self._start(job)
         if len(jobs) < decision.count:  # no more was waiting
@@ -167,7 +168,7 @@ class Loop:
         """What comes on the control channel: jobs, and which ones were ended by somebody else."""
         try:
             kind, words = decode_control(message)
-            jobs = self._queue.leased(words) if kind is ControlKind.JOBS else []
+            jobs = self._queue.leased(words[0], words[1:]) if kind is ControlKind.JOBS else []
             dropped = words[0].decode() if kind is ControlKind.DROP else ""
         except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
             log.error("a message that is none: %r", error)

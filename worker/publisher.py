@@ -15,7 +15,8 @@ from typing import NamedTuple
 from shared.envelope import Folder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
-from shared.queue import Answer, Emission, JobQueue, Offer, make_emission
+from shared.offers import Offers
+from shared.queue import Answer, Emission, JobQueue, make_emission
 from shared.redis import UNAVAILABLE, RedisError, unwritable
 from shared.token_log import NO_CHUNKS, Delta, Prompt, pack_chunks, pack_journal
 
@@ -116,7 +117,7 @@ class _Parcel(NamedTuple):
 class Publisher:
     """Sends outboxes; `on_lost(job, state)` hears of leases that this worker has lost.
 
-    `offer(shard)` is what the shard is to be told of the worker's free slots, if anything.
+    What `offers` has to tell of the worker's free slots goes with the output.
     """
 
     def __init__(
@@ -124,12 +125,12 @@ class Publisher:
         queue: JobQueue,
         metrics: WorkerMetrics,
         on_lost: Callable[[LeasedJob, str], None],
-        offer: Callable[[int], Offer | None] = lambda shard: None,
+        offers: Offers | None = None,
     ) -> None:
         self._queue = queue
         self._metrics = metrics
         self._on_lost = on_lost
-        self._offer = offer
+        self._offers = offers
         self._unsent: dict[Outbox, _Ending | None] = {}
         self._wake = asyncio.Event()
         self._no_step: asyncio.TimerHandle | None = None
@@ -216,14 +217,20 @@ class Publisher:
 
     async def _insist(self, shard: int, parcel: _Parcel) -> dict[str, str] | None:
         """Repeat the call until Redis takes it: who was lost; None once all are dropped."""
-        offer = self._offer(shard)
+        offer = self._offers.news(shard) if self._offers else None
         tries = 0
         while not all(outbox.dropped for outbox, _ in parcel.senders):
             try:
-                return await self._queue.emit(
+                lost = await self._queue.emit(
                     shard, parcel.emissions, offer=offer, patient=parcel.goes_on
                 )
+                if self._offers and offer:
+                    self._offers.said(shard)
+                return lost
             except (RedisError, OSError) as error:
+                if self._offers and offer:
+                    self._offers.said(shard, None)
+                    offer = None
                 if not (isinstance(error, UNAVAILABLE) or unwritable(error)):
                     raise
                 if tries == 0:

@@ -1,20 +1,25 @@
 -- Read at most `count` entries of a pool's lanes, best lane first, and lease each job to one worker.
 -- KEYS: base.  ARGV: pool, worker, count, lease in ms, nonce seed (12 characters; 4 are added for
---       each job), slots that are free now, then the lanes.
--- Returns {now in us, job, ...}, a job being {id, nonce, attempt, created_us, stream, endpoint, body}.
--- Where nothing is left waiting, the worker offers the slots that stay free to jobs to come (submit.lua).
+--       each job), slots to offer to jobs to come, those that it takes for left of its last offer ('':
+--       not known), then the lanes.
+-- Returns {now in us, slots left of what it offers now, job, ...}, a job being {id, nonce, attempt,
+--       created_us, stream, endpoint, body}.
+-- Where nothing is left waiting, what stays free of the slots is on offer (submit.lua).
 -- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local ROUNDS = 64
 local now = now_us()
-local taken = {int(now)}
+local who = offerer(worker, lease_ms)
+local on_their_way = unheard(pool, who, ARGV[7])
+count = count - on_their_way
+local taken = {int(now), 0}
 
 local empty = true
-for i = 7, #ARGV do
+for i = 8, #ARGV do
   local name = pool .. ':' .. ARGV[i]
   -- Entries that lead to no job take no slot, so read on; ROUNDS bounds one call.
   for round = 1, ROUNDS do
-    local free = count - (#taken - 1)
+    local free = count - (#taken - 2)
     if free <= 0 then empty = false; break end
     local entries = read(name, worker, free)
     for _, entry in ipairs(entries) do
@@ -31,6 +36,7 @@ if empty then
 elseif redis.call('LLEN', bell) == 0 then
   ring(pool, 1) -- more may wait: who listens now must hear of it
 end
-offer(pool, offerer(worker, lease_ms), empty and tonumber(ARGV[6]) - (#taken - 1) or 0)
+if empty then taken[2] = math.max(0, ARGV[6] - (#taken - 2)) end
+offer(pool, who, taken[2], on_their_way)
 write_down()
 return taken

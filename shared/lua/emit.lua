@@ -6,7 +6,8 @@
 --       quiet: the frame is for those only who watch the job's events;
 --       ending: false, or {event, error code, frame, inline, result, {field, value, ...}} with fields
 --       of the job's hash; inline: the frame ends with the result, which is to be put behind it.
---       Then, if the worker has other slots to spare than it said last: pool, who offers, slots.
+--       Then, if the worker has other slots to spare than it said last: pool, who offers, slots, those
+--       that it takes for left of its last offer.
 -- Returns a flat array id, state, ... of the jobs whose lease this worker has lost.
 -- A job may stand in a call only once.
 -- Invariant: an entry of the log is written by the lease's holder only, and once, so a repeated call
@@ -76,7 +77,7 @@ for i, item in ipairs(items) do
   end
 end
 write_down()
-if ARGV[2] then offer(ARGV[2], ARGV[3], tonumber(ARGV[4])) end
+if ARGV[2] then offer(ARGV[2], ARGV[3], ARGV[4], unheard(ARGV[2], ARGV[3], ARGV[5])) end
 -- Jobs with the same listeners were put together; a gateway that is in several such sets gets one message.
 local messages = {}
 for watchers, list in pairs(frames) do

@@ -107,14 +107,17 @@ local function waiting(pool)
   return count
 end
 
--- A worker that has slots to spare is told of a job in the step that submits it. Who offers, how many.
+-- A worker that has slots to spare is told of a job in the step that submits it. A member of `offers`:
 local function offerer(worker, lease_ms) return worker .. ' ' .. lease_ms end
-local function offer(pool, who, slots)
-  if slots > 0 then
-    redis.call('ZADD', key('offers', pool), slots, who)
-  else
-    redis.call('ZREM', key('offers', pool), who)
-  end
+-- How many jobs a worker was told of that it had not heard of when it said that `told` slots were left
+-- of what it offered; 0 where it can't say.
+local function unheard(pool, who, told)
+  local left = told ~= '' and redis.call('ZSCORE', key('offers', pool), who)
+  return left and math.max(0, told - left) or 0
+end
+-- Those on their way are counted down in advance; with more of them than slots it is below zero.
+local function offer(pool, who, slots, on_their_way)
+  redis.call('ZADD', key('offers', pool), slots - on_their_way, who)
 end
 
 -- Take a job's entry out of its queue, delivered or not. (The group's lag is not known for a while

@@ -1,4 +1,4 @@
--- Take out what nobody will ask for again: jobs that are gone, consumers that are gone.
+-- Take out what nobody will ask for again: jobs that are gone, consumers that are gone, and their offers.
 -- KEYS: base.  ARGV: at most so many jobs, idle time of a dead consumer in ms, then the lanes.
 -- Returns how much was taken out.
 -- Invariant: a consumer with entries is kept; deleting it would lose them.
@@ -10,6 +10,12 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', expiring, '-inf', int(now_us
   redis.call('ZREM', expiring, member)
 end
 for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
+  for _, who in ipairs(redis.call('ZRANGE', key('offers', pool), 0, -1)) do
+    local worker = string.match(who, '^%S+')
+    if redis.call('PUBSUB', 'NUMSUB', CHANNEL.control .. worker)[2] == 0 then
+      redis.call('ZREM', key('offers', pool), who)
+    end
+  end
   for i = 3, #ARGV do
     local stream = queue_key(pool .. ':' .. ARGV[i])
     local consumers = redis.pcall('XINFO', 'CONSUMERS', stream, GROUP)

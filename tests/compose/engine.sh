@@ -32,6 +32,8 @@ start_engine() {
     [ "$(id -u)" = 0 ] || skip "no Docker engine with Compose v2 runs, and only root can start one"
     command -v apt-get >/dev/null || skip "no Docker engine with Compose v2 runs, and no apt-get to get one"
     pgrep -x dockerd >/dev/null && skip "a Docker engine runs, but can't be used (docker info, docker compose version)"
+    mkdir -p "$cache"
+    cache=$(cd "$cache" && pwd)
     install_packages iptables runc
     tests/tools/trixie-debs.sh "$cache/tools" docker-compose docker-buildx docker-cli docker.io containerd tini ||
         skip "no Docker engine runs, and its packages can't be had"
@@ -90,8 +92,6 @@ make_stand_in() {
     say "stand-in for $1"
 }
 
-mkdir -p "$cache"
-cache=$(cd "$cache" && pwd)
 if docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
     run=$(mktemp -d)
     trap 'rm -rf "$run"' EXIT

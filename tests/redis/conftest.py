@@ -15,7 +15,7 @@ from shared import keys
 from shared.channel import ControlKind, Frame, decode, decode_control
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT, LANES
-from shared.queue import Answer, Emission, JobQueue, make_emission
+from shared.queue import UNKNOWN, Answer, Emission, JobQueue, Offer, _claim, make_emission
 from shared.redis import connect
 from shared.states import JobEvent
 from shared.token_log import NO_CHUNKS, Delta, pack_chunks, pack_journal
@@ -89,9 +89,12 @@ async def take(
     shard: int = 0,
     lease_s: float = LEASE_S,
     offer: int = 0,
+    told: int | str = UNKNOWN,
 ) -> list[LeasedJob]:
-    """What a worker gets that asks for so many."""
-    return await queue.acquire(shard, POOL, worker, count, lease_s, offer)
+    """What a worker gets that asks for so many, and has so many slots to offer."""
+    offers = Offer(POOL, keys.offerer(worker, lease_s), offer, told)
+    reply = await queue.scripts.acquire(shard, *_claim(worker, count, lease_s, offers))
+    return queue.claimed(reply)[1]
 
 
 async def take_one(queue: JobQueue, worker: str = WORKER, lease_s: float = LEASE_S) -> LeasedJob:
@@ -212,7 +215,10 @@ class Listener:
         """The jobs that a worker was handed since the last look."""
         heard = [decode_control(message) for message in self.messages()]
         return [
-            job for kind, words in heard if kind is ControlKind.JOBS for job in queue.leased(words)
+            job
+            for kind, words in heard
+            if kind is ControlKind.JOBS
+            for job in queue.leased(words[0], words[1:])
         ]
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from redis import Redis
 from shared import keys
 from shared.claims import Claims
 from shared.job import LeasedJob, new_job_id
+from shared.offers import Offers
 from shared.queue import JobQueue
 from shared.redis import RedisConnectionError, connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
@@ -25,7 +26,8 @@ DEADLINE_S = 3.0
 @contextlib.asynccontextmanager
 async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterator[Claims]:
     redis = connect_blocking(url)
-    claims = Claims(queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S)
+    offers = Offers(lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards)
+    claims = Claims(queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, offers=offers)
     try:
         yield claims
     finally:
@@ -130,15 +132,15 @@ async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
 ) -> None:
     async with open_queue(redis_url, shards=2) as queue, opened(queue, redis_url) as claims:
         job = await submit(queue, id=new_job_id(1))
-        leased, replies = queue.leased, list[Any]()
+        claimed, replies = queue.claimed, list[Any]()
 
-        def fails_on_the_second(reply: Sequence[Any]) -> list[LeasedJob]:
+        def fails_on_the_second(reply: Sequence[Any]) -> tuple[int, list[LeasedJob]]:
             replies.append(reply)
             if len(replies) > 1:
                 raise RedisConnectionError("away")
-            return leased(reply)
+            return claimed(reply)
 
-        monkeypatch.setattr(queue, "leased", fails_on_the_second)
+        monkeypatch.setattr(queue, "claimed", fails_on_the_second)
         assert [each.id for each in await claims.take(8, spare=1)] == [job.id]
         await queue.ring(POOL)
         with pytest.raises(RedisConnectionError):

@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared import keys
+from shared.job import LeasedJob
 from shared.lanes import DEFAULT, FLEX, PRIORITY
 from shared.metrics import WorkerMetrics
-from shared.queue import JobQueue, Offer
+from shared.queue import UNKNOWN, JobQueue, Offer
 from shared.settings import Settings
 from shared.states import JobState
 from shared.subscription import Subscription
@@ -52,8 +53,8 @@ def chat(max_tokens: int) -> bytes:
 
 
 def on_offer(store: Redis, shard: int = 0) -> dict[str, int]:
-    """Slots by worker."""
-    offers = store.zrange(keys.offers(shard, POOL), 0, -1, withscores=True)
+    """Slots by worker, of those that have any."""
+    offers = store.zrangebyscore(keys.offers(shard, POOL), 1, "+inf", withscores=True)
     return {who.decode().split()[0]: int(slots) for who, slots in offers}
 
 
@@ -98,7 +99,7 @@ async def test_no_more_than_on_offer_and_the_rest_waits_in_order(
     assert await queue.submit_all(0, jobs, 10) == [0, 0, 1, 2, 3]
     messages = control.messages()
     assert len(messages) == 1, "jobs of one call come in one message"
-    assert on_offer(store) == {WORKER: 0}
+    assert on_offer(store) == {}
     assert [job.id for job in await take(queue)] == [job.id for job in jobs[2:]]
 
 
@@ -106,7 +107,7 @@ async def test_no_job_overtakes_one_that_waits(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     waiting = await submit(queue, lane=FLEX)
-    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 8))
+    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 8, UNKNOWN))
     for lane in (FLEX, DEFAULT, PRIORITY):
         await submit(queue, lane=lane)
     assert control.messages() == []
@@ -144,17 +145,57 @@ async def test_the_worker_with_most_to_spare_goes_first(
     assert on_offer(store) == {WORKER: 2, "w-2": 2}
 
 
+async def test_jobs_on_their_way_take_slots(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    for _ in range(6):
+        await submit(queue)  # the worker has heard of none of them yet
+    assert len(control.handed(queue)) == 4
+    assert await take(queue, 4, offer=4, told=4) == []
+    assert on_offer(store) == {}
+    # It has heard of three, and one has ended: there is a slot for one of the two that wait.
+    assert len(await take(queue, 2, offer=2, told=-3)) == 1
+    # It has heard of the fourth, and two more have ended.
+    assert len(await take(queue, 2, offer=2, told=-1)) == 1
+    assert on_offer(store) == {WORKER: 1}
+
+
+async def test_jobs_on_their_way_are_counted_when_a_step_tells(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    for _ in range(3):
+        await submit(queue)
+    # It has heard of one, which has ended: four are free, two of them only until it hears.
+    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 4, 3))
+    assert on_offer(store) == {WORKER: 2}
+    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 2, 2))
+    assert on_offer(store) == {WORKER: 2}
+
+
+async def test_offers_of_workers_that_are_gone_are_swept(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 1, offer=3)
+    await take(queue, 1, offer=3, worker="gone")
+    await submit(queue, pool=POOL)
+    await queue.sweep(0)
+    assert on_offer(store) == {WORKER: 2}
+    assert store.zcard(keys.offers(0, POOL)) == 1
+
+
 async def test_what_a_step_tells_is_on_offer(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 1, offer=1)
     await submit(queue)
     (job,) = control.handed(queue)
-    await queue.emit(0, [emission(job, 1)], offer=Offer(POOL, OFFERER, 2))
+    await queue.emit(0, [emission(job, 1)], offer=Offer(POOL, OFFERER, 2, 0))
     assert on_offer(store) == {WORKER: 2}
     await queue.emit(0, [emission(job, 2)])
     assert on_offer(store) == {WORKER: 2}
-    await queue.emit(0, [emission(job, 3)], offer=Offer(POOL, OFFERER, 0))
+    await queue.emit(0, [emission(job, 3)], offer=Offer(POOL, OFFERER, 0, 2))
     assert on_offer(store) == {}
 
 
@@ -237,7 +278,7 @@ async def test_what_else_lies_in_the_lane_does_no_harm(
         store.delete(keys.job(0, stray.id))
     elif damage == "ended":
         store.hset(keys.job(0, stray.id), "state", "cancelled")
-    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 4))
+    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 4, UNKNOWN))
     job = await submit(queue)
     handed = [leased.id for leased in control.handed(queue)]
     assert handed == ([stray.id, job.id] if damage == "forgotten" else [job.id])
@@ -245,7 +286,9 @@ async def test_what_else_lies_in_the_lane_does_no_harm(
 
 
 @contextlib.asynccontextmanager
-async def serving(queue: JobQueue, redis_url: str, slots: int) -> AsyncIterator[Loop]:
+async def serving(
+    queue: JobQueue, redis_url: str, slots: int, worker: str = WORKER
+) -> AsyncIterator[Loop]:
     """A worker's loop that claims and listens."""
     engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
     await engine.start()
@@ -255,12 +298,12 @@ async def serving(queue: JobQueue, redis_url: str, slots: int) -> AsyncIterator[
         engine,
         WorkerMetrics(CollectorRegistry()),
         pool=POOL,
-        worker_id=WORKER,
+        worker_id=worker,
         lease_s=LEASE_S,
         kv_high_watermark=0.95,
     )
     # By name, so that a test may put another one in its place.
-    control = Subscription(redis_url, keys.control_channel(WORKER), lambda data: loop.hear(data))
+    control = Subscription(redis_url, keys.control_channel(worker), lambda data: loop.hear(data))
     tasks = [asyncio.create_task(each.run()) for each in (control, loop, loop.publisher)]
     try:
         yield loop
@@ -353,3 +396,32 @@ async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
         ended = await queue.get(job.id)
         assert ended is not None
         assert [attempt.outcome for attempt in ended.attempts] == ["not_received", "completed"]
+
+
+async def test_in_a_rush_no_worker_holds_more_than_it_has_slots_for(
+    queue: JobQueue, redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 0
+    start = Loop._start
+
+    def count(loop: Loop, job: LeasedJob) -> None:
+        nonlocal most
+        start(loop, job)
+        entering = sum(map(loop._enters, loop._entering))
+        most = max(most, loop._engine.load().unfinished + entering)
+
+    monkeypatch.setattr(Loop, "_start", count)
+    async with contextlib.AsyncExitStack() as workers:
+        for name in ("w-1", "w-2", "w-3"):
+            await workers.enter_async_context(serving(queue, redis_url, slots=4, worker=name))
+        jobs = [make_job(body=chat(1 + n % 7), gateway="") for n in range(400)]
+        for n in range(0, 400, 20):  # in gusts, each larger than what is free
+            await asyncio.gather(*(queue.submit(job, 1000) for job in jobs[n : n + 20]))
+            await asyncio.sleep(0.003 * (n % 3))
+
+        async def all_done() -> bool:
+            ended = [await queue.get(job.id) for job in jobs]
+            return all(job is not None and job.state is JobState.COMPLETED for job in ended)
+
+        await eventually(all_done, "every job is done")
+    assert most == 4

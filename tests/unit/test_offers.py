@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from shared.queue import Offer
-from worker.offers import Offers
+import asyncio
+
+from shared.offers import Offers
+from shared.queue import UNKNOWN
 
 
 class Worker:
@@ -11,47 +13,82 @@ class Worker:
         self.free = 8
         self.offers = Offers(lambda: self.free, pool="p", worker="w", lease_s=1.5, shards=shards)
 
-    def told(self, shard: int = 0) -> int | None:
+    def tell(self, shard: int = 0) -> tuple[int, int | str] | None:
+        """Slots, and what it took for left; None if there was nothing to tell."""
         news = self.offers.news(shard)
-        assert news is None or (news.pool, news.offerer) == ("p", "w 1500")
-        return None if news is None else news.slots
+        if news is None:
+            return None
+        assert (news.pool, news.offerer) == ("p", "w 1500")
+        self.offers.said(shard)
+        return news.slots, news.told
 
 
 def test_what_redis_knows_is_not_told_again() -> None:
     worker = Worker()
-    assert [worker.told(), worker.told()] == [8, None]
+    assert [worker.tell(), worker.tell()] == [(8, UNKNOWN), None]
     worker.free = 7
-    assert [worker.told(), worker.told()] == [7, None]
+    assert [worker.tell(), worker.tell()] == [(7, 8), None]
 
 
 def test_a_job_that_was_handed_over_is_counted_on_both_sides() -> None:
     worker = Worker()
-    worker.told()
+    worker.tell()
     worker.offers.took(0)
     worker.free = 7
-    assert worker.told() is None
+    assert worker.tell() is None
     worker.free = 8
-    assert worker.told() == 8
+    assert worker.tell() == (8, 7)
 
 
 def test_each_shard_has_its_share() -> None:
     worker = Worker(shards=3)
-    assert [worker.told(shard) for shard in range(3)] == [2, 2, 2]
+    assert [worker.tell(shard) for shard in range(3)] == [(2, UNKNOWN)] * 3
     worker.offers.took(1)
-    assert [worker.told(shard) for shard in range(3)] == [None, 2, None]
+    assert [worker.tell(shard) for shard in range(3)] == [None, (2, 1), None]
     worker.free = 2
-    assert [worker.told(shard) for shard in range(3)] == [0, 0, 0]
+    assert [worker.tell(shard) for shard in range(3)] == [(0, 2)] * 3
 
 
-def test_after_a_while_all_is_told_anew() -> None:
+def test_after_a_while_all_is_told_again() -> None:
     worker = Worker()
-    worker.told()
-    worker.offers.forget()
-    worker.offers.took(0)  # who has told nothing has nothing to count down
-    assert worker.told() == 8
+    worker.tell()
+    worker.offers.repeat()
+    assert [worker.tell(), worker.tell()] == [(8, 8), None]
 
 
-def test_nothing_is_told_as_nothing() -> None:
+def test_nothing_overtakes_a_word_that_is_on_its_way() -> None:
     worker = Worker()
-    worker.free = 0
-    assert worker.offers.news(0) == Offer("p", "w 1500", 0)
+    worker.tell()
+    worker.free = 7
+    claim = worker.offers.say(0)
+    assert (claim.slots, claim.told) == (7, 8)
+    worker.free = 5
+    assert worker.tell() is None
+    worker.offers.took(0)  # heard of meanwhile; may have been given before or after
+    worker.offers.said(0, 2)  # two of the seven were taken by jobs that waited
+    assert worker.tell() == (5, 4)
+
+
+async def test_a_claim_waits_for_what_was_said_before() -> None:
+    worker = Worker()
+    assert worker.offers.news(0) is not None
+    waiting = asyncio.ensure_future(worker.offers.quiet(0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    worker.offers.said(0)
+    await waiting
+
+
+def test_after_a_word_that_may_be_lost_nothing_is_known() -> None:
+    worker = Worker()
+    worker.tell()
+    worker.offers.say(0)
+    worker.offers.said(0, None)
+    worker.offers.took(0)
+    assert worker.tell() == (8, UNKNOWN)
+
+
+def test_who_ends_offers_nothing_more() -> None:
+    worker = Worker()
+    worker.offers.end()
+    assert worker.tell() is None

@@ -93,6 +93,19 @@ class Queue:
         return step
 
 
+class Offering:
+    """Has something to tell each time; `heard` is what was said to have come."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, int | None]] = []
+
+    def news(self, shard: int) -> Offer:
+        return Offer("p", "w", shard, 0)
+
+    def said(self, shard: int, taken: int | None = 0) -> None:
+        self.heard.append((shard, taken))
+
+
 class Desk:
     """A running publisher, its queue, and who was lost."""
 
@@ -100,13 +113,14 @@ class Desk:
         monkeypatch.setattr(module, "_RETRY_S", (0.0, 0.001))
         self.queue = Queue()
         self.lost: list[tuple[str, str]] = []
+        self.offers: Any = Offering()
         self.registry = CollectorRegistry()
         queue: Any = self.queue
         self.publisher = Publisher(
             queue,
             WorkerMetrics(self.registry),
             lambda job, state: self.lost.append((job.id, state)),
-            lambda shard: Offer("p", "w", shard),
+            self.offers,
         )
         self.task = asyncio.create_task(self.publisher.run())
 
@@ -547,4 +561,16 @@ async def test_what_is_on_offer_leaves_with_the_output_of_its_shard(desk: Desk) 
     desk.step()
     await desk.queue.next()
     await desk.queue.next()
-    assert sorted(desk.queue.offers) == [(0, Offer("p", "w", 0)), (1, Offer("p", "w", 1))]
+    assert sorted(desk.queue.offers) == [(0, Offer("p", "w", 0, 0)), (1, Offer("p", "w", 1, 0))]
+    await turns()
+    assert sorted(desk.offers.heard) == [(0, 0), (1, 0)]
+
+
+async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
+    desk.queue.failures = [RedisConnectionError("no answer")]
+    desk.outbox().chunk(b"x")
+    desk.step()
+    await desk.queue.next()
+    await desk.queue.next()
+    assert [offer for _, offer in desk.queue.offers] == [Offer("p", "w", 0, 0), None]
+    assert desk.offers.heard == [(0, None)]

@@ -61,10 +61,10 @@ class Claims:
             await self._offers.quiet(shard)
             offer, left = self._offers.say(shard), None
             claim = (shard, self._worker, missing, self._lease_s, offer)
-            reply = self._line.send(*self._queue.acquire_command(*claim))
-            if spare > 0 and n == shards - 1:
-                self._listen()
             try:
+                reply = self._line.send(*self._queue.acquire_command(*claim))
+                if spare > 0 and n == shards - 1:
+                    self._listen()
                 left, leased = self._queue.claimed(await reply)
                 jobs += leased
             except NoScriptError:

@@ -217,9 +217,9 @@ class Publisher:
 
     async def _insist(self, shard: int, parcel: _Parcel) -> dict[str, str] | None:
         """Repeat the call until Redis takes it: who was lost; None once all are dropped."""
-        offer = self._offers.news(shard) if self._offers else None
         tries = 0
         while not all(outbox.dropped for outbox, _ in parcel.senders):
+            offer = self._offers.news(shard) if self._offers and tries == 0 else None
             try:
                 lost = await self._queue.emit(
                     shard, parcel.emissions, offer=offer, patient=parcel.goes_on
@@ -230,7 +230,6 @@ class Publisher:
             except (RedisError, OSError) as error:
                 if self._offers and offer:
                     self._offers.said(shard, None)
-                    offer = None
                 if not (isinstance(error, UNAVAILABLE) or unwritable(error)):
                     raise
                 if tries == 0:

@@ -41,7 +41,8 @@ _LIST_TRIES = 50
 _LIST_POLL_S = 0.2
 # A worker ends its jobs within drain_deadline_s by itself; then its engine needs a moment.
 _WORKER_MARGIN_S = 15.0
-_GATEWAY_GRACE_S = 10.0
+# Open answers end, or are cut, by themselves; then the process needs a moment.
+_GATEWAY_MARGIN_S = 5.0
 _REDIS_GRACE_S = 30.0
 
 
@@ -348,7 +349,8 @@ class Supervisor:
             self._say(f"draining for up to {deadline_s:g} s; Ctrl-C again to force")
             await asyncio.gather(*(w.stop(deadline_s + _WORKER_MARGIN_S) for w in workers))
         rest = [service for service in (self._gateway, self._chores) if service in self._running]
-        await asyncio.gather(*(service.stop(_GATEWAY_GRACE_S) for service in rest))
+        grace_s = self._settings.grace_s + _GATEWAY_MARGIN_S
+        await asyncio.gather(*(service.stop(grace_s) for service in rest))
         if self._redis is not None:
             await self._redis.stop(_REDIS_GRACE_S)
 

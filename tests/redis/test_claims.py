@@ -145,3 +145,18 @@ async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
         await queue.ring(POOL)
         with pytest.raises(RedisConnectionError):
             await claims.take(8, spare=1)
+
+
+async def test_a_claim_that_could_not_be_sent_does_not_stop_the_next(
+    claims: Claims, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RedisConnectionError("lost meanwhile")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims._line, "send", broken)
+        with pytest.raises(RedisConnectionError):
+            await claims.take(8)
+    job = await submit(queue)
+    async with asyncio.timeout(DEADLINE_S):
+        assert [each.id for each in await claims.take(8)] == [job.id]

@@ -98,8 +98,10 @@ class Offering:
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, int | None]] = []
+        self.asked = 0
 
     def news(self, shard: int) -> Offer:
+        self.asked += 1
         return Offer("p", "w", shard, 0)
 
     def said(self, shard: int, taken: int | None = 0) -> None:
@@ -574,3 +576,16 @@ async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
     await desk.queue.next()
     assert [offer for _, offer in desk.queue.offers] == [Offer("p", "w", 0, 0), None]
     assert desk.offers.heard == [(0, None)]
+
+
+async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
+    """Who has begun to say something has to end it: the worker's next claim waits for that."""
+    large = long_answer(2 * HALF)
+    desk.queue.open.clear()
+    first, second = desk.outbox("first"), desk.outbox("second")
+    verdicts = [desk.finish(first, large), desk.finish(second, large)]  # a call each
+    await desk.queue.next()
+    second.dropped = True  # while the first call is on its way
+    desk.queue.open.set()
+    assert await asyncio.gather(*verdicts) == ["ok", "dropped"]
+    assert (desk.offers.asked, desk.offers.heard) == (1, [(0, 0)])

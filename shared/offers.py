@@ -66,6 +66,10 @@ class Offers:
         """Tell all again: who knows what Redis has lost meanwhile."""
         self._stale = [True] * len(self._stale)
 
+    def forget(self) -> None:
+        """What was on its way is lost, or has come: nothing is any more."""
+        self._told = [None] * len(self._told)
+
     def end(self) -> None:
         """Nothing is offered any more."""
         self._ended = True

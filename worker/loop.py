@@ -187,6 +187,7 @@ class Loop:
 
     async def _disown(self) -> None:
         await asyncio.sleep(2 * _ON_ITS_WAY_S)
+        self.offers.forget()
         with contextlib.suppress(RedisError, OSError):  # then their leases run out
             known = list(self.runs)
             lost = await self._queue.disown(self._pool, self._worker_id, known, _ON_ITS_WAY_S)

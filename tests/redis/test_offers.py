@@ -395,6 +395,7 @@ async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
         await eventually(done, "the job is done")
         ended = await queue.get(job.id)
         assert ended is not None
+        await eventually(offers_all, "the slot of the lost message is on offer again")
         assert [attempt.outcome for attempt in ended.attempts] == ["not_received", "completed"]
 
 

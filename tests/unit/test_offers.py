@@ -88,6 +88,13 @@ def test_after_a_word_that_may_be_lost_nothing_is_known() -> None:
     assert worker.tell() == (8, UNKNOWN)
 
 
+def test_what_was_lost_on_its_way_takes_no_slot_for_good() -> None:
+    worker = Worker()
+    worker.tell()  # Redis gives one away, and the message is lost
+    worker.offers.forget()
+    assert [worker.tell(), worker.tell()] == [(8, UNKNOWN), None]
+
+
 def test_who_ends_offers_nothing_more() -> None:
     worker = Worker()
     worker.offers.end()

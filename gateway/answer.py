@@ -16,7 +16,7 @@ from gateway import sse
 from gateway.context import Gateway
 from gateway.errors import in_our_words
 from gateway.reader import Piece, Reader, Sink
-from gateway.wire import Write, writer
+from gateway.wire import Write, when_left, writer
 from shared.channel import FrameKind
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
@@ -80,7 +80,7 @@ class JobAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        watch = asyncio.create_task(self._watch(receive))
+        forget = when_left(receive, self._leave)
         ended = False
         try:
             ended = await (self._stream() if self._streams else self._once())
@@ -88,16 +88,14 @@ class JobAnswer:
             ended = isinstance(error, FlotillaError)
             await self._fail(in_our_words(error))
         finally:
-            watch.cancel()
+            forget()
             self._gateway.relay.close(self._reader)
             if not ended:
                 self._cancel_job()
         seconds = time.monotonic() - self._received
         self._gateway.metrics.answer_seconds[self._streams].observe(seconds)
 
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self._left = True
         self._reader.wake()
 
@@ -122,14 +120,16 @@ class JobAnswer:
                 return True
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
-            elif self._opened:
+            elif self._spoke:
                 sink = sink or partial(self._take, writer(self._send))
 
     def _take(self, write: Write, data: bytes) -> bool:
-        taken = write(data)
-        if taken:
-            self._observe(self._gateway.relay.now)
-        return taken
+        if not write(data):
+            return False
+        now = self._gateway.relay.now
+        self._gateway.metrics.itl.observe(now - self._spoke)
+        self._spoke = now
+        return True
 
     def _observe(self, now: float) -> None:
         metrics = self._gateway.metrics

@@ -28,7 +28,7 @@ from shared.errors import BadRequest, FlotillaError, RedisUnavailable, StreamRes
 from shared.job import Job
 from shared.redis import RedisError
 from shared.states import JobState
-from shared.token_log import Delta, unpack_journal
+from shared.token_log import Delta
 
 _DONE = b"[DONE]"
 
@@ -104,7 +104,7 @@ def _in_progress(job: Job) -> bytes:
 def _render(piece: Piece) -> list[bytes]:
     if piece.kind == FrameKind.DELTAS:
         texts: dict[tuple[int, int], str] = {}
-        for delta in unpack_journal(piece.payload):
+        for delta in piece.payload:
             if isinstance(delta, Delta):  # a slow Redis gets several steps at once
                 place = (delta.call, delta.choice)
                 texts[place] = texts.get(place, "") + delta.text

@@ -9,7 +9,7 @@ from gateway.context import Gateway
 from shared.errors import job_error
 from shared.job import Job
 from shared.states import JobState
-from shared.token_log import Transcript, unpack_journal
+from shared.token_log import Transcript, read_journal
 
 
 def summary(job: Job) -> dict[str, Any]:
@@ -76,7 +76,7 @@ async def read_transcript(gateway: Gateway, job: Job) -> Transcript:
     """What the job's journal adds up to so far."""
     transcript = Transcript.empty()
     for entry in await gateway.queue.entries(job.id, 0):
-        transcript.add(unpack_journal(entry.journal, entry.items))
+        transcript.add(read_journal(entry.journal, entry.items))
     return transcript
 
 

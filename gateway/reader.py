@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shared.channel import LAST, Frame, FrameKind
-from shared.envelope import Unfolder
+from shared.envelope import Item, Unfolder
 from shared.errors import RedisUnavailable, StreamReset
 from shared.redis import RedisError
-from shared.token_log import Entry
+from shared.token_log import Entry, Journal, read_journal
 
 if TYPE_CHECKING:
     from gateway.relay import Relay
@@ -28,6 +28,8 @@ log = logging.getLogger("flotilla.relay")
 
 # A reader that can't read the log waits for Redis so long before it gives its client an error.
 _PATIENCE_S = 30.0
+_PIECE_BYTES = 200
+"""What a piece takes that is no chunk, about."""
 
 
 class Want(Enum):
@@ -48,13 +50,15 @@ class Piece(NamedTuple):
     kind: int
     """A FrameKind."""
     payload: Any
-    """Of a CHUNK: bytes for the client; else as in its frame."""
+    """Of a CHUNK: bytes for the client; of DELTAS: the journal's records; else as in its frame."""
 
     @property
     def last(self) -> bool:
         """Nothing follows."""
         return self.kind in LAST
 
+
+_CHUNK, _CHUNKS = int(FrameKind.CHUNK), Want.CHUNKS  # each is looked at for every token
 
 Sink = Callable[[bytes], bool]
 """Takes chunks for a client now, or returns False and has taken nothing."""
@@ -106,8 +110,17 @@ class Reader:
 
     def feed(self, frame: Frame) -> None:
         """The relay has a frame for this job."""
-        _, seq, kind, payload = frame
-        if self._want is Want.END:
+        _, seq, kind, journal, payload = frame
+        if (
+            kind == _CHUNK
+            and seq == self._after + 1
+            and self._known == self._after
+            and self._want is _CHUNKS
+            and self._unread is None
+            and not self._behind
+        ):
+            self._chunk(seq, payload)
+        elif self._want is Want.END:
             if kind in LAST:
                 self._keep(Piece(seq, kind, payload))
         elif kind == FrameKind.STARTED:
@@ -118,29 +131,43 @@ class Reader:
             self._rouse()  # the log has it; it may not have been readable before
         elif seq <= self._after:
             pass  # it was here before
-        elif seq != self._after + 1 or (kind == FrameKind.CHUNK and self._known != self._after):
+        elif seq != self._after + 1 or (kind == _CHUNK and self._want is _CHUNKS):
             self._relay.metrics.gaps.inc()
             self.fall_behind()
-        elif kind != FrameKind.CHUNK:
+        elif kind in LAST:
             self._after = self._known = seq
             self._keep(Piece(seq, kind, payload))
         else:
-            try:
-                data = self._unfolder.unfold(payload or ())
-            except (ValueError, TypeError, LookupError) as error:
-                log.error("%s: a chunk that is none: %r", self.job_id, error)
-                self._known = -1  # the log is unfolded anew
-                self.fall_behind()
-                return
-            self._after = self._known = seq
-            if data and self._sink is not None and not self._pieces and self._sink(data):
-                self._heard = self._relay.now
-            else:
-                self._keep(Piece(seq, kind, data))
+            self._deltas(seq, journal, payload)
+
+    def _deltas(self, seq: int, journal: Journal, items: Sequence[Item] | None) -> None:
+        try:
+            records = read_journal(journal, items or ())
+        except (ValueError, TypeError, LookupError) as error:
+            log.error("%s: deltas that are none: %r", self.job_id, error)
+            self.fall_behind()
+            return
+        self._after = self._known = seq
+        self._keep(Piece(seq, FrameKind.DELTAS, records))
+
+    def _chunk(self, seq: int, items: Sequence[Item] | None) -> None:
+        """The next step of the stream."""
+        try:
+            data = self._unfolder.unfold(items or ())
+        except (ValueError, TypeError, LookupError) as error:
+            log.error("%s: a chunk that is none: %r", self.job_id, error)
+            self._known = -1  # the log is unfolded anew
+            self.fall_behind()
+            return
+        self._after = self._known = seq
+        if data and self._sink is not None and not self._pieces and self._sink(data):
+            self._heard = self._relay.now
+        else:
+            self._keep(Piece(seq, _CHUNK, data))
 
     def _keep(self, piece: Piece) -> None:
         self._pieces.append(piece)
-        self._bytes += len(piece.payload)
+        self._bytes += len(piece.payload) if piece.kind == _CHUNK else _PIECE_BYTES
         if self._bytes > self._relay.buffer_bytes:
             # A slow client: what it has not taken yet waits in the log, not in our memory.
             self._behind = True
@@ -258,7 +285,7 @@ class Reader:
             return Piece(entry.seq, FrameKind.ENDED, b"")
         if self._want is Want.CHUNKS:
             return Piece(entry.seq, FrameKind.CHUNK, self._unfolder.unfold(entry.items))
-        return Piece(entry.seq, FrameKind.DELTAS, entry.journal)
+        return Piece(entry.seq, FrameKind.DELTAS, read_journal(entry.journal, entry.items))
 
     def _complain(self, error: Exception) -> None:
         now = time.monotonic()

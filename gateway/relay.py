@@ -69,8 +69,7 @@ class Relay:
         self.queue.read_on()
         try:
             for frame in decode(message):
-                job_id, _, _, _ = frame
-                for reader in self._readers.get(job_id, ()):
+                for reader in self._readers.get(frame[0], ()):
                     reader.feed(frame)
         except (ValueError, TypeError, LookupError, UnpackException) as error:
             # Not a worker's; whatever it stood in for, the log has it.

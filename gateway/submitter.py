@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
 
 from shared.errors import QueueFull
 from shared.job import NewJob, shard_of
@@ -27,50 +31,55 @@ class Submitter:
         self._max_depth = max_depth
         self._metrics = metrics
         self._waiting: list[_Waiting] = []
-        self._sending: asyncio.Task[None] | None = None
+        self._calls = 0  # under way
+        self._loop = asyncio.get_running_loop()
 
     def submit(self, job: NewJob, *, patient: bool = False) -> asyncio.Future[None]:
         """Done when the job is queued; its exception is QueueFull or one of redis' errors.
 
         `patient`: the caller hears of its job by its answer, so there is no hurry to be done.
         """
-        queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queued: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(_Waiting(job, queued, patient))
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
-        else:
+        if self._calls:
             self._queue.read_on()
+        elif len(self._waiting) == 1:
+            self._loop.call_soon(self._send)  # with what else comes in this turn
         return queued
 
-    async def _send(self) -> None:
-        try:
-            while self._waiting:
-                shards: dict[int, list[_Waiting]] = {}
-                waiting, self._waiting = self._waiting, []
-                for each in waiting:
-                    shards.setdefault(shard_of(each.job.id) or 0, []).append(each)
-                calls = [
-                    self._call(shard, parcel)
-                    for shard, batch in shards.items()
-                    for parcel in _parcels(batch)
-                ]
-                await (calls[0] if len(calls) == 1 else asyncio.gather(*calls))
-        finally:
-            self._sending = None
+    def _send(self) -> None:
+        shards: dict[int, list[_Waiting]] = {}
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            shards.setdefault(shard_of(each.job.id) or 0, []).append(each)
+        for shard, batch in shards.items():
+            for parcel in _parcels(batch):
+                self._calls += 1
+                self._call(shard, parcel)
 
-    async def _call(self, shard: int, parcel: list[_Waiting]) -> None:
-        try:
-            depths = await self._queue.submit_all(
-                shard,
-                [each.job for each in parcel],
-                self._max_depth,
-                patient=all(each.patient for each in parcel),
-            )
-        except Exception as error:
+    def _call(self, shard: int, parcel: list[_Waiting]) -> None:
+        jobs = [each.job for each in parcel]
+        patient = all(each.patient for each in parcel)
+        reply = self._queue.start_submit(shard, jobs, self._max_depth, patient=patient)
+        reply.add_done_callback(partial(self._sent, shard, parcel))
+
+    def _sent(self, shard: int, parcel: list[_Waiting], reply: asyncio.Future[Any]) -> None:
+        error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
+        if isinstance(error, NoScriptError):
+            self._call(shard, parcel)
+            return
+        if error is not None:
             for each in parcel:
                 if not each.queued.done():
                     each.queued.set_exception(error)
-            return
+        else:
+            self._tell(parcel, reply.result())
+        self._calls -= 1
+        if self._waiting and not self._calls:
+            self._send()
+
+    def _tell(self, parcel: list[_Waiting], reply: Sequence[Any]) -> None:
+        depths = self._queue.submitted([each.job for each in parcel], reply)
         for each, depth in zip(parcel, depths, strict=True):
             if isinstance(depth, int):
                 self._metrics.submitted.labels(each.job.pool, each.job.lane).inc()

@@ -1,17 +1,20 @@
-"""The shortest way from a chunk to its client: onto the server's transport, if it has room.
+"""The shortest ways between a request and its connection, past the ASGI server's own.
 
 A token costs more in an ASGI server's `send` (a message, a coroutine, its checks) than in all of
-our own code, so an open stream of uvicorn's is written to as uvicorn itself writes to it (a test
-holds the two together). With any other server `send` is driven by hand.
+our own code, and a task that waits in `receive` for a client to leave costs as much as reading the
+request. So with uvicorn the body, the transport and the end of the connection are taken from its
+request cycle, as its own `receive` and `send` do it (tests hold them together). With any other
+server the calls of ASGI are made.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from starlette.types import Send
+from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 Write = Callable[[bytes], bool]
@@ -44,3 +47,56 @@ def _through(send: Send, data: bytes) -> bool:
         return False  # the answer's own task will meet it; the relay serves others, too
     sending.close()
     return False
+
+
+def body_at_hand(receive: Receive) -> bytes | None:
+    """The whole body if it has come already; else None, and `receive` is to be called."""
+    cycle = getattr(receive, "__self__", None)
+    if not isinstance(cycle, RequestResponseCycle) or cycle.more_body or cycle.disconnected:
+        return None
+    cycle.flow.resume_reading()
+    cycle.message_event.clear()
+    body, cycle.body = bytes(cycle.body), bytearray()
+    return body
+
+
+def when_left(receive: Receive, then: Callable[[], None]) -> Callable[[], None]:
+    """Have `then` called if the client leaves, until what is returned is called. The body must have
+    been received."""
+    cycle = getattr(receive, "__self__", None)
+    if isinstance(cycle, RequestResponseCycle):
+        if cycle.disconnected:
+            then()
+            return lambda: None
+        cycle.flow.resume_reading()
+        departure = cycle.message_event = _Departure(cycle, then)
+        return departure.forget
+    watch = asyncio.create_task(_wait_until_left(receive, then))
+
+    def forget() -> None:
+        watch.cancel()
+
+    return forget
+
+
+class _Departure(asyncio.Event):
+    """What uvicorn sets when there is something new about a request, or its client has left."""
+
+    def __init__(self, cycle: RequestResponseCycle, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._cycle = cycle
+        self._then: Callable[[], None] | None = then
+
+    def set(self) -> None:
+        super().set()
+        if self._cycle.disconnected and self._then is not None:
+            self._then()
+
+    def forget(self) -> None:
+        self._then = None
+
+
+async def _wait_until_left(receive: Receive, then: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    then()

@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 
 from load_tests.processes import ProcessError, RedisServer, wait_for
 from load_tests.session import say
+from shared.ending import Answer
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT
-from shared.queue import Answer, JobQueue, make_emission
+from shared.queue import JobQueue
 from shared.redis import connect
 from shared.states import JobEvent
+from shared.step_log import Utterance, make_step
 
 POOL = "load"
 OPERATIONS = ("submit", "claim", "finish")
@@ -235,7 +237,9 @@ async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
 
 
 async def _finish(queue: JobQueue, jobs: Sequence[LeasedJob]) -> None:
-    lost = await queue.emit(0, [make_emission(job, 1, b"", b"", _ANSWER) for job in jobs])
+    step = make_step([Utterance(job, job.watchers, job.watched, 0, b"", _ANSWER) for job in jobs])
+    renewal = await queue.renew(0, _WORKER, "", _LEASE_S, [])
+    lost = await queue.emit(0, _WORKER, renewal.epoch, step)
     if lost:
         raise ProcessError(f"not finished: {lost}")
 

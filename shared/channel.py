@@ -1,9 +1,10 @@
 """What travels over pub/sub: frames with tokens for a gateway, and words for a worker.
 
-A message is one or more frames back to back, each a msgpack array `[job id, seq, kind, payload]`.
-The gateway decodes the array (C code), finds the job's reader, puts the chunk's envelope around the
-payload and writes it: no JSON is parsed per token. `seq` is the number of the job's log entry, so a
-lost frame shows as a gap and is read from the log.
+A message is one or more frames back to back, each a msgpack array `[job id, seq, kind, journal,
+payload]`. The gateway decodes the array (C code), finds the job's reader, puts the chunk's envelope
+around the payload and writes it: no JSON is parsed per token. `seq` is the number of the job's log
+entry, so a lost frame shows as a gap and is read from the log. Journal and payload of a step are
+its entry in the log (token_log.py) as it stands; other kinds have no journal (nil or empty).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class FrameKind(IntEnum):
     STARTED = 1
     """A worker has leased the job; `seq` is 0. Only for jobs whose events somebody reads."""
     DELTAS = 2
-    """Payload: packed deltas (token_log.py) of a job whose answer is not streamed. For events."""
+    """As CHUNK, of a job whose answer is not streamed: its journal is for who reads its events."""
     DONE = 3
     """The streamed answer is complete; nothing more follows."""
     RESULT = 4
@@ -35,21 +36,42 @@ class FrameKind(IntEnum):
 # Kinds that no frame of the same job follows.
 LAST = frozenset({FrameKind.DONE, FrameKind.RESULT, FrameKind.ENDED})
 
-_pack = msgpack.Packer(autoreset=True).pack
+# Short strings get a head of one byte, which `bin` does not have.
+_pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
-Frame = tuple[bytes, int, int, Any]
+Frame = tuple[bytes, int, int, Any, Any]
+
+_HEAD_OF_FIVE = b"\x95"  # msgpack's head of an array
 
 
-def encode(job_id: str, seq: int, kind: FrameKind, payload: Any) -> bytes:
+def encode(job_id: str, seq: int, kind: int, payload: Any, journal: Any = None) -> bytes:
     """One frame."""
-    frame: bytes = _pack((job_id, seq, kind, payload))
+    frame: bytes = _pack((job_id, seq, kind, journal, payload))
     return frame
 
 
-def encode_head(job_id: str, seq: int, kind: FrameKind) -> bytes:
-    """A frame that lacks its payload, which is packed behind it."""
+def encode_head(job_id: str, seq: int, kind: int) -> bytes:
+    """A frame that lacks its journal and its payload, which are packed behind it."""
     head: bytes = _pack((job_id, seq, kind))
-    return b"\x94" + head[1:]
+    return _HEAD_OF_FIVE + head[1:]
+
+
+def entry_of(frame: bytes, job_id: str, seq: int) -> bytes:
+    """Journal and payload of a step's frame, packed."""
+    return frame[_size_of_head(job_id, seq) :]
+
+
+def entries_of(frames: Sequence[bytes], job_id: str, first: int) -> list[bytes]:
+    """The same of frames one after the other, the first of which has number `first`."""
+    size, last = _size_of_head(job_id, first), first + len(frames) - 1
+    if size == _size_of_head(job_id, last):
+        return [frame[size:] for frame in frames]
+    return [entry_of(frame, job_id, seq) for seq, frame in enumerate(frames, first)]
+
+
+def _size_of_head(job_id: str, seq: int) -> int:
+    # Heads of the array and the id (a short string), a number below 128, a kind.
+    return len(job_id) + 4 + (seq > 0x7F) + (seq > 0xFF) + 2 * (seq > 0xFFFF)
 
 
 class ControlKind(IntEnum):
@@ -58,7 +80,8 @@ class ControlKind(IntEnum):
     DROP = 0
     """A job's id: it was ended by somebody else. A hint, the scripts' replies are the truth."""
     JOBS = 1
-    """Redis' time and jobs, as the acquire script returns them: they are leased to this worker."""
+    """Redis' time, the worker's epoch and jobs, as the acquire script returns them: they are leased
+    to this worker."""
 
 
 def decode_control(message: bytes) -> tuple[ControlKind, Sequence[Any]]:

@@ -12,7 +12,7 @@ Any bytes can be folded; those that look like the ones before them become short.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 Item = bytes | tuple[int, int]
 
@@ -35,8 +35,17 @@ class Folder:
         self._length = 0
         self._young = _YOUNG
 
-    def fold(self, chunks: Iterable[bytes]) -> list[Item]:
+    def fold(self, chunks: Sequence[bytes]) -> list[Item]:
         """The next chunks of the job, as items."""
+        if len(chunks) == 1 and not self._young:  # as with nearly every token
+            (chunk,) = chunks
+            if (
+                len(chunk) >= self._length
+                and chunk.startswith(self._head)
+                and chunk.endswith(self._tail)
+            ):
+                self._before = chunk
+                return [chunk[len(self._head) : len(chunk) - len(self._tail)]]
         items: list[Item] = []
         for chunk in chunks:
             fits = (

@@ -65,15 +65,24 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class LeasedJob:
-    """What a worker gets: the request, and the nonce that lets it write the answer."""
+    """What a worker gets: the request, and what lets it write the answer."""
 
     id: str
     shard: int
     nonce: str
+    """Of this lease: nobody else knows it."""
+    term: int
+    """How many leases the job has had: tells what was said under an earlier one."""
+    epoch: str
+    """The worker's, when it got the job; see step_log.py."""
     attempt: int
     stream: bool
     endpoint: str
     body: bytes
+    watchers: str
+    """The gateways that listen, with spaces between them."""
+    watched: bool
+    """Somebody watches the job's events."""
     waited_s: float
     """From submit to now, by Redis' clock."""
 

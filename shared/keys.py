@@ -6,8 +6,9 @@ gets the shard's base key may make the others itself.
 | key | type | what | written by | lives |
 |---|---|---|---|---|
 | `flotilla:{s}:job:<id>` | hash | request, state, times, result | all scripts | until its TTL after the end |
-| `flotilla:{s}:log:<id>` | list | an entry a step: folded chunks and journal (token_log.py); the last one is the end | emit, cancel, reap, ... | with its job |
-| `flotilla:{s}:lease:<id>` | string | nonce of the worker that may write; who listens | acquire, watch | while in progress |
+| `flotilla:{s}:log:<id>` | list | segments of a job's entries (token_log.py); the last one is the end | emit, cancel, reap, ... | with its job |
+| `flotilla:{s}:steps:<worker>` | list of the last steps | what its jobs said last (step_log.py), in part not in their logs yet | emit | a day longer than its worker |
+| `flotilla:{s}:fence:<worker>` | string | its epoch: it may write as long as this is what it knows | renew; gone with cancel, reap, watch, ... | one lease |
 | `flotilla:{s}:queue:<pool>:<lane>` | stream + group `workers` | `job` = id; what waits and what is leased; never trimmed | submit, acquire, reap | entries deleted with ack |
 | `flotilla:{s}:waiting:<pool>:<lane>` | sorted set by submit time | ids of queued jobs: depth, position, oldest age | submit, acquire | while queued |
 | `flotilla:{s}:bell:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
@@ -41,7 +42,8 @@ GROUP: Final = "workers"
 # The words of the shard's keys; scripts.py hands them to Lua under the same names.
 JOB: Final = "job"
 LOG: Final = "log"
-LEASE: Final = "lease"
+STEPS: Final = "steps"
+FENCE: Final = "fence"
 QUEUE: Final = "queue"
 WAITING: Final = "waiting"
 BELL: Final = "bell"
@@ -53,7 +55,8 @@ POOLS: Final = "pools"
 DEAD: Final = "dead"
 REAPER: Final = "reaper"
 LUA_WORDS: Final = (
-    JOB, LOG, LEASE, QUEUE, WAITING, BELL, OFFERS, DEADLINES, JOBS, EXPIRING, POOLS, DEAD, REAPER,
+    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, BELL, OFFERS, DEADLINES, JOBS, EXPIRING, POOLS, DEAD,
+    REAPER,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -73,8 +76,12 @@ def log(shard: int, job_id: str) -> str:
     return f"{base(shard)}{LOG}:{job_id}"
 
 
-def lease(shard: int, job_id: str) -> str:
-    return f"{base(shard)}{LEASE}:{job_id}"
+def steps(shard: int, worker_id: str) -> str:
+    return f"{base(shard)}{STEPS}:{worker_id}"
+
+
+def fence(shard: int, worker_id: str) -> str:
+    return f"{base(shard)}{FENCE}:{worker_id}"
 
 
 def queue(shard: int, pool: str, lane: str) -> str:

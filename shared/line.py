@@ -27,6 +27,8 @@ _MESSAGE = b"message"
 
 
 def _error(text: str) -> ResponseError:
+    if text == "ERR Function not found":
+        return NoScriptError(text)
     kind: type[ResponseError] = _ERRORS.get(text.partition(" ")[0], ResponseError)
     return kind(text)
 
@@ -53,6 +55,8 @@ class Line(asyncio.Protocol):
         self._rest: asyncio.TimerHandle | None = None
         self._n_replies = 0
         self._n_seen = 0
+        self.losses = 0
+        """How often a connection was lost: after it Redis may know less than before."""
         self.lost = asyncio.Event()
         """Set while there is no connection."""
         self.lost.set()
@@ -66,12 +70,7 @@ class Line(asyncio.Protocol):
         """
         if self._transport is None:
             await self.connect()
-        reply = self.send(*command)
-        if patience_s and len(self._waiting) == 1 and self._transport is not None:
-            self._transport.pause_reading()
-            loop = asyncio.get_running_loop()
-            self._rest = loop.call_later(patience_s, self.read_on)
-        return await reply
+        return await self.send(*command, patience_s=patience_s)
 
     def read_on(self) -> None:
         """Replies that were left waiting are read now."""
@@ -81,15 +80,19 @@ class Line(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.resume_reading()
 
-    def send(self, *command: Argument) -> asyncio.Future[Any]:
+    def send(self, *command: Argument, patience_s: float = 0.0) -> asyncio.Future[Any]:
         """As `call`, but the command is under way when this returns; there must be a connection."""
-        if self._transport is None:
+        transport = self._transport
+        if transport is None:
             raise RedisConnectionError("Connection to Redis lost")
         self.read_on()
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(reply)
-        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
+        transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
+        if patience_s and len(self._waiting) == 1:
+            transport.pause_reading()
+            self._rest = loop.call_later(patience_s, self.read_on)
         if self._watch is None:
             self._n_seen = self._n_replies
             self._watch = loop.call_later(self._timeout_s, self._look)
@@ -166,6 +169,7 @@ class Line(asyncio.Protocol):
         self.read_on()
         if transport is not None:
             transport.abort()
+            self.losses += 1
         self.lost.set()
         if self._watch is not None:
             self._watch.cancel()

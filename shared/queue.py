@@ -6,78 +6,32 @@ one script call (scripts.py), fenced where a worker makes it.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
 from shared import keys
-from shared.channel import FrameKind, encode, encode_head
 from shared.errors import QueueFull
 from shared.job import Job, LeasedJob, NewJob, parse_job, shard_of
 from shared.lanes import CLIENT_LANES, LANES
 from shared.line import Argument
 from shared.redis import Redis
 from shared.scripts import Scripts
-from shared.states import JobEvent, JobState
-from shared.token_log import Entry, parse_entries
+from shared.states import JobState
+from shared.step_log import Step
+from shared.token_log import Entry, parse_segments
 
 # Redis' cmsgpack knows no `bin` type, so bytes travel to scripts in the old raw strings.
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
-_THREE = b"\x93"  # msgpack's head of an array of three
-
-# A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
-INLINE_RESULT_BYTES = 64 << 10
 PATIENCE_S = 0.02
 """Most that the reply to a patient call waits for company, longer than most engine steps."""
 # An idle worker asks for work every few seconds; this is long past any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How a worker ends a job."""
-
-    event: JobEvent
-    error_code: str
-    status: int
-    content_type: str
-    body: bytes
-    """Empty for a streamed answer: its chunks are in the log."""
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class Emission(NamedTuple):
-    """What one job has to say after an engine step, as lua/emit.lua takes it."""
-
-    job_id: str
-    nonce: str
-    seq: int
-    """Number of the log entry; with nothing to say, of the one that tells of the end."""
-    chunks: bytes
-    """Packed; `NO_CHUNKS` if there is only a journal, empty if there is nothing to say."""
-    journal: bytes
-    head: bytes
-    """Of the entry's frame."""
-    quiet: bool
-    """The frame is for those only who watch the job's events."""
-    ending: tuple[Any, ...] | Literal[False]
-
-
-def make_emission(
-    job: LeasedJob, seq: int, chunks: bytes, journal: bytes, answer: Answer | None = None
-) -> Emission:
-    """`answer` is set if the job ends with this."""
-    kind = FrameKind.CHUNK if job.stream else FrameKind.DELTAS
-    head = encode_head(job.id, seq, kind)
-    ending: tuple[Any, ...] | Literal[False] = False
-    if answer is not None:
-        ending = _ending(job, seq + 1 if chunks else seq, answer)
-    return Emission(job.id, job.nonce, seq, chunks, journal, head, not job.stream, ending)
 
 
 UNKNOWN = ""
@@ -92,6 +46,24 @@ class Offer(NamedTuple):
     slots: int
     told: int | str
     """What it takes for left of its last offer: if less is left, jobs are on their way to it."""
+
+
+NO_NEWS = Offer("", "", 0, UNKNOWN)
+
+
+class Fenced(Exception):
+    """The worker's epoch is over: before it writes again it must renew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What a worker has to know to write."""
+
+    epoch: str
+    lost: Mapping[str, str]
+    """Jobs that are not its own any more: id -> state."""
+    listeners: Mapping[str, tuple[str, bool]]
+    """Of the others: id -> gateways that listen, whether somebody watches its events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +90,11 @@ class JobQueue:
         """End its own connection; the Redis that was given stays open."""
         await self.scripts.close()
 
+    @property
+    def losses(self) -> int:
+        """How often Redis was lost: what was known before the last time may be wrong."""
+        return self.scripts.losses
+
     def read_on(self) -> None:
         """Replies to patient calls are read now; otherwise they wait `PATIENCE_S` at most."""
         self.scripts.read_on()
@@ -135,12 +112,22 @@ class JobQueue:
         return depth
 
     async def submit_all(
-        self, shard: int, jobs: Sequence[NewJob], max_depth: int, *, patient: bool = False
+        self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> list[int | QueueFull]:
         """Queue jobs of one shard in one call; for each what `submit` returns or raises."""
-        packed = _pack([_new(job) for job in jobs])
-        seed = _nonce_seed()
-        reply = await self.scripts.submit(shard, packed, max_depth, seed, PATIENCE_S * patient)
+        reply = await self.scripts.submit(shard, *_batch(jobs, max_depth))
+        return self.submitted(jobs, reply)
+
+    def start_submit(
+        self, shard: int, jobs: Sequence[NewJob], max_depth: int, *, patient: bool
+    ) -> asyncio.Future[Any]:
+        """`submit_all` without a coroutine (see Scripts.start); its result is for `submitted`."""
+        patience_s = PATIENCE_S * patient
+        batch = _batch(jobs, max_depth)
+        return self.scripts.start("submit", shard, *batch, patience_s=patience_s)
+
+    def submitted(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[int | QueueFull]:
+        """What the submit script says of these jobs."""
         return [
             QueueFull(f"{depth} jobs wait for {job.model!r} already; try again later.")
             if word == b"full"
@@ -171,16 +158,12 @@ class JobQueue:
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
-        key = keys.log(_shard(job_id), job_id)
-        return parse_entries(await self.redis.lrange(key, after, -1), after)
+        return parse_segments(await self.scripts.read(_shard(job_id), job_id, after), after)
 
     async def last_entry(self, job_id: str) -> Entry | None:
         """The log's last entry; None if it is empty."""
-        key = keys.log(_shard(job_id), job_id)
-        pipe = self.redis.pipeline(transaction=True)
-        pipe.llen(key).lrange(key, -1, -1)
-        length, last = await pipe.execute()
-        return parse_entries(last, length - 1)[0] if last else None
+        segments = await self.scripts.read(_shard(job_id), job_id, "")
+        return parse_segments(segments[-1:])[-1] if segments else None
 
     async def position(self, job: Job) -> int | None:
         """How many jobs go first, plus one; None if it does not wait (any more)."""
@@ -289,10 +272,10 @@ class JobQueue:
 
     def claimed(self, reply: Sequence[Any]) -> tuple[int, list[LeasedJob]]:
         """What is left on offer, and the jobs, in a reply of the acquire script."""
-        now, left, *jobs = reply
-        return int(left), self.leased(now, jobs)
+        now, left, *leased = reply
+        return int(left), self.leased(now, *leased)
 
-    def leased(self, now: bytes, jobs: Iterable[Sequence[Any]]) -> list[LeasedJob]:
+    def leased(self, now: bytes, epoch: bytes, *jobs: Sequence[Any]) -> list[LeasedJob]:
         """Jobs as the scripts give them to a worker; `now` is Redis' time in us."""
         now_us = int(now)
         return [
@@ -300,14 +283,20 @@ class JobQueue:
                 id=job_id.decode(),
                 shard=_shard(job_id.decode()),
                 nonce=nonce.decode(),
+                term=int(term),
+                epoch=epoch.decode(),
                 attempt=int(attempt),
                 stream=stream == b"1",
                 endpoint=endpoint.decode(),
                 body=body,
+                watchers=watchers.decode(),
+                watched=watched == b"1",
                 waited_s=max(0, now_us - int(created_us)) / 1e6,
             )
-            for job_id, nonce, attempt, created_us, stream, endpoint, body in jobs
-        ]
+            for (
+                job_id, nonce, term, attempt, created_us, stream, endpoint, body, watchers, watched,
+            ) in jobs
+        ]  # fmt: skip
 
     async def ring(self, pool: str) -> None:
         """Wake one idle worker of the pool."""
@@ -316,30 +305,56 @@ class JobQueue:
     async def emit(
         self,
         shard: int,
-        emissions: Sequence[Emission],
+        worker: str,
+        epoch: str,
+        step: Step,
         *,
+        again: bool = False,
         offer: Offer | None = None,
-        patient: bool = False,
     ) -> dict[str, str]:
-        """Log and publish one engine step; returns the jobs that were lost: id -> state.
+        """Log and publish one engine step; returns the endings that came too late: id -> state.
 
-        `offer`: what the worker has to spare, if that has changed.
+        `again`: the call may have been made before. `offer`: what the worker has to spare, if that
+        has changed. Raises Fenced; then nothing has happened.
         """
-        patience_s = PATIENCE_S * patient
-        packed = _pack(emissions)
-        return _lost(await self.scripts.emit(shard, packed, *(offer or ()), patience_s=patience_s))
+        return self.emitted(
+            await self.scripts.emit(shard, *_emission(worker, epoch, step, again, offer))
+        )
+
+    def start_emit(
+        self, shard: int, worker: str, epoch: str, step: Step, offer: Offer | None, *, patient: bool
+    ) -> asyncio.Future[Any]:
+        """`emit` without a coroutine (see Scripts.start); its result is for `emitted`."""
+        emission = _emission(worker, epoch, step, False, offer)
+        return self.scripts.start_emit(shard, *emission, patience_s=PATIENCE_S * patient)
+
+    def emitted(self, reply: Sequence[bytes] | None) -> dict[str, str]:
+        """What the emit script says; raises Fenced."""
+        if reply is None:
+            raise Fenced
+        return _lost(reply)
 
     async def withdraw(self, pool: str, worker: str, lease_s: float) -> None:
         """The worker offers nothing any more."""
         for shard in range(self.shards):
             await self.redis.zrem(keys.offers(shard, pool), keys.offerer(worker, lease_s))
 
-    async def renew(self, worker: str, jobs: Iterable[LeasedJob]) -> dict[str, str]:
-        """Renew leases; returns the jobs that were lost: id -> state."""
-        lost: dict[str, str] = {}
-        for shard, held in _by_shard(jobs).items():
-            lost |= _lost(await self.scripts.renew(shard, worker, held))
-        return lost
+    async def renew(
+        self, shard: int, worker: str, epoch: str, lease_s: float, jobs: Iterable[LeasedJob]
+    ) -> Renewal:
+        """Renew the leases of this worker's jobs, all that it has of the shard."""
+        held = [word for job in jobs for word in (job.id, job.nonce)]
+        reply = await self.scripts.renew(
+            shard, worker, epoch, secrets.token_hex(6), int(lease_s * 1000), *held
+        )
+        epoch, *words = [word.decode() for word in reply]
+        lost, listeners = {}, {}
+        for job_id, state, watchers, watched in zip(*(words[n::4] for n in range(4)), strict=True):
+            if state:
+                lost[job_id] = state
+            else:
+                listeners[job_id] = (watchers, watched == "1")
+        return Renewal(epoch, lost, listeners)
 
     async def disown(
         self, pool: str, worker: str, known: Iterable[str], older_s: float
@@ -391,6 +406,19 @@ class JobQueue:
         return {what.decode(): times for what, times in done}
 
 
+def _batch(jobs: Iterable[NewJob], max_depth: int) -> tuple[Argument, ...]:
+    packed: bytes = _pack([_new(job) for job in jobs])
+    return packed, max_depth, _nonce_seed()
+
+
+def _emission(
+    worker: str, epoch: str, step: Step, again: bool, offer: Offer | None
+) -> tuple[Argument, ...]:
+    parts = [part for message in step.messages for part in message]
+    offered = offer or NO_NEWS
+    return worker, epoch, int(again), step.places, step.frames, step.rest, *offered, *parts
+
+
 def _nonce_seed() -> str:
     return secrets.token_hex(6)
 
@@ -403,25 +431,6 @@ def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argum
 def _new(job: NewJob) -> tuple[Any, ...]:
     flat = [item for pair in job.fields().items() for item in pair]
     return job.id, job.tenant, job.pool, job.lane, int((job.deadline_s or 0) * 1e6), flat
-
-
-def _ending(job: LeasedJob, seq: int, answer: Answer) -> tuple[Any, ...]:
-    inline = not (job.stream and answer.status == 200) and len(answer.body) <= INLINE_RESULT_BYTES
-    if inline:
-        # The script puts the body behind it: it goes into the job's hash as well.
-        frame = encode_head(job.id, seq, FrameKind.RESULT) + _THREE
-        frame += _pack(answer.status) + _pack(answer.content_type)
-    else:
-        done = job.stream and answer.status == 200
-        frame = encode(job.id, seq, FrameKind.DONE if done else FrameKind.ENDED, b"")
-    fields = {
-        "status": answer.status,
-        "content_type": answer.content_type,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-    }
-    flat = [item for pair in fields.items() for item in pair]
-    return answer.event, answer.error_code, frame, inline, answer.body, flat
 
 
 def _shard(job_id: str) -> int:

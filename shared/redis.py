@@ -81,7 +81,7 @@ async def weaknesses(redis: Redis) -> list[str]:
     return found
 
 
-def unwritable(error: Exception) -> bool:
+def unwritable(error: BaseException) -> bool:
     """Redis answers but refuses writes for now: memory or disk full, loading, or a replica."""
     words = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
     if isinstance(error, OutOfMemoryError | ReadOnlyError):

@@ -1,4 +1,4 @@
-"""The Lua scripts as typed methods: no caller sees EVALSHA, KEYS or ARGV.
+"""The Lua scripts as typed methods: no caller sees FCALL, KEYS or ARGV.
 
 Each file in `lua/` documents its arguments, its answer and the invariant that it keeps. The words
 that Python and Lua share (keys, states, kinds of frames) are written once, in Python, and put
@@ -7,13 +7,15 @@ before them.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError, ResponseError
 
 from shared import keys
 from shared.channel import ControlKind, FrameKind
@@ -21,11 +23,11 @@ from shared.lanes import CLIENT_LANES, LANES, RETRY_LANE
 from shared.line import Argument, Line
 from shared.redis import TIMEOUT_S
 from shared.states import TRANSITIONS
+from shared.step_log import STEPS
 
 _FOLDER = Path(__file__).parent / "lua"
 # Redis refuses scripts that write when its memory is full, unless they say that they must run:
-# every script but submit lets jobs go on or end. Redis before 7 knows no such line.
-_ALLOW_OOM = "#!lua flags=allow-oom\n"
+# every one but submit lets jobs go on or end.
 _REFUSED_WHEN_FULL = frozenset({"submit"})
 
 
@@ -48,19 +50,44 @@ def _words() -> str:
         "FROM": _lua_table(sources),
         "TO": _lua_table((event, f"'{t.target}'") for event, t in TRANSITIONS.items()),
         "KIND": _lua_table((kind.name.lower(), str(kind.value)) for kind in FrameKind),
+        "STEPS": str(STEPS),
         "CONTROL": _lua_table((kind.name.lower(), str(kind.value)) for kind in ControlKind),
     }
     return "".join(f"local {name} = {value}\n" for name, value in tables.items())
 
 
-def source(name: str, server_major: int) -> str:
-    """The text of a script as it is loaded into a Redis of this major version."""
-    head = _ALLOW_OOM if server_major >= 7 and name not in _REFUSED_WHEN_FULL else ""
-    body = (_FOLDER / f"{name}.lua").read_text()
-    return head + _words() + (_FOLDER / "prelude.lua").read_text() + body
-
-
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua") if path.stem != "prelude"))
+
+
+def _prelude() -> str:
+    return _words() + (_FOLDER / "prelude.lua").read_text()
+
+
+def script(name: str, *, flags: bool) -> str:
+    """The text of a script for EVALSHA. `flags`: Redis knows the line for them (from 7 on)."""
+    body = (_FOLDER / name).with_suffix(".lua").read_text()
+    head = "#!lua flags=allow-oom\n" if flags and name not in _REFUSED_WHEN_FULL else ""
+    return f"{head}{_prelude()}begin(KEYS)\n{body}"
+
+
+def library() -> tuple[str, str]:
+    """All scripts as a library of Redis functions: the prefix of their names, and its text.
+
+    Redis keeps what the prelude makes; for a script it runs the prelude at every call, which takes
+    longer than most scripts themselves. The name tells versions apart, so that two may run at once.
+    """
+    prelude = _prelude()
+    bodies = {name: (_FOLDER / name).with_suffix(".lua").read_text() for name in NAMES}
+    digest = hashlib.sha256((prelude + "".join(bodies.values())).encode()).hexdigest()[:12]
+    prefix = f"flotilla_{digest}"
+    parts = [f"#!lua name={prefix}\n", prelude]
+    for name, body in bodies.items():
+        flags = "" if name in _REFUSED_WHEN_FULL else "'allow-oom'"
+        parts.append(
+            f"redis.register_function{{function_name='{prefix}_{name}', flags={{{flags}}},\n"
+            f"callback=function(KEYS, ARGV)\nbegin(KEYS)\n{body}\nend}}\n"
+        )
+    return prefix, "".join(parts)
 
 
 class Scripts:
@@ -69,40 +96,67 @@ class Scripts:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._line = Line(redis, TIMEOUT_S)
-        self._shas: dict[str, str] = {}
-        self._texts: dict[str, str] = {}
+        self._calls: dict[str, tuple[str, str]] = {}  # how each is called: a command, and a name
 
     async def load(self) -> None:
         """Load every script. Needed once; done again by itself when Redis has forgotten them."""
-        if not self._texts:
-            info = await self._redis.info("server")
-            major = int(str(info["redis_version"]).split(".")[0])
-            self._texts = {name: source(name, major) for name in NAMES}
-            self._shas = {
-                name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-                for name, text in self._texts.items()
-            }
-        pipe = self._redis.pipeline(transaction=False)
-        for text in self._texts.values():
-            pipe.script_load(text)
-        await pipe.execute()
-
-    async def _run(self, name: str, shard: int, *args: Argument, patience_s: float = 0.0) -> Any:
-        await self.ready()
-        command = self._command(name, shard, *args)
+        prefix, text = library()
         try:
-            return await self._line.call(*command, patience_s=patience_s)
+            await self._redis.function_load(text)
+        except ResponseError as error:
+            if "already exists" not in str(error):
+                # Before Redis 7; or it is full, or this user may not.
+                await self._load_scripts(flags="unknown command" not in str(error).lower())
+                return
+        self._calls = {name: ("FCALL", f"{prefix}_{name}") for name in NAMES}
+
+    async def _load_scripts(self, *, flags: bool) -> None:
+        pipe = self._redis.pipeline(transaction=False)
+        for name in NAMES:
+            pipe.script_load(script(name, flags=flags))
+        hashes = await pipe.execute()
+        self._calls = {
+            name: ("EVALSHA", sha if isinstance(sha, str) else sha.decode())
+            for name, sha in zip(NAMES, hashes, strict=True)
+        }
+
+    async def _run(self, name: str, shard: int, *args: Argument) -> Any:
+        await self.ready()
+        try:
+            return await self._line.call(*self._command(name, shard, *args))
         except NoScriptError:
             await self.load()
-            return await self._line.call(*command)
+            return await self._line.call(*self._command(name, shard, *args))
+
+    @property
+    def losses(self) -> int:
+        """How often the connection was lost; see Line.losses."""
+        return self._line.losses
+
+    def start(
+        self, name: str, shard: int, *args: Argument, patience_s: float = 0.0
+    ) -> asyncio.Future[Any]:
+        """As the method of that name, but where there is a connection no coroutine is needed.
+
+        The result may be a NoScriptError then; the next call loads the scripts.
+        """
+        if not self._calls or self._line.lost.is_set():
+            return asyncio.ensure_future(self._run(name, shard, *args))
+        reply = self._line.send(*self._command(name, shard, *args), patience_s=patience_s)
+        reply.add_done_callback(self._look)
+        return reply
+
+    def _look(self, reply: asyncio.Future[Any]) -> None:
+        if not reply.cancelled() and isinstance(reply.exception(), NoScriptError):
+            self._calls = {}
 
     async def ready(self) -> None:
         """Load the scripts if that was not done yet."""
-        if not self._shas:
+        if not self._calls:
             await self.load()
 
     def _command(self, name: str, shard: int, *args: Argument) -> tuple[Argument, ...]:
-        return ("EVALSHA", self._shas[name], 1, keys.base(shard), *args)
+        return (*self._calls[name], 1, keys.base(shard), *args)
 
     def read_on(self) -> None:
         """Replies that were left waiting are read now; see Line.call."""
@@ -112,31 +166,39 @@ class Scripts:
         """Close the connection; the Redis that was given stays open."""
         await self._line.close()
 
-    async def submit(
-        self, shard: int, packed: bytes, max_depth: int, seed: str, patience_s: float = 0.0
-    ) -> list[Any]:
+    async def submit(self, shard: int, *args: Argument) -> list[Any]:
         """Flat `'ok' | 'exists' | 'full', jobs waiting in the lane, ...`; see lua/submit.lua."""
-        reply = await self._run("submit", shard, packed, max_depth, seed, patience_s=patience_s)
-        return cast(list[Any], reply)
+        return cast(list[Any], await self._run("submit", shard, *args))
 
     async def acquire(self, shard: int, *args: Argument) -> list[Any]:
-        """`[now in us, job, ...]`; see lua/acquire.lua."""
+        """`[now in us, slots left on offer, epoch, job, ...]`; see lua/acquire.lua."""
         return cast(list[Any], await self._run("acquire", shard, *args))
 
     def acquire_command(self, shard: int, *args: Argument) -> tuple[Argument, ...]:
         """The same, for who sends it himself; the scripts must be `ready`."""
         return self._command("acquire", shard, *args)
 
-    async def emit(
-        self, shard: int, packed: bytes, *offer: Argument, patience_s: float = 0.0
-    ) -> list[bytes]:
-        """Flat `id, state, ...` of lost jobs; see lua/emit.lua."""
-        reply = await self._run("emit", shard, packed, *offer, patience_s=patience_s)
-        return cast(list[bytes], reply)
+    async def emit(self, shard: int, *args: Argument) -> list[bytes] | None:
+        """Flat `id, state, ...` of lost jobs; None if the epoch is over; see lua/emit.lua."""
+        return cast(list[bytes] | None, await self.start_emit(shard, *args))
 
-    async def renew(self, shard: int, worker: str, held: Iterable[str]) -> list[bytes]:
-        """Flat `id, state, ...` of lost jobs; `held` is flat `id, nonce, ...`."""
-        return cast(list[bytes], await self._run("renew", shard, worker, *held))
+    def start_emit(
+        self, shard: int, *args: Argument, patience_s: float = 0.0
+    ) -> asyncio.Future[Any]:
+        """`start` of `emit`, which does not connect: with another connection the epoch is over."""
+        if not self._calls or self._line.lost.is_set():
+            reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            reply.set_exception(RedisConnectionError("not connected"))
+            return reply
+        return self.start("emit", shard, *args, patience_s=patience_s)
+
+    async def renew(self, shard: int, *args: Argument) -> list[bytes]:
+        """`[epoch, id, state, watchers, watched, ...]`; see lua/renew.lua."""
+        return cast(list[bytes], await self._run("renew", shard, *args))
+
+    async def read(self, shard: int, job_id: str, after: int | str) -> list[bytes]:
+        """Segments of the job's log; see lua/read.lua."""
+        return cast(list[bytes], await self._run("read", shard, job_id, after))
 
     async def release(
         self, shard: int, reason: str, blame: bool, held: Iterable[str]

@@ -1,18 +1,17 @@
 """The log of a job: what its client was sent (chunks) and what the engine generated (journal).
 
-It is a list in Redis, written once per engine step. Entries are numbered 1, 2, 3, ... without a
-gap: an entry's number is its place in the list, the `seq` of its frame and the `id:` of its event.
-The last entry carries only the job's terminal state.
+Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` of its frame and the
+`id:` of its event. An entry is two msgpack objects back to back:
 
-An entry is a few msgpack objects back to back. First the step's folded chunks (envelope.py), nil if
-there were none; then the journal's records:
+- the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
+  Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the next of
+  the step's middles as it stands; one such `id` needs no array, and nil is no record;
+- the step's folded chunks (envelope.py), nil if there were none; in the last entry of a job a
+  string instead, its terminal state.
 
-- `[call, choice, ids, text]`, a Delta;
-- `[call, n]`, a Prompt;
-- `id`, the usual Delta, of one token of the only sequence, whose text is the next of the step's
-  middles as it stands.
-
-The last entry is one string. An empty entry stands for one that Redis has lost.
+What a worker writes at a step stands in its step log first (step_log.py). A few steps later it is
+put into the log of its job, a list in Redis of segments: the number of the first entry, how many
+there are, and they, back to back. A number that is missing is of an entry that Redis has lost.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from shared.envelope import Item
 _packer = msgpack.Packer(use_bin_type=False, autoreset=True)
 _pack = _packer.pack
 
-NO_CHUNKS: bytes = _pack(None)
-"""The chunks' part of an entry without any."""
+Journal = int | Sequence[Any] | None
+"""As it is packed; see above."""
 
 
 class Delta(NamedTuple):
@@ -58,36 +57,38 @@ class Entry:
     seq: int
     items: Sequence[Item]
     """The step's chunks, folded; empty if it sent nothing."""
-    journal: bytes
-    """Packed records; empty if there were none."""
+    journal: Journal
     end: str
     """The job's terminal state on the last entry, else empty."""
     lost: bool = False
     """Redis has lost what stood here."""
 
 
-def pack_chunks(items: Sequence[Item]) -> bytes:
-    """The chunks' part of an entry, and the payload of its frame."""
-    packed: bytes = _pack(items)
-    return packed
+def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
+    """Entries from number `first` on, as they are put into a log."""
+    return b"".join((_pack(first), _pack(len(entries)), *entries))
 
 
-def pack_journal(records: Sequence[Delta | Prompt], items: Sequence[Item] = ()) -> bytes:
-    """The journal's part of an entry whose chunks are `items`."""
+Record = tuple[int, int, Sequence[int], str] | tuple[int, int]
+"""A Delta or a Prompt, or a plain tuple of the same, which takes less time to make."""
+
+
+def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journal:
+    """The journal of an entry whose chunks are `items`."""
     if len(records) == len(items) == 1:  # as with nearly every token
-        packed: bytes = _pack(_shortest(records[0], items[0]))
-        return packed
+        record = _shortest(records[0], items[0])
+        return record if isinstance(record, int) else (record,)
     middles = [item for item in items if isinstance(item, bytes)]
-    parts = []
+    journal = []
     for record in records:
         short = _shortest(record, middles[0]) if middles else record
         if short is not record:
             del middles[0]
-        parts.append(_pack(short))
-    return b"".join(parts)
+        journal.append(short)
+    return journal or None
 
 
-def _shortest(record: Delta | Prompt, middle: Item) -> Delta | Prompt | int:
+def _shortest(record: Record, middle: Item) -> Record | int:
     if len(record) == 4 and record[3].encode() == middle:
         call, choice, ids, _ = record
         if call == choice == 0 and len(ids) == 1:
@@ -95,34 +96,42 @@ def _shortest(record: Delta | Prompt, middle: Item) -> Delta | Prompt | int:
     return record
 
 
-def unpack_journal(packed: bytes, items: Sequence[Item] = ()) -> list[Delta | Prompt]:
-    """Inverse of `pack_journal`."""
-    middles = iter([item for item in items if isinstance(item, bytes)])
-    unpacker = msgpack.Unpacker(raw=False, use_list=False, max_buffer_size=0)
-    unpacker.feed(packed)
+def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | Prompt]:
+    """Inverse of `make_journal`. Raises ValueError, TypeError or LookupError if it is none."""
+    middles = [item for item in items if isinstance(item, bytes)]
     records: list[Delta | Prompt] = []
-    for record in unpacker:
+    for record in [journal] if isinstance(journal, int) else journal or ():
         if isinstance(record, int):
-            records.append(Delta(0, 0, (record,), next(middles).decode()))
+            records.append(Delta(0, 0, (record,), middles.pop(0).decode()))
+        elif len(record) == 4:
+            call, choice, ids, text = record
+            text = text.decode() if isinstance(text, bytes) else text
+            records.append(Delta(call, choice, tuple(ids), text))
         else:
-            records.append(Delta(*record) if len(record) == 4 else Prompt(*record))
+            records.append(Prompt(*record))
     return records
 
 
-def parse_entries(raw: Iterable[bytes], after: int) -> list[Entry]:
-    """Entries as LRANGE gives them; `after` is the number of the one before the first."""
-    return [_parse(seq, packed) for seq, packed in enumerate(raw, after + 1)]
-
-
-def _parse(seq: int, packed: bytes) -> Entry:
-    if not packed:
-        return Entry(seq, (), b"", "", lost=True)
-    unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
-    unpacker.feed(packed)
-    head = unpacker.unpack()
-    if isinstance(head, bytes):
-        return Entry(seq, (), b"", head.decode())
-    return Entry(seq, head or (), packed[unpacker.tell() :], "")
+def parse_segments(segments: Iterable[bytes], after: int | None = None) -> list[Entry]:
+    """The entries of segments in their order; those behind number `after`, if it is given."""
+    entries: list[Entry] = []
+    for segment in segments:
+        unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
+        unpacker.feed(segment)
+        first, count = unpacker.unpack(), unpacker.unpack()
+        after = first - 1 if after is None else after
+        entries += [Entry(seq, (), None, "", lost=True) for seq in range(after + 1, first)]
+        after = max(after, first - 1)
+        for seq in range(first, first + count):
+            journal, payload = unpacker.unpack(), unpacker.unpack()
+            if seq <= after:
+                continue
+            after = seq
+            if isinstance(payload, bytes):
+                entries.append(Entry(seq, (), journal, payload.decode()))
+            else:
+                entries.append(Entry(seq, payload or (), journal, ""))
+    return entries
 
 
 @dataclass(slots=True)

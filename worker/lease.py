@@ -10,11 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from shared.job import LeasedJob
 from shared.queue import JobQueue
 from shared.redis import RedisError
-from worker.runner import Run
+
+if TYPE_CHECKING:
+    from worker.runner import Run
 
 log = logging.getLogger("flotilla.lease")
 
@@ -22,10 +25,10 @@ _SAFETY = 0.8
 """Share of the lease after which silence from Redis means that it is lost."""
 
 
-class LeaseKeeper:
-    """Renews the leases of `runs` (by job id), a third of the lease apart.
+class Lease:
+    """What lets a worker write of its `runs` (by job id): in each shard an epoch (step_log.py).
 
-    `progressing()` says whether the engine works; `on_lost(job, state)` hears of lost leases.
+    `on_lost(job, state)` hears of jobs that are not its own any more.
     """
 
     def __init__(
@@ -34,46 +37,95 @@ class LeaseKeeper:
         worker_id: str,
         lease_s: float,
         runs: Mapping[str, Run],
-        progressing: Callable[[], bool],
         on_lost: Callable[[LeasedJob, str], None],
     ) -> None:
+        self.worker_id = worker_id
+        self.lease_s = lease_s
+        self._epochs = [""] * queue.shards
+        self._losses = [0] * queue.shards  # what the queue counted when the epoch was told
         self._queue = queue
-        self._worker_id = worker_id
-        self._lease_s = lease_s
         self._runs = runs
-        self._progressing = progressing
         self._on_lost = on_lost
+        self._locks = [asyncio.Lock() for _ in range(queue.shards)]
+
+    @property
+    def idle(self) -> bool:
+        """No job is in hand."""
+        return not self._runs
+
+    @property
+    def epochs(self) -> list[str]:
+        """`epoch` of all shards."""
+        return [self.epoch(shard) for shard in range(len(self._epochs))]
+
+    def epoch(self, shard: int) -> str:
+        """In which the worker may write of those runs that know of it; '' if it has to renew.
+
+        After a connection was lost Redis may be another one, which knows less of what was leased.
+        """
+        return self._epochs[shard] if self._losses[shard] == self._queue.losses else ""
+
+    async def renew(self, shard: int) -> None:
+        """Renew all of a shard, and learn what has become of its jobs. Raises redis' errors."""
+        async with self._locks[shard]:
+            runs = [run for run in self._runs.values() if run.job.shard == shard]
+            jobs, losses = [run.job for run in runs], self._queue.losses
+            renewal = await self._queue.renew(
+                shard, self.worker_id, self.epoch(shard), self.lease_s, jobs
+            )
+            self._epochs[shard], self._losses[shard] = renewal.epoch, losses
+            for run in runs:
+                run.outbox.epoch = renewal.epoch
+                if run.job.id in renewal.lost:
+                    run.outbox.listen("", watched=False)  # its end has been told by somebody else
+                    self._on_lost(run.job, renewal.lost[run.job.id])
+                else:
+                    watchers, watched = renewal.listeners[run.job.id]
+                    run.outbox.listen(watchers, watched=watched)
+
+    def refused(self, shard: int, epoch: str) -> None:
+        """Redis takes nothing in this epoch (any more): the next one begins with `renew`."""
+        if self._epochs[shard] == epoch:
+            self._epochs[shard] = ""
+
+    def give_up(self) -> None:
+        """Redis was silent for too long: all jobs may be somebody else's."""
+        for run in list(self._runs.values()):
+            self._on_lost(run.job, "unreachable")
+
+
+class LeaseKeeper:
+    """Renews a lease, a third of its time apart. `progressing()` says whether the engine works."""
+
+    def __init__(self, lease: Lease, progressing: Callable[[], bool]) -> None:
+        self._lease = lease
+        self._progressing = progressing
         self._renewed = time.monotonic()
 
     async def run(self) -> None:
         """Ends by cancellation."""
         while True:
-            await asyncio.sleep(self._lease_s / 3)
             await self.renew()
+            await asyncio.sleep(self._lease.lease_s / 3)
 
     async def renew(self) -> None:
         """Renew everything once, or drop everything when that has failed for too long."""
-        if not self._runs:
-            self._renewed = time.monotonic()
-            return
         if not self._progressing():
-            log.error("the engine hangs; its %d jobs are not renewed", len(self._runs))
+            log.error("the engine hangs; its jobs are not renewed")
             return
         # Jobs that were leased after this moment are younger than the renewal says.
-        before = time.monotonic()
-        jobs = [run.job for run in self._runs.values()]
-        left_s = _SAFETY * self._lease_s - (before - self._renewed)
+        before, lease_s = time.monotonic(), self._lease.lease_s
+        if self._lease.idle:
+            self._renewed = before
+        left_s = _SAFETY * lease_s - (before - self._renewed)
         try:
-            async with asyncio.timeout(min(self._lease_s / 3, max(0.0, left_s))):
-                lost = await self._queue.renew(self._worker_id, jobs)
+            async with asyncio.timeout(min(lease_s / 3, max(0.0, left_s))):
+                for shard, _ in enumerate(self._lease.epochs):
+                    await self._lease.renew(shard)
         except (RedisError, OSError, TimeoutError) as error:
             silent_s = time.monotonic() - self._renewed
             log.warning("leases not renewed for %.1f s: %s", silent_s, error)
-            if silent_s > _SAFETY * self._lease_s - self._lease_s / 3:
-                for job in jobs:
-                    self._on_lost(job, "unreachable")
+            if silent_s > _SAFETY * lease_s - lease_s / 3:
+                self._lease.give_up()
             return
         self._renewed = before
-        for job in jobs:
-            if job.id in lost:
-                self._on_lost(job, lost[job.id])

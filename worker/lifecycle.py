@@ -133,14 +133,7 @@ class Worker:
             lease_s=settings.lease_s,
             kv_high_watermark=settings.kv_high_watermark,
         )
-        keeper = LeaseKeeper(
-            self._queue,
-            self._id,
-            settings.lease_s,
-            loop.runs,
-            lambda: loop.progressing(settings.engine_stall_s),
-            loop.lose,
-        )
+        keeper = LeaseKeeper(loop.lease, lambda: loop.progressing(settings.engine_stall_s))
         channel = keys.control_channel(self._id)
         control = Subscription(settings.redis_url, channel, loop.hear, loop.missed)
         claiming = self._spawn(loop.run())

@@ -21,6 +21,7 @@ from shared.redis import RedisError
 from shared.states import JobState
 from worker.admission import Decision, Snapshot, decide
 from worker.engines.protocol import Engine
+from worker.lease import Lease
 from worker.publisher import Publisher
 from worker.runner import Outcome, Run
 
@@ -71,7 +72,8 @@ class Loop:
         self.offers = Offers(
             self._free, pool=pool, worker=worker_id, lease_s=lease_s, shards=queue.shards
         )
-        self.publisher = Publisher(queue, metrics, self.lose, self.offers)
+        self.lease = Lease(queue, worker_id, lease_s, self.runs, self.lose)
+        self.publisher = Publisher(queue, metrics, self.lease, self.offers)
         self.done = Done()
         self._queue = queue
         self._redis_url = redis_url
@@ -168,7 +170,7 @@ class Loop:
         """What comes on the control channel: jobs, and which ones were ended by somebody else."""
         try:
             kind, words = decode_control(message)
-            jobs = self._queue.leased(words[0], words[1:]) if kind is ControlKind.JOBS else []
+            jobs = self._queue.leased(*words) if kind is ControlKind.JOBS else []
             dropped = words[0].decode() if kind is ControlKind.DROP else ""
         except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
             log.error("a message that is none: %r", error)
@@ -197,6 +199,8 @@ class Loop:
     def _start(self, job: LeasedJob) -> None:
         self._metrics.queue_wait.observe(job.waited_s)
         self._metrics.retried.inc(job.attempt > 1)
+        if job.id in self.runs:
+            self.runs[job.id].drop()  # somebody took it from us and gave it back
         run = Run(job, self._engine, self.publisher, self._metrics)
         self.runs[job.id] = run
         self._entering.append(run)

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
-from shared.envelope import Folder
-from shared.job import LeasedJob
+from redis.exceptions import NoScriptError
+
+from shared.ending import Answer
 from shared.metrics import WorkerMetrics
 from shared.offers import Offers
-from shared.queue import Answer, Emission, JobQueue, make_emission
+from shared.queue import Fenced, JobQueue, Offer
 from shared.redis import UNAVAILABLE, RedisError, unwritable
-from shared.token_log import NO_CHUNKS, Delta, Prompt, pack_chunks, pack_journal
+from shared.step_log import DEPOSIT_AFTER, Deposit, Step, Utterance, make_step
+from shared.tasks import end
+from worker.lease import Lease
+from worker.outbox import Outbox
 
 log = logging.getLogger("flotilla.publisher")
 
@@ -26,68 +32,6 @@ log = logging.getLogger("flotilla.publisher")
 _NO_STEP_S = 0.005
 _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _CALL_BYTES = 1 << 20
-
-
-class Outbox:
-    """What one job has produced and not sent yet. It is the engine's `Journal` of the job."""
-
-    __slots__ = (
-        "_chunks",
-        "_folder",
-        "_publisher",
-        "_records",
-        "_seq",
-        "completion_tokens",
-        "dropped",
-        "entered",
-        "job",
-        "prompt_tokens",
-    )
-
-    def __init__(self, job: LeasedJob, publisher: Publisher) -> None:
-        self.job = job
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.entered = False
-        """The engine has taken the job in."""
-        self.dropped = False
-        """The job is not ours any more: nothing of it is sent."""
-        self._seq = 0  # number of the last log entry that was made
-        self._chunks: list[bytes] = []
-        self._records: list[Delta | Prompt] = []
-        self._folder = Folder()
-        self._publisher = publisher
-
-    def prompt(self, call: int, n_tokens: int) -> None:
-        # Sent with the first delta: as long as its log is empty, another worker may start the job.
-        self.entered = True
-        self.prompt_tokens += n_tokens
-        self._records.append(Prompt(call, n_tokens))
-
-    def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
-        self.completion_tokens += len(token_ids)
-        self._records.append(Delta(call, index, token_ids, text))
-        self._publisher.mark(self)
-
-    def chunk(self, data: bytes) -> None:
-        """Bytes for the client."""
-        self._chunks.append(data)
-        self._publisher.mark(self)
-
-    def take(self, answer: Answer | None = None) -> Emission | None:
-        """Everything unsent, as the next log entry, and the end if there is an answer."""
-        if self.dropped:
-            return None
-        if not (self._chunks or self._records):
-            return (
-                None if answer is None else make_emission(self.job, self._seq + 1, b"", b"", answer)
-            )
-        self._seq += 1
-        items = self._folder.fold(self._chunks)
-        chunks = pack_chunks(items) if items else NO_CHUNKS
-        journal = pack_journal(self._records, items)
-        self._chunks, self._records = [], []
-        return make_emission(self.job, self._seq, chunks, journal, answer)
 
 
 class _Ending(NamedTuple):
@@ -102,50 +46,109 @@ class _Ending(NamedTuple):
             self.verdict.set_result(verdict)
 
 
-class _Parcel(NamedTuple):
-    """What leaves in one call, and whose it is."""
+class _Due:
+    """Whose entries have to go into their logs, counted in steps of a shard."""
 
-    emissions: list[Emission]
-    senders: list[tuple[Outbox, _Ending | None]]
+    def __init__(self) -> None:
+        self._steps: deque[list[Outbox]] = deque()
+
+    def step(self, begun: list[Outbox]) -> list[Outbox]:
+        """One more step; `begun` keep their first entries since it. Returns whose time has come."""
+        self._steps.append(begun)
+        return self._steps.popleft() if len(self._steps) == DEPOSIT_AFTER else []
+
+
+class _Parcel:
+    """What leaves in one call: outboxes, what each says, and who waits for its end."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Outbox, Utterance, _Ending | None]] = []
+        self._deposits: list[tuple[Outbox, Deposit]] = []
+
+    def close(self, due: _Due) -> None:
+        """Nothing more is put in, but what has to go into the logs with it."""
+        outboxes = due.step([outbox for outbox, _, _ in self.items if len(outbox.kept) == 1])
+        self._deposits = [
+            (each, each.deposit()) for each in outboxes if each.kept and not each.dropped
+        ]
+
+    def step(self) -> Step:
+        """The call's content."""
+        deposits = [deposit for _, deposit in self._deposits]
+        return make_step([utterance for _, utterance, _ in self.items], deposits)
+
+    def speaks_in(self, epoch: str) -> bool:
+        """Whether all of it may be said in this epoch."""
+        if not epoch or any(outbox.epoch != epoch for outbox, _, _ in self.items):
+            return False
+        return all(outbox.epoch == epoch for outbox, _ in self._deposits)
+
+    def weed(self, epoch: str) -> None:
+        """Leave out what is not ours any more."""
+        items, self.items = self.items, []
+        for item in items:
+            outbox, _, ending = item
+            if outbox.epoch != epoch:  # its run is none any more, so it was not renewed
+                outbox.dropped = True
+            if not outbox.dropped:
+                self.items.append(item)
+            elif ending is not None:
+                ending.tell("dropped")
+        self._deposits = [
+            part for part in self._deposits if part[0].epoch == epoch and not part[0].dropped
+        ]
+
+    @property
+    def empty(self) -> bool:
+        return not self.items and not self._deposits
 
     @property
     def goes_on(self) -> bool:
         """Another step follows: what Redis says to this one can be read then."""
-        return any(ending is None for _, ending in self.senders)
+        return any(ending is None for _, _, ending in self.items)
 
 
 class Publisher:
-    """Sends outboxes; `on_lost(job, state)` hears of leases that this worker has lost.
+    """Sends outboxes, in the epochs of `lease`.
 
     What `offers` has to tell of the worker's free slots goes with the output.
     """
 
     def __init__(
-        self,
-        queue: JobQueue,
-        metrics: WorkerMetrics,
-        on_lost: Callable[[LeasedJob, str], None],
-        offers: Offers | None = None,
+        self, queue: JobQueue, metrics: WorkerMetrics, lease: Lease, offers: Offers | None = None
     ) -> None:
         self._queue = queue
         self._metrics = metrics
-        self._on_lost = on_lost
+        self._lease = lease
         self._offers = offers
-        self._unsent: dict[Outbox, _Ending | None] = {}
-        self._wake = asyncio.Event()
+        self._due = [_Due() for _ in range(queue.shards)]
+        self._unsent: list[dict[Outbox, _Ending | None]] = [{} for _ in range(queue.shards)]
+        self._busy = [False] * queue.shards  # a shard keeps its order: one call at a time
+        self._waiting = [False] * queue.shards  # more is to leave as soon as it is not
+        self._ended = False
+        self._insisting: set[asyncio.Task[None]] = set()
         self._no_step: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+
+    async def run(self) -> None:
+        """Raises what must not happen; ends by cancellation, and sends nothing any more then."""
+        try:
+            await self._broken
+        finally:
+            self._ended = True
+            await end(self._insisting)
 
     def mark(self, outbox: Outbox) -> None:
         """The outbox has something to send."""
-        self._unsent.setdefault(outbox)
+        self._unsent[outbox.job.shard].setdefault(outbox)
         if self._no_step is None:
             self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
 
     def step(self) -> None:
-        """The engine has ended a step: the runs it has woken speak before the next callback."""
+        """The engine has ended a step: the runs it has woken speak first, and whom they wake."""
         self._metrics.steps.inc()
-        self._loop.call_soon(self._flush)
+        self._loop.call_soon(self._loop.call_soon, self._flush)
 
     async def finish(self, outbox: Outbox, answer: Answer) -> str:
         """Send what is left and end the job.
@@ -153,7 +156,7 @@ class Publisher:
         Returns 'ok', or the state the job is in for somebody else, or 'dropped'.
         """
         ending = _Ending(answer, self._loop.create_future())
-        self._unsent[outbox] = ending
+        self._unsent[outbox.job.shard][outbox] = ending
         # Others end in the same turn, and leave in the same call.
         self._loop.call_soon(self._flush)
         return await ending.verdict
@@ -162,78 +165,123 @@ class Publisher:
         if self._no_step is not None:
             self._no_step.cancel()
             self._no_step = None
-        if self._unsent:
-            self._wake.set()
-            self._queue.read_on()
+        for shard, unsent in enumerate(self._unsent):
+            if unsent:
+                self._queue.read_on()
+                if self._busy[shard]:
+                    self._waiting[shard] = True
+                else:
+                    self._send(shard)
 
-    async def run(self) -> None:
-        """Send whatever there is, one batch at a time; ends by cancellation."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            unsent, self._unsent = self._unsent, {}
-            if self._queue.shards == 1:
-                await self._send(0, unsent)
-                continue
-            # A shard keeps its order; shards do not wait for each other.
-            shards: dict[int, dict[Outbox, _Ending | None]] = {}
-            for outbox, ending in unsent.items():
-                shards.setdefault(outbox.job.shard, {})[outbox] = ending
-            async with asyncio.TaskGroup() as group:
-                for shard, batch in shards.items():
-                    group.create_task(self._send(shard, batch))
-
-    async def _send(self, shard: int, batch: dict[Outbox, _Ending | None]) -> None:
-        parcel = _Parcel([], [])
-        ids: set[str] = set()
-        size = 0
-        for outbox, ending in batch.items():
-            emission = outbox.take(ending and ending.answer)
-            if emission is None:
-                if ending is not None:
-                    ending.tell("dropped")
-                continue
-            # Long answers must not add up to more than Redis takes in one argument. And a job may
-            # be in our hands anew: a reply that names it must be about one of its leases.
-            weight = len(ending.answer.body) if ending is not None else 0
-            if ids and (size + weight > _CALL_BYTES or emission.job_id in ids):
-                await self._call(shard, parcel)
-                parcel, ids, size = _Parcel([], []), set(), 0
-            parcel.emissions.append(emission)
-            parcel.senders.append((outbox, ending))
-            ids.add(emission.job_id)
-            size += weight
-        if ids:
-            await self._call(shard, parcel)
-
-    async def _call(self, shard: int, parcel: _Parcel) -> None:
+    def _send(self, shard: int) -> None:
+        """Whatever there is, in one call; without a coroutine, as long as nothing is the matter."""
+        if self._ended:
+            return
+        parcel = self._pack(shard)
+        if not parcel.items:
+            return
+        self._busy[shard] = True
         self._metrics.flushes.inc()
-        lost = await self._insist(shard, parcel)
-        for outbox, ending in parcel.senders:
-            if ending is not None:
-                ending.tell("dropped" if lost is None else lost.get(outbox.job.id, "ok"))
-            elif lost and outbox.job.id in lost:
-                self._on_lost(outbox.job, lost[outbox.job.id])
+        parcel.close(self._due[shard])
+        epoch = self._lease.epoch(shard)
+        if not parcel.speaks_in(epoch):
+            self._insist_on(shard, parcel)
+            return
+        offer = self._offers.news(shard) if self._offers else None
+        reply = self._queue.start_emit(
+            shard, self._lease.worker_id, epoch, parcel.step(), offer, patient=parcel.goes_on
+        )
+        reply.add_done_callback(partial(self._sent, shard, parcel, epoch, offer))
 
-    async def _insist(self, shard: int, parcel: _Parcel) -> dict[str, str] | None:
-        """Repeat the call until Redis takes it: who was lost; None once all are dropped."""
-        tries = 0
-        while not all(outbox.dropped for outbox, _ in parcel.senders):
-            offer = self._offers.news(shard) if self._offers and tries == 0 else None
+    def _pack(self, shard: int) -> _Parcel:
+        unsent, self._unsent[shard] = self._unsent[shard], {}
+        parcel, size = _Parcel(), 0
+        for outbox, ending in unsent.items():
+            if ending is not None:
+                # Long answers must not add up to more than Redis takes in one argument.
+                size += len(ending.answer.body)
+                if size > _CALL_BYTES and parcel.items:
+                    self._unsent[shard][outbox] = ending
+                    self._waiting[shard] = True
+                    continue
+            utterance = outbox.take(ending and ending.answer)
+            if utterance is not None:
+                parcel.items.append((outbox, utterance, ending))
+            elif ending is not None:
+                ending.tell("dropped")
+        return parcel
+
+    def _sent(
+        self,
+        shard: int,
+        parcel: _Parcel,
+        epoch: str,
+        offer: Offer | None,
+        reply: asyncio.Future[Any],
+    ) -> None:
+        error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
+        if self._offers and offer:
+            self._offers.said(shard, None if error or reply.result() is None else 0)
+        if error is not None:
+            self._insist_on(shard, parcel, error)
+            return
+        try:
+            self._done(shard, parcel, self._queue.emitted(reply.result()))
+        except Fenced:
+            self._lease.refused(shard, epoch)
+            self._insist_on(shard, parcel)
+
+    def _done(self, shard: int, parcel: _Parcel, lost: Mapping[str, str]) -> None:
+        for outbox, _, ending in parcel.items:
+            if ending is not None:
+                ending.tell(lost.get(outbox.job.id, "ok"))
+        self._busy[shard] = False
+        if self._waiting[shard]:
+            self._waiting[shard] = False
+            self._send(shard)
+
+    def _insist_on(self, shard: int, parcel: _Parcel, error: BaseException | None = None) -> None:
+        if self._ended:
+            return
+        task = asyncio.create_task(self._insist(shard, parcel, error))
+        self._insisting.add(task)
+        task.add_done_callback(self._insisted)
+
+    def _insisted(self, task: asyncio.Task[None]) -> None:
+        self._insisting.discard(task)
+        if not task.cancelled() and task.exception() and not self._broken.done():
+            self._broken.set_exception(task.exception())  # type: ignore[arg-type]  # there is one
+
+    async def _insist(self, shard: int, parcel: _Parcel, error: BaseException | None) -> None:
+        """Repeat the call until Redis takes it or all is dropped; `error` is what it met first."""
+        lease, again, tries = self._lease, error is not None, 0
+        if error is not None:
+            _put_up_with(error)
+            log.warning("Redis does not take tokens: %s", error)
+        lost: Mapping[str, str] = {}
+        while True:
+            if tries:
+                await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S)) - 1])
             try:
-                lost = await self._queue.emit(
-                    shard, parcel.emissions, offer=offer, patient=parcel.goes_on
-                )
-                if self._offers and offer:
-                    self._offers.said(shard)
-                return lost
-            except (RedisError, OSError) as error:
-                if self._offers and offer:
-                    self._offers.said(shard, None)
-                if not (isinstance(error, UNAVAILABLE) or unwritable(error)):
-                    raise
-                if tries == 0:
-                    log.warning("Redis does not take tokens: %s", error)
-            await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
+                epoch = lease.epoch(shard)
+                if not parcel.speaks_in(epoch):
+                    await lease.renew(shard)
+                    epoch = lease.epoch(shard)
+                parcel.weed(epoch)
+                if not parcel.empty:
+                    worker, step = lease.worker_id, parcel.step()
+                    lost = await self._queue.emit(shard, worker, epoch, step, again=again)
+                break
+            except Fenced:
+                lease.refused(shard, epoch)
+            except (RedisError, OSError) as another:
+                _put_up_with(another)
+                again = True
             tries += 1
-        return None
+        self._done(shard, parcel, lost)
+
+
+def _put_up_with(error: BaseException) -> None:
+    """Raises what does not go away by itself."""
+    if not isinstance(error, (*UNAVAILABLE, NoScriptError)) and not unwritable(error):
+        raise error

@@ -8,13 +8,14 @@ import time
 from enum import Enum
 from typing import Any
 
+from shared.ending import Answer
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
-from shared.queue import Answer
 from shared.states import JobEvent, JobState, after
 from worker.asgi import Exchange
 from worker.engines.protocol import JOURNAL, Engine
-from worker.publisher import Outbox, Publisher
+from worker.outbox import Outbox
+from worker.publisher import Publisher
 
 log = logging.getLogger("flotilla.runner")
 

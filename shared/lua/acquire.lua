@@ -2,8 +2,8 @@
 -- KEYS: base.  ARGV: pool, worker, count, lease in ms, nonce seed (12 characters; 4 are added for
 --       each job), slots to offer to jobs to come, those that it takes for left of its last offer ('':
 --       not known), then the lanes.
--- Returns {now in us, slots left of what it offers now, job, ...}, a job being {id, nonce, attempt,
---       created_us, stream, endpoint, body}.
+-- Returns {now in us, slots left of what it offers now, its epoch, job, ...}, a job being {id, nonce,
+--       term, attempt, created_us, stream, endpoint, body, watchers, watched}.
 -- Where nothing is left waiting, what stays free of the slots is on offer (submit.lua).
 -- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
@@ -12,14 +12,14 @@ local now = now_us()
 local who = offerer(worker, lease_ms)
 local on_their_way = unheard(pool, who, ARGV[7])
 count = count - on_their_way
-local taken = {int(now), 0}
+local taken = {int(now), 0, epoch_of(worker)}
 
 local empty = true
 for i = 8, #ARGV do
   local name = pool .. ':' .. ARGV[i]
   -- Entries that lead to no job take no slot, so read on; ROUNDS bounds one call.
   for round = 1, ROUNDS do
-    local free = count - (#taken - 2)
+    local free = count - (#taken - 3)
     if free <= 0 then empty = false; break end
     local entries = read(name, worker, free)
     for _, entry in ipairs(entries) do
@@ -36,7 +36,8 @@ if empty then
 elseif redis.call('LLEN', bell) == 0 then
   ring(pool, 1) -- more may wait: who listens now must hear of it
 end
-if empty then taken[2] = math.max(0, ARGV[6] - (#taken - 2)) end
+if empty then taken[2] = math.max(0, ARGV[6] - (#taken - 3)) end
 offer(pool, who, taken[2], on_their_way)
 write_down()
+redis.call('SADD', base .. WORD.pools, pool)
 return taken

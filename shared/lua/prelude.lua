@@ -1,19 +1,24 @@
--- Put before every script. KEYS[1] is the base of one shard's keys; the others are made from it and
--- share its hash tag. scripts.py puts these tables before this text: WORD (keys.py), CHANNEL, GROUP,
--- FROM and TO (states.py: event -> allowed states, event -> state), KIND (channel.py).
+-- What all scripts share. scripts.py puts these tables before this text: WORD (keys.py), CHANNEL, GROUP,
+-- FROM and TO (states.py: event -> allowed states, event -> state), KIND (channel.py), STEPS. It is run
+-- once, when the scripts are loaded; `begin` runs before each call.
 --
 -- Every script validates first and writes last, and may be repeated: a call whose reply was lost is
 -- sent again.
 
-local base = KEYS[1]
-local NONCE = 16 -- characters of a lease nonce
+-- KEYS[1] is the base of one shard's keys; the others are made from it and share its hash tag.
+local base
+-- What this call knows and has put down so far.
+local read_us, nonces, drafts, places
+local function begin(keys)
+  base = keys[1]
+  read_us, nonces, drafts, places = nil, 0, {}, {}
+end
 
 local function key(word, id) return base .. WORD[word] .. ':' .. id end
 local function queue_key(name) return base .. WORD.queue .. ':' .. name end
 local function waiting_key(name) return base .. WORD.waiting .. ':' .. name end
 
 -- Microseconds by Redis' clock: no two machines' clocks are compared anywhere.
-local read_us
 local function now_us()
   if not read_us then
     local t = redis.call('TIME')
@@ -23,18 +28,14 @@ local function now_us()
 end
 local function int(x) return string.format('%.0f', x) end
 
--- The lease of a job if `nonce` still holds it: the fence of every write of a worker. A lease is the
--- nonce, '1' if somebody watches the job's events else '0', then the gateways that listen.
-local function held(id, nonce)
-  local lease = redis.call('GET', key('lease', id))
-  if lease and #nonce == NONCE and string.sub(lease, 1, NONCE) == nonce then return lease end
-  return nil
-end
+-- Whether a worker may write: `epoch` is what it knows of its jobs, all of it (step_log.py).
+local function knows(worker, epoch) return redis.call('GET', key('fence', worker)) == epoch end
+-- A job in a worker's hands is not what it was: the worker has to ask before it writes again.
+local function fence_off(worker) redis.call('DEL', key('fence', worker)) end
 
 -- What a script puts down here it writes in the end, one command for all members of a key: the
 -- writes of a step or a batch of jobs cost a fraction of what they would one by one. Nothing that is
 -- put down is read again by the same script.
-local drafts, places = {}, {}
 local function later(command, place, ...)
   local name = command .. place
   local draft = drafts[name]
@@ -56,12 +57,12 @@ local function write_down()
 end
 
 -- What it takes to end a job; to give it to a worker; to take it back.
-local TO_END = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us'}
+local TO_END = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us', 'nonce'}
 local TO_LEASE = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us',
-                  'attempts', 'watched', 'stream', 'created_us', 'endpoint', 'body'}
+                  'attempts', 'term', 'watched', 'stream', 'created_us', 'endpoint', 'body'}
 local TO_TAKE_BACK = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us',
-                      'attempts', 'watched', 'stream', 'created_us', 'started_us', 'worker', 'history',
-                      'lease_ms', 'max_attempts'}
+                      'nonce', 'attempts', 'term', 'watched', 'stream', 'created_us', 'started_us', 'worker',
+                      'history', 'lease_ms', 'max_attempts'}
 local function load_job(id, fields)
   local values = redis.call('HMGET', key('job', id), unpack(fields))
   if not values[1] then return nil end
@@ -70,25 +71,74 @@ local function load_job(id, fields)
   return job
 end
 
+-- Whether the lease with this nonce still holds the job.
+local function held(job, nonce) return FROM.complete[job.state] and job.nonce == nonce and nonce ~= '' end
+
 local function publish(watchers, frame)
   for gateway in string.gmatch(watchers, '%S+') do
     redis.call('PUBLISH', CHANNEL.tokens .. gateway, frame)
   end
 end
 
-local function next_seq(id) return redis.call('LLEN', key('log', id)) + 1 end
+-- The number that a job's next entry has after this segment of its log.
+local function behind(segment)
+  local _, first, count = cmsgpack.unpack_limit(segment, 2)
+  return first + count
+end
+local function next_seq(id)
+  local last = redis.call('LINDEX', key('log', id), -1)
+  return last and behind(last) or 1
+end
 
--- Write entry number `seq` of a job's log; false if it stands there already (a repeated call). Where
--- Redis has lost entries before it, empty ones stand for them: a number never changes its meaning.
-local function append(id, seq, entry)
-  local log = key('log', id)
-  local length = redis.call('RPUSH', log, entry)
-  if length == seq then return true end
-  redis.call('RPOP', log)
-  if length > seq then return false end
-  for _ = length, seq - 1 do redis.call('RPUSH', log, '') end
-  redis.call('RPUSH', log, entry)
-  return true
+local function pack_segment(first, entries)
+  return cmsgpack.pack(first) .. cmsgpack.pack(#entries) .. table.concat(entries)
+end
+
+-- Put a segment behind a job's log, unless it stands there already (a repeated call), or there is no
+-- such job (nobody would ever delete its log).
+local function append(id, segment)
+  local next, _, first = next_seq(id), cmsgpack.unpack_one(segment, 0)
+  if first < next or (next == 1 and redis.call('EXISTS', key('job', id)) == 0) then return end
+  redis.call('RPUSH', key('log', id), segment)
+end
+
+-- What a job's worker has said from number `from` on, if that is in its step log: segments, more than
+-- one only where Redis has lost what was between them.
+local function tail(id, job, from)
+  local head, term = string.char(149) .. cmsgpack.pack(id), tonumber(job.term)
+  local steps = redis.call('LRANGE', key('steps', job.worker), 0, -1)
+  local segments, first, entries = {}, from, {}
+  local function close_segment()
+    if #entries > 0 then segments[#segments + 1] = pack_segment(first, entries) end
+  end
+  for i = 1, #steps - 1, 2 do
+    local frames = steps[i + 1]
+    local at = string.find(frames, head, 1, true)
+    local sizes, n, begin_at = at and cmsgpack.unpack(steps[i]), 1, 1
+    while at do
+      -- Text may spell anything, so only what stands where a frame begins is one.
+      while begin_at < at do begin_at, n = begin_at + sizes[n], n + 2 end
+      if begin_at == at and sizes[n + 1] == term then
+        local place, seq = cmsgpack.unpack_one(frames, at - 1 + #head)
+        if seq > first + #entries then
+          close_segment()
+          first, entries = seq, {}
+        end
+        if seq == first + #entries then
+          entries[#entries + 1] = string.sub(frames, place + 2, at - 1 + sizes[n]) -- a byte tells the kind
+        end
+      end
+      at = string.find(frames, head, at + 1, true)
+    end
+  end
+  close_segment()
+  return segments
+end
+
+-- What a job's worker has said is in the job's log, whatever becomes of the worker.
+local function settle(id, job)
+  if not FROM.complete[job.state] then return end
+  for _, segment in ipairs(tail(id, job, next_seq(id))) do append(id, segment) end
 end
 
 -- Wake up to `times` idle workers of a pool.
@@ -98,13 +148,11 @@ local function ring(pool, times)
   if #rings > 0 then redis.call('RPUSH', bell, unpack(rings)) end
 end
 
--- How many jobs wait in a pool.
-local function waiting(pool)
-  local count = 0
-  for _, lane in ipairs(CLIENT_LANES) do
-    count = count + redis.call('ZCARD', waiting_key(pool .. ':' .. lane))
-  end
-  return count
+-- The sets of a pool's waiting jobs; those exist in which one does.
+local function waiting_keys(pool)
+  local names = {}
+  for i, lane in ipairs(CLIENT_LANES) do names[i] = waiting_key(pool .. ':' .. lane) end
+  return names
 end
 
 -- A worker that has slots to spare is told of a job in the step that submits it. A member of `offers`:
@@ -127,15 +175,19 @@ local function leave_queue(job)
   later('XDEL', queue_key(job.queue), job.entry)
 end
 
--- The one way into a terminal state. `fields` go to the job's hash; the caller tells the readers, and
--- writes down.
-local function finish(id, job, event, code, seq, fields)
+-- The one way into a terminal state. `fields` go to the job's hash, `segment`, if there is one, to its
+-- log; the caller tells the readers, and writes down.
+local function finish(id, job, event, code, seq, fields, segment)
   local state = TO[event]
   leave_queue(job)
   redis.call('HSET', key('job', id), 'state', state, 'error_code', code, 'finished_us', int(now_us()),
              unpack(fields))
-  later('DEL', '', key('lease', id))
-  append(id, seq, cmsgpack.pack(state))
+  local last = pack_segment(seq, {cmsgpack.pack(nil) .. cmsgpack.pack(state)})
+  if segment then
+    redis.call('RPUSH', key('log', id), segment, last)
+  else
+    redis.call('RPUSH', key('log', id), last)
+  end
   if FROM.acquire[job.state] then later('ZREM', waiting_key(job.pool .. ':' .. job.lane), id) end
   if job.deadline_us ~= '' then later('ZREM', base .. WORD.deadlines, id) end
   redis.call('PEXPIRE', key('job', id), job.ttl_ms)
@@ -145,10 +197,11 @@ end
 
 -- The job ends without its worker's word.
 local function close(id, job, event, code, fields)
+  settle(id, job)
   local seq = next_seq(id)
   finish(id, job, event, code, seq, fields)
   write_down()
-  publish(job.watchers, cmsgpack.pack({id, seq, KIND.ended, ''}))
+  publish(job.watchers, cmsgpack.pack({id, seq, KIND.ended, '', ''}))
 end
 
 -- A client or the clock ends a job: its worker, if it has one, hears of it at once by this hint, and
@@ -156,6 +209,7 @@ end
 local function revoke(id, job, event, code)
   close(id, job, event, code, {})
   if job.state == 'in_progress' then
+    fence_off(job.worker)
     redis.call('PUBLISH', CHANNEL.control .. job.worker, cmsgpack.pack({CONTROL.drop, id}))
   end
 end
@@ -194,7 +248,6 @@ local function open(name, entry)
   return id, job
 end
 
-local nonces = 0
 local function next_nonce(seed)
   nonces = nonces + 1
   return seed .. string.format('%04x', nonces)
@@ -203,17 +256,21 @@ end
 -- Give a job whose entry the worker has read to that worker. `fields` go to the job's hash as well.
 -- Returns what the worker has to know.
 local function lease(id, job, worker, lease_ms, nonce, now, fields)
-  local attempt = tonumber(job.attempts) + 1
-  redis.call('HSET', key('job', id), 'state', TO.acquire, 'worker', worker, 'nonce', nonce,
+  local attempt, term = tonumber(job.attempts) + 1, (tonumber(job.term) or 0) + 1
+  redis.call('HSET', key('job', id), 'state', TO.acquire, 'worker', worker, 'nonce', nonce, 'term', term,
              'attempts', attempt, 'started_us', int(now), 'lease_ms', lease_ms, unpack(fields))
-  redis.call('SET', key('lease', id), nonce .. (job.watched == '1' and '1' or '0') .. job.watchers)
-  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, worker})) end
-  return {id, nonce, attempt, job.created_us, job.stream, job.endpoint, job.body}
+  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, '', worker})) end
+  return {id, nonce, term, attempt, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
 end
+
+-- The epoch in which a worker gets jobs; '' if it is in none.
+local function epoch_of(worker) return redis.call('GET', key('fence', worker)) or '' end
 
 -- Something of the answer has been seen by a client, so another worker may not start it anew.
 local function answered(id, job)
-  return (job.stream == '1' or job.watched == '1') and redis.call('EXISTS', key('log', id)) == 1
+  if job.stream ~= '1' and job.watched ~= '1' then return false end
+  settle(id, job)
+  return redis.call('EXISTS', key('log', id)) == 1
 end
 
 -- A job whose worker does not hold it any more: back to the queue if nobody has seen anything of the
@@ -222,6 +279,7 @@ local function give_back(id, job, reason, blame)
   local history = job.history ~= '' and cjson.decode(job.history) or {}
   history[#history + 1] = {worker = job.worker, started_us = job.started_us,
                            ended_us = int(now_us()), reason = reason}
+  fence_off(job.worker)
   local fields = {'history', cjson.encode(history)}
   if answered(id, job) then
     close(id, job, 'fail', 'worker_lost', fields)
@@ -235,7 +293,7 @@ local function give_back(id, job, reason, blame)
   end
   leave_queue(job)
   write_down()
-  redis.call('DEL', key('lease', id), key('log', id))
+  redis.call('DEL', key('log', id))
   local queue = job.pool .. ':' .. RETRY_LANE
   local entry = redis.call('XADD', queue_key(queue), '*', 'job', id)
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry, 'nonce', '',

@@ -4,9 +4,10 @@
 local result = {}
 for i = 3, #ARGV, 2 do
   local id = ARGV[i]
-  if held(id, ARGV[i + 1]) then
+  local job = load_job(id, TO_TAKE_BACK)
+  if job and held(job, ARGV[i + 1]) then
     result[#result + 1] = id
-    result[#result + 1] = give_back(id, load_job(id, TO_TAKE_BACK), ARGV[1], ARGV[2] == '1')
+    result[#result + 1] = give_back(id, job, ARGV[1], ARGV[2] == '1')
   end
 end
 return result

@@ -1,16 +1,27 @@
--- Renew the leases of one worker's jobs of this shard.
--- KEYS: base.  ARGV: worker, id, nonce, id, nonce, ...
--- Returns a flat array id, state, ... of the jobs whose lease this worker has lost.
+-- Renew the leases of one worker's jobs of this shard, and tell it what it has to know to write.
+-- KEYS: base.  ARGV: worker, its epoch, the next one (taken if it is in that one no more), lease in ms,
+--       id, nonce, id, nonce, ...
+-- Returns {epoch, id, state, watchers, watched, ...}; state: '' where the job is its own, else what
+--       became of the job.
 -- Invariant: only the holder renews; XCLAIM by anyone else would take the job away from its new worker.
-local lost = {}
-for i = 2, #ARGV, 2 do
+--       Who writes in an epoch has heard of all changes to its jobs that were made before.
+local DAY_MS = 86400000
+local worker, epoch = ARGV[1], ARGV[2]
+if not knows(worker, epoch) then epoch = ARGV[3] end
+redis.call('SET', key('fence', worker), epoch, 'PX', ARGV[4])
+redis.call('PEXPIRE', key('steps', worker), DAY_MS)
+local reply = {epoch}
+for i = 5, #ARGV, 2 do
   local id = ARGV[i]
-  if held(id, ARGV[i + 1]) then
-    local at = redis.call('HMGET', key('job', id), 'queue', 'entry')
-    redis.call('XCLAIM', queue_key(at[1]), GROUP, ARGV[1], 0, at[2], 'JUSTID')
-  else
-    lost[#lost + 1] = id
-    lost[#lost + 1] = redis.call('HGET', key('job', id), 'state') or 'gone'
+  local job = load_job(id, {'state', 'nonce', 'queue', 'entry', 'watchers', 'watched'})
+  local state = job and job.state or 'gone'
+  if job and held(job, ARGV[i + 1]) then
+    -- There may be no such stream or group any more: repair.lua puts the job back into one.
+    redis.pcall('XCLAIM', queue_key(job.queue), GROUP, worker, 0, job.entry, 'JUSTID')
+    state = ''
+  end
+  for _, word in ipairs({id, state, job and job.watchers or '', job and job.watched or ''}) do
+    reply[#reply + 1] = word
   end
 end
-return lost
+return reply

@@ -35,11 +35,17 @@ local function passed(stream, entry)
   return ms < last[1] or (ms == last[1] and n <= last[2])
 end
 
+-- The job that a job's entry names: another one, if the stream was lost and began anew in the same moment.
+local function entry_names(job)
+  if not string.match(job.entry, '^%d+%-%d+$') then return nil end
+  local entry = redis.call('XRANGE', queue_key(job.queue), job.entry, job.entry)[1]
+  return entry and entry[2][2]
+end
+
 -- Whether the job's entry leads to it: a worker will read it, or the reaper will see its holder silent.
-local function has_entry(job)
+local function has_entry(id, job)
   local stream = queue_key(job.queue)
-  if not string.match(job.entry, '^%d+%-%d+$') then return false end
-  if #redis.call('XRANGE', stream, job.entry, job.entry) == 0 then return false end
+  if entry_names(job) ~= id then return false end
   if not passed(stream, job.entry) then return true end
   if not FROM.requeue[job.state] then return false end
   local pending = redis.pcall('XPENDING', stream, GROUP, job.entry, job.entry, 1)
@@ -56,9 +62,10 @@ local function put_back(id, job)
     local waiting = waiting_key(job.pool .. ':' .. job.lane)
     did('waiting', redis.call('ZADD', waiting, 'NX', job.created_us, id))
   end
-  if not has_entry(job) then
+  if not has_entry(id, job) then
     local stream = queue_key(job.queue)
-    if job.entry ~= '' then
+    local named = entry_names(job)
+    if job.entry ~= '' and (named == id or not named) then
       redis.call('XACK', stream, GROUP, job.entry)
       redis.call('XDEL', stream, job.entry)
     end

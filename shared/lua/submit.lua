@@ -7,7 +7,7 @@
 --       that waits.
 local start_us, deepest, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
 local LARGE = 65536 -- a longer request waits to be fetched: channels have little room
-local verdicts, depths, rings, waits, listens, hands = {}, {}, {}, {}, {}, {}
+local verdicts, depths, rings, pools, waits, listens, hands = {}, {}, {}, {}, {}, {}, {}
 
 -- A worker that is there and has a slot to spare, and its lease in ms.
 local function spare_worker(pool)
@@ -30,11 +30,10 @@ end
 -- Hand the job of lane `name` over whose entry is the only one that nobody was given yet. False if it
 -- has to wait.
 local function hand_over(now, id, pool, name, entry, job, fields)
-  waits[pool] = waits[pool] or waiting(pool)
-  if waits[pool] > 0 or #job.body > LARGE then return false end
+  if waits[pool] or #job.body > LARGE then return false end
   local worker, lease_ms = spare_worker(pool)
   if not worker then return false end
-  local hand = hands[worker] or {CONTROL.jobs, int(start_us)}
+  local hand = hands[worker] or {CONTROL.jobs, int(start_us), epoch_of(worker)}
   hands[worker] = hand
   local entries = read(name, worker, 1)
   while entries[1] and entries[1][1] ~= entry do -- one whose job does not wait, so it is none
@@ -48,9 +47,12 @@ local function hand_over(now, id, pool, name, entry, job, fields)
 end
 
 local function submit(now, id, tenant, pool, lane, deadline, fields)
-  local name = pool .. ':' .. lane
-  local depth = depths[name] or redis.call('ZCARD', waiting_key(name))
-  depths[name] = depth
+  local name, depth = pool .. ':' .. lane, 0
+  if waits[pool] == nil then waits[pool] = redis.call('EXISTS', unpack(waiting_keys(pool))) > 0 end
+  if waits[pool] then
+    depth = depths[name] or redis.call('ZCARD', waiting_key(name))
+    depths[name] = depth
+  end
   if redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
   if depth >= deepest then return 'full', depth end
   local job = {attempts = 0, watched = '', watchers = '', created_us = int(now)}
@@ -69,16 +71,14 @@ local function submit(now, id, tenant, pool, lane, deadline, fields)
   redis.call('HSET', key('job', id), 'state', 'queued', 'attempts', 0, unpack(fields))
   later('ZADD', waiting_key(name), int(now), id)
   depths[name] = depth + 1
-  waits[pool] = waits[pool] and waits[pool] + 1
+  pools[pool], waits[pool] = true, true
   rings[pool] = (rings[pool] or 0) + 1
   return 'ok', depth + 1
 end
 
-local pools = {}
 for n, job in ipairs(cmsgpack.unpack(ARGV[1])) do
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   verdicts[2 * n - 1], verdicts[2 * n] = submit(start_us + n - 1, unpack(job))
-  pools[job[3]] = true
 end
 write_down()
 for pool in pairs(pools) do redis.call('SADD', base .. WORD.pools, pool) end

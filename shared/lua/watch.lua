@@ -5,14 +5,10 @@ local id, gateway, sees = ARGV[1], ARGV[2], ARGV[3] == '1'
 local job = load_job(id, TO_TAKE_BACK)
 if not job then return nil end
 if not FROM.cancel[job.state] then return job.state end
-if not string.find(' ' .. job.watchers .. ' ', ' ' .. gateway .. ' ', 1, true) then
-  job.watchers = job.watchers == '' and gateway or job.watchers .. ' ' .. gateway
-end
+local known = string.find(' ' .. job.watchers .. ' ', ' ' .. gateway .. ' ', 1, true)
+if known and (job.watched == '1' or not sees) then return job.state end
+if not known then job.watchers = job.watchers == '' and gateway or job.watchers .. ' ' .. gateway end
 if sees then job.watched = '1' end
 redis.call('HSET', key('job', id), 'watchers', job.watchers, 'watched', job.watched)
-local lease = redis.call('GET', key('lease', id))
-if lease then
-  local watched = job.watched == '1' and '1' or '0'
-  redis.call('SET', key('lease', id), string.sub(lease, 1, NONCE) .. watched .. job.watchers)
-end
+if FROM.complete[job.state] then fence_off(job.worker) end
 return job.state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,13 +12,15 @@ import redis as sync_redis
 
 from gateway.chores.walk import walk
 from shared import keys
-from shared.channel import ControlKind, Frame, decode, decode_control
+from shared.channel import ControlKind, Frame, FrameKind, decode, decode_control, encode, entry_of
+from shared.ending import Answer
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT, LANES
-from shared.queue import UNKNOWN, Answer, Emission, JobQueue, Offer, _claim, make_emission
+from shared.queue import UNKNOWN, Fenced, JobQueue, Offer, _claim
 from shared.redis import connect
-from shared.states import JobEvent
-from shared.token_log import NO_CHUNKS, Delta, pack_chunks, pack_journal
+from shared.states import TRANSITIONS, JobEvent
+from shared.step_log import Deposit, End, Speaker, Utterance, make_step
+from shared.token_log import Journal, make_journal, pack_segment
 from tests.redis_server import RedisServer
 
 POOL = "pool"
@@ -120,17 +122,109 @@ async def repair(queue: JobQueue) -> dict[str, int]:
 
 async def say(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dict[str, str]:
     """One step's output of one job; returns what was lost."""
-    return await queue.emit(job.shard, [emission(job, seq, text)])
+    return await emit(queue, [utterance(job, seq, text)])
 
 
-def emission(job: LeasedJob, seq: int, text: str = "x", answer: Answer | None = None) -> Emission:
-    chunks = pack_chunks([text.encode()]) if job.stream else NO_CHUNKS
-    return make_emission(job, seq, chunks, pack_journal([Delta(0, 0, [seq], text)]), answer)
+def utterance(job: LeasedJob, seq: int, text: str = "x", answer: Answer | None = None) -> Utterance:
+    """One token of a job, and its end if there is an answer."""
+    items = (text.encode(),) if job.stream else None
+    return said(job, seq, items, make_journal([(0, 0, [seq], text)]), answer)
+
+
+def said(
+    job: LeasedJob, seq: int, items: Any, journal: Journal, answer: Answer | None = None
+) -> Utterance:
+    """Any entry of a job, and its end if there is an answer."""
+    kind = FrameKind.CHUNK if job.stream else FrameKind.DELTAS
+    frame = encode(job.id, seq, kind, items, journal)
+    if answer is None:
+        return Speaker(job), frame, None
+    segment = pack_segment(seq, [entry_of(frame, job.id, seq)])
+    return Speaker(job), frame, End(seq + 1, segment, answer)
+
+
+def silent_end(job: LeasedJob, seq: int, answer: Answer) -> Utterance:
+    """Only the end of a job; `seq` is the number of its last entry."""
+    return Speaker(job), b"", End(seq, b"", answer)
+
+
+def deposit(utterance: Utterance, seq: int) -> Deposit:
+    """What was said with number `seq`, on its way into the log."""
+    speaker, frame, _ = utterance
+    job_id = speaker.job.id
+    return Deposit(job_id, pack_segment(seq, [entry_of(frame, job_id, seq)]))
+
+
+_epochs: dict[tuple[JobQueue, str, int], str] = {}
+
+
+async def emit(
+    queue: JobQueue,
+    utterances: Sequence[Utterance],
+    *,
+    worker: str = "",
+    deposits: Sequence[Deposit] = (),
+    again: bool = False,
+    offer: Offer | None = None,
+) -> dict[str, str]:
+    """One step, as a worker makes it: where its epoch is over it renews and leaves out what it has
+    lost, which is returned. The worker is the one that holds the first job, else `WORKER`."""
+    jobs = [speaker.job for speaker, _, _ in utterances]
+    shard = jobs[0].shard if jobs else 0
+    if not worker:
+        holder = jobs and await queue.redis.hget(keys.job(shard, jobs[0].id), "worker")
+        worker = holder.decode() if holder else WORKER
+    place, left = (queue, worker, shard), list(utterances)
+    lost: dict[str, str] = {}
+    while True:
+        epoch = _epochs.get(place, "")
+        if not epoch or any(speaker.epoch != epoch for speaker, _, _ in left):
+            held = [speaker.job for speaker, _, _ in left]
+            renewal = await queue.renew(shard, worker, epoch, LEASE_S, held)
+            epoch = _epochs[place] = renewal.epoch
+            lost |= renewal.lost
+            for speaker, _, end in left:
+                speaker.epoch = epoch
+                if speaker.job.id in renewal.listeners:
+                    watchers, watched = renewal.listeners[speaker.job.id]
+                    speaker.listen(watchers, watched=watched)
+                elif (
+                    end is not None and TRANSITIONS[end.answer.event].target == lost[speaker.job.id]
+                ):
+                    del lost[speaker.job.id]  # by itself, perhaps; the script knows
+            left = [each for each in left if each[0].job.id not in lost]
+            deposits = [each for each in deposits if each.job_id not in lost]
+        if not left and utterances:
+            return lost
+        try:
+            step = make_step(left, deposits)
+            return lost | await queue.emit(shard, worker, epoch, step, again=again, offer=offer)
+        except Fenced:
+            del _epochs[place]
+
+
+async def enter(queue: JobQueue, worker: str = WORKER, shard: int = 0) -> str:
+    """The worker's next epoch: of what it is given from now on it may speak at once."""
+    renewal = await queue.renew(shard, worker, "", LEASE_S, [])
+    _epochs[queue, worker, shard] = renewal.epoch
+    return renewal.epoch
+
+
+async def renew(queue: JobQueue, worker: str, jobs: Sequence[LeasedJob]) -> dict[str, str]:
+    """Renew leases; returns the jobs that were lost."""
+    lost: dict[str, str] = {}
+    for shard in sorted({job.shard for job in jobs}):
+        held = [job for job in jobs if job.shard == shard]
+        epoch = _epochs.get((queue, worker, shard), "")
+        renewal = await queue.renew(shard, worker, epoch, LEASE_S, held)
+        _epochs[queue, worker, shard] = renewal.epoch
+        lost |= renewal.lost
+    return lost
 
 
 async def finish(queue: JobQueue, job: LeasedJob, seq: int, answer: Answer) -> str:
     """End a job; 'ok', or its state if it was lost."""
-    lost = await queue.emit(job.shard, [make_emission(job, seq, b"", b"", answer)])
+    lost = await emit(queue, [silent_end(job, seq, answer)])
     return lost.get(job.id, "ok")
 
 
@@ -215,10 +309,7 @@ class Listener:
         """The jobs that a worker was handed since the last look."""
         heard = [decode_control(message) for message in self.messages()]
         return [
-            job
-            for kind, words in heard
-            if kind is ControlKind.JOBS
-            for job in queue.leased(words[0], words[1:])
+            job for kind, words in heard if kind is ControlKind.JOBS for job in queue.leased(*words)
         ]
 
     def close(self) -> None:

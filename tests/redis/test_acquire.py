@@ -10,8 +10,10 @@ from shared.channel import FrameKind
 from shared.lanes import DEFAULT, FLEX, PRIORITY
 from shared.queue import JobQueue
 from shared.states import JobState
+from shared.step_log import make_step
 from tests.redis.conftest import (
     GATEWAY,
+    LEASE_S,
     POOL,
     TENANT,
     WORKER,
@@ -19,11 +21,11 @@ from tests.redis.conftest import (
     entries_of,
     grow_old,
     lease,
-    make_job,
     pending,
     submit,
     take,
     take_one,
+    utterance,
 )
 
 
@@ -154,15 +156,49 @@ async def test_only_who_watches_the_events_hears_of_the_start(
     await queue.watch(watched.id, "gw-2", sees=True)
     await take(queue)
     assert gateway.frames() == []
-    assert other_gateway.frames() == [(watched.id.encode(), 0, FrameKind.STARTED, WORKER.encode())]
+    assert other_gateway.frames() == [
+        (watched.id.encode(), 0, FrameKind.STARTED, b"", WORKER.encode())
+    ]
 
 
-async def test_a_lease_says_who_listens(queue: JobQueue, store: Redis) -> None:
-    job = make_job()
-    await queue.submit(job, 10)
-    leased = await take_one(queue)
-    assert store.get(keys.lease(0, job.id)) == f"{leased.nonce}0{GATEWAY}".encode()
-    assert store.ttl(keys.lease(0, job.id)) == -1
+async def test_a_lease_says_who_listens(queue: JobQueue) -> None:
+    silent, heard, watched = [await submit(queue, gateway=g) for g in ("", GATEWAY, GATEWAY)]
+    await queue.watch(watched.id, "gw-2", sees=True)
+    listeners = {job.id: (job.watchers, job.watched) for job in await take(queue)}
+    assert listeners == {
+        silent.id: ("", False),
+        heard.id: (GATEWAY, False),
+        watched.id: (f"{GATEWAY} gw-2", True),
+    }
+
+
+async def test_what_a_worker_gets_it_may_speak_of_in_its_epoch(queue: JobQueue) -> None:
+    await submit(queue)
+    first = await take_one(queue)
+    assert first.epoch == "", "it has none before it renews"
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [first])
+    await submit(queue)
+    second = await take_one(queue)
+    assert second.epoch == renewal.epoch != ""
+    step = make_step([utterance(second, 1)])
+    assert await queue.emit(0, WORKER, renewal.epoch, step) == {}
+    assert [e.items for e in await queue.entries(second.id, 0)] == [(b"x",)]
+
+
+async def test_the_epoch_of_one_worker_is_not_anothers(queue: JobQueue) -> None:
+    await queue.renew(0, WORKER, "", LEASE_S, [])
+    await submit(queue)
+    assert (await take_one(queue, worker="w-2")).epoch == ""
+
+
+async def test_every_lease_of_a_job_is_a_term_of_its_own(queue: JobQueue) -> None:
+    await submit(queue)
+    terms = []
+    for _ in range(3):
+        job = await take_one(queue)
+        terms.append((job.term, job.attempt))
+        await queue.release([job], "drained", blame=False)
+    assert terms == [(1, 1), (2, 1), (3, 1)]
 
 
 async def test_a_group_that_is_made_anew_does_not_lose_a_job_in_progress(

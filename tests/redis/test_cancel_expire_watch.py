@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 from redis import Redis
 
 from shared import keys
 from shared.channel import FrameKind
-from shared.job import new_job_id
+from shared.job import LeasedJob, new_job_id
 from shared.lanes import DEFAULT
-from shared.queue import JobQueue
+from shared.queue import Fenced, JobQueue, Renewal
 from shared.states import JobState
+from shared.step_log import make_step
 from tests.redis.conftest import (
     GATEWAY,
+    LEASE_S,
     POOL,
     TENANT,
+    WORKER,
     Listener,
     answer,
+    deposit,
+    emit,
     entries_of,
     finish,
     lease,
     pending,
+    renew,
     say,
     submit,
     take,
     take_one,
+    utterance,
 )
 
 
@@ -40,7 +49,7 @@ async def test_a_queued_job_is_cancelled_at_once(
     job = await submit(queue, deadline_s=60)
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert await state_of(queue, job.id) == ("cancelled", "cancelled")
-    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.ENDED, b"")]
+    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.ENDED, b"", b"")]
     assert control.messages() == []
     assert store.keys("*waiting*") == store.keys("*deadlines") == []
     assert store.pttl(keys.job(0, job.id)) > 0
@@ -57,14 +66,31 @@ async def test_a_running_job_keeps_what_it_has_and_its_worker_is_told(
     gateway.frames()
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert control.dropped() == [job.id]
-    assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"")]
+    assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"", b"")]
     assert [(e.items, e.end) for e in await queue.entries(job.id, 0)] == [
         ((b"kept",), ""),
         ((), "cancelled"),
     ]
     assert entries_of(store, job.id) == []
     assert pending(store) == 0
-    assert not store.exists(keys.lease(0, job.id))
+    assert await say(queue, job, 2) == {job.id: "cancelled"}
+    assert len(await queue.entries(job.id, 0)) == 2
+
+
+async def test_what_was_kept_of_a_cancelled_job_needs_no_worker_any_more(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue)
+    await say(queue, job, 1, "long ago")
+    await emit(queue, [], deposits=[deposit(utterance(job, 1, "long ago"), 1)])
+    await say(queue, job, 2, "just now")
+    await queue.cancel(job.id, TENANT)
+    store.delete(keys.steps(0, WORKER))
+    assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 0)] == [
+        (1, (b"long ago",), ""),
+        (2, (b"just now",), ""),
+        (3, (), "cancelled"),
+    ]
 
 
 async def test_cancelling_what_has_ended_changes_nothing(
@@ -84,6 +110,76 @@ async def test_cancelled_twice_is_cancelled_once(queue: JobQueue) -> None:
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert len(await queue.entries(job.id, 0)) == 1
+
+
+async def cancel(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    await queue.cancel(job.id, TENANT)
+
+
+async def expire(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
+    await queue.scripts.expire(0, 100)
+
+
+async def watch(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    await queue.watch(job.id, "gw-2", sees=False)
+
+
+async def see(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    await queue.watch(job.id, GATEWAY, sees=True)
+
+
+@pytest.mark.parametrize("change", [cancel, expire, watch, see])
+async def test_a_worker_hears_of_a_change_before_it_writes_again(
+    queue: JobQueue,
+    store: Redis,
+    gateway: Listener,
+    change: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
+) -> None:
+    changed, other = [await submit(queue, deadline_s=60) for _ in range(2)]
+    jobs = await take(queue)
+    before = await queue.renew(0, WORKER, "", LEASE_S, jobs)
+    await change(queue, store, jobs[0])
+    gateway.frames()
+    # It knows nothing of it, and speaks of the other job only.
+    with pytest.raises(Fenced):
+        await queue.emit(0, WORKER, before.epoch, make_step([utterance(jobs[1], 1)]))
+    assert await queue.entries(other.id, 0) == []
+    assert gateway.frames() == []
+    after = await queue.renew(0, WORKER, before.epoch, LEASE_S, jobs)
+    assert after.epoch != before.epoch
+    if change in (cancel, expire):
+        assert after.lost == {changed.id: (await state_of(queue, changed.id))[0]}
+    else:
+        listeners = (f"{GATEWAY} gw-2", False) if change is watch else (GATEWAY, True)
+        assert after == Renewal(
+            after.epoch, {}, {changed.id: listeners, other.id: (GATEWAY, False)}
+        )
+    assert await queue.emit(0, WORKER, after.epoch, make_step([utterance(jobs[1], 1)])) == {}
+    assert len(await queue.entries(other.id, 0)) == 1
+
+
+@pytest.mark.parametrize("change", [cancel, expire, watch, see])
+async def test_what_happens_to_a_job_that_waits_holds_no_worker_up(
+    queue: JobQueue,
+    store: Redis,
+    change: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
+) -> None:
+    held = await lease(queue)
+    await queue.release([held], "drained", blame=False)  # it has had a worker
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [])
+    await change(queue, store, held)
+    assert await queue.emit(0, WORKER, renewal.epoch, make_step([])) == {}
+
+
+async def test_a_change_to_one_workers_job_holds_no_other_worker_up(queue: JobQueue) -> None:
+    await submit(queue)
+    mine = await take_one(queue, worker="w-2")
+    others = await lease(queue)
+    await renew(queue, WORKER, [others])
+    renewal = await queue.renew(0, "w-2", "", LEASE_S, [mine])
+    await queue.cancel(others.id, TENANT)
+    assert await queue.emit(0, "w-2", renewal.epoch, make_step([utterance(mine, 1)])) == {}
 
 
 async def test_another_tenants_job_looks_like_none(queue: JobQueue) -> None:
@@ -171,35 +267,47 @@ async def test_who_watches_a_running_job_is_told_from_now_on(
     assert [f[1] for f in gateway.frames()] == [2]
 
 
-async def test_watching_does_not_take_the_lease_from_its_worker(
-    queue: JobQueue, store: Redis
-) -> None:
+async def listeners(queue: JobQueue, job: LeasedJob) -> tuple[str, bool]:
+    """What the job's worker is told of who listens."""
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [job])
+    return renewal.listeners[job.id]
+
+
+async def test_watching_does_not_take_the_lease_from_its_worker(queue: JobQueue) -> None:
     leased = await lease(queue, gateway="")
     for gateway in ("a", "b", "a"):
         await queue.watch(leased.id, gateway, sees=False)
-    assert store.get(keys.lease(0, leased.id)) == f"{leased.nonce}0a b".encode()
+    assert await listeners(queue, leased) == ("a b", False)
     assert await say(queue, leased, 1) == {}
     await queue.watch(leased.id, "b", sees=True)
     await queue.watch(leased.id, "c", sees=False)
-    assert store.get(keys.lease(0, leased.id)) == f"{leased.nonce}1a b c".encode()
+    assert await listeners(queue, leased) == ("a b c", True)
     assert await finish(queue, leased, 2, answer()) == "ok"
 
 
+async def test_watching_what_one_watches_already_holds_nobody_up(queue: JobQueue) -> None:
+    leased = await lease(queue, gateway="")
+    await queue.watch(leased.id, GATEWAY, sees=True)
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [leased])
+    for sees in (True, False):
+        await queue.watch(leased.id, GATEWAY, sees=sees)
+    assert await queue.emit(0, WORKER, renewal.epoch, make_step([utterance(leased, 1)])) == {}
+
+
 async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(
-    queue: JobQueue, store: Redis
+    queue: JobQueue,
 ) -> None:
     leased = await lease(queue, gateway="gw-12")
     await queue.watch(leased.id, "gw-1", sees=False)
-    assert store.get(keys.lease(0, leased.id)) == f"{leased.nonce}0gw-12 gw-1".encode()
+    assert await listeners(queue, leased) == ("gw-12 gw-1", False)
 
 
 async def test_watching_what_has_ended_changes_nothing(queue: JobQueue, store: Redis) -> None:
     leased = await lease(queue)
     await finish(queue, leased, 1, answer())
-    before = store.hgetall(keys.job(0, leased.id))
+    before = {key: store.dump(key) for key in store.scan_iter()}
     await queue.watch(leased.id, "late", sees=True)
-    assert store.hgetall(keys.job(0, leased.id)) == before
-    assert not store.exists(keys.lease(0, leased.id))
+    assert {key: store.dump(key) for key in store.scan_iter()} == before
 
 
 async def test_watching_what_is_not_there_makes_nothing(queue: JobQueue, store: Redis) -> None:

@@ -1,4 +1,4 @@
-"""Emit: only the lease's holder writes, each entry once, one message per gateway."""
+"""Emit: only who knows its epoch writes, each entry once, one message per gateway."""
 
 from __future__ import annotations
 
@@ -12,35 +12,57 @@ from shared import keys
 from shared.channel import FrameKind, decode
 from shared.envelope import Folder, Unfolder
 from shared.job import LeasedJob, new_job_id
-from shared.queue import Emission, JobQueue, make_emission
+from shared.queue import Fenced, JobQueue
 from shared.states import JobEvent, JobState
-from shared.token_log import NO_CHUNKS, Delta, pack_chunks, pack_journal, unpack_journal
+from shared.step_log import STEPS, Deposit, Utterance, make_step
+from shared.token_log import Delta, make_journal, pack_segment, read_journal
 from tests.redis.conftest import (
     GATEWAY,
+    LEASE_S,
     TENANT,
     WORKER,
     Listener,
     answer,
-    emission,
+    deposit,
+    emit,
+    enter,
     finish,
     grow_old,
     lease,
+    renew,
+    said,
     say,
+    silent_end,
     submit,
     take,
     take_one,
+    utterance,
 )
 
 
+def calls(store: Redis, *commands: str) -> int:
+    """How often these commands were called since the last reset of the statistics."""
+    statistics = store.info("commandstats")
+    return sum(statistics.get(f"cmdstat_{name}", {}).get("calls", 0) for name in commands)
+
+
 def published(store: Redis) -> int:
-    """How often PUBLISH was called since the last reset of the statistics."""
-    calls: int = store.info("commandstats").get("cmdstat_publish", {}).get("calls", 0)
-    return calls
+    return calls(store, "publish")
 
 
-def everything(store: Redis) -> dict[bytes, bytes]:
+def script_calls(store: Redis) -> int:
+    return calls(store, "fcall", "evalsha")
+
+
+def everything(store: Redis) -> dict[bytes, bytes | None]:
     """All that Redis holds."""
     return {key: store.dump(key) for key in store.scan_iter()}
+
+
+def steps_of(store: Redis, worker: str = WORKER) -> list[list[tuple[str, int]]]:
+    """The job and number of each frame in a worker's step log, by step."""
+    parts: list[Any] = store.lrange(keys.steps(0, worker), 0, -1)
+    return [[(id_.decode(), seq) for id_, seq, *_ in decode(frames)] for frames in parts[1::2]]
 
 
 async def test_a_step_stands_in_the_log_and_reaches_the_gateway(
@@ -54,11 +76,54 @@ async def test_a_step_stands_in_the_log_and_reaches_the_gateway(
         (1, (b"He",), ""),
         (2, (b"llo",), ""),
     ]
-    assert unpack_journal(entries[1].journal) == [Delta(0, 0, (2,), "llo")]
+    assert read_journal(entries[1].journal) == [Delta(0, 0, (2,), "llo")]
     assert gateway.frames() == [
-        (job.id.encode(), 1, FrameKind.CHUNK, (b"He",)),
-        (job.id.encode(), 2, FrameKind.CHUNK, (b"llo",)),
+        (job.id.encode(), 1, FrameKind.CHUNK, ((0, 0, (1,), b"He"),), (b"He",)),
+        (job.id.encode(), 2, FrameKind.CHUNK, ((0, 0, (2,), b"llo"),), (b"llo",)),
     ]
+
+
+# --- who may write ---
+
+
+@pytest.mark.parametrize("change", ["", "0" * 12, "{}0", " {}", "{}\0"])
+async def test_who_does_not_know_the_epoch_writes_nothing(
+    queue: JobQueue, store: Redis, gateway: Listener, change: str
+) -> None:
+    epoch = await enter(queue)
+    job = await lease(queue)
+    step = make_step([utterance(job, 1), last_words(job, 1)], [Deposit(job.id, b"\1\0")])
+    before = everything(store)
+    with pytest.raises(Fenced):
+        await queue.emit(0, WORKER, change.format(epoch), step)
+    assert everything(store) == before
+    assert gateway.frames() == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_without_a_fence_nobody_writes(queue: JobQueue, store: Redis, again: bool) -> None:
+    epoch = await enter(queue)
+    job = await lease(queue)
+    store.delete(keys.fence(0, WORKER))
+    for known in (epoch, ""):
+        with pytest.raises(Fenced):
+            await queue.emit(0, WORKER, known, make_step([utterance(job, 1)]), again=again)
+    assert await queue.entries(job.id, 0) == []
+
+
+async def test_the_epoch_of_another_worker_is_no_epoch(queue: JobQueue) -> None:
+    job = await lease(queue)
+    for other in (await enter(queue, "w-2"), await enter(queue, f"{WORKER}0")):
+        with pytest.raises(Fenced):
+            await queue.emit(0, WORKER, other, make_step([utterance(job, 1)]))
+
+
+async def test_an_epoch_lasts_as_long_as_a_lease(queue: JobQueue, store: Redis) -> None:
+    epoch, fence = await enter(queue), keys.fence(0, WORKER)
+    assert 0 < store.pttl(fence) <= LEASE_S * 1000
+    store.pexpire(fence, 1000)
+    assert (await queue.renew(0, WORKER, epoch, LEASE_S, [])).epoch == epoch
+    assert store.pttl(fence) > 1000
 
 
 @pytest.mark.parametrize("nonce", ["0" * 16, "", "0" * 15, "0" * 17])
@@ -67,12 +132,6 @@ async def test_a_wrong_nonce_writes_nothing(queue: JobQueue, gateway: Listener, 
     assert await say(queue, replace(job, nonce=nonce), 1) == {job.id: "in_progress"}
     assert await queue.entries(job.id, 0) == []
     assert gateway.frames() == []
-
-
-async def test_a_nonce_with_the_lease_behind_it_is_no_nonce(queue: JobQueue, store: Redis) -> None:
-    job = await lease(queue)
-    whole = store.get(keys.lease(0, job.id)).decode()
-    assert await say(queue, replace(job, nonce=whole), 1) == {job.id: "in_progress"}
 
 
 async def test_after_a_cancel_nothing_is_written(queue: JobQueue, gateway: Listener) -> None:
@@ -93,7 +152,8 @@ async def test_after_a_reap_the_old_worker_writes_nothing_and_the_new_one_does(
     await queue.reap(0, 1.0)
     assert await say(queue, old, 1) == {old.id: "queued"}
     new = await take_one(queue, worker="w-2")
-    assert await say(queue, old, 1, "old") == {old.id: "in_progress"}
+    old_words = utterance(old, 1, "old")
+    assert await emit(queue, [old_words], worker=WORKER) == {old.id: "in_progress"}
     assert await say(queue, new, 1, "new") == {}
     assert [e.items for e in await queue.entries(old.id, 0)] == [(b"new",)]
 
@@ -102,17 +162,7 @@ async def test_a_job_that_is_gone_is_lost(queue: JobQueue, store: Redis) -> None
     job = await lease(queue)
     store.flushall()
     assert await say(queue, job, 1) == {job.id: "gone"}
-    assert store.keys() == []
-
-
-async def test_a_repeated_call_appends_and_publishes_nothing(
-    queue: JobQueue, gateway: Listener
-) -> None:
-    job = await lease(queue)
-    for seq in (1, 1, 2, 2, 1):
-        assert await say(queue, job, seq) == {}
-    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
-    assert [frame[1] for frame in gateway.frames()] == [1, 2]
+    assert store.keys() == [keys.fence(0, WORKER).encode()]  # it has asked, and written nothing
 
 
 async def test_one_lost_job_does_not_keep_the_others_of_its_step_back(
@@ -123,9 +173,124 @@ async def test_one_lost_job_does_not_keep_the_others_of_its_step_back(
     jobs = await take(queue)
     await queue.cancel(jobs[1].id, TENANT)
     gateway.frames()
-    lost = await queue.emit(0, [emission(job, 1) for job in jobs])
+    lost = await emit(queue, [utterance(job, 1) for job in jobs])
     assert lost == {jobs[1].id: "cancelled"}
     assert [frame[0].decode() for frame in gateway.frames()] == [jobs[0].id, jobs[2].id]
+
+
+async def test_the_renewal_tells_of_lost_jobs_as_an_emission_does(
+    queue: JobQueue, store: Redis
+) -> None:
+    for _ in range(3):
+        await submit(queue)
+    mine, cancelled, gone = await take(queue)
+    await queue.cancel(cancelled.id, TENANT)
+    store.delete(keys.job(0, gone.id))
+    expected = {cancelled.id: "cancelled", gone.id: "gone"}
+    assert await renew(queue, WORKER, [mine, cancelled, gone]) == expected
+    assert await emit(queue, [utterance(job, 1) for job in (mine, cancelled, gone)]) == expected
+    stranger = replace(mine, id=new_job_id(1))
+    assert await renew(queue, WORKER, [stranger]) == {stranger.id: "gone"}
+
+
+async def test_nobody_renews_what_another_holds(queue: JobQueue, store: Redis) -> None:
+    old = await lease(queue)
+    grow_old(store, old)
+    await queue.reap(0, 1.0)
+    new = await take_one(queue, worker="w-2")
+    assert await renew(queue, WORKER, [old]) == {old.id: "in_progress"}
+    (entry,) = store.xpending_range(keys.queue(0, "pool", "retry"), keys.GROUP, "-", "+", 9)
+    assert entry["consumer"] == b"w-2"
+    assert await renew(queue, "w-2", [new]) == {}
+
+
+async def test_a_renewal_tells_who_listens(queue: JobQueue) -> None:
+    quiet, streamed, watched = (
+        await lease(queue, gateway=""),
+        await lease(queue),
+        await lease(queue, stream=False),
+    )
+    await queue.watch(watched.id, "gw-2", sees=True)
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [quiet, streamed, watched])
+    assert renewal.lost == {}
+    assert renewal.listeners == {
+        quiet.id: ("", False),
+        streamed.id: (GATEWAY, False),
+        watched.id: (f"{GATEWAY} gw-2", True),
+    }
+
+
+# --- the same call again ---
+
+
+async def test_a_repeated_call_appends_and_publishes_nothing(
+    queue: JobQueue, store: Redis, gateway: Listener
+) -> None:
+    epoch = await enter(queue)
+    job = await lease(queue)
+    for seq in (1, 2):
+        step = make_step([utterance(job, seq)])
+        assert await queue.emit(0, WORKER, epoch, step) == {}
+        before = everything(store)
+        for _ in range(2):
+            assert await queue.emit(0, WORKER, epoch, step, again=True) == {}
+        assert everything(store) == before
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert [frame[1] for frame in gateway.frames()] == [1, 2]
+
+
+async def test_a_repetition_of_what_never_came_is_carried_out(
+    queue: JobQueue, gateway: Listener
+) -> None:
+    job = await lease(queue)
+    await say(queue, job, 1)
+    assert await emit(queue, [utterance(job, 2)], again=True) == {}
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert [frame[1] for frame in gateway.frames()] == [1, 2]
+
+
+async def test_a_step_that_comes_twice_with_one_job_less_is_read_once(
+    queue: JobQueue, gateway: Listener
+) -> None:
+    """The reply was lost, and a job was too before the call was repeated without it."""
+    for _ in range(2):
+        await submit(queue)
+    on, gone = await take(queue)
+    await emit(queue, [utterance(gone, 1), utterance(on, 1)])
+    await emit(queue, [utterance(on, 1)], again=True)
+    await say(queue, on, 2, "y")
+    assert [(e.seq, e.items, e.lost) for e in await queue.entries(on.id, 0)] == [
+        (1, (b"x",), False),
+        (2, (b"y",), False),
+    ]
+    await queue.cancel(on.id, TENANT)
+    assert [e.seq for e in await queue.entries(on.id, 0)] == [1, 2, 3]
+
+
+async def test_a_repeated_deposit_stands_in_the_log_once(queue: JobQueue, store: Redis) -> None:
+    for _ in range(2):
+        await submit(queue)
+    on, pauses = await take(queue)
+    words = utterance(pauses, 1)
+    await emit(queue, [words])
+    step, epoch = make_step([utterance(on, 1)], [deposit(words, 1)]), await enter(queue)
+    assert await queue.emit(0, WORKER, epoch, step) == {}
+    before = everything(store)
+    assert await queue.emit(0, WORKER, epoch, step, again=True) == {}
+    assert everything(store) == before
+    assert store.llen(keys.log(0, pauses.id)) == 1
+
+
+async def test_a_repeated_deposit_that_never_came_is_made(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    first, second = utterance(job, 1), utterance(job, 2)
+    await emit(queue, [first], deposits=[deposit(first, 1)])
+    await emit(queue, [second], deposits=[deposit(second, 2)], again=True)
+    assert store.llen(keys.log(0, job.id)) == 2
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+
+
+# --- who hears of it ---
 
 
 async def test_one_message_per_gateway_however_many_jobs(
@@ -135,10 +300,12 @@ async def test_one_message_per_gateway_however_many_jobs(
         await submit(queue, gateway=GATEWAY if i % 2 else "gw-2")
     jobs = await take(queue)
     store.config_resetstat()
-    assert await queue.emit(0, [emission(job, 1) for job in jobs]) == {}
+    assert await emit(queue, [utterance(job, 1) for job in jobs]) == {}
     assert published(store) == 2
     mine, others = gateway.messages(), other_gateway.messages()
     assert (len(mine), len(others)) == (1, 1)
+    ids = [[frame[0].decode() for frame in decode(message)] for message in (mine[0], others[0])]
+    assert ids == [[job.id for job in jobs[1::2]], [job.id for job in jobs[::2]]]
 
 
 async def test_two_gateways_hear_of_one_job(
@@ -148,6 +315,31 @@ async def test_two_gateways_hear_of_one_job(
     await queue.watch(job.id, "gw-2", sees=True)
     await say(queue, job, 1)
     assert gateway.frames() == other_gateway.frames() != []
+
+
+async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
+    queue: JobQueue, store: Redis, gateway: Listener, other_gateway: Listener
+) -> None:
+    await submit(queue)
+    await submit(queue)
+    alone, shared = await take(queue)
+    await queue.watch(shared.id, "gw-2", sees=True)
+    store.config_resetstat()
+    await emit(queue, [utterance(alone, 1), utterance(shared, 1)])
+    assert published(store) == 2
+    assert [frame[0].decode() for frame in gateway.frames()] == [alone.id, shared.id]
+    assert [frame[0].decode() for frame in other_gateway.frames()] == [shared.id]
+
+
+async def test_who_listens_to_some_jobs_of_a_step_hears_of_those_only(
+    queue: JobQueue, gateway: Listener
+) -> None:
+    await submit(queue)
+    await submit(queue, gateway="")
+    heard, unheard = await take(queue)
+    await emit(queue, [utterance(unheard, 1), utterance(heard, 1)])
+    assert [frame[0].decode() for frame in gateway.frames()] == [heard.id]
+    assert [e.seq for e in await queue.entries(unheard.id, 0)] == [1]
 
 
 async def test_a_job_that_nobody_waits_for_is_logged_and_not_published(
@@ -168,10 +360,13 @@ async def test_deltas_of_an_answer_that_is_not_streamed_go_to_watchers_only(
     assert gateway.frames() == []
     await queue.watch(job.id, GATEWAY, sees=True)
     await say(queue, job, 2)
-    ((_, seq, kind, payload),) = gateway.frames()
-    assert (seq, kind) == (2, FrameKind.DELTAS)
-    assert unpack_journal(payload) == [Delta(0, 0, (2,), "x")]
+    ((_, seq, kind, journal, payload),) = gateway.frames()
+    assert (seq, kind, payload) == (2, FrameKind.DELTAS, None)
+    assert read_journal(journal) == [Delta(0, 0, (2,), "x")]
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+
+
+# --- what is written ---
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65_535, 65_536, 1_000_000])
@@ -180,11 +375,15 @@ async def test_any_bytes_of_any_size_come_out_as_they_went_in(
 ) -> None:
     job = await lease(queue)
     chunk = (bytes(range(256)) * (size // 256 + 1))[:size]
-    items = ((size, 0), chunk, (0, size), chunk)
-    await queue.emit(0, [make_emission(job, 1, pack_chunks(items), chunk)])
-    (entry,) = await queue.entries(job.id, 0)
-    assert (entry.items, entry.journal) == (items, chunk)
-    assert [frame[3] for frame in gateway.frames()] == [items]
+    items, journal = ((size, 0), chunk, (0, size), chunk), ((0, 0, (size, 2), chunk),)
+    words = said(job, 1, items, journal)
+    await emit(queue, [words])
+    (from_the_steps,) = await queue.entries(job.id, 0)
+    await emit(queue, [], deposits=[deposit(words, 1)])
+    (from_the_log,) = await queue.entries(job.id, 0)
+    assert from_the_steps == from_the_log
+    assert (from_the_log.items, from_the_log.journal) == (items, journal)
+    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, journal, items)]
 
 
 async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
@@ -195,12 +394,12 @@ async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
     folder = Folder()
     for seq, chunk in enumerate(chunks, 1):
         items = folder.fold([chunk])
-        journal = pack_journal([Delta(0, 0, (seq,), chunk.decode()[-5])], items)
-        assert await queue.emit(0, [make_emission(job, seq, pack_chunks(items), journal)]) == {}
+        journal = make_journal([(0, 0, (seq,), chunk.decode()[-5])], items)
+        assert await emit(queue, [said(job, seq, items, journal)]) == {}
     entries, frames = await queue.entries(job.id, 0), gateway.frames()
     assert entries[2].items == (b"c",)
-    assert unpack_journal(entries[2].journal, entries[2].items) == [Delta(0, 0, (3,), "c")]
-    for steps in ([entry.items for entry in entries], [frame[3] for frame in frames]):
+    assert read_journal(entries[2].journal, entries[2].items) == [Delta(0, 0, (3,), "c")]
+    for steps in ([entry.items for entry in entries], [frame[4] for frame in frames]):
         unfolder = Unfolder()
         assert [unfolder.unfold(items) for items in steps] == chunks
 
@@ -209,60 +408,67 @@ async def test_a_step_of_a_stream_without_a_chunk_is_counted(
     queue: JobQueue, gateway: Listener
 ) -> None:
     job = await lease(queue)
-    journal = pack_journal([Delta(0, 0, (1,), "")])
-    assert await queue.emit(0, [make_emission(job, 1, NO_CHUNKS, journal)]) == {}
-    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, None)]
+    journal = make_journal([(0, 0, (1,), "")])
+    assert await emit(queue, [said(job, 1, None, journal)]) == {}
+    assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, ((0, 0, (1,), b""),), None)]
     (entry,) = await queue.entries(job.id, 0)
-    assert (entry.items, entry.journal) == ((), journal)
+    assert entry.items == ()
+    assert read_journal(entry.journal) == [Delta(0, 0, (1,), "")]
 
 
-async def test_a_step_of_many_jobs_is_one_call(queue: JobQueue, store: Redis) -> None:
+async def test_a_step_of_many_jobs_is_one_call_and_one_write(queue: JobQueue, store: Redis) -> None:
+    epoch = await enter(queue)
     for _ in range(256):
         await submit(queue)
     jobs = await take(queue, 256)
     store.config_resetstat()
-    assert await queue.emit(0, [emission(job, 1) for job in jobs]) == {}
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
-    assert store.info("commandstats")["cmdstat_rpush"]["calls"] == 256
+    step = make_step([utterance(job, 1) for job in jobs])
+    assert await queue.emit(0, WORKER, epoch, step) == {}
+    assert script_calls(store) == calls(store, "rpush") == published(store) == 1
+    assert steps_of(store) == [[(job.id, 1) for job in jobs]]
 
 
-async def test_the_renewal_tells_of_lost_jobs_as_an_emission_does(
-    queue: JobQueue, store: Redis
+async def test_a_step_log_keeps_the_last_steps(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    for seq in range(1, STEPS + 4):
+        await say(queue, job, seq)
+    assert steps_of(store) == [[(job.id, seq)] for seq in range(4, STEPS + 4)]
+    assert store.pttl(keys.steps(0, WORKER)) > 1000 * LEASE_S
+
+
+async def test_a_deposit_stands_in_the_log_of_its_job_and_nowhere_else(
+    queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
-    for _ in range(3):
+    for _ in range(2):
         await submit(queue)
-    mine, cancelled, gone = await take(queue)
-    await queue.cancel(cancelled.id, TENANT)
-    store.delete(keys.job(0, gone.id), keys.lease(0, gone.id))
-    lost = await queue.renew(WORKER, [mine, cancelled, gone])
-    assert lost == {cancelled.id: "cancelled", gone.id: "gone"}
-    assert await queue.renew(WORKER, [replace(mine, id=new_job_id(1))]) != {}
+    on, pauses = await take(queue)
+    words = [utterance(pauses, seq, str(seq)) for seq in (1, 2)]
+    for word in words:
+        await emit(queue, [word])
+    gateway.frames()
+    entries = await queue.entries(pauses.id, 0)
+    segment = pack_segment(1, [deposit(word, 1).segment[2:] for word in words])
+    await emit(queue, [utterance(on, 1)], deposits=[Deposit(pauses.id, segment)])
+    assert store.lrange(keys.log(0, pauses.id), 0, -1) == [segment]
+    assert not store.exists(keys.log(0, on.id))
+    assert [frame[0].decode() for frame in gateway.frames()] == [on.id]
+    assert await queue.entries(pauses.id, 0) == entries
+    store.delete(keys.steps(0, WORKER))
+    assert await queue.entries(pauses.id, 0) == entries
 
 
-async def test_nobody_renews_what_another_holds(queue: JobQueue, store: Redis) -> None:
-    old = await lease(queue)
-    grow_old(store, old)
-    await queue.reap(0, 1.0)
-    new = await take_one(queue, worker="w-2")
-    assert await queue.renew(WORKER, [old]) == {old.id: "in_progress"}
-    (entry,) = store.xpending_range(keys.queue(0, "pool", "retry"), keys.GROUP, "-", "+", 9)
-    assert entry["consumer"] == b"w-2"
-    assert await queue.renew("w-2", [new]) == {}
-
-
-async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
-    queue: JobQueue, store: Redis
-) -> None:
-    await submit(queue)
-    await submit(queue)
-    alone, shared = await take(queue)
-    await queue.watch(shared.id, "gw-2", sees=True)
+async def test_a_call_of_nothing_but_deposits_is_no_step(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    words = utterance(job, 1)
+    await emit(queue, [words])
     store.config_resetstat()
-    await queue.emit(0, [emission(alone, 1), emission(shared, 1)])
-    assert store.info("commandstats")["cmdstat_publish"]["calls"] == 2
+    await emit(queue, [], deposits=[deposit(words, 1)])
+    assert published(store) == 0
+    assert steps_of(store) == [[(job.id, 1)]]
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
 
 
-# --- a list for a log ---
+# --- what Redis has lost ---
 
 
 @pytest.mark.parametrize("seq", [2, 3, 9])
@@ -271,13 +477,14 @@ async def test_a_number_that_is_too_high_leaves_a_hole(
 ) -> None:
     """Redis was killed and has lost the entries between."""
     job = await lease(queue)
-    await say(queue, job, 1)
+    first = utterance(job, 1)
+    await emit(queue, [first], deposits=[deposit(first, 1)])
     for number in range(2, seq):
         await say(queue, job, number)
-    store.ltrim(keys.log(0, job.id), 0, 0)
+    store.delete(keys.steps(0, WORKER))
     gateway.frames()
     assert await say(queue, job, seq, "behind") == {}
-    assert await say(queue, job, seq, "behind") == {}  # again
+    assert await emit(queue, [utterance(job, seq, "behind")], again=True) == {}
     entries = await queue.entries(job.id, 0)
     assert [(e.seq, e.lost) for e in entries] == [
         (number, 1 < number < seq) for number in range(1, seq + 1)
@@ -305,9 +512,11 @@ async def test_the_end_behind_a_hole_is_found_at_its_number(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
     job = await lease(queue)
-    for seq in (1, 2, 3):
+    first = utterance(job, 1)
+    await emit(queue, [first], deposits=[deposit(first, 1)])
+    for seq in (2, 3):
         await say(queue, job, seq)
-    store.ltrim(keys.log(0, job.id), 0, 0)
+    store.delete(keys.steps(0, WORKER))
     gateway.frames()
     assert await finish(queue, job, 4, answer()) == "ok"
     entries = await queue.entries(job.id, 0)
@@ -319,7 +528,7 @@ async def test_the_end_behind_a_hole_is_found_at_its_number(
     ]
     last = await queue.last_entry(job.id)
     assert last == entries[-1]
-    assert gateway.frames() == [(job.id.encode(), 4, FrameKind.DONE, b"")]
+    assert gateway.frames() == [(job.id.encode(), 4, FrameKind.DONE, None, b"")]
 
 
 async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) -> None:
@@ -336,25 +545,27 @@ async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) ->
 # --- the end in the same call ---
 
 
-def last_words(job: LeasedJob, seq: int, **changes: Any) -> Emission:
+def last_words(job: LeasedJob, seq: int, **changes: Any) -> Utterance:
     """The last output of a job and its end."""
-    return emission(job, seq, "last", answer(**changes))
+    return utterance(job, seq, "last", answer(**changes))
 
 
 async def test_the_last_output_and_the_end_are_one_call_and_one_message(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
+    epoch = await enter(queue)
     job = await lease(queue)
-    await say(queue, job, 1)
+    first = utterance(job, 1)
+    await emit(queue, [first], deposits=[deposit(first, 1)])
     gateway.messages()
     store.config_resetstat()
-    assert await queue.emit(0, [last_words(job, 2)]) == {}
-    assert store.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+    assert await queue.emit(0, WORKER, epoch, make_step([last_words(job, 2)])) == {}
+    assert script_calls(store) == 1
     assert published(store) == 1
     (message,) = gateway.messages()
     assert list(decode(message)) == [
-        (job.id.encode(), 2, FrameKind.CHUNK, (b"last",)),
-        (job.id.encode(), 3, FrameKind.DONE, b""),
+        (job.id.encode(), 2, FrameKind.CHUNK, ((0, 0, (2,), b"last"),), (b"last",)),
+        (job.id.encode(), 3, FrameKind.DONE, None, b""),
     ]
     assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 1)] == [
         (2, (b"last",), ""),
@@ -363,7 +574,15 @@ async def test_the_last_output_and_the_end_are_one_call_and_one_message(
     ended = await queue.get(job.id)
     assert ended is not None
     assert ended.state is JobState.COMPLETED
-    assert not store.exists(keys.lease(0, job.id))
+
+
+async def test_an_end_that_a_worker_tells_does_not_end_its_epoch(queue: JobQueue) -> None:
+    epoch = await enter(queue)
+    for _ in range(2):
+        await submit(queue)
+    ends, on = await take(queue)
+    assert await queue.emit(0, WORKER, epoch, make_step([last_words(ends, 1)])) == {}
+    assert await queue.emit(0, WORKER, epoch, make_step([utterance(on, 1)])) == {}
 
 
 async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
@@ -372,59 +591,76 @@ async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
     job = await lease(queue, stream=False)
     await queue.watch(job.id, GATEWAY, sees=True)
     whole = {"content_type": "application/json", "body": b"{}"}
-    assert await queue.emit(0, [last_words(job, 1, **whole)]) == {}
+    assert await emit(queue, [last_words(job, 1, **whole)]) == {}
     (message,) = gateway.messages()
     deltas, result = decode(message)
     assert deltas[1:3] == (1, FrameKind.DELTAS)
-    assert unpack_journal(deltas[3]) == [Delta(0, 0, (1,), "last")]
-    assert result == (job.id.encode(), 2, FrameKind.RESULT, (200, b"application/json", b"{}"))
+    assert read_journal(deltas[3]) == [Delta(0, 0, (1,), "last")]
+    content = (200, b"application/json", b"{}")
+    assert result == (job.id.encode(), 2, FrameKind.RESULT, None, content)
 
 
 async def test_who_waits_for_the_result_alone_hears_of_nothing_else(
     queue: JobQueue, gateway: Listener
 ) -> None:
     job = await lease(queue, stream=False)
-    assert await queue.emit(0, [last_words(job, 1, body=b"{}")]) == {}
+    assert await emit(queue, [last_words(job, 1, body=b"{}")]) == {}
     assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.RESULT)]
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+
+
+async def test_last_words_that_nobody_hears_stand_in_the_log_only(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue, stream=False)
+    await emit(queue, [last_words(job, 1, body=b"{}")])
+    assert not store.exists(keys.steps(0, WORKER))
 
 
 async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
+    epoch = await enter(queue)
     job = await lease(queue)
-    step = [last_words(job, 1)]
-    assert await queue.emit(0, step) == {}
+    step = make_step([last_words(job, 1)])
+    assert await queue.emit(0, WORKER, epoch, step) == {}
     assert len(gateway.frames()) == 2
     before = everything(store)
-    assert await queue.emit(0, step) == {}
+    assert await queue.emit(0, WORKER, epoch, step, again=True) == {}
     assert everything(store) == before
     assert gateway.frames() == []
-    other = [last_words(job, 1, event=JobEvent.FAIL, error_code="engine_error", status=500)]
-    assert await queue.emit(0, other) == {job.id: "completed"}
+    other = answer(event=JobEvent.FAIL, error_code="engine_error", status=500)
+    step = make_step([silent_end(job, 2, other)])
+    assert await queue.emit(0, WORKER, epoch, step, again=True) == {job.id: "completed"}
     assert everything(store) == before
 
 
 async def test_of_a_repeated_call_only_what_is_new_happens(
     queue: JobQueue, gateway: Listener
 ) -> None:
-    """The output stood in a call whose reply was lost; nothing is told of it again."""
+    """The output stands there already; nothing is told of it again."""
     job = await lease(queue)
     await say(queue, job, 1, "last")
     gateway.frames()
-    assert await queue.emit(0, [last_words(job, 1)]) == {}
+    assert await emit(queue, [last_words(job, 1)], again=True) == {}
     assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.DONE)]
-    assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, ""), (2, "completed")]
+    entries = await queue.entries(job.id, 0)
+    assert [(e.seq, e.items, e.end) for e in entries] == [
+        (1, (b"last",), ""),
+        (2, (), "completed"),
+    ]
 
 
 @pytest.mark.parametrize("nonce", ["0" * 16, "", "0" * 15, "0" * 17])
-async def test_a_wrong_nonce_ends_nothing_and_says_nothing(
+async def test_a_wrong_nonce_ends_nothing(
     queue: JobQueue, store: Redis, gateway: Listener, nonce: str
 ) -> None:
+    """Not even in the right epoch."""
+    epoch = await enter(queue)
     job = await lease(queue)
     before = everything(store)
-    stranger = replace(job, nonce=nonce)
-    assert await queue.emit(0, [last_words(stranger, 1)]) == {job.id: "in_progress"}
+    step = make_step([silent_end(replace(job, nonce=nonce), 1, answer())])
+    assert await queue.emit(0, WORKER, epoch, step) == {job.id: "in_progress"}
     assert everything(store) == before
     assert gateway.frames() == []
 
@@ -432,12 +668,14 @@ async def test_a_wrong_nonce_ends_nothing_and_says_nothing(
 async def test_a_job_whose_hash_is_gone_is_not_ended(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
+    epoch = await enter(queue)
     job = await lease(queue)
     store.delete(keys.job(0, job.id))
-    assert await queue.emit(0, [last_words(job, 1)]) == {job.id: "gone"}
+    step = make_step([last_words(job, 1)])
+    assert await queue.emit(0, WORKER, epoch, step) == {job.id: "gone"}
     assert FrameKind.DONE not in [frame[2] for frame in gateway.frames()]
     assert not store.exists(keys.job(0, job.id))
-    assert all(not e.end for e in await queue.entries(job.id, 0))
+    assert await queue.entries(job.id, 0) == []
 
 
 async def test_a_job_that_redis_knows_nothing_of_is_not_ended(
@@ -445,8 +683,8 @@ async def test_a_job_that_redis_knows_nothing_of_is_not_ended(
 ) -> None:
     job = await lease(queue)
     store.flushall()
-    assert await queue.emit(0, [last_words(job, 1)]) == {job.id: "gone"}
-    assert store.keys() == []
+    assert await emit(queue, [last_words(job, 1)]) == {job.id: "gone"}
+    assert store.keys() == [keys.fence(0, WORKER).encode()]  # it has asked, and written nothing
 
 
 async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
@@ -456,20 +694,19 @@ async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
         await submit(queue)
     on, ends, cancelled, silent, gone = await take(queue)
     await queue.cancel(cancelled.id, TENANT)
-    store.delete(keys.job(0, gone.id), keys.lease(0, gone.id))
+    store.delete(keys.job(0, gone.id))
     gateway.frames()
     store.config_resetstat()
-    lost = await queue.emit(
-        0,
+    lost = await emit(
+        queue,
         [
             last_words(cancelled, 1),
-            emission(on, 1),
+            utterance(on, 1),
             last_words(ends, 1),
             last_words(gone, 1),
-            make_emission(
-                silent, 1, b"", b"", answer(event=JobEvent.FAIL, error_code="engine_error")
-            ),
+            silent_end(silent, 1, answer(event=JobEvent.FAIL, error_code="engine_error")),
         ],
+        worker=WORKER,
     )
     assert lost == {cancelled.id: "cancelled", gone.id: "gone"}
     assert published(store) == 1
@@ -493,7 +730,7 @@ async def test_a_job_that_nobody_waits_for_ends_without_a_message(
 ) -> None:
     job = await lease(queue, gateway="")
     store.config_resetstat()
-    assert await queue.emit(0, [last_words(job, 1)]) == {}
+    assert await emit(queue, [last_words(job, 1)]) == {}
     assert published(store) == 0
     assert [e.end for e in await queue.entries(job.id, 0)] == ["", "completed"]
 
@@ -503,8 +740,8 @@ async def test_a_call_of_several_long_answers_is_taken(queue: JobQueue) -> None:
         await submit(queue, stream=False)
     jobs = await take(queue)
     bodies = {job.id: bytes([i]) * (1 << 20) for i, job in enumerate(jobs)}
-    step = [make_emission(job, 1, b"", b"", answer(body=bodies[job.id])) for job in jobs]
-    assert await queue.emit(0, step) == {}
+    step = [silent_end(job, 1, answer(body=bodies[job.id])) for job in jobs]
+    assert await emit(queue, step) == {}
     for job in jobs:
         ended = await queue.get(job.id)
         assert ended is not None

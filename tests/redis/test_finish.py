@@ -6,17 +6,24 @@ from dataclasses import replace
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from shared import keys
-from shared.channel import FrameKind
+from shared.channel import FrameKind, entry_of
+from shared.ending import INLINE_RESULT_BYTES
 from shared.lanes import DEFAULT
-from shared.queue import INLINE_RESULT_BYTES, JobQueue
+from shared.queue import JobQueue
 from shared.states import JobEvent, JobState
+from shared.step_log import End, Speaker, make_step
+from shared.token_log import pack_segment
 from tests.redis.conftest import (
+    LEASE_S,
     POOL,
     TENANT,
+    WORKER,
     Listener,
     answer,
+    emit,
     entries_of,
     finish,
     grow_old,
@@ -24,9 +31,11 @@ from tests.redis.conftest import (
     make_job,
     pending,
     say,
+    silent_end,
     submit,
     take,
     take_one,
+    utterance,
 )
 from tests.waiting import eventually
 
@@ -35,18 +44,26 @@ JSON = {"content_type": "application/json"}
 
 async def test_a_finished_job_is_what_its_worker_said(queue: JobQueue, gateway: Listener) -> None:
     leased = await lease(queue)
-    await say(queue, leased, 1)
-    assert await finish(queue, leased, 2, answer()) == "ok"
+    await say(queue, leased, 1, "He")
+    frames = [utterance(leased, seq, text)[1] for seq, text in ((1, "He"), (2, "y"))]
+    entries = [entry_of(frame, leased.id, seq) for seq, frame in enumerate(frames, 1)]
+    end = End(3, pack_segment(1, entries), answer())
+    assert await emit(queue, [(Speaker(leased), frames[1], end)]) == {}
     job = await queue.get(leased.id)
     assert job is not None
     assert (job.state, job.status, job.error_code) == (JobState.COMPLETED, 200, "")
     assert job.usage == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
     assert [a.outcome for a in job.attempts] == ["completed"]
-    assert [(e.seq, e.end) for e in await queue.entries(leased.id, 0)] == [
-        (1, ""),
-        (2, "completed"),
+    assert [(e.seq, e.items, e.end) for e in await queue.entries(leased.id, 0)] == [
+        (1, (b"He",), ""),
+        (2, (b"y",), ""),
+        (3, (), "completed"),
     ]
-    assert gateway.frames()[-1] == (leased.id.encode(), 2, FrameKind.DONE, b"")
+    assert [(f[1], f[2], f[4]) for f in gateway.frames()] == [
+        (1, FrameKind.CHUNK, (b"He",)),
+        (2, FrameKind.CHUNK, (b"y",)),
+        (3, FrameKind.DONE, b""),
+    ]
 
 
 @pytest.mark.parametrize("event", [JobEvent.COMPLETE, JobEvent.FAIL])
@@ -84,6 +101,46 @@ async def test_told_twice_it_is_done_once(queue: JobQueue, store: Redis, gateway
     assert gateway.frames() == []
 
 
+async def test_a_repeated_call_changes_nothing_and_says_nothing_else(
+    queue: JobQueue, store: Redis, gateway: Listener
+) -> None:
+    for _ in range(2):
+        await submit(queue)
+    ends, goes_on = await take(queue)
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [ends, goes_on])
+    step = make_step([utterance(ends, 1, answer=answer()), utterance(goes_on, 1)])
+    assert await queue.emit(0, WORKER, renewal.epoch, step) == {}
+    before = {key: store.dump(key) for key in store.scan_iter()}
+    gateway.frames()
+    assert await queue.emit(0, WORKER, renewal.epoch, step, again=True) == {}
+    assert {key: store.dump(key) for key in store.scan_iter()} == before
+    assert gateway.frames() == []
+
+
+async def test_the_end_of_one_job_is_no_reason_to_ask_about_the_others(queue: JobQueue) -> None:
+    for _ in range(2):
+        await submit(queue)
+    first, second = await take(queue)
+    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [first, second])).epoch
+    end = make_step([silent_end(first, 1, answer())])
+    assert await queue.emit(0, WORKER, epoch, end) == {}
+    assert await queue.emit(0, WORKER, epoch, make_step([utterance(second, 1)])) == {}
+
+
+async def test_what_a_call_that_failed_had_in_mind_the_next_one_does_not_do(
+    queue: JobQueue, store: Redis
+) -> None:
+    for _ in range(2):
+        await submit(queue)
+    broken, sound = await take(queue)
+    store.set(keys.log(0, broken.id), "no list")
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await finish(queue, broken, 1, answer())
+    assert await finish(queue, sound, 1, answer()) == "ok"
+    assert entries_of(store, broken.id) == [DEFAULT]
+    assert pending(store) == 1
+
+
 async def test_the_second_word_does_not_change_the_first(queue: JobQueue) -> None:
     leased = await lease(queue)
     await finish(queue, leased, 1, answer())
@@ -109,6 +166,20 @@ async def test_an_empty_nonce_is_not_the_one_of_a_queued_job(queue: JobQueue) ->
     leased = await lease(queue)
     await queue.release([leased], "drained", blame=False)
     assert await finish(queue, replace(leased, nonce=""), 1, answer()) == "queued"
+
+
+async def test_an_end_that_comes_too_late_keeps_no_other_back(
+    queue: JobQueue, store: Redis, gateway: Listener
+) -> None:
+    for _ in range(2):
+        await submit(queue)
+    mine, gone = await take(queue)
+    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [mine, gone])).epoch
+    store.delete(keys.job(0, gone.id))  # behind everybody's back
+    step = make_step([silent_end(gone, 1, answer()), silent_end(mine, 1, answer())])
+    assert await queue.emit(0, WORKER, epoch, step) == {gone.id: "gone"}
+    assert [frame[0].decode() for frame in gateway.frames()] == [mine.id]
+    assert not store.exists(keys.log(0, gone.id))
 
 
 async def test_who_has_lost_the_job_hears_what_it_is_now(queue: JobQueue, store: Redis) -> None:
@@ -137,7 +208,7 @@ async def test_a_short_answer_travels_in_the_frame(
     leased = await lease(queue, stream=False)
     body = b"\xff" * size
     await finish(queue, leased, 1, answer(body=body, status=200, **JSON))
-    ((_, seq, kind, payload),) = gateway.frames()
+    ((_, seq, kind, _, payload),) = gateway.frames()
     assert (seq, kind) == (1, FrameKind.RESULT)
     assert payload == (200, b"application/json", body)
 
@@ -148,7 +219,7 @@ async def test_a_long_answer_does_not_travel_in_the_frame(
     leased = await lease(queue, stream=False)
     body = b"\xff" * (INLINE_RESULT_BYTES + 1)
     await finish(queue, leased, 1, answer(body=body, **JSON))
-    assert gateway.frames() == [(leased.id.encode(), 1, FrameKind.ENDED, b"")]
+    assert gateway.frames() == [(leased.id.encode(), 1, FrameKind.ENDED, None, b"")]
     job = await queue.get(leased.id)
     assert job is not None
     assert (job.result, job.content_type) == (body, "application/json")
@@ -160,7 +231,7 @@ async def test_a_refused_stream_is_told_with_the_engines_own_body(
     leased = await lease(queue, stream=True)
     refusal = answer(event=JobEvent.FAIL, error_code="rejected", status=400, body=b"{}", **JSON)
     await finish(queue, leased, 1, refusal)
-    ((_, _, kind, payload),) = gateway.frames()
+    ((_, _, kind, _, payload),) = gateway.frames()
     assert kind == FrameKind.RESULT
     assert payload == (400, b"application/json", b"{}")
 

@@ -1,25 +1,40 @@
 """Two workers, a canceller, an expirer, a reaper and a repairer on a few jobs, in random order.
 
-After every step what Redis holds is compared with what the steps so far allow. The number in a
-failing test's name is its seed: the same test makes the same steps again.
+After every step what Redis holds is compared with what the steps so far allow. The workers go by
+the rules of worker/publisher.py and worker/lease.py, but late, and with lost calls and replies. The
+number in a failing test's name is its seed: the same test makes the same steps again.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from operator import itemgetter
+from typing import TypeVar, cast
 
 import pytest
 from redis import Redis
 
 from shared import keys
+from shared.channel import Frame, FrameKind, decode, encode
+from shared.ending import Answer
 from shared.job import Job, LeasedJob, NewJob, parse_job
 from shared.lanes import CLIENT_LANES, LANES
-from shared.queue import JobQueue, make_emission
+from shared.queue import Fenced, JobQueue
 from shared.states import TRANSITIONS, JobEvent, JobState
-from shared.token_log import NO_CHUNKS, pack_chunks, parse_entries
+from shared.step_log import (
+    DEPOSIT_AFTER,
+    STEPS,
+    Deposit,
+    End,
+    Speaker,
+    Step,
+    Utterance,
+    make_step,
+)
+from shared.token_log import Entry, pack_segment, parse_segments
 from tests.redis.conftest import (
-    LEASE_S,
     MAX_ATTEMPTS,
     POOL,
     TENANT,
@@ -30,44 +45,185 @@ from tests.redis.conftest import (
     has_group,
     make_job,
     repair,
+    silent_end,
     take,
 )
+from worker.outbox import Outbox
+from worker.publisher import Publisher
 
 SEEDS = range(40)
-STEPS = 80
+ACTS = 80
 MOST_JOBS = 5
 WORKERS = ("w-1", "w-2")
+GATEWAYS = ("gw-1", "gw-2")
+LEASE_S = 600.0
+"""No lease runs out by itself; `grow_old` makes one look as if it had."""
 LIVE = {JobState.QUEUED, JobState.IN_PROGRESS}
 DEADLINES = keys.base(0) + keys.DEADLINES
+
+T = TypeVar("T")
+Heard = tuple[str, int, int]
+"""Job, number and kind of a frame."""
+
+
+class Deaf:
+    """In a publisher's place: runs are asked for what they have to say."""
+
+    def mark(self, outbox: Outbox) -> None:
+        pass
+
+
+class Run(Outbox):
+    """A job in a worker's hands, as far as the worker knows."""
+
+    __slots__ = ("begun", "ended_as")
+
+    def __init__(self, job: LeasedJob) -> None:
+        super().__init__(job, cast(Publisher, Deaf()))
+        self.begun = 0
+        """The step with the first entry that is not deposited."""
+        self.ended_as = ""
+        """As what its worker has ended it, or is about to."""
+
+    @property
+    def speaks(self) -> bool:
+        return not (self.dropped or self.ended_as)
+
+
+class Parcel:
+    """What a worker sends, until Redis has taken it."""
+
+    def __init__(
+        self, items: list[tuple[Run, Utterance]], deposits: list[tuple[Run, Deposit]]
+    ) -> None:
+        self.items = items
+        self.deposits = deposits
+        self.tries = 0
+        """Calls, renewals among them, which were lost or whose reply was."""
+        self.refused = False
+        self.carried_out: Step | None = None
+        """As Redis has taken it already."""
+
+    def step(self) -> Step:
+        return make_step([said for _, said in self.items], [each for _, each in self.deposits])
+
+    def speaks_in(self, epoch: str) -> bool:
+        return bool(epoch) and all(run.epoch == epoch for run, _ in [*self.items, *self.deposits])
+
+    def weed(self, epoch: str) -> None:
+        """Leave out what its worker knows to be lost."""
+        for run, _ in [*self.items, *self.deposits]:
+            run.dropped = run.dropped or run.epoch != epoch
+        self.items = [item for item in self.items if not item[0].dropped]
+        self.deposits = [item for item in self.deposits if not item[0].dropped]
+
+
+class Worker:
+    """What one worker knows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.epoch = ""
+        self.runs: dict[str, Run] = {}
+        self.mail: list[LeasedJob | str] = []
+        """Jobs, and ids of those to drop, that it was told of and has not heard of yet."""
+        self.parcel: Parcel | None = None
+        self.steps = 0
+        self.doubts = deque([-STEPS], maxlen=STEPS - DEPOSIT_AFTER)
+        """The last steps of which it does not know whether Redis has taken them: each may stand
+        twice in the step log, which has room for so many."""
+
+    def hear(self) -> None:
+        """The mail arrives."""
+        for news in self.mail:
+            if isinstance(news, str):
+                if news in self.runs:
+                    self.runs[news].dropped = True
+                continue
+            if news.id in self.runs:
+                self.runs[news.id].dropped = True
+            self.runs[news.id] = Run(news)
+        self.mail = []
+
+    def pack(
+        self, speakers: Iterable[tuple[Run, Answer | None]], early: Callable[[], bool]
+    ) -> None:
+        """A step. Entries are deposited `early` or when their time has come."""
+        self.steps += 1
+        items = []
+        for run, end in speakers:
+            utterance = run.take(end)
+            assert utterance is not None
+            items.append((run, utterance))
+            if end is not None:
+                run.ended_as = TRANSITIONS[end.event].target
+            elif len(run.kept) == 1:
+                run.begun = self.steps
+        due = [
+            run
+            for run in self.runs.values()
+            if run.kept
+            and not run.dropped
+            and (self.steps - run.begun == DEPOSIT_AFTER - 1 or early())
+        ]
+        self.parcel = Parcel(items, [(run, run.deposit()) for run in due])
+
+    def leave(self, run: Run) -> None:
+        """The run is over."""
+        if self.runs.get(run.job.id) is run:
+            del self.runs[run.job.id]
 
 
 class Fleet:
     """The actors, and what they know: every lease that was ever given, and whose it is now."""
 
-    def __init__(self, queue: JobQueue, store: Redis, listeners: list[Listener], seed: int) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        store: Redis,
+        control: Listener,
+        gateways: dict[str, Listener],
+        seed: int,
+    ) -> None:
         self.queue = queue
         self.store = store
+        self.control = control
+        """What the first worker hears. The second one is not there when a job is handed over."""
+        self.gateways = gateways
         self.random = random.Random(seed)
+        self.workers = [Worker(name) for name in WORKERS]
         self.jobs: list[NewJob] = []
         self.states: dict[str, JobState] = {}
-        self.leases: list[LeasedJob] = []
-        self.holder: dict[str, str] = {}
-        """The nonce that may write, per job in progress."""
-        self.said: dict[str, int] = {}
-        """How many entries each nonce has written."""
-        self.listeners = listeners
-        """What the workers hear."""
+        self.leases: list[tuple[Worker, LeasedJob]] = []
+        """All that were ever given."""
+        self.holder: dict[str, tuple[Worker, LeasedJob]] = {}
+        """Who may write, per job in progress."""
+        self.last: dict[str, LeasedJob | None] = {}
+        """Who could write last, per job; None if it was taken back."""
+        self.told: dict[str, list[Frame]] = {}
+        """What was said under that lease."""
+        self.watchers: dict[str, list[str]] = {}
         self.watched: set[str] = set()
         """Jobs whose answer somebody sees grow."""
+        self.fences = dict.fromkeys(WORKERS, "")
+        self.epochs = ["", "x"]
         # Every other fleet has workers that bring hardly anything to an end.
         self.feeble = bool(seed % 2)
+        self.haste = self.random.choice([0.0, 0.03, 0.5])
+        """How likely entries are deposited before they must be."""
+        self.calm = False
+        """Nothing is lost on its way any more."""
 
-    # --- the actors ---
+    def chance(self, probability: float) -> bool:
+        return not self.calm and self.random.random() < probability
+
+    # --- jobs come to the workers ---
 
     async def submit(self) -> None:
         if len(self.jobs) == MOST_JOBS:
             return
         job = make_job(
+            id=f"job_000{self.random.getrandbits(96):024x}",
             lane=self.random.choice(CLIENT_LANES),
             stream=self.random.random() < 0.5,
             deadline_s=self.random.choice([None, 600.0]),
@@ -77,80 +233,289 @@ class Fleet:
         await self.queue.submit(job, 100)
         self.jobs.append(job)
         self.states[job.id] = JobState.QUEUED
-        handed = [lease for listener in self.listeners for lease in listener.handed(self.queue)]
+        self.last[job.id] = None
+        self.told[job.id] = []
+        self.watchers[job.id] = job.gateway.split()
+        handed = self.control.handed(self.queue)
         assert [lease.id for lease in handed] in ([], [job.id])
         assert not handed or nobody_waits, "a job has overtaken those that wait"
-        self.given(handed)
+        self.given(self.workers[0], handed, lost=self.chance(0.1))
 
     async def acquire(self) -> None:
+        worker = self.random.choice(self.workers)
         count, offer = self.random.randint(0, 3), self.random.randint(0, 4)
-        got = await take(self.queue, count, worker=self.random.choice(WORKERS), offer=offer)
+        got = await take(self.queue, count, worker=worker.name, lease_s=LEASE_S, offer=offer)
         assert len(got) <= count
-        self.given(got)
+        self.given(worker, got)
 
-    def given(self, leases: list[LeasedJob]) -> None:
-        """A worker has got jobs."""
+    def given(self, worker: Worker, leases: list[LeasedJob], *, lost: bool = False) -> None:
+        """A worker has got jobs; it hears of them soon, unless the message is lost."""
         for lease in leases:
             assert self.states[lease.id] is JobState.QUEUED, f"{lease.id} was given away"
-            assert lease.nonce not in self.said, "a nonce was given twice"
-            self.leases.append(lease)
-            self.holder[lease.id] = lease.nonce
-            self.said[lease.nonce] = 0
+            before = [other for _, other in self.leases if other.id == lease.id]
+            assert lease.term == len(before) + 1
+            assert all(lease.nonce != other.nonce for _, other in self.leases), "given twice"
+            assert lease.epoch == self.fences[worker.name]
+            assert self.listens(lease.id) == (lease.watchers, lease.watched)
+            self.leases.append((worker, lease))
+            self.holder[lease.id] = (worker, lease)
+            self.last[lease.id] = lease
+            self.told[lease.id] = []
+        worker.mail += [] if lost else leases
+        if not self.chance(0.2):
+            worker.hear()
+
+    async def hear(self) -> None:
+        self.random.choice(self.workers).hear()
+
+    # --- the workers speak ---
 
     async def emit(self) -> None:
-        """A step of one worker: several jobs at once, lost ones and repetitions among them."""
-        chosen = {lease.id: lease for lease in self.some_leases(3)}.values()
-        step, lost = [], set()
-        for lease in chosen:
-            again = self.said[lease.nonce] > 0 and self.random.random() < 0.3
-            seq = self.said[lease.nonce] + (not again)
-            chunks = pack_chunks([lease.nonce.encode()]) if lease.stream else NO_CHUNKS
-            step.append(make_emission(lease, seq, chunks, lease.nonce.encode()))
-            if self.holds(lease):
-                self.said[lease.nonce] = seq
-            else:
-                lost.add(lease.id)
-        if step:
-            assert set(await self.queue.emit(0, step)) == lost
+        """Steps of one worker in a row, long ones at times: the step log has to overflow."""
+        worker = self.random.choice(self.workers)
+        for _ in range(self.random.choice([1, 1, 1, 1, 2, 3, STEPS, 2 * STEPS])):
+            await self.step(worker, 0)
+            for job in self.some(self.jobs):
+                await self.check_log(job.id)
 
     async def finish(self) -> None:
-        for lease in self.some_leases(1):
-            held, before = self.holds(lease), self.dump(lease.id)
-            seq, chunks, journal = self.said[lease.nonce] + 1, b"", b""
-            if self.random.random() < 0.5:  # its last output goes with it
-                chunks, journal = NO_CHUNKS, lease.nonce.encode()
-            event = self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL])
-            end = make_emission(lease, seq, chunks, journal, answer(event=event))
-            lost = await self.queue.emit(0, [end])
-            if held:
-                assert lost == {}
-                ended = self.dump(lease.id)
-                assert await self.queue.emit(0, [end]) == {}  # the reply was lost
-                assert self.dump(lease.id) == ended
-            else:
-                assert self.dump(lease.id) == before, "a stale nonce has ended a job"
+        await self.step(self.random.choice(self.workers), 1)
 
-    async def renew(self) -> None:
-        chosen = list({lease.id: lease for lease in self.some_leases(3)}.values())
-        worker = self.random.choice(WORKERS)
-        lost = await self.queue.renew(worker, chosen)
-        assert set(lost) == {lease.id for lease in chosen if not self.holds(lease)}
+    async def step(self, worker: Worker, n_ends: int) -> None:
+        """The next try to get rid of what was said, or something new."""
+        if worker.parcel is None:
+            for run in list(worker.runs.values()):
+                if run.dropped and self.chance(0.3):
+                    worker.leave(run)
+            able = [run for run in worker.runs.values() if run.speaks]
+            speakers = self.random.sample(able, self.random.randint(0, len(able)))
+            ends = dict.fromkeys(self.random.sample(able, min(n_ends, len(able))))
+            for run in speakers:
+                if run not in ends or self.chance(0.5):  # its last output goes with the end
+                    self.speak(run, able)
+            if not speakers and not ends:
+                return
+            said = dict.fromkeys(speakers) | {run: self.answer() for run in ends}
+            worker.pack(said.items(), lambda: self.chance(self.haste))
+        await self.send(worker)
+
+    def speak(self, run: Run, others: list[Run]) -> None:
+        """Some tokens of a job; among them what looks like a frame of another."""
+        for n in range(self.random.choice([1, 1, 1, 2])):
+            text = f"{run.job.nonce} {n} " + "x" * self.random.choice([0, 0, 0, 20, 300])
+            run.delta(0, 0, [self.random.randrange(1 << 17)], text)
+            if not run.job.stream:
+                continue
+            chunk = text.encode()
+            if self.chance(0.2):
+                other = self.random.choice(others).job.id
+                chunk = encode(other, len(self.told[other]) + 1, FrameKind.CHUNK, (b"forged",))
+            run.chunk(chunk)
+
+    def answer(self) -> Answer:
+        return answer(event=self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL]))
+
+    async def send(self, worker: Worker) -> None:
+        """One try, as `Publisher._insist` makes it."""
+        parcel = worker.parcel
+        assert parcel is not None
+        if not parcel.speaks_in(worker.epoch):
+            if not await self.renew(worker):
+                parcel.tries += 1
+                return
+            parcel.weed(worker.epoch)
+        elif parcel.tries or parcel.refused:
+            parcel.weed(worker.epoch)
+        if not parcel.items and not parcel.deposits:
+            worker.parcel = None
+            return
+        if self.chance(0.1):  # it does not reach Redis
+            parcel.tries += 1
+            return
+        try:
+            await self.call(worker, parcel)
+        except Fenced:
+            worker.epoch, parcel.refused = "", True
+            return
+        if worker.steps - worker.doubts[0] >= STEPS and self.chance(0.2):  # the reply is lost
+            worker.doubts.append(worker.steps)
+            parcel.tries += 1
+            return
+        for run, (_, _, end) in parcel.items:
+            if end is not None:
+                worker.leave(run)
+        worker.parcel = None
+
+    async def call(self, worker: Worker, parcel: Parcel) -> None:
+        """Send the parcel, and see what comes of it. Raises Fenced."""
+        epoch, fence, step = worker.epoch, self.fences[worker.name], parcel.step()
+        before = self.everything() if fence != epoch or parcel.carried_out else {}
+        self.heard()
+        try:
+            lost = await self.queue.emit(0, worker.name, epoch, step, again=parcel.tries > 0)
+        except Fenced:
+            assert fence != epoch
+            assert self.everything() == before
+            raise
+        assert fence == epoch
+        sent, late = self.take_down(parcel)
+        assert lost == late
+        heard = self.heard()
+        if not parcel.carried_out:
+            assert heard == sent
+        elif (step.places, step.frames) == (parcel.carried_out.places, parcel.carried_out.frames):
+            assert self.everything() == before
+            assert heard == {name: [] for name in GATEWAYS}
+        else:
+            # Some of its jobs were lost meanwhile. At most who listens hears the others again, and
+            # the step stands there twice.
+            now, steps = self.everything(), keys.steps(0, worker.name).encode()
+            assert now | {steps: b""} == before | {steps: b""}
+            assert all(set(heard[name]) <= set(sent[name]) for name in GATEWAYS)
+        parcel.carried_out = step
+
+    def take_down(self, parcel: Parcel) -> tuple[dict[str, list[Heard]], dict[str, str]]:
+        """What gateways hear of a parcel that was taken, and what it has not ended."""
+        sent: dict[str, list[Heard]] = {name: [] for name in GATEWAYS}
+        late = {}
+        for run, (_, packed, end) in parcel.items:
+            job_id, told = run.job.id, self.told[run.job.id]
+            if not self.holds(run.job):
+                # It can't tell the end that another has made from its own.
+                assert end is not None, "a job has gone on that is not its worker's"
+                assert run.ended_as == self.states[job_id]
+                if self.last[job_id] != run.job:
+                    late[job_id] = self.states[job_id].value
+            if packed and self.said(run, parcel):
+                (frame,) = decode(packed)
+                if parcel.carried_out is None:
+                    told.append(frame)
+                assert frame[1] <= len(told)
+                assert told[frame[1] - 1] == frame
+                watchers, watched = self.listens(job_id)
+                for name in watchers.split() if run.job.stream or watched else ():
+                    sent[name].append((job_id, *frame[1:3]))
+        for run, (_, _, end) in parcel.items:
+            if end is None or not self.said(run, parcel):
+                continue
+            self.states[run.job.id] = JobState(run.ended_as)
+            self.holder.pop(run.job.id, None)
+            kind = FrameKind.DONE if run.job.stream else FrameKind.RESULT
+            for name in self.watchers[run.job.id]:
+                sent[name].append((run.job.id, end.seq, kind))
+        for heard in sent.values():
+            heard.sort(key=itemgetter(0))
+        return sent, late
+
+    def said(self, run: Run, parcel: Parcel) -> bool:
+        """Whether its words were the worker's to say, now or when they came for the first time."""
+        return self.holds(run.job) or (
+            parcel.carried_out is not None and self.last[run.job.id] == run.job
+        )
+
+    async def renew(self, worker: Worker) -> bool:
+        """As `Lease.renew` does it; False if the reply is lost."""
+        runs, fence = list(worker.runs.values()), self.fences[worker.name]
+        renewal = await self.queue.renew(
+            0, worker.name, worker.epoch, LEASE_S, [run.job for run in runs]
+        )
+        if fence and fence == worker.epoch:
+            assert renewal.epoch == fence
+        else:
+            assert renewal.epoch not in self.epochs, "an epoch begins twice"
+            self.epochs.append(renewal.epoch)
+        self.fences[worker.name] = renewal.epoch
+        assert renewal.listeners == {
+            run.job.id: self.listens(run.job.id) for run in runs if self.holds(run.job)
+        }
+        assert renewal.lost == {
+            run.job.id: self.states[run.job.id] for run in runs if not self.holds(run.job)
+        }
+        if self.chance(0.1):
+            return False
+        worker.epoch = renewal.epoch
+        for run in runs:
+            run.epoch = renewal.epoch
+            if run.job.id in renewal.listeners:
+                watchers, watched = renewal.listeners[run.job.id]
+                run.listen(watchers, watched=watched)
+            elif run.ended_as == renewal.lost[run.job.id]:
+                run.listen("", watched=False)  # by itself, perhaps: then all have heard of it
+            else:
+                run.dropped = True
+        return True
+
+    async def keep(self) -> None:
+        """A worker renews its leases."""
+        await self.renew(self.random.choice(self.workers))
+
+    # --- some who must not write ---
+
+    async def intrude(self) -> None:
+        """Who does not know a worker's epoch writes nothing, whatever else it knows."""
+        name = self.random.choice(WORKERS)
+        epochs = [epoch for epoch in self.epochs if epoch != self.fences[name] or not epoch]
+        for _, lease in self.some(self.leases):
+            segment = pack_segment(1, [b"\xc0\xc0"])
+            frame = encode(lease.id, 1, FrameKind.CHUNK, (b"forged",))
+            said = (Speaker(lease), frame, self.random.choice([None, End(2, segment, answer())]))
+            step = make_step([said], [Deposit(lease.id, segment)])
+            before, again = self.everything(), self.random.random() < 0.5
+            self.heard()
+            with pytest.raises(Fenced):
+                await self.queue.emit(0, name, self.random.choice(epochs), step, again=again)
+            assert self.everything() == before
+            assert self.heard() == {name: [] for name in GATEWAYS}
+
+    async def end_too_late(self) -> None:
+        """Not even who knows the epoch ends a job whose lease is over."""
+        names = [name for name, epoch in self.fences.items() if epoch]
+        over = [lease for _, lease in self.leases if not self.holds(lease)]
+        for lease in self.some(over) if names else ():
+            name, end, state = self.random.choice(names), self.answer(), self.states[lease.id]
+            before = self.everything()
+            self.heard()
+            step = make_step([silent_end(lease, 9, end)])
+            lost = await self.queue.emit(0, name, self.fences[name], step)
+            mine = lease == self.last[lease.id] and state is TRANSITIONS[end.event].target
+            assert lost == ({} if mine else {lease.id: state})
+            assert self.everything() == before
+            assert self.heard() == {name: [] for name in GATEWAYS}
+
+    # --- workers lose their jobs ---
 
     async def release(self) -> None:
-        chosen = {lease.id: lease for lease in self.some_leases(2)}.values()
+        chosen = {lease.id: lease for _, lease in self.some(self.leases, 2)}.values()
         blame = self.random.random() < 0.5
         expected = {x.id: self.without_worker(x, blame) for x in chosen if self.holds(x)}
+        for worker in self.workers:
+            for run in worker.runs.values():
+                run.dropped = run.dropped or run.job in chosen
         assert await self.queue.release(chosen, "why", blame=blame) == expected
+        self.fence_off(expected)
+
+    async def disown(self) -> None:
+        """A worker hands back what it has not heard of."""
+        worker = self.random.choice(self.workers)
+        worker.hear()
+        expected = {
+            lease.id: self.without_worker(lease, False)
+            for holder, lease in self.holder.values()
+            if holder is worker and lease.id not in worker.runs
+        }
+        assert await self.queue.disown(POOL, worker.name, list(worker.runs), 0.0) == expected
+        self.fence_off(expected)
 
     async def fall_silent(self) -> None:
-        for lease in self.some_leases(1):
+        for _, lease in self.some(self.leases):
             if self.holds(lease):
                 grow_old(self.store, lease)
 
     async def reap(self) -> None:
-        held = {lease.id: lease for lease in self.leases if self.holds(lease)}
+        held = {job_id: lease for job_id, (_, lease) in self.holder.items()}
         expected = {name: self.without_worker(held[name], True) for name in self.silent()}
         assert await self.queue.reap(0, LEASE_S) == expected
+        self.fence_off(expected)
 
     def silent(self) -> list[str]:
         """The jobs whose lease has not been renewed for long."""
@@ -166,32 +531,58 @@ class Fleet:
 
     def without_worker(self, lease: LeasedJob, blame: bool) -> str:
         """What becomes of a job in progress that loses its worker."""
-        if self.said[lease.nonce] and (lease.stream or lease.id in self.watched):
+        if self.told[lease.id] and (lease.stream or lease.id in self.watched):
             return "failed"
         attempts = int(self.store.hget(keys.job(0, lease.id), "attempts"))
         return "failed" if blame and attempts >= MAX_ATTEMPTS else "queued"
 
+    async def forget(self) -> None:
+        """An epoch is over when nobody has renewed it for long."""
+        name = self.random.choice(WORKERS)
+        self.store.delete(keys.fence(0, name))
+        self.fences[name] = ""
+
+    def fence_off(self, job_ids: Iterable[str], *, hint: bool = False) -> None:
+        """Jobs in progress are not what they were. With the `hint` their worker may hear of it."""
+        for job_id in job_ids:
+            if job_id in self.holder:
+                worker, _ = self.holder[job_id]
+                self.fences[worker.name] = ""
+                if hint and self.chance(0.5):
+                    worker.mail.append(job_id)
+
+    # --- clients and the clock ---
+
     async def cancel(self) -> None:
-        for job in self.some_jobs():
+        for job in self.some(self.jobs):
             state = await self.queue.cancel(job.id, TENANT)
             was = self.states[job.id]
             assert state is (JobState.CANCELLED if was in LIVE else was)
+            self.fence_off([job.id], hint=True)
 
     async def pass_deadline(self) -> None:
-        for job in self.some_jobs():
+        for job in self.some(self.jobs):
             if job.deadline_s and self.states[job.id] in LIVE:
                 self.store.zadd(DEADLINES, {job.id: 1})
                 self.store.hset(keys.job(0, job.id), "deadline_us", 1)
 
     async def expire(self) -> None:
-        await self.queue.scripts.expire(0, 1)
+        expired = await self.queue.scripts.expire(0, 1)
+        self.fence_off([job_id.decode() for job_id in expired], hint=True)
 
     async def watch(self) -> None:
-        for job in self.some_jobs():
-            gateway, sees = self.random.choice(["gw-1", "gw-2"]), self.random.random() < 0.5
+        for job in self.some(self.jobs):
+            gateway, sees = self.random.choice(GATEWAYS), self.random.random() < 0.5
             await self.queue.watch(job.id, gateway, sees=sees)
-            if sees and self.states[job.id] in LIVE:
+            if self.states[job.id] not in LIVE:
+                continue
+            before = self.listens(job.id)
+            if gateway not in self.watchers[job.id]:
+                self.watchers[job.id].append(gateway)
+            if sees:
                 self.watched.add(job.id)
+            if self.listens(job.id) != before:
+                self.fence_off([job.id])
 
     async def repair(self) -> None:
         """Nothing is broken here, so there is nothing to do."""
@@ -200,54 +591,75 @@ class Fleet:
     def actors(self) -> dict[Callable[[], Awaitable[None]], int]:
         """Who may act, and how often."""
         return {
-            self.submit: 3,
-            self.acquire: 5,
-            self.emit: 1 if self.feeble else 6,
-            self.finish: 0 if self.feeble else 2,
-            self.renew: 1,
-            self.release: 2,
-            self.fall_silent: 3,
-            self.reap: 3,
-            self.cancel: 0 if self.feeble else 1,
-            self.pass_deadline: 1,
-            self.expire: 1,
-            self.watch: 1,
-            self.repair: 1,
+            self.submit: 6,
+            self.acquire: 10,
+            self.hear: 4,
+            self.emit: 4 if self.feeble else 14,
+            self.finish: 0 if self.feeble else 5,
+            self.keep: 2,
+            self.intrude: 1,
+            self.end_too_late: 1,
+            self.release: 3,
+            self.disown: 2,
+            self.fall_silent: 5,
+            self.reap: 5,
+            self.forget: 1,
+            self.cancel: 0 if self.feeble else 2,
+            self.pass_deadline: 2,
+            self.expire: 2,
+            self.watch: 3,
+            self.repair: 2,
         }
 
-    def some_leases(self, most: int) -> list[LeasedJob]:
-        return self.random.sample(self.leases, min(most, len(self.leases)))
-
-    def some_jobs(self) -> list[NewJob]:
-        return self.random.sample(self.jobs, min(1, len(self.jobs)))
+    def some(self, things: list[T], most: int = 1) -> list[T]:
+        return self.random.sample(things, min(most, len(things)))
 
     def holds(self, lease: LeasedJob) -> bool:
-        return self.holder.get(lease.id) == lease.nonce
+        return lease.id in self.holder and self.holder[lease.id][1] == lease
+
+    def listens(self, job_id: str) -> tuple[str, bool]:
+        return " ".join(self.watchers[job_id]), job_id in self.watched
+
+    def heard(self) -> dict[str, list[Heard]]:
+        """What gateways have heard since the last look, by job."""
+        return {
+            name: sorted(
+                ((frame[0].decode(), *frame[1:3]) for frame in listener.frames()),
+                key=itemgetter(0),
+            )
+            for name, listener in self.gateways.items()
+        }
+
+    def everything(self) -> dict[bytes, bytes]:
+        """All that Redis holds."""
+        names = sorted(self.store.keys())
+        pipe = self.store.pipeline()
+        for name in names:
+            pipe.dump(name)
+        return dict(zip(names, pipe.execute(), strict=True))
 
     # --- the checks ---
 
-    def dump(self, job_id: str) -> list[bytes | None]:
-        return [self.store.dump(key(0, job_id)) for key in (keys.job, keys.log, keys.lease)]
-
-    def check(self) -> None:
+    async def check(self) -> None:
         """Everything that must hold after every step."""
         entries, pending = self.entries()
         for job in self.jobs:
             pipe = self.store.pipeline()
             pipe.hgetall(keys.job(0, job.id))
-            pipe.lrange(keys.log(0, job.id), 0, -1)
-            pipe.get(keys.lease(0, job.id))
             pipe.pttl(keys.job(0, job.id))
             pipe.pttl(keys.log(0, job.id))
             pipe.zscore(keys.waiting(0, POOL, job.lane), job.id)
             pipe.zscore(DEADLINES, job.id)
-            raw, log, lease, job_ttl, log_ttl, waits, deadline = pipe.execute()
+            raw, job_ttl, log_ttl, waits, deadline = pipe.execute()
             now = parse_job(job.id, raw)
             self.check_state(now)
             live, running = now.state in LIVE, now.state is JobState.IN_PROGRESS
-            self.check_log(now, log)
-            assert (lease is not None) == running
-            assert not running or lease[:16].decode() == raw[b"nonce"].decode()
+            await self.check_log(job.id)
+            assert (job.id in self.holder) == running
+            if running:
+                worker, lease = self.holder[job.id]
+                held_by = (lease.nonce.encode(), worker.name.encode(), str(lease.term).encode())
+                assert (raw[b"nonce"], raw[b"worker"], raw[b"term"]) == held_by
             assert int(raw[b"attempts"]) <= MAX_ATTEMPTS
             assert (waits is not None) == (now.state is JobState.QUEUED)
             assert (deadline is not None) == (live and job.deadline_s is not None)
@@ -260,6 +672,8 @@ class Fleet:
             assert len(mine) == 1 if running else len(mine) <= 1
             assert {entry in pending for entry in mine} <= {running}
         assert pending <= set(entries)
+        for worker in self.workers:
+            self.check_worker(worker)
 
     def check_state(self, now: Job) -> None:
         """The step led from the last state to this one by an event that the state machine has."""
@@ -269,19 +683,48 @@ class Fleet:
             assert ways, f"{was} -> {now.state}"
         if now.state is not JobState.IN_PROGRESS:
             self.holder.pop(now.id, None)
+        if now.state is JobState.QUEUED:
+            self.last[now.id], self.told[now.id] = None, []
         self.states[now.id] = now.state
 
-    def check_log(self, now: Job, raw: list[bytes]) -> None:
-        log = parse_entries(raw, 0)
-        assert not any(entry.lost for entry in log)
-        ends = [now.state.value] if now.state.terminal else []
-        assert [entry.end for entry in log if entry.end] == ends
-        assert all(not entry.end for entry in log[:-1])
-        writers = {entry.journal.decode() for entry in log if not entry.end}
-        assert len(writers) <= 1, "two workers have written one answer"
-        if nonce := self.holder.get(now.id):
-            assert writers <= {nonce}
-            assert len(log) == self.said[nonce]
+    async def check_log(self, job_id: str) -> None:
+        """The answer is what was said under the last lease, wherever it stands, and the end."""
+        state, told = self.states[job_id], self.told[job_id]
+        entries = [Entry(seq, items or (), journal, "") for _, seq, _, journal, items in told]
+        if state.terminal:
+            entries.append(Entry(len(entries) + 1, (), None, state))
+        after = self.random.randint(0, len(entries) + 1)
+        assert await self.queue.entries(job_id, after) == entries[after:]
+        assert await self.queue.last_entry(job_id) == (entries[-1] if entries else None)
+        log = self.store.lrange(keys.log(0, job_id), 0, -1)
+        stored = [entry for segment in log for entry in parse_segments([segment])]
+        assert stored == entries[: len(stored)]
+        assert len(stored) == len(entries) or not state.terminal
+
+    def check_worker(self, worker: Worker) -> None:
+        """A worker that may write is wrong about none of its jobs."""
+        fence = self.store.get(keys.fence(0, worker.name))
+        assert (fence or b"").decode() == self.fences[worker.name]
+        length, ttl = (
+            call(keys.steps(0, worker.name)) for call in (self.store.llen, self.store.ttl)
+        )
+        assert length % 2 == 0
+        assert length <= 2 * STEPS
+        assert (ttl > 0) == (length > 0)
+        known = [
+            (each.job, each.epoch, each.watchers) for each in worker.runs.values() if each.speaks
+        ]
+        known += [
+            (each, each.epoch, each.watchers) for each in worker.mail if not isinstance(each, str)
+        ]
+        for lease, epoch, watchers in known:
+            if epoch and epoch == self.fences[worker.name]:
+                assert self.holds(lease), "a worker takes a job for its own"
+                assert watchers == self.listens(lease.id)[0]
+        for run in worker.runs.values():
+            if run.speaks and run.epoch and run.epoch == self.fences[worker.name]:
+                watchers, watched = self.listens(run.job.id)
+                assert run.ears == (watchers if run.job.stream or watched else "")
 
     def entries(self) -> tuple[dict[tuple[str, bytes], str], set[tuple[str, bytes]]]:
         """What is in the lanes, (lane, entry) -> job, and what of it is delivered."""
@@ -297,35 +740,54 @@ class Fleet:
         return entries, pending
 
     async def bring_to_an_end(self) -> None:
-        """One healthy worker does what is left."""
-        for job_id, nonce in list(self.holder.items()):
-            lease = next(each for each in self.leases if each.nonce == nonce)
-            assert await finish(self.queue, lease, self.said[nonce] + 1, answer()) == "ok", job_id
-        for lease in await take(self.queue):
+        """Nothing goes wrong any more: the workers end what they know of, a new one the rest."""
+        self.calm = True
+        for worker in self.workers:
+            worker.hear()
+            while worker.parcel is not None:
+                await self.send(worker)
+            await self.renew(worker)
+            ending = [run for run in worker.runs.values() if run.speaks]
+            if ending:
+                worker.pack([(run, answer()) for run in ending], lambda: False)
+            while worker.parcel is not None:
+                await self.send(worker)
+            await self.check()
+        left = {job_id: lease for job_id, (_, lease) in self.holder.items()}
+        expected = {job_id: self.without_worker(lease, False) for job_id, lease in left.items()}
+        assert await self.queue.release(left.values(), "drained", blame=False) == expected
+        for lease in await take(self.queue, worker="w-3"):
             assert await finish(self.queue, lease, 1, answer()) == "ok"
 
 
 @pytest.fixture
-def listeners(store: Redis) -> Iterator[list[Listener]]:
+def control(store: Redis) -> Iterator[Listener]:
     """The first worker is there; what the second one offers, nobody may have."""
     listener = Listener(store, keys.control_channel(WORKERS[0]))
-    yield [listener]
+    yield listener
     listener.close()
+
+
+@pytest.fixture
+def gateways(store: Redis) -> Iterator[dict[str, Listener]]:
+    listeners = {name: Listener(store, keys.tokens_channel(name)) for name in GATEWAYS}
+    yield listeners
+    for listener in listeners.values():
+        listener.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_whatever_happens_every_promise_holds(
-    queue: JobQueue, store: Redis, listeners: list[Listener], seed: int
+    queue: JobQueue, store: Redis, control: Listener, gateways: dict[str, Listener], seed: int
 ) -> None:
-    fleet = Fleet(queue, store, listeners, seed)
+    fleet = Fleet(queue, store, control, gateways, seed)
     actors = fleet.actors()
     await fleet.submit()
-    for _ in range(STEPS):
+    for _ in range(ACTS):
         (act,) = fleet.random.choices(list(actors), list(actors.values()))
         await act()
-        fleet.check()
+        await fleet.check()
     await fleet.bring_to_an_end()
     assert fleet.entries() == ({}, set())
-    assert set(fleet.holder) <= set(fleet.states)
     fleet_over = [await queue.get(job.id) for job in fleet.jobs]
     assert all(job is not None and job.state.terminal for job in fleet_over)

@@ -64,9 +64,14 @@ async def test_an_error_is_its_callers_alone(line: Line) -> None:
     assert isinstance(wrong, ResponseError)
 
 
-async def test_an_unknown_script_is_told_by_its_own_error(line: Line) -> None:
+@pytest.mark.parametrize("command", [("EVALSHA", "0" * 40, 0), ("FCALL", "none", 0)])
+async def test_an_unknown_script_is_told_by_its_own_error(
+    line: Line, store: Redis, command: tuple[str, str, int]
+) -> None:
+    if command[0] == "FCALL" and store.info("server")["redis_version"] < "7":
+        pytest.skip("Redis 7 brought functions")
     with pytest.raises(NoScriptError):
-        await line.call("EVALSHA", "0" * 40, 0)
+        await line.call(*command)
 
 
 async def test_who_waits_hears_of_a_lost_connection_and_the_next_call_connects_anew(

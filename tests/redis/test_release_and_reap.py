@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from shared import keys
 from shared.channel import FrameKind
 from shared.job import Job, LeasedJob
 from shared.lanes import DEFAULT, FLEX, RETRY_LANE
-from shared.queue import JobQueue
+from shared.queue import Fenced, JobQueue
 from shared.states import JobState
+from shared.step_log import make_step
+from shared.token_log import Delta, read_journal
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -22,14 +25,18 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     Listener,
+    deposit,
+    emit,
     entries_of,
     grow_old,
     lease,
     pending,
+    renew,
     say,
     submit,
     take,
     take_one,
+    utterance,
 )
 
 
@@ -61,16 +68,89 @@ async def test_an_unanswered_job_waits_again_in_front_of_all_others(
     assert [each.id for each in await take(queue)] == [job.id, later.id]
 
 
-async def test_a_requeued_job_has_no_lease_no_log_and_rings_the_bell(
+async def test_a_requeued_job_has_no_holder_no_log_and_rings_the_bell(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
-    await say(queue, job, 1)
+    await emit(queue, [utterance(job, 2)], deposits=[deposit(utterance(job, 1), 1)])
+    assert len(await queue.entries(job.id, 0)) == 2
     store.delete(keys.bell(0, POOL))
     await reap(queue, store, job)
-    assert not store.exists(keys.lease(0, job.id), keys.log(0, job.id))
+    assert store.hmget(keys.job(0, job.id), "nonce", "worker") == [b"", b""]
+    assert not store.exists(keys.log(0, job.id))
+    assert await queue.entries(job.id, 0) == []
+    assert await queue.last_entry(job.id) is None
     assert store.llen(keys.bell(0, POOL)) == 1
     assert store.ttl(keys.job(0, job.id)) == -1
+
+
+async def test_what_was_said_under_an_earlier_lease_is_not_taken_for_the_answer(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue, stream=False)
+    await say(queue, job, 1, "old")
+    await say(queue, job, 2, "old")
+    await queue.release([job], "drained", blame=False)
+    again = await take_one(queue)  # by the same worker, whose step log still has it
+    assert await queue.entries(job.id, 0) == []
+    await say(queue, again, 1, "new")
+    texts = [read_journal(entry.journal) for entry in await queue.entries(job.id, 0)]
+    assert texts == [[Delta(0, 0, (1,), "new")]]
+    await queue.cancel(job.id, TENANT)
+    assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, ""), (2, "cancelled")]
+
+
+async def hand_back(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    await queue.release([job], "drained", blame=False)
+
+
+async def take_back(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    await reap(queue, store, job)
+
+
+async def disown(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    grow_old(store, job)
+    await queue.disown(POOL, WORKER, [], LEASE_S)
+
+
+@pytest.mark.parametrize("lose", [hand_back, take_back, disown])
+@pytest.mark.parametrize("spoken", [True, False])
+async def test_a_worker_hears_that_it_has_lost_a_job_before_it_writes_again(
+    queue: JobQueue,
+    store: Redis,
+    lose: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
+    spoken: bool,
+) -> None:
+    for _ in range(2):
+        await submit(queue)
+    lost, kept = await take(queue)
+    if spoken:
+        await say(queue, lost, 1)
+    before = await queue.renew(0, WORKER, "", LEASE_S, [lost, kept])
+    await lose(queue, store, lost)
+    with pytest.raises(Fenced):
+        await queue.emit(0, WORKER, before.epoch, make_step([utterance(kept, 1)]))
+    after = await queue.renew(0, WORKER, before.epoch, LEASE_S, [lost, kept])
+    assert after.lost == {lost.id: "failed" if spoken else "queued"}
+    assert list(after.listeners) == [kept.id]
+    assert await queue.emit(0, WORKER, after.epoch, make_step([utterance(kept, 1)])) == {}
+
+
+async def test_what_a_lost_worker_said_is_in_the_log_of_its_failed_job(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await lease(queue)
+    for seq, text in enumerate("abc", 1):
+        await say(queue, job, seq, text)
+    await emit(queue, [], deposits=[deposit(utterance(job, 1, "a"), 1)])
+    assert await reap(queue, store, job) == {job.id: "failed"}
+    store.delete(keys.steps(0, WORKER))
+    assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 0)] == [
+        (1, (b"a",), ""),
+        (2, (b"b",), ""),
+        (3, (b"c",), ""),
+        (4, (), "failed"),
+    ]
 
 
 async def test_a_renewed_lease_is_never_taken(queue: JobQueue, store: Redis) -> None:
@@ -79,7 +159,7 @@ async def test_a_renewed_lease_is_never_taken(queue: JobQueue, store: Redis) -> 
     jobs = await take(queue)
     for job in jobs:
         grow_old(store, job)
-    assert await queue.renew(WORKER, jobs[:2]) == {}
+    assert await renew(queue, WORKER, jobs[:2]) == {}
     assert await queue.reap(0, LEASE_S) == {jobs[2].id: "queued"}
 
 
@@ -135,8 +215,9 @@ async def test_a_job_starts_anew_only_if_nobody_has_seen_its_answer(
     assert after.state == state
     assert after.error_code == ("worker_lost" if state == "failed" else "")
     if state == "failed":
-        assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"")]
-        assert [e.end for e in await queue.entries(job.id, 0)] == ["", "failed"]
+        assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"", b"")]
+        entries = await queue.entries(job.id, 0)
+        assert [(e.lost, e.end) for e in entries] == [(False, ""), (False, "failed")]
 
 
 async def test_a_failed_job_leaves_nothing_behind(queue: JobQueue, store: Redis) -> None:

@@ -26,7 +26,9 @@ from tests.redis.conftest import (
     lease,
     open_queue,
     pending,
+    renew,
     repair,
+    say,
     submit,
     take,
     take_one,
@@ -152,12 +154,25 @@ async def test_a_living_workers_job_stays_its_own(
     assert await repair(queue) == {"entries": 1}
     if read:
         assert await take(queue, worker="w-2") == []
-        assert await queue.renew(WORKER, [job]) == {}
+        assert await renew(queue, WORKER, [job]) == {}
         (entry,) = store.xpending_range(STREAM, keys.GROUP, "-", "+", 10)
         assert entry["consumer"] == WORKER.encode()
     assert await finish(queue, job, 1, answer()) == "ok"
     assert entries_of(store, job.id) == []
     assert await take(queue, worker="w-2") == []
+
+
+@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, pass_by])
+async def test_a_living_worker_goes_on_before_anything_is_repaired(
+    queue: JobQueue, store: Redis, damage: Callable[[Redis], None]
+) -> None:
+    job = await lease(queue)
+    await say(queue, job, 1)
+    damage(store)
+    assert await renew(queue, WORKER, [job]) == {}
+    assert await say(queue, job, 2) == {}
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    assert await repair(queue) == {"entries": 1}
 
 
 # --- what leads to no job ---
@@ -216,6 +231,8 @@ async def test_a_sound_fleet_is_not_touched(queue: JobQueue, store: Redis) -> No
     await queue.release([given_back], "drained", blame=False)
     await finish(queue, ended, 1, answer())
     await queue.watch(watched.id, "gw-2", sees=True)
+    await say(queue, watched, 1)
+    assert store.exists(keys.fence(0, WORKER), keys.steps(0, WORKER)) == 2
     before = dump(store)
     assert await repair(queue) == {}
     assert dump(store) == before

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
+import redis
 
 from shared import keys
 from shared.queue import JobQueue
-from shared.redis import RedisError, connect
+from shared.redis import RedisConnectionError, RedisError, connect
+from shared.step_log import make_step
 from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    deposit,
+    emit,
+    enter,
     finish,
     lease,
     open_queue,
     pending,
+    renew,
     say,
     submit,
     take,
     take_one,
+    utterance,
 )
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -45,6 +53,13 @@ def kill(server: RedisServer) -> None:
     server.stop(kill=True)
 
 
+def forget_scripts(server: RedisServer) -> None:
+    with server.client() as client:
+        client.script_flush()
+        with contextlib.suppress(redis.ResponseError):  # Redis 7 brought functions
+            client.function_flush()
+
+
 async def test_no_call_meets_a_connection_that_the_restart_has_closed(
     own_redis: RedisServer,
 ) -> None:
@@ -65,10 +80,50 @@ async def test_a_lease_survives_and_its_holder_goes_on(
     await say(queue, job, 1)
     kill(own_redis)
     own_redis.start()
-    assert await go_on(queue.renew, WORKER, [job]) == {}
+    assert await go_on(renew, queue, WORKER, [job]) == {}
     assert await say(queue, job, 2) == {}
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+    last = [deposit(utterance(job, seq), seq) for seq in (1, 2)]
+    assert await emit(queue, [], deposits=last) == {}
     assert await finish(queue, job, 3, answer()) == "ok"
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2, 3]
+
+
+async def test_a_worker_goes_on_in_its_epoch(queue: JobQueue, own_redis: RedisServer) -> None:
+    job = await lease(queue)
+    epoch = await enter(queue)
+    assert await renew(queue, WORKER, [job]) == {}
+    kill(own_redis)
+    own_redis.start()
+    step = make_step([utterance(job, 1)])
+    with pytest.raises(RedisConnectionError):  # another Redis may not know of the job
+        await queue.emit(0, WORKER, epoch, step)
+    assert await go_on(renew, queue, WORKER, [job]) == {}
+    assert await queue.emit(0, WORKER, epoch, step) == {}
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
+
+
+async def test_what_was_said_last_survives_and_is_kept_when_its_worker_does_not(
+    queue: JobQueue, own_redis: RedisServer
+) -> None:
+    await submit(queue)
+    job = await take_one(queue, lease_s=0.2)
+    step = [utterance(job, 1)]
+    assert await emit(queue, step) == {}
+    assert await emit(queue, [utterance(job, 2)], deposits=[deposit(step[0], 1)]) == {}
+    kill(own_redis)
+    own_redis.start()
+
+    async def taken() -> dict[str, str]:
+        return await go_on(queue.reap, 0, 0.2)
+
+    assert await eventually(taken, "the job is taken back") == {job.id: "failed"}
+    entries = await queue.entries(job.id, 0)
+    assert [(e.seq, e.end, e.lost) for e in entries] == [
+        (1, "", False),
+        (2, "", False),
+        (3, "failed", False),
+    ]
 
 
 async def test_what_waits_and_what_has_ended_survives(
@@ -110,8 +165,7 @@ async def test_scripts_that_redis_has_forgotten_are_loaded_again(
     queue: JobQueue, own_redis: RedisServer
 ) -> None:
     job = await lease(queue)
-    with own_redis.client() as client:
-        client.script_flush()
+    forget_scripts(own_redis)
     assert await say(queue, job, 1) == {}
     assert await queue.cancel(job.id, TENANT) == "cancelled"
 
@@ -122,9 +176,9 @@ async def test_a_redis_without_its_data_is_told_from_one_that_kept_it(
     job = await lease(queue)
     with own_redis.client() as client:
         client.flushall()
-        client.script_flush()
+    forget_scripts(own_redis)
     assert await say(queue, job, 1) == {job.id: "gone"}
-    assert await queue.renew(WORKER, [job]) == {job.id: "gone"}
+    assert await renew(queue, WORKER, [job]) == {job.id: "gone"}
     assert await finish(queue, job, 1, answer()) == "gone"
     assert await take(queue) == []
 

@@ -11,20 +11,26 @@ from redis import Redis
 from shared import keys
 from shared.job import new_job_id, shard_of
 from shared.lanes import CLIENT_LANES
-from shared.queue import JobQueue
+from shared.queue import Fenced, JobQueue
+from shared.step_log import make_step
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
+    POOL,
     TENANT,
     WORKER,
     answer,
-    emission,
+    deposit,
+    emit,
     finish,
     grow_old,
     make_job,
     open_queue,
     pending,
+    renew,
+    repair,
     submit,
     take,
+    utterance,
 )
 
 SHARDS = 4
@@ -51,8 +57,11 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     ]
     done, cancelled, silent, released, expired, poison = await take(queue, shard=shard)
     await queue.watch(done.id, "gw-2", sees=True)
-    assert await queue.emit(shard, [emission(done, 1), emission(expired, 1)]) == {}
-    assert await queue.renew(WORKER, [done, cancelled]) == {}
+    step = [utterance(done, 1), utterance(expired, 1), utterance(cancelled, 1)]
+    assert await emit(queue, step) == {}
+    assert await emit(queue, step, deposits=[deposit(step[0], 1)], again=True) == {}
+    assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
+    assert await renew(queue, WORKER, [done, cancelled]) == {}
     assert await finish(queue, done, 2, answer()) == "ok"
     await queue.cancel(cancelled.id, TENANT)
     grow_old(store, silent)
@@ -63,6 +72,9 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     for _ in range(MAX_ATTEMPTS):
         await queue.release([poison], "engine_died", blame=True)
         poison = next((j for j in await take(queue, shard=shard) if j.id == poison.id), poison)
+    await queue.disown(POOL, WORKER, [], 0.0)
+    await queue.sweep(shard)
+    await repair(queue)
     return ids
 
 
@@ -88,12 +100,35 @@ async def test_every_script_touches_one_tag(queue: JobQueue, store: Redis) -> No
                 break
     scripts = 0
     for command in commands:
-        if " EVALSHA " in command.upper():
+        if re.search(" (FCALL|EVALSHA) ", command.upper()):
             scripts += 1
             (tag,) = tags(command)
         elif command.startswith("lua"):
             assert tags(command) <= {tag}, command
     assert scripts >= SHARDS * 20
+
+
+async def test_a_worker_is_fenced_off_in_the_shard_only_in_which_a_job_was_taken_from_it(
+    queue: JobQueue, store: Redis
+) -> None:
+    held = []
+    for shard in range(SHARDS):
+        await submit(queue, id=f"job_{shard:03x}{0:024x}")
+        held += await take(queue, shard=shard)
+    assert await renew(queue, WORKER, held) == {}
+    epochs = [store.get(keys.fence(shard, WORKER)).decode() for shard in range(SHARDS)]
+    assert len(set(epochs)) == SHARDS
+    await queue.cancel(held[1].id, TENANT)
+    for shard, job in enumerate(held):
+        if shard == 1:
+            with pytest.raises(Fenced):
+                await queue.emit(shard, WORKER, epochs[shard], make_step([utterance(job, 1)]))
+        else:
+            step = make_step([utterance(job, 1)])
+            assert await queue.emit(shard, WORKER, epochs[shard], step) == {}
+        assert store.exists(keys.steps(shard, WORKER)) == (shard != 1)
+        said = await queue.entries(job.id, 0)
+        assert [entry.end for entry in said] == ["cancelled" if shard == 1 else ""]
 
 
 async def test_a_script_called_for_one_shard_changes_no_other(
@@ -115,7 +150,7 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
     for shard in range(SHARDS):
         await submit(queue, id=f"job_{shard:03x}{0:024x}")
         held += await take(queue, shard=shard)
-    assert await queue.renew(WORKER, held) == {}
+    assert await renew(queue, WORKER, held) == {}
     assert await queue.release(held, "drained", blame=False) == {j.id: "queued" for j in held}
     assert [pending(store, shard) for shard in range(SHARDS)] == [0] * SHARDS
 

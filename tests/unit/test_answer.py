@@ -141,7 +141,7 @@ class Call:
         frames = []
         for chunk in chunks:
             items = tuple(self.folder.fold([chunk]))
-            self.queue.log.append(Entry(len(self.queue.log) + 1, items, b"", ""))
+            self.queue.log.append(Entry(len(self.queue.log) + 1, items, None, ""))
             frames.append(encode(JOB, len(self.queue.log), FrameKind.CHUNK, items))
         return frames
 
@@ -150,7 +150,7 @@ class Call:
         self.relay._hand_out(b"".join(self.log(*chunks)))
 
     def end(self, kind: FrameKind = FrameKind.DONE, payload: Any = b"") -> None:
-        self.queue.log.append(Entry(len(self.queue.log) + 1, (), b"", "completed"))
+        self.queue.log.append(Entry(len(self.queue.log) + 1, (), None, "completed"))
         self.relay._hand_out(encode(JOB, len(self.queue.log), kind, payload))
 
     async def over(self) -> None:

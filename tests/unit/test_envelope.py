@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.envelope import Folder, Item, Unfolder
-from shared.token_log import pack_chunks
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
 
@@ -21,6 +20,9 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", 
 pieces = st.sampled_from([b'data: {"a":"', b'"', b'\\"', b'"},"b":"', b'"}\n\n', b"x", b"xy"])
 alike = st.lists(pieces, max_size=6).map(b"".join)
 chunks = st.lists(alike | st.binary(max_size=20), max_size=30)
+
+
+pack_chunks = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
 
 def event(body: dict[str, Any]) -> bytes:
@@ -196,6 +198,14 @@ def test_a_chunk_shorter_than_the_envelope_does_not_fit_it() -> None:
     folder, unfolder = Folder(), Unfolder()
     for chunk in (head + b'b"' + tail, head + b'c"' + tail, head + tail, head, tail, b'"', b""):
         assert unfolder.unfold(folder.fold([chunk])) == chunk
+
+
+@pytest.mark.parametrize("text", WORDS)
+def test_who_leaves_a_settled_envelope_goes_by_the_chunk_before(text: str) -> None:
+    stream = [chat({"content": f'{word} "{word}" {word}'}) for word in WORDS]
+    # It does not fit, and is much like one that came long before.
+    stream.append(chat({"content": f'{text} "{text}" {text}'}, finish="stop"))
+    assert unfold(fold_each(stream)) == b"".join(stream)
 
 
 def test_who_has_not_seen_every_step_can_not_unfold() -> None:

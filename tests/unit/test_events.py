@@ -7,20 +7,18 @@ import json
 from gateway.events import _render
 from gateway.reader import Piece
 from shared.channel import FrameKind
-from shared.token_log import Delta, Prompt, pack_journal
+from shared.token_log import Delta, Prompt
 
 
 def test_steps_that_were_logged_together_are_one_text_per_choice() -> None:
-    journal = pack_journal(
-        [
-            Prompt(0, 3),
-            Delta(0, 0, (1,), "He"),
-            Delta(0, 1, (5,), "Hi"),
-            Delta(0, 0, (2,), "llo"),
-            Delta(0, 1, (6,), "!"),
-        ]
-    )
-    (event,) = _render(Piece(7, FrameKind.DELTAS, journal))
+    records = [
+        Prompt(0, 3),
+        Delta(0, 0, (1,), "He"),
+        Delta(0, 1, (5,), "Hi"),
+        Delta(0, 0, (2,), "llo"),
+        Delta(0, 1, (6,), "!"),
+    ]
+    (event,) = _render(Piece(7, FrameKind.DELTAS, records))
     lines = event.decode().split("\n")
     assert lines[:2] == ["event: delta", "id: 7"]
     assert json.loads(lines[2].removeprefix("data: ")) == {
@@ -29,5 +27,5 @@ def test_steps_that_were_logged_together_are_one_text_per_choice() -> None:
 
 
 def test_an_entry_without_text_is_no_event() -> None:
-    assert _render(Piece(1, FrameKind.DELTAS, pack_journal([Prompt(0, 3)]))) == []
+    assert _render(Piece(1, FrameKind.DELTAS, [Prompt(0, 3)])) == []
     assert _render(Piece(1, FrameKind.STARTED, b"w-1")) == []

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from shared.queue import Renewal
 from shared.redis import RedisConnectionError
 from worker import lease as module
-from worker.lease import LeaseKeeper
+from worker.lease import Lease, LeaseKeeper
 
+WORKER = "w-1"
 LEASE_S = 9.0
 AGAIN_S = LEASE_S / 3
 Answers = Callable[[list[str]], dict[str, str]]
@@ -26,30 +28,57 @@ class Clock:
         return self.now
 
 
-def run(name: str) -> SimpleNamespace:
-    return SimpleNamespace(job=SimpleNamespace(id=name))
+class Ears(SimpleNamespace):
+    """An outbox, as far as a lease is concerned."""
+
+    epoch = "of the acquire"
+    heard: tuple[str, bool] | None = None
+
+    def listen(self, watchers: str, *, watched: bool) -> None:
+        self.heard = (watchers, watched)
+
+
+def run(name: str, shard: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(job=SimpleNamespace(id=name, shard=shard), outbox=Ears())
 
 
 class Post:
-    """A keeper of leases, the Redis it calls and the clock it looks at."""
+    """A lease and its keeper, the Redis they call and the clock they look at."""
 
-    def __init__(self, clock: Clock, *jobs: str) -> None:
+    def __init__(self, clock: Clock, *jobs: str, shards: int = 1) -> None:
         self.clock = clock
         self.runs: dict[str, Any] = {name: run(name) for name in jobs}
         self.renewals: list[list[str]] = []
+        self.asked: list[tuple[int, str]] = []
+        """Shard and epoch of each renewal."""
+        self.fences = [""] * shards
+        self.listeners: dict[str, tuple[str, bool]] = {}
         self.answer: Answers = lambda jobs: {}
         self.progresses = True
         self.lost: dict[str, float] = {}
+        self.shards = shards
+        self.losses = 0
         queue: Any = self
-        self.keeper = LeaseKeeper(
-            queue, "w-1", LEASE_S, self.runs, lambda: self.progresses, self._on_lost
-        )
+        self.lease = Lease(queue, WORKER, LEASE_S, self.runs, self._on_lost)
+        self.keeper = LeaseKeeper(self.lease, lambda: self.progresses)
 
-    async def renew(self, worker: str, jobs: list[Any]) -> dict[str, str]:
-        assert worker == "w-1"
+    async def renew(
+        self, shard: int, worker: str, epoch: str, lease_s: float, jobs: list[Any]
+    ) -> Renewal:
+        assert (worker, lease_s) == (WORKER, LEASE_S)
         ids = [job.id for job in jobs]
         self.renewals.append(ids)
-        return self.answer(ids)
+        self.asked.append((shard, epoch))
+        next_epoch = f"e-{len(self.asked)}"
+        lost = self.answer(ids)
+        for _ in range(3):
+            await asyncio.sleep(0)  # the reply takes its time, little as it is
+        if not epoch or epoch != self.fences[shard]:
+            self.fences[shard] = next_epoch
+        listeners = {name: self.listeners.get(name, ("gw", False)) for name in ids}
+        for name in lost:
+            del listeners[name]
+        return Renewal(self.fences[shard], lost, listeners)
 
     def _on_lost(self, job: Any, state: str) -> None:
         self.lost[job.id] = self.clock.now
@@ -81,10 +110,14 @@ async def test_everything_in_hand_is_renewed_in_one_call(clock: Clock) -> None:
     assert post.lost == {}
 
 
-async def test_with_nothing_in_hand_redis_is_left_alone(clock: Clock) -> None:
+async def test_with_nothing_in_hand_the_epoch_is_renewed(clock: Clock) -> None:
+    """So that the jobs to come are leased in one, and may be spoken of at once."""
     post = Post(clock)
-    await post.turn()
-    assert post.renewals == []
+    for _ in range(2):
+        await post.turn()
+    assert post.renewals == [[], []]
+    assert post.asked == [(0, ""), (0, "e-1")]
+    assert post.lease.epochs == ["e-1"]
 
 
 async def test_what_redis_says_is_lost_is_lost(clock: Clock) -> None:
@@ -93,18 +126,38 @@ async def test_what_redis_says_is_lost_is_lost(clock: Clock) -> None:
     await post.turn()
     assert list(post.lost) == ["a"]
     assert post.states == "cancelled"
+    assert list(post.runs) == ["b"]
 
 
 async def test_the_jobs_of_a_hung_engine_are_not_renewed(clock: Clock) -> None:
     post = Post(clock, "a")
     post.progresses = False
-    for _ in range(5):
+    for _ in range(2):
         await post.turn()
     assert post.renewals == []
     assert post.lost == {}
     post.progresses = True
-    await post.turn()
+    await post.turn(0.1)
     assert post.renewals == [["a"]]
+    post.progresses = False
+    for _ in range(5):
+        await post.turn()
+    assert post.renewals == [["a"]]
+    assert post.lost == {}
+
+
+async def test_an_engine_that_goes_on_after_long_has_its_later_jobs_renewed(clock: Clock) -> None:
+    post = Post(clock)
+    post.progresses = False
+    for _ in range(5):
+        await post.turn()
+    post.progresses = True
+    await post.turn()
+    post.runs["a"] = run("a")
+    for _ in range(5):
+        await post.turn()
+    assert post.lost == {}
+    assert post.renewals[-1] == ["a"]
 
 
 async def test_one_failure_is_borne(clock: Clock) -> None:
@@ -141,6 +194,26 @@ async def test_when_redis_is_silent_all_is_dropped_before_the_leases_end(
     assert post.states == "unreachable"
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_when_redis_is_back_after_long_the_jobs_to_come_are_renewed(
+    clock: Clock, at_once: bool
+) -> None:
+    post = Post(clock, "a")
+    post.answer = refuse
+    while post.runs:
+        await post.turn()
+    if not at_once:
+        await post.turn()
+    post.answer = lambda jobs: {}
+    if not at_once:
+        await post.turn()
+    post.runs["b"] = run("b")
+    for _ in range(5):
+        await post.turn()
+    assert list(post.lost) == ["a"]
+    assert post.renewals[-1] == ["b"]
+
+
 async def test_the_lease_counts_from_before_the_call(clock: Clock) -> None:
     post = Post(clock, "a")
 
@@ -170,9 +243,9 @@ async def test_jobs_that_come_after_a_long_idle_time_are_not_dropped_at_once(
 async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     post = Post(Clock(), "a")
     monkeypatch.setattr(module, "_SAFETY", 0.0)
-    monkeypatch.setattr(post.keeper, "_lease_s", 0.03)
+    post.lease.lease_s = 0.03
 
-    async def hang(worker: str, jobs: list[Any]) -> dict[str, str]:
+    async def hang(*_: Any) -> Renewal:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -186,13 +259,120 @@ async def test_it_renews_three_times_a_lease(clock: Clock, monkeypatch: pytest.M
     post = Post(clock, "a")
     slept: list[float] = []
 
+    pause = asyncio.sleep
+
     async def sleep(seconds: float) -> None:
-        slept.append(seconds)
+        await pause(0)
+        if seconds:  # else it is the fake queue's
+            slept.append(seconds)
         if len(slept) == 4:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr("worker.lease.asyncio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         await post.keeper.run()
     assert slept == [AGAIN_S] * 4
-    assert len(post.renewals) == 3
+    assert len(post.renewals) == 4  # at once, and after each pause
+
+
+# --- the epoch ---
+
+
+async def test_each_shard_has_an_epoch_of_its_own(clock: Clock) -> None:
+    post = Post(clock, shards=3)
+    post.runs |= {"a": run("a"), "b": run("b", 2), "c": run("c", 2)}
+    await post.turn()
+    assert post.renewals == [["a"], [], ["b", "c"]]
+    assert post.lease.epochs == post.fences == ["e-1", "e-2", "e-3"]
+    post.fences[1] = ""
+    await post.lease.renew(1)
+    assert post.lease.epochs == post.fences == ["e-1", "e-4", "e-3"]
+
+
+async def test_who_is_renewed_knows_the_epoch_and_who_listens(clock: Clock) -> None:
+    post = Post(clock, "a", "b", "lost")
+    post.listeners = {"a": ("gw-1 gw-2", True)}
+    post.answer = lambda jobs: {"lost": "cancelled"}
+    outboxes = {name: each.outbox for name, each in post.runs.items()}
+    await post.lease.renew(0)
+    assert outboxes["a"].heard == ("gw-1 gw-2", True)
+    assert outboxes["b"].heard == ("gw", False)
+    assert outboxes["a"].epoch == outboxes["b"].epoch == "e-1"
+    assert outboxes["lost"].heard == ("", False)
+    assert list(post.lost) == ["lost"]
+
+
+async def test_who_comes_while_a_renewal_is_on_its_way_is_not_in_its_epoch(clock: Clock) -> None:
+    """Redis may have been asked before the job was leased: nothing is known of it."""
+    post = Post(clock, "a")
+    renewing = asyncio.create_task(post.lease.renew(0))
+    await asyncio.sleep(0)
+    post.runs["b"] = late = run("b")
+    await renewing
+    assert post.renewals == [["a"]]
+    assert (late.outbox.epoch, late.outbox.heard) == (Ears.epoch, None)
+
+
+async def test_renewals_of_a_shard_come_one_after_another(clock: Clock) -> None:
+    """Else the reply to the older one might bring back an epoch that is over."""
+    post = Post(clock, "a", shards=2)
+    await asyncio.gather(post.lease.renew(0), post.lease.renew(0), post.lease.renew(1))
+    assert sorted(post.asked) == [(0, ""), (0, "e-1"), (1, "")]
+    assert post.lease.epochs == post.fences
+
+
+async def test_an_epoch_that_was_refused_is_asked_for_no_more(clock: Clock) -> None:
+    post = Post(clock, "a")
+    await post.turn()
+    post.lease.refused(0, "an older one")
+    assert post.lease.epochs == ["e-1"]
+    post.lease.refused(0, "e-1")
+    assert post.lease.epochs == [""]
+    await post.turn()
+    assert post.asked == [(0, ""), (0, "")]
+    assert post.lease.epochs == post.fences == ["e-2"]
+
+
+async def test_a_renewal_that_fails_changes_nothing(clock: Clock) -> None:
+    post = Post(clock, "a")
+    await post.turn()
+    post.answer = refuse
+    with pytest.raises(RedisConnectionError):
+        await post.lease.renew(0)
+    assert post.lease.epochs == ["e-1"]
+    assert post.lost == {}
+    post.answer = lambda jobs: {}
+    await post.lease.renew(0)  # which does not wait for the one that has failed
+    assert post.asked == [(0, ""), (0, "e-1"), (0, "e-1")]
+
+
+async def test_who_gives_up_has_lost_everything(clock: Clock) -> None:
+    post = Post(clock, "a", "b")
+    post.lease.give_up()
+    assert set(post.lost) == {"a", "b"}
+    assert post.states == "unreachable"
+
+
+async def test_after_a_lost_connection_there_is_no_epoch(clock: Clock) -> None:
+    """What answers now may be another Redis, which knows less of what was leased."""
+    post = Post(clock, "a", shards=2)
+    await post.turn()
+    assert post.lease.epochs == ["e-1", "e-2"]
+    post.losses += 1
+    assert post.lease.epochs == ["", ""]
+    await post.lease.renew(1)
+    assert post.asked[-1] == (1, "")
+    assert post.lease.epochs == ["", "e-3"]
+    await post.lease.renew(0)
+    assert post.lease.epochs == post.fences
+
+
+async def test_an_epoch_that_comes_over_a_connection_that_is_lost_meanwhile_is_none(
+    clock: Clock,
+) -> None:
+    post = Post(clock, "a")
+    renewing = asyncio.create_task(post.lease.renew(0))
+    await asyncio.sleep(0)
+    post.losses += 1
+    await renewing
+    assert post.lease.epochs == [""]

@@ -82,10 +82,10 @@ def test_a_run_without_fault_has_no_problem() -> None:
 def test_all_problems_are_told() -> None:
     growing = trends_of([sample(at, keys=at) for at in TIMES])
     wrong = MixedResult(wrong={"stream: Wrong('x')": 2})
-    assert problems(growing, wrong, {"lease keys": 3.0}) == [
+    assert problems(growing, wrong, {"log keys": 3.0}) == [
         "GROWS: keys, from 360 to 1800",
         "WRONG: 2x stream: Wrong('x')",
-        "LEFT BEHIND: 3 lease keys",
+        "LEFT BEHIND: 3 log keys",
         "WRONG: no client got anything",
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +20,10 @@ from shared.envelope import Folder, Item
 from shared.errors import RedisUnavailable, StreamReset
 from shared.metrics import GatewayMetrics
 from shared.redis import RedisConnectionError
-from shared.token_log import Entry
+from shared.token_log import Delta, Entry, Journal, Prompt, make_journal
 
 JOB = "job_000" + "0" * 24
-BUFFER = 100
+BUFFER = 1000
 LONG_S = 30.0
 SHORT_S = 0.01
 """Nothing in these tests waits so long."""
@@ -38,23 +38,33 @@ class Log:
         self.folder = Folder()
         self.reads: list[int] = []
         self.broken: Exception | None = None
-        self.while_reading = lambda: None
+        self.while_reading: Callable[[], object] = lambda: None
 
     def write(self, *chunks: bytes, end: str = "") -> None:
         for chunk in chunks:
             items = tuple(self.folder.fold([chunk]))
-            self.ahead.append(Entry(len(self.ahead) + 1, items, b"j" + chunk, ""))
+            self.ahead.append(Entry(len(self.ahead) + 1, items, None, ""))
         if end:
-            self.ahead.append(Entry(len(self.ahead) + 1, (), b"", end))
+            self.ahead.append(Entry(len(self.ahead) + 1, (), None, end))
+
+    def think(self, *texts: str) -> None:
+        """Entries of a job whose answer is not streamed: nothing but a journal."""
+        for text in texts:
+            seq = len(self.ahead) + 1
+            self.ahead.append(Entry(seq, (), make_journal([(0, 0, (seq,), text)]), ""))
 
     def lose(self, seq: int) -> None:
         """Redis has lost this entry, and has later ones."""
-        self.ahead[seq - 1] = Entry(seq, (), b"", "", lost=True)
+        self.ahead[seq - 1] = Entry(seq, (), None, "", lost=True)
 
-    def frames(self, *numbers: int) -> list[tuple[int, FrameKind, Any]]:
+    def frames(self, *numbers: int) -> list[tuple[int, FrameKind, Any, Journal]]:
         """The frames of these entries."""
         return [
-            (seq, FrameKind.DONE, b"") if entry.end else (seq, FrameKind.CHUNK, entry.items)
+            (seq, FrameKind.DONE, b"", None)
+            if entry.end
+            else (seq, FrameKind.CHUNK, entry.items, entry.journal)
+            if entry.items
+            else (seq, FrameKind.DELTAS, None, entry.journal)
             for seq, entry in enumerate(self.ahead, 1)
             if seq in numbers
         ]
@@ -114,7 +124,11 @@ def socket() -> Socket:
     return Socket()
 
 
-def publish(relay: Relay, *frames: tuple[int, FrameKind, Any], job: str = JOB) -> None:
+Frame = tuple[int, FrameKind, Any] | tuple[int, FrameKind, Any, Any]
+"""Without its job: seq, kind, payload, and a journal if there is one."""
+
+
+def publish(relay: Relay, *frames: Frame, job: str = JOB) -> None:
     """One message with these frames arrives."""
     relay._hand_out(b"".join(encode(job, *frame) for frame in frames))
 
@@ -122,6 +136,16 @@ def publish(relay: Relay, *frames: tuple[int, FrameKind, Any], job: str = JOB) -
 def chunk(seq: int, data: bytes = b"") -> tuple[int, FrameKind, Sequence[Item]]:
     """A chunk without a quote has no envelope."""
     return seq, FrameKind.CHUNK, [data or b"%d" % seq]
+
+
+def deltas(seq: int, text: str = "") -> Frame:
+    """A step of a job whose answer is not streamed."""
+    return seq, FrameKind.DELTAS, None, make_journal([(0, 0, (seq,), text or str(seq))])
+
+
+def told(seq: int, text: str = "") -> Piece:
+    """What comes of it."""
+    return Piece(seq, FrameKind.DELTAS, [Delta(0, 0, (seq,), text or str(seq))])
 
 
 def stream(*words: str) -> list[bytes]:
@@ -251,7 +275,7 @@ async def test_a_reader_goes_on_behind_a_number(relay: Relay, log: Log) -> None:
 
 async def test_a_slow_client_is_not_kept_in_memory_and_catches_up(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, Want.CHUNKS)
-    parts = [b"x" * 40] * 20
+    parts = [b"x" * 400] * 20
     log.write(*parts)
     for seq, part in enumerate(parts, 1):
         publish(relay, chunk(seq, part))
@@ -321,11 +345,246 @@ async def test_a_client_that_leaves_ends_the_wait(relay: Relay, log: Log) -> Non
 
 async def test_deltas_come_from_frames_and_from_the_journal(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, Want.DELTAS)
-    publish(relay, (1, FrameKind.DELTAS, b"j1"))
-    assert await reader.next(LONG_S) == [Piece(1, FrameKind.DELTAS, b"j1")]
-    log.write(b"1", b"2")
+    publish(relay, deltas(1, "a"))
+    assert await reader.next(LONG_S) == [told(1, "a")]
+    log.think("a", "b")
     reader.fall_behind()
-    assert await reader.next(LONG_S) == [Piece(2, FrameKind.DELTAS, b"j2")]
+    assert await reader.next(LONG_S) == [told(2, "b")]
+    assert log.reads == [1]
+
+
+async def test_deltas_are_the_same_from_a_frame_and_from_the_log(relay: Relay, log: Log) -> None:
+    records: list[Delta | Prompt] = [Prompt(0, 5), Delta(0, 0, (1, 2), "ü")]
+    records += [Delta(0, 1, (), ""), Delta(1, 0, (3,), "x")]
+    log.ahead = [Entry(1, (), make_journal(records), "")]
+    early = relay.open(JOB, Want.DELTAS)
+    publish(relay, *log.frames(1))
+    late = relay.open(JOB, Want.DELTAS)
+    late.fall_behind()
+    assert await early.next(LONG_S) == [Piece(1, FrameKind.DELTAS, records)]
+    assert await late.next(LONG_S) == [Piece(1, FrameKind.DELTAS, records)]
+    assert log.reads == [0]
+
+
+async def test_the_journal_of_deltas_may_stand_beside_chunks(relay: Relay, log: Log) -> None:
+    """An engine may stream what was not to be streamed; the shortest journal counts on chunks."""
+    items: list[Item] = [b"a"]
+    journal = make_journal([(0, 0, (7,), "a")], items)
+    assert journal == 7
+    log.ahead = [Entry(seq, tuple(items), journal, "") for seq in (1, 2)]
+    reader = relay.open(JOB, Want.DELTAS)
+    publish(relay, (1, FrameKind.DELTAS, items, journal))
+    assert await reader.next(LONG_S) == [Piece(1, FrameKind.DELTAS, [Delta(0, 0, (7,), "a")])]
+    reader.fall_behind()
+    assert await reader.next(LONG_S) == [Piece(2, FrameKind.DELTAS, [Delta(0, 0, (7,), "a")])]
+
+
+async def test_a_step_without_a_record_is_counted_and_is_no_gap(
+    relay: Relay, log: Log, registry: CollectorRegistry
+) -> None:
+    reader = relay.open(JOB, Want.DELTAS)
+    publish(relay, deltas(1), (2, FrameKind.DELTAS, None, None), deltas(3))
+    assert await reader.next(LONG_S) == [told(1), Piece(2, FrameKind.DELTAS, []), told(3)]
+    assert log.reads == []
+    assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
+
+
+async def test_a_gap_between_deltas_is_filled_from_the_log(
+    relay: Relay, log: Log, registry: CollectorRegistry
+) -> None:
+    reader = relay.open(JOB, Want.DELTAS)
+    log.think("1", "2", "3", "4")
+    publish(relay, deltas(1), deltas(3), deltas(4))
+    assert await reader.next(LONG_S) == [told(n) for n in (1, 2, 3, 4)]
+    assert log.reads == [1]
+    assert registry.get_sample_value("flotilla_stream_gaps_total") == 1
+
+
+async def test_repeated_deltas_are_dropped(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.DELTAS)
+    publish(relay, deltas(1), deltas(1), deltas(2), deltas(1), deltas(2), deltas(3))
+    assert await reader.next(LONG_S) == [told(n) for n in (1, 2, 3)]
+    waiting = asyncio.create_task(reader.next(LONG_S))
+    await turns()
+    publish(relay, deltas(3))
+    await turns()
+    assert not waiting.done()
+    publish(relay, deltas(4))
+    assert await waiting == [told(4)]
+    assert log.reads == []
+
+
+async def test_deltas_that_come_while_the_log_is_read_are_handed_out_once(
+    relay: Relay, log: Log
+) -> None:
+    reader = relay.open(JOB, Want.DELTAS)
+    log.think("1", "2")
+    log.while_reading = lambda: publish(relay, deltas(2), deltas(3), (4, FrameKind.ENDED, b""))
+    reader.fall_behind()
+    assert await reader.next(LONG_S) == [
+        told(1),
+        told(2),
+        told(3),
+        Piece(4, FrameKind.ENDED, b""),
+    ]
+    assert log.reads == [0]
+
+
+async def test_who_goes_on_with_deltas_in_the_middle_needs_no_envelopes(
+    relay: Relay, log: Log
+) -> None:
+    log.think("1", "2", "3")
+    reader = relay.open(JOB, Want.DELTAS, after=2)
+    assert await reader.next(SILENCE_S) == [told(3)]
+    publish(relay, deltas(3), deltas(4))
+    assert await reader.next(LONG_S) == [told(4)]
+
+
+@pytest.mark.parametrize("kind", [FrameKind.RESULT, FrameKind.DONE, FrameKind.ENDED])
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_an_end_in_its_order_comes_as_it_is_without_a_look_at_the_log(
+    relay: Relay, log: Log, want: Want, kind: FrameKind
+) -> None:
+    reader = relay.open(JOB, want)
+    publish(relay, chunk(1) if want is Want.CHUNKS else deltas(1), (2, kind, b"r"))
+    assert (await reader.next(LONG_S))[1:] == [Piece(2, kind, b"r")]
+    assert log.reads == []
+
+
+# --- what is waited for, and what comes instead ---
+
+LAST_FRAME: Frame = (3, FrameKind.DONE, b"")
+NEXT = {Want.CHUNKS: chunk(2), Want.DELTAS: deltas(2)}
+"""What a reader that has had entry 1 is to be fed."""
+
+
+def fill(log: Log, want: Want, count: int) -> None:
+    """Entries as `chunk` and `deltas` tell of them."""
+    for seq in range(len(log.ahead) + 1, count + 1):
+        if want is Want.CHUNKS:
+            log.write(b"%d" % seq)
+        else:
+            log.think(str(seq))
+
+
+async def begun(relay: Relay, log: Log, want: Want) -> Reader:
+    """A reader that has had entry 1."""
+    fill(log, want, 1)
+    reader = relay.open(JOB, want)
+    publish(relay, *log.frames(1))
+    assert seqs(await reader.next(LONG_S)) == [1]
+    return reader
+
+
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_a_frame_for_a_reader_that_is_behind_is_read_from_the_log(
+    relay: Relay, log: Log, registry: CollectorRegistry, want: Want
+) -> None:
+    reader = await begun(relay, log, want)
+    reader.fall_behind()
+    publish(relay, NEXT[want])  # though it is the next one
+    assert reader._pieces == []
+    fill(log, want, 2)
+    assert seqs(await reader.next(LONG_S)) == [2]
+    assert log.reads == [1]
+    assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
+
+
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_a_frame_wakes_a_reader_that_is_behind(relay: Relay, log: Log, want: Want) -> None:
+    reader = await begun(relay, log, want)
+    log.broken = RedisConnectionError("away")
+    reader.fall_behind()
+    waiting = asyncio.create_task(reader.next(LONG_S))
+    await turns()
+    assert not waiting.done()
+    log.broken = None
+    fill(log, want, 2)
+    publish(relay, LAST_FRAME)
+    assert seqs(await waiting) == [2]
+
+
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_frames_wait_in_their_order_while_the_log_is_read(
+    relay: Relay, log: Log, want: Want
+) -> None:
+    reader = await begun(relay, log, want)
+    fed: list[list[Piece]] = []
+
+    def go_on() -> None:
+        publish(relay, NEXT[want])
+        publish(relay, LAST_FRAME)
+        fed.append(list(reader._pieces))
+
+    log.while_reading = go_on
+    reader.fall_behind()
+    pieces = await reader.next(LONG_S)
+    assert fed == [[]]  # nothing overtakes the log
+    assert [(piece.seq, piece.last) for piece in pieces] == [(2, False), (3, True)]
+    assert log.reads == [1]
+
+
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_an_end_that_comes_too_soon_is_a_gap(
+    relay: Relay, log: Log, registry: CollectorRegistry, want: Want
+) -> None:
+    reader = await begun(relay, log, want)
+    fill(log, want, 2)
+    log.write(end="completed")
+    publish(relay, LAST_FRAME)
+    pieces = await reader.next(LONG_S)
+    assert [(piece.seq, piece.last) for piece in pieces] == [(2, False), (3, True)]
+    assert registry.get_sample_value("flotilla_stream_gaps_total") == 1
+
+
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_the_start_is_no_step(
+    relay: Relay, log: Log, registry: CollectorRegistry, want: Want
+) -> None:
+    reader = await begun(relay, log, want)
+    started: Frame = (0, FrameKind.STARTED, b"w-2")
+    publish(relay, started, NEXT[want])
+    pieces = await reader.next(LONG_S)
+    assert [(piece.seq, piece.kind == FrameKind.STARTED) for piece in pieces] == [
+        (0, True),
+        (2, False),
+    ]
+    reader.fall_behind()
+    publish(relay, started)  # it is told at once, the log does not have it
+    assert reader._pieces == [Piece(0, FrameKind.STARTED, b"w-2")]
+    assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
+
+
+async def test_the_start_is_told_though_the_log_is_being_read(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.DELTAS)
+    log.think("1")
+    log.while_reading = lambda: publish(relay, (0, FrameKind.STARTED, b"w"))
+    reader.fall_behind()
+    assert {piece.seq for piece in await reader.next(LONG_S)} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    "frame", [chunk(1), deltas(1), (0, FrameKind.STARTED, b"w"), chunk(7), deltas(7)]
+)
+async def test_nothing_but_the_end_wakes_who_wants_the_end(
+    relay: Relay, log: Log, registry: CollectorRegistry, frame: Frame
+) -> None:
+    reader = relay.open(JOB, Want.END)
+    waiting = asyncio.create_task(reader.next(LONG_S))
+    await turns()
+    publish(relay, frame)
+    await turns()
+    assert not waiting.done()
+    assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
+    publish(relay, (9, FrameKind.ENDED, b""))
+    assert await waiting == [Piece(9, FrameKind.ENDED, b"")]
+
+
+async def test_the_end_is_taken_though_the_reader_is_behind(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.END)
+    reader.fall_behind()
+    publish(relay, (9, FrameKind.RESULT, b"r"))
+    assert await reader.next(LONG_S) == [Piece(9, FrameKind.RESULT, b"r")]
 
 
 @pytest.mark.parametrize("kind", [FrameKind.RESULT, FrameKind.DONE, FrameKind.ENDED])
@@ -333,7 +592,7 @@ async def test_who_wants_the_end_takes_it_whatever_its_number(
     relay: Relay, log: Log, kind: FrameKind
 ) -> None:
     reader = relay.open(JOB, Want.END)
-    publish(relay, (2, FrameKind.DELTAS, b"j"), (9, kind, b"r"))
+    publish(relay, deltas(2), (9, kind, b"r"))
     assert await reader.next(LONG_S) == [Piece(9, kind, b"r")]
     assert log.reads == []
 
@@ -354,10 +613,10 @@ async def test_who_wants_the_end_finds_it_in_the_log(relay: Relay, log: Log) -> 
     "lost",
     [
         pytest.param([], id="the log is gone"),
-        pytest.param([Entry(1, (b"1",), b"", "")], id="the log has gone back"),
+        pytest.param([Entry(1, (b"1",), None, "")], id="the log has gone back"),
         pytest.param(
-            [Entry(seq, (), b"", "", lost=True) for seq in (1, 2, 3)]
-            + [Entry(4, (b"4",), b"", "")],
+            [Entry(seq, (), None, "", lost=True) for seq in (1, 2, 3)]
+            + [Entry(4, (b"4",), None, "")],
             id="the log has a hole",
         ),
     ],
@@ -496,6 +755,9 @@ FOREIGN = [
     b"\xc1 nonsense",
     b"\x01",
     b"\x93\x01\x02\x03",
+    encode(JOB, 1, FrameKind.CHUNK, [b"1"])[:-1],
+    b"\x92\xbf" + JOB.encode() + b"\x01",  # ours, and not a whole frame
+    b"\x96\xbf" + JOB.encode() + b"\x01\x00\xc0\xc0\xc0",
     b"\x90",
     b"\x81\x01\x02",
     b"\xc0",
@@ -563,6 +825,20 @@ async def test_a_malformed_chunk_that_comes_while_the_log_is_read_is_read_from_t
     reader.fall_behind()
     assert [piece.payload for piece in await reader.next(LONG_S)] == chunks
     assert log.reads == [0, 0]
+
+
+@pytest.mark.parametrize("journal", [7, [7], [[1]], [[1, 2, 3]], [[0, 0, 1, 2]], [None]])
+async def test_deltas_that_can_not_be_read_are_read_from_the_log(
+    relay: Relay, log: Log, journal: Any
+) -> None:
+    reader, other = relay.open(JOB, Want.DELTAS), relay.open("job_001" + "0" * 24, Want.CHUNKS)
+    log.think("1", "2", "3")
+    publish(relay, deltas(1), (2, FrameKind.DELTAS, None, journal))
+    publish(relay, chunk(1), job=other.job_id)
+    assert await reader.next(LONG_S) == [told(1), told(2), told(3)]
+    publish(relay, deltas(4))
+    assert await reader.next(LONG_S) == [told(4)]
+    assert seqs(await other.next(LONG_S)) == [1]
 
 
 async def test_a_step_without_a_chunk_is_counted_and_is_no_gap(
@@ -855,7 +1131,7 @@ async def test_a_client_that_does_not_read_is_not_kept_in_memory_and_catches_up(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
     reader = relay.open(JOB, Want.CHUNKS)
-    chunks = stream(*(f"{i:040}" for i in range(20)))
+    chunks = stream(*(f"{i:0400}" for i in range(20)))
     log.write(*chunks)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
@@ -892,7 +1168,7 @@ async def test_the_sink_takes_chunks_only(relay: Relay, socket: Socket, want: Wa
     reader = relay.open(JOB, want)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
-    publish(relay, (1, FrameKind.DELTAS, b"j"), (2, FrameKind.RESULT, b"r"))
+    publish(relay, deltas(1), (2, FrameKind.RESULT, b"r"))
     assert (await waiting)[-1] == Piece(2, FrameKind.RESULT, b"r")
     assert socket.taken == []
 
@@ -935,3 +1211,39 @@ async def test_whatever_happens_the_client_gets_every_byte_once_and_in_order(
     async with asyncio.timeout(LONG_S):
         await reading
     assert b"".join(socket.taken) == b"".join(chunks[kept:])
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_whatever_happens_all_deltas_come_once_and_in_order(
+    relay: Relay, log: Log, seed: int
+) -> None:
+    chance = random.Random(seed)
+    kept, count = chance.randint(0, 20), 40
+    fill(log, Want.DELTAS, kept)
+    reader = relay.open(JOB, Want.DELTAS, after=kept)
+    got: list[Piece] = []
+
+    async def read() -> None:
+        while not got or not got[-1].last:
+            got.extend(await reader.next(LONG_S))
+            await turns(chance.randint(0, 3))
+
+    reading = asyncio.create_task(read())
+    published: list[int] = []
+    for number in range(kept + 1, count + 1):
+        fill(log, Want.DELTAS, number)
+        published.append(number)
+        if chance.random() < 0.8:
+            publish(relay, *log.frames(*published))
+            published = [] if chance.random() < 0.8 else [number]  # sent again
+        elif chance.random() < 0.3:
+            published = []  # lost
+        if chance.random() < 0.1:
+            log.while_reading = lambda: reader.fall_behind() if chance.random() < 0.5 else None
+            relay._all_to_the_log()
+        await turns(chance.randint(0, 2))
+    log.write(end="completed")
+    reader.fall_behind()
+    async with asyncio.timeout(LONG_S):
+        await reading
+    assert got[:-1] == [told(seq) for seq in range(kept + 1, count + 1)]

@@ -13,17 +13,20 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
+from shared.ending import Answer
 from shared.envelope import Unfolder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
-from shared.queue import Answer, Emission
 from shared.settings import Settings
 from shared.states import JobEvent
-from shared.token_log import Entry, Transcript, parse_entries, unpack_journal
+from shared.step_log import Step
+from shared.token_log import Entry, Transcript, read_journal
+from tests.unit.calls import Ended, Said, take_apart
 from tests.waiting import eventually
 from worker import runner as module
 from worker.engines.protocol import JOURNAL, Capacity, Load
 from worker.engines.simulated.engine import SimulatedEngine
+from worker.lease import Lease
 from worker.publisher import Publisher
 from worker.runner import Outcome, Run
 
@@ -35,26 +38,34 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 class Queue:
     """What Redis was told."""
 
-    emissions: list[Emission] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
     verdict: str = "ok"
     shards: int = 1
+    losses: int = 0
 
     def read_on(self) -> None:
         pass
 
-    async def emit(
-        self, shard: int, emissions: list[Emission], *, offer: object = None, patient: bool = False
-    ) -> dict[str, str]:
-        self.emissions += emissions
-        ended = [e.job_id for e in emissions if e.ending]
-        return {} if self.verdict == "ok" else dict.fromkeys(ended, self.verdict)
+    def start_emit(
+        self, shard: int, worker: str, epoch: str, step: Step, offer: object, *, patient: bool
+    ) -> asyncio.Future[dict[str, str]]:
+        said = take_apart(step).said
+        self.said += said.values()
+        ended = [name for name, each in said.items() if each.end]
+        reply: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        reply.set_result({} if self.verdict == "ok" else dict.fromkeys(ended, self.verdict))
+        return reply
+
+    def emitted(self, reply: dict[str, str]) -> dict[str, str]:
+        return reply
 
     @property
     def log(self) -> list[Entry]:
         """The entries that were made of it, but for the last, which tells of the end."""
-        said = [e for e in self.emissions if e.chunks]
-        assert [e.seq for e in said] == list(range(1, len(said) + 1))
-        return parse_entries([e.chunks + e.journal for e in said], 0)
+        entries = {each.entry.seq: each.entry for each in self.said if each.entry}
+        entries |= {entry.seq: entry for end in self.ended for entry in end.before}
+        assert sorted(entries) == list(range(1, len(entries) + 1))
+        return [entry for _, entry in sorted(entries.items())]
 
     @property
     def sent(self) -> bytes:
@@ -62,17 +73,14 @@ class Queue:
         return b"".join([unfolder.unfold(entry.items) for entry in self.log])
 
     @property
-    def ended(self) -> list[Emission]:
-        return [e for e in self.emissions if e.ending]
+    def ended(self) -> list[Ended]:
+        return [each.end for each in self.said if each.end]
 
     @property
     def answer(self) -> Answer:
         (end,) = self.ended
-        assert end is self.emissions[-1]
-        assert end.ending
-        event, code, _, _, body, flat = end.ending
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
-        return Answer(event=event, error_code=code, body=body, **fields)
+        assert end is self.said[-1].end
+        return end.answer
 
 
 class Bench:
@@ -83,14 +91,29 @@ class Bench:
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
         queue: Any = self.queue
-        self.publisher = Publisher(queue, self.metrics, lambda *lost: None)
+        lease = Lease(queue, "w-1", 9.0, {}, lambda *lost: None)
+        lease._epochs = ["e-1"]
+        self.publisher = Publisher(queue, self.metrics, lease)
         self.engine.on_step = self.publisher.step
         self.task = asyncio.create_task(self.publisher.run())
 
-    def run(self, *, endpoint: str = CHAT, **body: Any) -> Run:
+    def run(self, name: str = "job", *, endpoint: str = CHAT, **body: Any) -> Run:
         raw = json.dumps({"messages": MESSAGES} | body).encode()
         stream = body.get("stream", False)
-        job = LeasedJob("job", 0, "n" * 16, 1, stream, endpoint, raw, 0.0)
+        job = LeasedJob(
+            id=name,
+            shard=0,
+            nonce="n" * 16,
+            term=1,
+            epoch="e-1",
+            attempt=1,
+            stream=stream,
+            endpoint=endpoint,
+            body=raw,
+            watchers="gw-1",
+            watched=False,
+            waited_s=0.0,
+        )
         return Run(job, self.engine, self.publisher, self.metrics)
 
 
@@ -168,9 +191,7 @@ async def test_a_streamed_answer_is_passed_on_as_it_is_and_then_ended(start: Sta
     assert (answer.event, answer.error_code, answer.status) == (JobEvent.COMPLETE, "", 200)
     assert answer.content_type.startswith("text/event-stream")
     assert answer.body == b""
-    assert [emission.seq for emission in bench.queue.ended] == [
-        len(bench.queue.log) + (not bench.queue.ended[0].chunks)
-    ]
+    assert [end.seq for end in bench.queue.ended] == [len(bench.queue.log) + 1]
 
 
 async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> None:
@@ -179,7 +200,7 @@ async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> N
     transcript = Transcript.empty()
     for entry in bench.queue.log:
         assert entry.items == ()
-        transcript.add(unpack_journal(entry.journal, entry.items))
+        transcript.add(read_journal(entry.journal, entry.items))
     answer = bench.queue.answer
     assert transcript.completion_tokens == answer.completion_tokens
     assert transcript.prompt_tokens == answer.prompt_tokens > 0
@@ -208,11 +229,11 @@ async def test_a_dropped_job_is_aborted_and_says_nothing_more(start: Start) -> N
     carried = asyncio.create_task(run.carry_out())
     await spoken(bench)
     run.drop()
-    said = len(bench.queue.emissions)
+    said = len(bench.queue.said)
     assert await carried is Outcome.LOST
     assert bench.engine.load().unfinished == 0
     assert bench.queue.ended == []
-    assert len(bench.queue.emissions) == said
+    assert len(bench.queue.said) == said
 
 
 async def test_a_job_that_is_given_back_is_aborted_and_still_held(start: Start) -> None:
@@ -249,7 +270,7 @@ async def test_a_job_for_a_dead_engine_is_handed_back(start: Start) -> None:
     bench = await start()
     bench.engine.close()
     assert await bench.run(stream=True).carry_out() is Outcome.HAND_BACK
-    assert bench.queue.emissions == []
+    assert bench.queue.said == []
 
 
 async def test_an_error_of_a_living_engine_in_the_stream_is_passed_on_and_fails_the_job(
@@ -344,7 +365,7 @@ async def test_an_engine_that_hears_of_a_drop_is_not_cancelled(start: Start) -> 
     run.drop()
     assert await carried is Outcome.LOST
     assert heard == ["http.disconnect", "ended"]
-    assert bench.queue.emissions == []
+    assert bench.queue.said == []
 
 
 async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
@@ -360,7 +381,7 @@ async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
         run = bench.run()
         drop(run)
         assert await run.carry_out() is outcome
-    assert bench.queue.emissions == []
+    assert bench.queue.said == []
 
 
 async def wait_for_ever(receive: Receive, send: Send) -> None:
@@ -403,13 +424,13 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_knows_its_journal(
         seen.append((asyncio.current_task(), JOURNAL.get()))
 
     bench = await start(Application(answer))
-    runs = [bench.run(), bench.run()]
+    runs = [bench.run("one"), bench.run("other")]
     tasks = [asyncio.create_task(run.carry_out()) for run in runs]
     await asyncio.gather(*tasks)
     assert seen == [(task, run.outbox) for task, run in zip(tasks, runs, strict=True)]
 
 
-async def test_the_last_output_and_the_end_are_one_emission(start: Start) -> None:
+async def test_the_last_output_and_the_end_leave_in_one_call(start: Start) -> None:
     async def answer(receive: Receive, send: Send) -> None:
         await open_stream(send)
         await write(send, b"data: 1\n\n")
@@ -417,8 +438,9 @@ async def test_the_last_output_and_the_end_are_one_emission(start: Start) -> Non
 
     bench = await start(Application(answer))
     assert await bench.run(stream=True).carry_out() is Outcome.FINISHED
-    (emission,) = bench.queue.emissions
-    assert emission.seq == 1
+    (said,) = bench.queue.said
+    assert said.end
+    assert (said.seq, said.end.seq, len(said.end.before)) == (1, 2, 1)
     assert bench.queue.sent == b"data: 1\n\ndata: [DONE]\n\n"
     assert bench.queue.answer.event is JobEvent.COMPLETE
 

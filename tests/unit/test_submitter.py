@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.exceptions import NoScriptError
 
 from gateway import submitter as module
 from gateway.submitter import Submitter
@@ -41,20 +42,32 @@ class Queue:
         self.open.set()
         self.full: set[int] = set()
         self.error: Exception | None = None
+        self.fails_on = True
+        """The error does not go away by itself."""
         self.read_on_calls = 0
 
     def read_on(self) -> None:
         self.read_on_calls += 1
 
-    async def submit_all(
+    def start_submit(
         self, shard: int, jobs: list[NewJob], max_depth: int, *, patient: bool
-    ) -> list[int | QueueFull]:
+    ) -> asyncio.Future[list[int | QueueFull]]:
         assert max_depth == DEPTH
+        return asyncio.ensure_future(self._call(shard, jobs, patient=patient))
+
+    def submitted(self, jobs: list[NewJob], reply: list[int | QueueFull]) -> list[int | QueueFull]:
+        assert len(jobs) == len(reply)
+        return reply
+
+    async def _call(
+        self, shard: int, jobs: list[NewJob], *, patient: bool
+    ) -> list[int | QueueFull]:
         names = [int(each.id[7:], 16) for each in jobs]
         self.calls.append((shard, names, patient))
         await self.open.wait()
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, self.error if self.fails_on else None
+            raise error
         return [QueueFull("full") if name in self.full else 1 for name in names]
 
 
@@ -69,7 +82,7 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def submitter(queue: Queue, registry: CollectorRegistry) -> Submitter:
+async def submitter(queue: Queue, registry: CollectorRegistry) -> Submitter:
     as_queue: Any = queue
     return Submitter(as_queue, DEPTH, GatewayMetrics(registry))
 
@@ -158,3 +171,11 @@ async def test_a_caller_that_has_gone_disturbs_nobody(submitter: Submitter, queu
     gone.cancel()
     queue.open.set()
     await stays
+
+
+async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error, queue.fails_on = NoScriptError("NOSCRIPT"), False
+    await submitter.submit(job(0))
+    assert queue.calls == [(0, [0], False)] * 2

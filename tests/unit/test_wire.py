@@ -1,4 +1,4 @@
-"""The wire: the same bytes as uvicorn's own `send`, or nothing at all."""
+"""The wire: the same as uvicorn's own `send` and `receive`, or nothing at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.wire import writer
+from gateway.wire import body_at_hand, when_left, writer
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
 CHUNKS = [b"data: 1\n\n", b"x" * 16, b"\xff" * 70_000, b"\r\n", b"0\r\n\r\n"]
@@ -33,8 +33,8 @@ class Transport:
         pass
 
 
-async def opened(method: str = "POST", headers: Any = ()) -> tuple[RequestResponseCycle, Transport]:
-    """A response that has begun, as uvicorn makes it."""
+def asked(method: str = "POST") -> tuple[RequestResponseCycle, Transport]:
+    """A request that has begun, as uvicorn makes it."""
     transport: Any = Transport()
     log = logging.getLogger("test")
     scope: Any = {"method": method, "http_version": "1.1", "path": "/"}
@@ -51,7 +51,13 @@ async def opened(method: str = "POST", headers: Any = ()) -> tuple[RequestRespon
         keep_alive=True,
         on_response=lambda: None,
     )
-    start: Any = START | {"headers": [*START["headers"], *headers]}
+    return cycle, transport
+
+
+async def opened(method: str = "POST", headers: Any = ()) -> tuple[RequestResponseCycle, Transport]:
+    """A response that has begun."""
+    cycle, transport = asked(method)
+    start: Any = {**START, "headers": [(b"x", b"y"), *headers]}
     await cycle.send(start)
     transport.written = b""
     return cycle, transport
@@ -109,3 +115,151 @@ async def test_a_send_that_raises_has_written_nothing() -> None:
         raise RuntimeError("closed")
 
     assert not writer(send)(b"1")
+
+
+# --- the body ---
+
+
+def comes(cycle: RequestResponseCycle, body: bytes, *, more: bool = False) -> None:
+    """As uvicorn's protocol does it."""
+    cycle.body += body
+    cycle.message_event.set()
+    if not more:
+        cycle.more_body = False
+        cycle.message_event.set()
+
+
+def leaves(cycle: RequestResponseCycle) -> None:
+    """As uvicorn's protocol does it."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+    cycle.message_event.set()
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"x" * 100_000])
+async def test_a_body_that_has_come_is_what_uvicorn_would_give(body: bytes) -> None:
+    (ours, _), (theirs, _) = asked(), asked()
+    for cycle in (ours, theirs):
+        comes(cycle, body)
+    whole = body_at_hand(ours.receive)  # type: ignore[arg-type]
+    message = await theirs.receive()
+    assert message == {"type": "http.request", "body": whole, "more_body": False}
+    assert type(whole) is bytes
+    # And what follows is the same: nothing, until the client leaves.
+    for cycle in (ours, theirs):
+        rest = asyncio.create_task(cycle.receive())
+        await asyncio.sleep(0)
+        assert not rest.done()
+        leaves(cycle)
+        assert (await rest)["type"] == "http.disconnect"
+
+
+async def test_the_connection_is_read_again_when_its_body_is_taken() -> None:
+    cycle, _ = asked()
+    cycle.flow.pause_reading()  # the body was more than uvicorn likes to keep
+    comes(cycle, b"x")
+    assert body_at_hand(cycle.receive) == b"x"  # type: ignore[arg-type]
+    assert not cycle.flow.read_paused
+
+
+async def test_a_body_that_has_not_come_yet_is_waited_for() -> None:
+    cycle, _ = asked()
+    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    comes(cycle, b"a", more=True)
+    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert (await cycle.receive())["body"] == b"a"  # type: ignore[typeddict-item]
+    comes(cycle, b"b")
+    assert body_at_hand(cycle.receive) == b"b"  # type: ignore[arg-type]
+
+
+async def test_a_client_that_has_left_has_no_body() -> None:
+    cycle, _ = asked()
+    comes(cycle, b"a")
+    leaves(cycle)
+    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+
+
+async def test_of_any_other_server_the_body_is_received() -> None:
+    async def receive() -> Message:
+        raise AssertionError("called")
+
+    assert body_at_hand(receive) is None
+
+
+# --- the end of a connection ---
+
+
+async def test_it_hears_when_the_client_leaves_and_of_nothing_else() -> None:
+    cycle, _ = asked()
+    comes(cycle, b"x")
+    body_at_hand(cycle.receive)  # type: ignore[arg-type]
+    left: list[bool] = []
+    when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    await cycle.send(START)  # type: ignore[arg-type]
+    comes(cycle, b"")
+    assert left == []
+    leaves(cycle)
+    assert left == [True]
+
+
+async def test_who_has_left_already_is_heard_of_at_once() -> None:
+    cycle, _ = asked()
+    leaves(cycle)
+    left: list[bool] = []
+    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    assert left == [True]
+    forget()
+
+
+@pytest.mark.parametrize("complete", [False, True])
+async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) -> None:
+    cycle, _ = asked()
+    left: list[bool] = []
+    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    if complete:
+        await cycle.send(START)  # type: ignore[arg-type]
+        await cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
+    else:
+        forget()
+    leaves(cycle)
+    assert left == []
+
+
+async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None:
+    cycle, _ = asked()
+    when_left(cycle.receive, lambda: None)  # type: ignore[arg-type]
+    rest = asyncio.create_task(cycle.receive())
+    await asyncio.sleep(0)
+    leaves(cycle)
+    assert (await rest)["type"] == "http.disconnect"
+
+
+async def test_any_other_server_is_asked_until_it_says_that_the_client_has_left() -> None:
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    left = asyncio.Event()
+    when_left(messages.get, left.set)
+    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert messages.empty()
+    assert not left.is_set()
+    messages.put_nowait({"type": "http.disconnect"})
+    async with asyncio.timeout(30):
+        await left.wait()
+
+
+async def test_any_other_server_is_asked_no_more_by_who_does_not_want_to_know() -> None:
+    cancelled = asyncio.Event()
+
+    async def receive() -> Message:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    forget = when_left(receive, lambda: None)
+    await asyncio.sleep(0)
+    forget()
+    async with asyncio.timeout(30):
+        await cancelled.wait()

@@ -1,0 +1,58 @@
+"""The end of a job, as its worker tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from shared.channel import FrameKind, encode, encode_head
+from shared.job import LeasedJob
+from shared.states import JobEvent
+
+# A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
+INLINE_RESULT_BYTES = 64 << 10
+
+_pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
+_NO_JOURNAL: bytes = _pack(None)
+_THREE = b"\x93"  # msgpack's head of an array of three
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a worker ends a job."""
+
+    event: JobEvent
+    error_code: str
+    status: int
+    content_type: str
+    body: bytes
+    """Empty for a streamed answer: its chunks are in the log."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def pack_ending(
+    job: LeasedJob, watchers: str, seq: int, segment: bytes, answer: Answer
+) -> tuple[Any, ...]:
+    """What lua/emit.lua takes. `seq`: of the last entry; `segment`: those not in the log yet."""
+    streamed = job.stream and answer.status == 200
+    inline = not streamed and len(answer.body) <= INLINE_RESULT_BYTES
+    if inline:
+        # The script puts the body behind it: it goes into the job's hash as well.
+        frame = encode_head(job.id, seq, FrameKind.RESULT) + _NO_JOURNAL + _THREE
+        frame += _pack(answer.status) + _pack(answer.content_type)
+    else:
+        frame = encode(job.id, seq, FrameKind.DONE if streamed else FrameKind.ENDED, b"")
+    fields = {
+        "status": answer.status,
+        "content_type": answer.content_type,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+    }
+    flat = [item for pair in fields.items() for item in pair]
+    return (
+        job.id, job.nonce, seq, segment, answer.event, answer.error_code,
+        watchers, frame, inline, answer.body, flat,
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""The step log: what all jobs of a worker say after an engine step leaves in one write.
+
+Redis works per step, not per job and token. The log is a list per worker and shard, of the last
+`STEPS` steps. A step is two elements: the places of its frames (a msgpack array of length, term,
+length, term, ...), and the frames (channel.py), back to back, which are what gateways hear too. An
+entry is put into its job's own log (token_log.py) together with its neighbours, at the latest with
+the last step before it would fall out here; a worker that is lost leaves what others need.
+
+Who may write is decided per worker as well. Its fence in Redis is an epoch that it must know. A
+script that changes a job in its hands (cancel, expire, reap, watch, ...) takes the fence away: the
+worker's next write is refused, it asks for the jobs that are still its own and for their listeners
+(lua/renew.lua), and gets a new epoch with the answer. A job may be spoken of in the epoch only in
+which it was leased or renewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgpack
+
+from shared.ending import Answer, pack_ending
+from shared.job import LeasedJob
+
+DEPOSIT_AFTER = 32
+"""Steps after which an entry is put into its job's log, with those that followed it."""
+STEPS = DEPOSIT_AFTER + 4
+"""So many are kept. A repeated call may leave a step twice."""
+
+_pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
+
+
+class Speaker:
+    """A job in a worker's hands, and what the worker knows of it."""
+
+    __slots__ = ("ears", "epoch", "job", "term", "watchers")
+
+    def __init__(self, job: LeasedJob) -> None:
+        self.job = job
+        self.term = job.term
+        self.epoch = job.epoch
+        """In which the job was the worker's own and the rest was true."""
+        self.listen(job.watchers, watched=job.watched)
+
+    def listen(self, watchers: str, *, watched: bool) -> None:
+        """`watchers`: the gateways that wait for the end; `watched`: for each step, too."""
+        self.watchers = watchers
+        self.ears = watchers if self.job.stream or watched else ""
+        """The gateways that hear of each step."""
+
+
+class End(NamedTuple):
+    """How a job ends with a step."""
+
+    seq: int
+    """Number of the last entry, which tells of the end."""
+    segment: bytes
+    """The entries before it that are not in the job's log yet, those of the step included."""
+    answer: Answer
+
+
+Utterance = tuple[Speaker, bytes, End | None]
+"""What one job has to say after an engine step: its frame, empty if there is only an end."""
+
+
+class Deposit(NamedTuple):
+    """Entries on their way into the log of their job."""
+
+    job_id: str
+    segment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What lua/emit.lua takes."""
+
+    places: bytes
+    """Empty if no job goes on."""
+    frames: bytes
+    messages: Sequence[tuple[str, bytes]]
+    """Gateways, and what each is to hear; empty: all frames."""
+    rest: bytes
+    """Packed deposits and endings; empty if there are none."""
+
+
+def make_step(utterances: Iterable[Utterance], deposits: Sequence[Deposit] = ()) -> Step:
+    """One step of one worker and shard. A job may stand in it only once."""
+    frames: list[bytes] = []
+    places: list[int] = []
+    heard: dict[str, list[bytes]] = {}  # by the gateways that listen
+    endings: list[tuple[Any, ...]] = []
+    for speaker, frame, end in utterances:
+        ears = speaker.ears
+        if frame and (ears or end is None):
+            frames.append(frame)
+            places.append(len(frame))
+            places.append(speaker.term)
+            if ears in heard:
+                heard[ears].append(frame)
+            else:
+                heard[ears] = [frame]
+        if end is not None:
+            endings.append(
+                pack_ending(speaker.job, speaker.watchers, end.seq, end.segment, end.answer)
+            )
+    rest = b""
+    if deposits or endings:
+        rest = _pack(([part for deposit in deposits for part in deposit], endings))
+    return Step(_pack(places) if places else b"", b"".join(frames), _messages(heard), rest)
+
+
+def _messages(heard: dict[str, list[bytes]]) -> list[tuple[str, bytes]]:
+    if len(heard) == 1:
+        (watchers,) = heard
+        return [(gateway, b"") for gateway in watchers.split()]
+    messages: dict[str, list[bytes]] = {}
+    for watchers, frames in heard.items():
+        for gateway in watchers.split():
+            messages.setdefault(gateway, []).extend(frames)
+    return [(gateway, b"".join(frames)) for gateway, frames in messages.items()]

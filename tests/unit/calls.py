@@ -1,0 +1,122 @@
+"""What a worker's calls say: a step taken apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from shared.channel import decode, entry_of
+from shared.ending import Answer
+from shared.envelope import Unfolder
+from shared.states import JobEvent
+from shared.step_log import Step
+from shared.token_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ends."""
+
+    nonce: str
+    seq: int
+    """Of the last entry."""
+    segment: bytes
+    watchers: str
+    answer: Answer
+
+    @property
+    def before(self) -> list[Entry]:
+        """The entries that are put into the log with the end."""
+        return parse_segments([self.segment]) if self.segment else []
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one job says in a call: an entry, an end, or both."""
+
+    entry: Entry | None
+    term: int
+    end: Ended | None
+
+    @property
+    def seq(self) -> int:
+        assert self.entry is not None, "it says nothing"
+        return self.entry.seq
+
+    @property
+    def chunks(self) -> bytes:
+        """What its client gets; chunks without a quote have no envelope."""
+        return Unfolder().unfold(self.entry.items) if self.entry else b""
+
+    @property
+    def journal(self) -> list[Delta | Prompt]:
+        return read_journal(self.entry.journal, self.entry.items) if self.entry else []
+
+    @property
+    def answer(self) -> Answer | None:
+        return self.end.answer if self.end else None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A step, taken apart."""
+
+    said: dict[str, Said]
+    segments: dict[str, bytes]
+    """What is put into the logs of jobs that go on."""
+
+    @property
+    def deposits(self) -> dict[str, list[int]]:
+        """The numbers of those entries."""
+        return {
+            name: [entry.seq for entry in parse_segments([segment])]
+            for name, segment in self.segments.items()
+        }
+
+
+def take_apart(step: Step) -> Parts:
+    """Asserts that nothing stands in it twice, and that the places are those of the frames."""
+    places = msgpack.unpackb(step.places) if step.places else []
+    entries: dict[str, Entry] = {}
+    terms: dict[str, int] = {}
+    at = 0
+    for length, term in zip(places[::2], places[1::2], strict=True):
+        frame, at = step.frames[at : at + length], at + length
+        ((job_id, seq, _, _, _),) = decode(frame)
+        name = job_id.decode()
+        assert name not in entries, "a job stands twice in one call"
+        entry = entry_of(frame, name, seq)
+        (entries[name],) = parse_segments([pack_segment(seq, [entry])])
+        terms[name] = term
+    assert at == len(step.frames)
+    flat, endings = msgpack.unpackb(step.rest, raw=True, use_list=False) if step.rest else ((), ())
+    segments = {name.decode(): segment for name, segment in zip(flat[::2], flat[1::2], strict=True)}
+    assert 2 * len(segments) == len(flat), "a job stands twice in one call"
+    ends = {ending[0].decode(): _ended(*ending) for ending in endings}
+    assert len(ends) == len(endings), "a job ends twice in one call"
+    names = [*entries, *(name for name in ends if name not in entries)]
+    return Parts(
+        {name: Said(entries.get(name), terms.get(name, 0), ends.get(name)) for name in names},
+        segments,
+    )
+
+
+def _ended(
+    _: bytes,
+    nonce: bytes,
+    seq: int,
+    segment: bytes,
+    event: bytes,
+    code: bytes,
+    watchers: bytes,
+    frame: bytes,
+    inline: bool,
+    body: bytes,
+    flat: tuple[Any, ...],
+) -> Ended:
+    fields = dict(zip((name.decode() for name in flat[::2]), flat[1::2], strict=True))
+    fields["content_type"] = fields["content_type"].decode()
+    answer = Answer(event=JobEvent(event.decode()), error_code=code.decode(), body=body, **fields)
+    return Ended(nonce.decode(), seq, segment, watchers.decode(), answer)

@@ -180,6 +180,7 @@ class Scripts:
 
     async def emit(self, shard: int, *args: Argument) -> list[bytes] | None:
         """Flat `id, state, ...` of lost jobs; None if the epoch is over; see lua/emit.lua."""
+        await self.ready()
         return cast(list[bytes] | None, await self.start_emit(shard, *args))
 
     def start_emit(

@@ -177,6 +177,12 @@ class Publisher:
         """Whatever there is, in one call; without a coroutine, as long as nothing is the matter."""
         if self._ended:
             return
+        try:
+            self._start(shard)
+        except Exception as error:
+            self._break(error)
+
+    def _start(self, shard: int) -> None:
         parcel = self._pack(shard)
         if not parcel.items:
             return
@@ -230,6 +236,8 @@ class Publisher:
         except Fenced:
             self._lease.refused(shard, epoch)
             self._insist_on(shard, parcel)
+        except Exception as failure:
+            self._break(failure)
 
     def _done(self, shard: int, parcel: _Parcel, lost: Mapping[str, str]) -> None:
         for outbox, _, ending in parcel.items:
@@ -249,8 +257,13 @@ class Publisher:
 
     def _insisted(self, task: asyncio.Task[None]) -> None:
         self._insisting.discard(task)
-        if not task.cancelled() and task.exception() and not self._broken.done():
-            self._broken.set_exception(task.exception())  # type: ignore[arg-type]  # there is one
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._break(error)
+
+    def _break(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
 
     async def _insist(self, shard: int, parcel: _Parcel, error: BaseException | None) -> None:
         """Repeat the call until Redis takes it or all is dropped; `error` is what it met first."""
@@ -267,11 +280,12 @@ class Publisher:
                 if not parcel.speaks_in(epoch):
                     await lease.renew(shard)
                     epoch = lease.epoch(shard)
-                parcel.weed(epoch)
-                if not parcel.empty:
-                    worker, step = lease.worker_id, parcel.step()
-                    lost = await self._queue.emit(shard, worker, epoch, step, again=again)
-                break
+                if epoch:  # else Redis was lost again meanwhile
+                    parcel.weed(epoch)
+                    if not parcel.empty:
+                        worker, step = lease.worker_id, parcel.step()
+                        lost = await self._queue.emit(shard, worker, epoch, step, again=again)
+                    break
             except Fenced:
                 lease.refused(shard, epoch)
             except (RedisError, OSError) as another:

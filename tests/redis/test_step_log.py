@@ -1191,3 +1191,15 @@ async def test_whatever_happens_what_was_said_is_read(
         chance.listen()
         await chance.check()
     assert len(chance.past) > 5
+
+
+async def test_a_worker_goes_on_when_redis_has_forgotten_the_scripts(
+    flaky: Flaky, store: Redis, worker: Worker
+) -> None:
+    outbox = worker.start(await lease(flaky))
+    await worker.step(outbox)
+    store.function_flush()
+    store.script_flush()
+    for _ in range(3):
+        await worker.step(outbox)
+    assert [e.seq for e in await flaky.entries(outbox.job.id, 0)] == [1, 2, 3, 4]

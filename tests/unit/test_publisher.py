@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from redis.exceptions import NoScriptError
 
 from shared.channel import decode, entry_of
 from shared.ending import Answer
@@ -84,6 +85,8 @@ class Queue:
         self.renewals: list[tuple[int, str, list[str]]] = []
         self.renewal_failures: list[Exception] = []
         self.fences = ["e-0"] * shards
+        self.breaks = 0
+        """So often the connection is lost while a renewal is on its way back."""
         self.changes = 0
         """So often something changes just before a call."""
         self.states: dict[str, str] = {}
@@ -200,6 +203,9 @@ class Queue:
         await asyncio.sleep(0)
         if self.renewal_failures:
             raise self.renewal_failures.pop(0)
+        if self.breaks:
+            self.breaks -= 1
+            self.losses += 1
         if epoch != self.fences[shard] or not epoch:
             self.fences[shard] = f"e-{len(self.renewals)}"
         lost = {name: self.states[name] for name in names if name in self.states}
@@ -326,7 +332,7 @@ async def desk(monkeypatch: pytest.MonkeyPatch, shards: int) -> AsyncIterator[De
     desk = Desk(monkeypatch, shards)
     yield desk
     desk.task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, ResponseError):
+    with contextlib.suppress(asyncio.CancelledError, ResponseError, TypeError):
         await desk.task
 
 
@@ -622,6 +628,7 @@ FAILURES = [
     ResponseError("MISCONF disk is full"),
     ResponseError("READONLY You can't write against a read only replica."),
     ResponseError("LOADING Redis is loading the dataset in memory"),
+    NoScriptError("NOSCRIPT"),
 ]
 
 
@@ -656,6 +663,23 @@ async def test_what_will_never_be_taken_ends_the_publisher(desk: Desk) -> None:
     desk.outbox().chunk(b"1")
     with pytest.raises(ResponseError):
         await desk.task
+
+
+@pytest.mark.parametrize("insists", [False, True])
+async def test_who_has_ended_sends_nothing_any_more(desk: Desk, insists: bool) -> None:
+    outbox = desk.outbox()
+    if insists:
+        desk.queue.open.clear()
+        desk.queue.failures = [RedisConnectionError("away")] * 3
+    await desk.say(outbox)
+    desk.queue.open.set()
+    desk.task.cancel()
+    await asyncio.gather(desk.task, return_exceptions=True)
+    made = desk.queue.calls.qsize()
+    outbox.chunk(b"2")
+    desk.step()
+    await turns(20)
+    assert desk.queue.calls.qsize() == made
 
 
 async def test_a_dropped_job_sends_nothing_more(desk: Desk) -> None:
@@ -1220,3 +1244,24 @@ async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
     desk.queue.open.set()
     assert await asyncio.gather(*verdicts) == ["ok", "dropped"]
     assert (desk.offers.asked, desk.offers.heard) == (1, [(0, 0)])
+
+
+async def test_a_connection_that_is_lost_during_renewals_costs_no_job(desk: Desk) -> None:
+    outbox = desk.outbox()
+    desk.queue.fence_off()
+    desk.queue.breaks = 2
+    outbox.chunk(b"1")
+    desk.step()
+    while (call := await desk.queue.next()).epoch != desk.queue.fences[0]:
+        pass
+    assert call.parts.said["a"].chunks == b"1"
+    assert not outbox.dropped
+    assert len(desk.queue.renewals) == 3
+
+
+async def test_what_can_not_be_packed_ends_the_publisher(desk: Desk) -> None:
+    no_bytes: Any = object()
+    desk.outbox().chunk(no_bytes)
+    desk.step()
+    with pytest.raises(TypeError):
+        await desk.task

@@ -22,7 +22,7 @@ from shared.lanes import DEFAULT
 from shared.queue import JobQueue
 from shared.redis import connect
 from shared.states import JobEvent
-from shared.step_log import Utterance, make_step
+from shared.step_log import End, Speaker, make_step
 
 POOL = "load"
 OPERATIONS = ("submit", "claim", "finish")
@@ -237,7 +237,7 @@ async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
 
 
 async def _finish(queue: JobQueue, jobs: Sequence[LeasedJob]) -> None:
-    step = make_step([Utterance(job, job.watchers, job.watched, 0, b"", _ANSWER) for job in jobs])
+    step = make_step([(Speaker(job), b"", End(1, b"", _ANSWER)) for job in jobs])
     renewal = await queue.renew(0, _WORKER, "", _LEASE_S, [])
     lost = await queue.emit(0, _WORKER, renewal.epoch, step)
     if lost:

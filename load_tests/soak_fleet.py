@@ -72,7 +72,7 @@ class SoakFleet(System):
         base = keys.base(0)
         found = {
             f"{word} keys": float(sum(1 for _ in client.scan_iter(f"{base}{word}:*", count=1000)))
-            for word in (keys.JOB, keys.LOG, keys.LEASE)
+            for word in (keys.JOB, keys.LOG)
         }
         indices = [base + keys.EXPIRING, *(keys.jobs(0, tenant) for tenant in TENANTS)]
         found["index entries"] = float(sum(map(client.zcard, indices)))

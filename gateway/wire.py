@@ -84,16 +84,18 @@ class _Departure(asyncio.Event):
 
     def __init__(self, cycle: RequestResponseCycle, then: Callable[[], None]) -> None:
         super().__init__()
-        self._cycle = cycle
-        self._then: Callable[[], None] | None = then
+        self._watched: tuple[RequestResponseCycle, Callable[[], None]] | None = (cycle, then)
 
     def set(self) -> None:
         super().set()
-        if self._cycle.disconnected and self._then is not None:
-            self._then()
+        if self._watched is not None:
+            cycle, then = self._watched
+            if cycle.disconnected:
+                then()
 
     def forget(self) -> None:
-        self._then = None
+        """And let go of what would else hold each other."""
+        self._watched = None
 
 
 async def _wait_until_left(receive: Receive, then: Callable[[], None]) -> None:

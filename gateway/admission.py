@@ -42,7 +42,7 @@ async def admit(
     if not isinstance(name, str) or not name:
         raise BadRequest("`model` must name a model; GET /v1/models lists them.", "model")
     stream = fields.get("stream", False)
-    if stream not in (True, False, None):
+    if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
         raise BadRequest("`stream` must be true or false.", "stream")
     model = await gateway.fleet.model(name)
     settings = gateway.settings

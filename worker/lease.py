@@ -127,5 +127,6 @@ class LeaseKeeper:
             log.warning("leases not renewed for %.1f s: %s", silent_s, error)
             if silent_s > _SAFETY * lease_s - lease_s / 3:
                 self._lease.give_up()
+                self._renewed = time.monotonic()  # as far as jobs to come are concerned
             return
         self._renewed = before

@@ -123,6 +123,16 @@ def test_errors_are_what_the_sdk_expects(client: OpenAI) -> None:
         client.models.retrieve("nope")
 
 
+@pytest.mark.parametrize("stream", [1, 0, 1.0, "true", []])
+def test_what_is_no_boolean_is_not_taken_for_one(client: OpenAI, stream: object) -> None:
+    """vLLM takes 1 for true: who waits for an answer must not take it for false."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, extra_body={"stream": stream}
+        )
+    assert "`stream` must be true or false" in str(refused.value)
+
+
 def test_a_client_that_leaves_cancels_its_job(
     client: OpenAI, fleet: tuple[Process, Process]
 ) -> None:

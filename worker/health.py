@@ -33,6 +33,9 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield  # signals are the lifecycle's
 
+    async def main_loop(self) -> None:
+        await asyncio.Event().wait()  # uvicorn's own looks ten times a second whether it is to end
+
 
 class HealthServer:
     """Listens from `start` until the process ends."""

@@ -60,7 +60,11 @@ class Submitter:
     def _call(self, shard: int, parcel: list[_Waiting]) -> None:
         jobs = [each.job for each in parcel]
         patient = all(each.patient for each in parcel)
-        reply = self._queue.start_submit(shard, jobs, self._max_depth, patient=patient)
+        try:
+            reply = self._queue.start_submit(shard, jobs, self._max_depth, patient=patient)
+        except Exception as error:  # others must not wait for ever behind what can't be sent
+            reply = self._loop.create_future()
+            reply.set_exception(error)
         reply.add_done_callback(partial(self._sent, shard, parcel))
 
     def _sent(self, shard: int, parcel: list[_Waiting], reply: asyncio.Future[Any]) -> None:

@@ -17,6 +17,7 @@ from shared.metrics import GatewayMetrics
 from shared.redis import RedisConnectionError
 
 DEPTH = 7
+UNSENDABLE = b"unsendable"
 
 
 def job(name: int, shard: int = 0, body: bytes = b"{}") -> NewJob:
@@ -53,6 +54,8 @@ class Queue:
         self, shard: int, jobs: list[NewJob], max_depth: int, *, patient: bool
     ) -> asyncio.Future[list[int | QueueFull]]:
         assert max_depth == DEPTH
+        if any(each.body == UNSENDABLE for each in jobs):
+            raise TypeError("can't be packed")
         return asyncio.ensure_future(self._call(shard, jobs, patient=patient))
 
     def submitted(self, jobs: list[NewJob], reply: list[int | QueueFull]) -> list[int | QueueFull]:
@@ -179,3 +182,12 @@ async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
     queue.error, queue.fails_on = NoScriptError("NOSCRIPT"), False
     await submitter.submit(job(0))
     assert queue.calls == [(0, [0], False)] * 2
+
+
+async def test_what_can_not_be_sent_is_told_and_holds_nobody_up(
+    submitter: Submitter, queue: Queue
+) -> None:
+    with pytest.raises(TypeError):
+        await submitter.submit(job(0, body=UNSENDABLE))
+    await submitter.submit(job(1))
+    assert queue.calls == [(0, [1], False)]

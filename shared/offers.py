@@ -35,7 +35,7 @@ class Offers:
         await self._quiet[shard].wait()
 
     def say(self, shard: int) -> Offer:
-        """What there is now; `said` must follow. Wait until it is `quiet` before."""
+        """What there is now; `said` or `unsaid` must follow. Wait until it is `quiet` before."""
         told = self._told[shard]
         self._quiet[shard].clear()
         share = self._free() // len(self._told)
@@ -50,8 +50,16 @@ class Offers:
         told = self._told[shard]
         self._told[shard] = None if taken is None or told is None else told - taken
 
+    def unsaid(self, shard: int, offer: Offer) -> None:
+        """Redis has refused to hear what `say` returned: it knows what it knew."""
+        since = self._told[shard]
+        self.said(shard, None)
+        self._stale[shard] = True
+        if since is not None and offer.told != UNKNOWN:
+            self._told[shard] = int(offer.told) - (offer.slots - since)
+
     def news(self, shard: int) -> Offer | None:
-        """What the shard is to be told, None if it knows; `said` must follow what is not None."""
+        """What the shard is to be told, None if it knows; what is not None is said, as in `say`."""
         if self._ended or not self._quiet[shard].is_set():
             return None
         known = self._told[shard] == self._free() // len(self._told)

@@ -227,7 +227,10 @@ class Publisher:
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
         if self._offers and offer:
-            self._offers.said(shard, None if error or reply.result() is None else 0)
+            if error is None and reply.result() is None:
+                self._offers.unsaid(shard, offer)
+            else:
+                self._offers.said(shard, 0 if error is None else None)
         if error is not None:
             self._insist_on(shard, parcel, error)
             return

@@ -88,6 +88,38 @@ def test_after_a_word_that_may_be_lost_nothing_is_known() -> None:
     assert worker.tell() == (8, UNKNOWN)
 
 
+def test_a_refused_word_changes_nothing() -> None:
+    worker = Worker()
+    worker.tell()
+    worker.free = 7
+    offer = worker.offers.say(0)
+    worker.offers.took(0)
+    worker.free = 6
+    worker.offers.unsaid(0, offer)
+    assert worker.tell() == (6, 7)  # of the eight one was given away, as far as is known
+    assert worker.tell() is None
+
+
+def test_a_refused_word_that_changes_nothing_is_said_again() -> None:
+    worker = Worker()
+    worker.tell()
+    worker.offers.repeat()
+    offer = worker.offers.say(0)
+    worker.offers.unsaid(0, offer)
+    assert worker.tell() == (8, 8)
+
+
+def test_who_knows_nothing_knows_no_more_after_a_refusal() -> None:
+    worker = Worker()
+    worker.offers.unsaid(0, worker.offers.say(0))
+    assert worker.tell() == (8, UNKNOWN)
+    worker.free = 7
+    offer = worker.offers.say(0)
+    worker.offers.forget()
+    worker.offers.unsaid(0, offer)
+    assert worker.tell() == (7, UNKNOWN)
+
+
 def test_what_was_lost_on_its_way_takes_no_slot_for_good() -> None:
     worker = Worker()
     worker.tell()  # Redis gives one away, and the message is lost

@@ -239,10 +239,11 @@ def _same(one: Step, other: Step) -> bool:
 
 
 class Offering:
-    """Has something to tell each time; `heard` is what was said to have come."""
+    """Has something to tell each time: what was heard of it, and what was `refused`."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, int | None]] = []
+        self.refused: list[tuple[int, Offer]] = []
         self.asked = 0
 
     def news(self, shard: int) -> Offer:
@@ -251,6 +252,9 @@ class Offering:
 
     def said(self, shard: int, taken: int | None = 0) -> None:
         self.heard.append((shard, taken))
+
+    def unsaid(self, shard: int, offer: Offer) -> None:
+        self.refused.append((shard, offer))
 
 
 class Desk:
@@ -1231,6 +1235,14 @@ async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
     calls = [await desk.queue.next() for _ in range(2)]
     assert [call.offer for call in calls] == [Offer("p", "w", 0, 0), None]
     assert desk.offers.heard == [(0, None)]
+
+
+async def test_what_is_on_offer_is_taken_back_from_a_refused_call(desk: Desk) -> None:
+    outbox = desk.outbox("a")
+    desk.queue.fence_off()
+    await desk.say(outbox)
+    assert (await desk.queue.next()).offer is None
+    assert (desk.offers.heard, desk.offers.refused) == ([], [(0, Offer("p", "w", 0, 0))])
 
 
 async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:

@@ -1,7 +1,8 @@
-"""How long an idle worker takes to get a job: from the call of `submit` to the engine's request.
+"""How long an idle worker takes to get a job: from the call of `submit` until the worker has it.
 
-The worker is another process (claiming_worker.py); both read the machine's monotonic clock. Jobs
-are submitted one at a time, with pauses, so that the worker waits for its bell again.
+And until its engine is called, which is the worker's own work. The worker is another process
+(claiming_worker.py); both read the machine's monotonic clock. Jobs are submitted one at a time,
+with pauses, so that all that takes part has gone to sleep.
 """
 
 from __future__ import annotations
@@ -34,19 +35,25 @@ class Latency:
     """Jobs that waited in another pool."""
     p50_ms: float
     p99_ms: float
+    engine_p50_ms: float
+    """Until the engine is called."""
     samples: int
     ping_p50_ms: float
     """A round trip to Redis, just as quiet: how long this machine takes to wake up twice."""
 
 
-def summarize(waiting_elsewhere: int, claims_s: list[float], pings_s: list[float]) -> Latency:
-    """Each of at least two values."""
+def summarize(
+    waiting_elsewhere: int, times_s: list[tuple[float, float]], pings_s: list[float]
+) -> Latency:
+    """`times_s`: until the claim, until the engine; at least two of each."""
+    claims_s, engine_s = zip(*times_s, strict=True)
     percentiles = quantiles(claims_s, n=100, method="inclusive")
     return Latency(
         waiting_elsewhere,
         p50_ms=1e3 * percentiles[49],
         p99_ms=1e3 * percentiles[98],
-        samples=len(claims_s),
+        engine_p50_ms=1e3 * median(engine_s),
+        samples=len(times_s),
         ping_p50_ms=1e3 * median(pings_s),
     )
 
@@ -55,7 +62,7 @@ async def measure_latencies(
     processes: Processes, server: RedisServer, elsewhere: tuple[int, ...], samples: int
 ) -> list[Latency]:
     """One for each number of jobs in another pool, which must ascend."""
-    command = python("load_tests.claiming_worker", server.url, POOL)
+    command = python("load_tests.claiming_worker", server.socket_url, POOL)
     worker = processes.start("worker", "engine", command)
     wait_for(lambda: _waits(server), "the worker waits for its bell", [worker])
     latencies = []
@@ -65,9 +72,9 @@ async def measure_latencies(
         for count in elsewhere:
             await submit(queue, count - waiting, OTHER_POOL)
             waiting = count
-            claims_s = [await _claim_s(queue) for _ in range(samples + _WARM_UP)]
+            times_s = [await _claim_s(queue) for _ in range(samples + _WARM_UP)]
             pings_s = [await _ping_s(line) for _ in range(_PINGS)]
-            latencies.append(summarize(count, claims_s[_WARM_UP:], pings_s))
+            latencies.append(summarize(count, times_s[_WARM_UP:], pings_s))
         await line.close()
     return latencies
 
@@ -83,15 +90,16 @@ async def _ping_s(line: Line) -> float:
     return time.monotonic() - began
 
 
-async def _claim_s(queue: JobQueue) -> float:
-    """Of one job."""
+async def _claim_s(queue: JobQueue) -> tuple[float, float]:
+    """Of one job: until it is claimed, until the engine is called."""
     await asyncio.sleep(random.uniform(*_PAUSE_S))
     job = new_job()
-    began_ns = time.monotonic_ns()
+    began = time.monotonic()
     await queue.submit(job, 1 << 40)
     async with asyncio.timeout(10):
         while True:
             await asyncio.sleep(_LOOK_AGAIN_S)
             ended = await queue.get(job.id)
             if ended is not None and ended.state.terminal:
-                return float(json.loads(ended.result)["at_ns"] - began_ns) / 1e9
+                times = json.loads(ended.result)
+                return times["claimed_s"] - began, times["engine_s"] - began

@@ -1,7 +1,8 @@
 """A worker that tells when it got a job. `python -m load_tests.claiming_worker REDIS_URL POOL`
 
 Claiming and waiting are the product's own loop; the engine behind it answers each request at once,
-with the time: `{"at_ns": ...}`, nanoseconds on the machine's monotonic clock.
+with the times at which the worker had the job and the engine its request: `{"claimed_s": ...,
+"engine_s": ...}`, on the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import uvloop
 from prometheus_client import CollectorRegistry
@@ -23,6 +24,7 @@ from shared.redis import connect
 from shared.subscription import Subscription
 from worker.engines.protocol import Capacity, Load
 from worker.loop import Loop
+from worker.runner import Run
 
 _WORKER = "w-clock"
 
@@ -34,6 +36,8 @@ class Clock:
     capacity = Capacity(max_num_seqs=64, kv_cache_tokens=1 << 20, max_model_len=8192)
     dead = False
     on_step: Callable[[], None] = staticmethod(lambda: None)
+    runs: Mapping[str, Run]
+    """The loop's."""
 
     async def start(self) -> None: ...
 
@@ -41,7 +45,10 @@ class Clock:
         return Load(unfinished=0, kv_usage=0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = json.dumps({"at_ns": time.monotonic_ns()}).encode()
+        engine_s = time.monotonic()
+        job_id = dict(scope["headers"])[b"x-request-id"].decode()
+        times = {"claimed_s": self.runs[job_id].started, "engine_s": engine_s}
+        body = json.dumps(times).encode()
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
@@ -50,16 +57,18 @@ class Clock:
 
 
 async def _run(url: str, pool: str) -> None:
+    clock = Clock()
     loop = Loop(
         JobQueue(connect(url), shards=1),
         url,
-        Clock(),
+        clock,
         WorkerMetrics(CollectorRegistry()),
         pool=pool,
         worker_id=_WORKER,
         lease_s=60.0,
         kv_high_watermark=0.95,
     )
+    clock.runs = loop.runs
     control = Subscription(url, keys.control_channel(_WORKER), loop.hear, loop.missed)
     await asyncio.gather(loop.run(), loop.publisher.run(), control.run())
 

@@ -158,7 +158,10 @@ def tree(pid: int) -> Iterator[int]:
 
 
 class RedisServer:
-    """A Redis that keeps what it has taken, as the product asks: append-only file, every second."""
+    """A Redis that keeps what it has taken, as the product asks: append-only file, every second.
+
+    As the one of `flotilla up` it listens on a port and on a socket.
+    """
 
     def __init__(self, processes: Processes, port: int, folder: Path) -> None:
         folder.mkdir()
@@ -170,11 +173,13 @@ class RedisServer:
             "appendfsync": "everysec",
             "maxmemory-policy": "noeviction",
             "save": "",
+            "unixsocket": folder / "redis.sock",
         }
         command = [shutil.which("redis-server") or _embedded_redis()]
         for name, value in arguments.items():
             command += [f"--{name}", str(value)]
         self.url = f"redis://127.0.0.1:{port}/0"
+        self.socket_url = f"unix://{folder}/redis.sock?db=0"
         self.client: redis.Redis = redis.Redis(port=port, socket_timeout=5)
         self.process = processes.start("redis", "front", command)
         wait_for(self._ready, "Redis is ready", [self.process])

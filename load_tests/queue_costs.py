@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,7 +109,7 @@ class FilledQueue:
 @asynccontextmanager
 async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
     """The product's queue on this Redis."""
-    redis = connect(server.url)
+    redis = connect(server.socket_url)
     queue = JobQueue(redis, shards=1)
     try:
         await queue.scripts.load()
@@ -191,8 +191,7 @@ async def measure_round(filled: FilledQueue, jobs_per_call: int, n_round: int) -
             await _all(lambda jobs: _submit(queue, jobs), new)
         with spent["claim"].measure(filled.server):
             leased = await _all(lambda jobs: _claim(queue, len(jobs)), new)
-        with spent["finish"].measure(filled.server):
-            await _all(lambda jobs: _finish(queue, jobs), leased)
+        await _finish_all(queue, leased, spent["finish"].measure(filled.server))
     return [
         Cost(
             operation=operation,
@@ -236,12 +235,19 @@ async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
     return leased
 
 
-async def _finish(queue: JobQueue, jobs: Sequence[LeasedJob]) -> None:
-    step = make_step([(Speaker(job), b"", End(1, b"", _ANSWER)) for job in jobs])
-    renewal = await queue.renew(0, _WORKER, "", _LEASE_S, [])
-    lost = await queue.emit(0, _WORKER, renewal.epoch, step)
-    if lost:
-        raise ProcessError(f"not finished: {lost}")
+async def _finish_all(
+    queue: JobQueue, leased: Sequence[Sequence[LeasedJob]], measured: AbstractContextManager[None]
+) -> None:
+    epoch = (await queue.renew(0, _WORKER, "", _LEASE_S, [])).epoch
+
+    async def finish(jobs: Sequence[LeasedJob]) -> None:
+        step = make_step([(Speaker(job), b"", End(1, b"", _ANSWER)) for job in jobs])
+        lost = await queue.emit(0, _WORKER, epoch, step)
+        if lost:
+            raise ProcessError(f"not finished: {lost}")
+
+    with measured:
+        await _all(finish, leased)
 
 
 def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:

@@ -147,6 +147,7 @@ def latency_table(latencies: Sequence[Latency]) -> Table:
             f"{latency.waiting_elsewhere} jobs in another pool",
             f"{latency.p50_ms:.2f}",
             f"{latency.p99_ms:.2f}",
+            f"{latency.engine_p50_ms:.2f}",
             f"{latency.ping_p50_ms:.2f}",
             str(latency.samples),
             verdict_of(latency).value,
@@ -157,7 +158,8 @@ def latency_table(latencies: Sequence[Latency]) -> Table:
         f"Submit to claim by an idle worker: p50 must be <= {p50_must:g} ms (aim {p50_aim:g}), "
         f"p99 <= {p99_must:g} ms (aim {p99_aim:g})"
     )
-    return Table(title, ["waiting", "p50 ms", "p99 ms", "PING p50 ms", "samples", "verdict"], rows)
+    head = ["waiting", "p50 ms", "p99 ms", "engine p50 ms", "PING p50 ms", "samples", "verdict"]
+    return Table(title, head, rows)
 
 
 def verdict_of(latency: Latency) -> Verdict:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +21,8 @@ from gateway.cli.child import Command
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
+_LONGEST_SOCKET_PATH = 107
+"""Bytes; what Linux has room for, and Redis does not start with a longer one."""
 
 
 class FolderInUseError(Exception):
@@ -69,10 +73,28 @@ def _packaged_server() -> str | None:
     return str(server) if os.access(server, os.X_OK) else None
 
 
+@contextlib.contextmanager
+def socket_path() -> Iterator[Path | None]:
+    """Where Redis' socket can be; None if there is no room for one."""
+    # Not in the folder of the run: that may have a long path, or a file system without sockets.
+    with tempfile.TemporaryDirectory(prefix="flotilla-") as folder:
+        path = Path(folder) / "redis.sock"
+        yield path if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH else None
+
+
 def server_command(
-    server: str, folder: Path, port: int, environment: Mapping[str, str], lock: int
+    server: str,
+    folder: Path,
+    port: int,
+    socket: Path | None,
+    environment: Mapping[str, str],
+    lock: int,
 ) -> Command:
-    """Durable and never evicting: an evicted key would be a lost job."""
+    """Durable and never evicting: an evicted key would be a lost job.
+
+    It listens on a port of this machine, and on a socket for those who call it for every token:
+    a process that waits there is woken with a third less work than through the network's layers.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = {
         "bind": "127.0.0.1",
@@ -84,6 +106,8 @@ def server_command(
         "save": "",
         "maxmemory-policy": "noeviction",
     }
+    if socket is not None:
+        options |= {"unixsocket": str(socket), "unixsocketperm": "700"}
     argv = [server]
     for name, value in options.items():
         argv += [f"--{name}", value]

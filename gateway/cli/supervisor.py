@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -82,6 +83,7 @@ class Supervisor:
         self._lock = lock
         self._console = console
         self._redis_url = settings.redis_url
+        self._near_redis_url = settings.redis_url  # the gateway's and the workers'
         self._gateway_port = settings.port or ports.free_port(settings.host)
         self._logs = _fresh_logs(folder / "logs")
         self._stop = asyncio.Event()
@@ -189,8 +191,10 @@ class Supervisor:
             )
         port = ports.free_port("127.0.0.1")
         self._redis_url = f"redis://127.0.0.1:{port}/0"
+        socket = self._at_end.enter_context(local_redis.socket_path())
+        self._near_redis_url = f"unix://{quote(str(socket))}?db=0" if socket else self._redis_url
         command = local_redis.server_command(
-            server, self._folder / "redis", port, environment, self._lock
+            server, self._folder / "redis", port, socket, environment, self._lock
         )
 
         async def answers() -> bool:
@@ -254,12 +258,13 @@ class Supervisor:
         return self._command(self._commands.gateway, port=self._gateway_port)
 
     def _command(self, argv: tuple[str, ...], **changes: str | int) -> Command:
-        environment = to_environment(self._settings, redis_url=self._redis_url, **changes)
+        urls = {"redis_url": self._near_redis_url}
+        environment = to_environment(self._settings, **(urls | changes))
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 
     def _chores_command(self) -> Command:
         self._chores_born = time.time()
-        return self._command(self._commands.chores)
+        return self._command(self._commands.chores, redis_url=self._redis_url)
 
     async def _run_if_possible(self, service: Service) -> None:
         try:

@@ -1,4 +1,8 @@
-"""`flotilla`: the product as users run it: gateway, durable Redis, worker; nothing is tuned."""
+"""`flotilla`: the product as `flotilla up` runs it: gateway, durable Redis, worker, nothing tuned.
+
+`flotilla-tcp` is the same with Redis behind a port, as where each has a machine or a container of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,11 @@ class Flotilla(System):
 
     name = "flotilla"
     n_gateways: ClassVar[int] = 1
+    socket: ClassVar[bool] = True
 
     def start(self) -> None:
-        url = self.start_redis().url
+        redis = self.start_redis()
+        url = redis.socket_url if self.socket else redis.url
         port = free_port()
         self._start("worker", "engine", "engine", port, redis_url=url, worker_port=port)
         for _ in range(self.n_gateways):
@@ -42,3 +48,10 @@ class FlotillaTwoGateways(Flotilla):
 
     name = "flotilla-2gw"
     n_gateways = 2
+
+
+class FlotillaTcp(Flotilla):
+    """Redis behind a port."""
+
+    name = "flotilla-tcp"
+    socket = False

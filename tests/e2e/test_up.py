@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -39,6 +40,13 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
             one.process.wait()
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Its path leaves room for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def redis_pid(one: Up) -> int:
     (pid,) = (
         pid
@@ -55,8 +63,8 @@ def redis_client(one: Up) -> redis.Redis:
     return redis.Redis(port=int(match[1]))
 
 
-def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up]) -> None:
-    fleet = up("2", "has-engine").until_ready()
+def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: Path) -> None:
+    fleet = up("2", "has-engine", TMPDIR=str(short_folder)).until_ready()
     text = fleet.text()
     assert f"Flotilla serves on http://127.0.0.1:{fleet.port}" in text
     assert "SIMULATED" in text
@@ -71,8 +79,21 @@ def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up]) -> None:
     fleet.until_nothing_left()
     text = fleet.text()
     assert text.count("drained; gateway says 200") == 2
-    assert "closed; Redis says +PONG" in text
+    assert re.search(r"gateway +\| closed; Redis says \+PONG at unix://", text)
+    assert re.search(r"chores +\| closed; Redis says \+PONG at redis://", text)
     assert text.index("drained") < text.index("closed") < text.index("nothing is left running")
+    assert not list(short_folder.iterdir())  # Redis' socket is gone
+
+
+def test_where_a_socket_has_no_room_all_go_through_the_port(
+    up: Callable[..., Up], short_folder: Path
+) -> None:
+    deep = short_folder / ("d" * 100)
+    deep.mkdir()
+    fleet = up("1", TMPDIR=str(deep)).until_ready()
+    fleet.process.send_signal(signal.SIGINT)
+    assert fleet.status() == 0
+    assert re.search(r"gateway +\| closed; Redis says \+PONG at redis://", fleet.text())
 
 
 def test_a_killed_worker_is_replaced_and_its_engine_gone(up: Callable[..., Up]) -> None:

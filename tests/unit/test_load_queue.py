@@ -80,13 +80,13 @@ def test_growth_is_paired_by_round() -> None:
 
 @pytest.mark.parametrize(("factor", "good"), [(1.0, True), (FLAT - 0.1, True), (FLAT + 1, False)])
 def test_the_verdict_names_what_grows(factor: float, good: bool) -> None:
-    is_good, line = judge(costs(factor), [Latency(0, 0.4, 1.0, 100, 0.1)])
+    is_good, line = judge(costs(factor), [Latency(0, 0.4, 1.0, 0.6, 100, 0.1)])
     assert is_good == good
     assert line == "QUEUE flat" if good else "claim, 64 a call" in line
 
 
 def test_a_slow_claim_fails_the_verdict() -> None:
-    is_good, line = judge(costs(1.0), [Latency(10, 0.4, 80.0, 100, 0.1)])
+    is_good, line = judge(costs(1.0), [Latency(10, 0.4, 80.0, 0.6, 100, 0.1)])
     assert not is_good
     assert "p99 80.00" in line
 
@@ -103,13 +103,15 @@ def test_a_slow_claim_fails_the_verdict() -> None:
 )
 def test_both_percentiles_of_a_claim_must_be_good(p50: float, p99: float, verdict: Verdict) -> None:
     assert CLAIM_TARGETS_MS == {"p50": (1.0, 0.5), "p99": (5.0, 2.0)}
-    assert verdict_of(Latency(0, p50, p99, 100, 0.1)) is verdict
+    assert verdict_of(Latency(0, p50, p99, 0.6, 100, 0.1)) is verdict
 
 
 def test_percentiles_are_in_milliseconds() -> None:
-    found = summarize(10, [n / 1e3 for n in range(1, 101)], [0.0002, 0.0003, 0.0004])
+    times = [(n / 1e3, (n + 1) / 1e3) for n in range(1, 101)]
+    found = summarize(10, times, [0.0002, 0.0003, 0.0004])
     assert found.p50_ms == pytest.approx(50.5)
     assert found.p99_ms == pytest.approx(99.01)
+    assert found.engine_p50_ms == pytest.approx(51.5)
     assert found.ping_p50_ms == pytest.approx(0.3)
     assert found.samples == 100
 
@@ -118,4 +120,4 @@ def test_tables_have_a_row_for_everything() -> None:
     shown = cost_table(costs(1.5)).text()
     assert "1.50 (1.50..1.50)" in shown
     assert len(cost_table(costs(1.0)).rows) == len(OPERATIONS) * len(JOBS_PER_CALL)
-    assert "missed" in latency_table([Latency(10_000, 2.0, 3.0, 100, 0.1)]).text()
+    assert "missed" in latency_table([Latency(10_000, 2.0, 3.0, 0.6, 100, 0.1)]).text()

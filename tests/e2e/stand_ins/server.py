@@ -38,9 +38,12 @@ def drain(signum, frame):
         print(f"drained; gateway says {urllib.request.urlopen(url).status}", flush=True)
     else:
         redis = urlsplit(os.environ["FLOTILLA_REDIS_URL"])
-        with socket.create_connection((redis.hostname, redis.port)) as connection:
+        near = redis.scheme == "unix"
+        with socket.socket(socket.AF_UNIX if near else socket.AF_INET) as connection:
+            connection.connect(redis.path if near else (redis.hostname, redis.port))
             connection.sendall(b"PING\r\n")
-            print(f"closed; Redis says {connection.recv(5).decode()}", flush=True)
+            answer = connection.recv(5).decode()
+            print(f"closed; Redis says {answer} at {redis.scheme}://", flush=True)
     os._exit(0)
 
 

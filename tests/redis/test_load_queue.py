@@ -1,0 +1,50 @@
+"""The queue's benchmark runs: on the product's own calls, at a small size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from load_tests import queue_costs
+from load_tests.claim_latency import measure_latencies
+from load_tests.processes import Processes, RedisServer
+from load_tests.queue_costs import OPERATIONS, fill, measure_round, open_queue
+from load_tests.systems.system import free_port
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Ended with the test."""
+    processes = Processes(tmp_path)
+    yield processes
+    processes.close()
+
+
+@pytest.mark.parametrize("jobs_per_call", [1, 8])
+async def test_every_operation_is_measured_and_leaves_the_depth(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs_per_call: int
+) -> None:
+    monkeypatch.setattr(queue_costs, "_BATCH", 64)
+    monkeypatch.setattr(queue_costs, "_BATCHES", 2)
+    server = RedisServer(processes, free_port(), tmp_path / "redis")
+    async with open_queue(server) as queue:
+        filled = await fill(server, queue, 20)
+        costs = await measure_round(filled, jobs_per_call, 3)
+        (depth, *_) = [lane.waiting for lane in await queue.depths() if lane.waiting]
+    assert [(cost.operation, cost.jobs, cost.depth, cost.round) for cost in costs] == [
+        (operation, 128, 20, 3) for operation in OPERATIONS
+    ]
+    assert depth == 20
+    assert all(cost.wall_s > 0 and cost.client_s > 0 and cost.redis_s > 0 for cost in costs)
+
+
+async def test_an_idle_worker_has_a_job_before_its_engine(
+    processes: Processes, tmp_path: Path
+) -> None:
+    server = RedisServer(processes, free_port(), tmp_path / "redis")
+    latencies = await measure_latencies(processes, server, (0, 5), 3)
+    assert [(each.waiting_elsewhere, each.samples) for each in latencies] == [(0, 3), (5, 3)]
+    for each in latencies:
+        assert 0 < each.p50_ms < each.engine_p50_ms

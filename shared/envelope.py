@@ -26,13 +26,13 @@ _YOUNG_AGAIN = 2
 class Folder:
     """The sender's side of one job."""
 
-    __slots__ = ("_before", "_head", "_length", "_tail", "_young")
+    __slots__ = ("_before", "_head", "_length", "_n_head", "_n_tail", "_tail", "_young")
 
     def __init__(self) -> None:
         self._before = b""
         self._head = b""
         self._tail = b""
-        self._length = 0
+        self._n_head = self._n_tail = self._length = 0
         self._young = _YOUNG
 
     def fold(self, chunks: Sequence[bytes]) -> list[Item]:
@@ -45,7 +45,7 @@ class Folder:
                 and chunk.endswith(self._tail)
             ):
                 self._before = chunk
-                return [chunk[len(self._head) : len(chunk) - len(self._tail)]]
+                return [chunk[self._n_head : len(chunk) - self._n_tail]]
         items: list[Item] = []
         for chunk in chunks:
             fits = (
@@ -59,8 +59,8 @@ class Folder:
                 if not fits or n + m > self._length:
                     items.append((n, m))
                     self._head, self._tail = chunk[:n], chunk[len(chunk) - m :]
-                    self._length = n + m
-            items.append(chunk[len(self._head) : len(chunk) - len(self._tail)])
+                    self._n_head, self._n_tail, self._length = n, m, n + m
+            items.append(chunk[self._n_head : len(chunk) - self._n_tail])
             self._before = chunk
         return items
 

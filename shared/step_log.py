@@ -15,9 +15,9 @@ which it was leased or renewed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
@@ -85,38 +85,34 @@ class Step:
     """Packed deposits and endings; empty if there are none."""
 
 
-def make_step(utterances: Iterable[Utterance], deposits: Sequence[Deposit] = ()) -> Step:
+def make_step(utterances: Sequence[Utterance], deposits: Sequence[Deposit] = ()) -> Step:
     """One step of one worker and shard. A job may stand in it only once."""
-    frames: list[bytes] = []
-    places: list[int] = []
-    heard: dict[str, list[bytes]] = {}  # by the gateways that listen
-    endings: list[tuple[Any, ...]] = []
-    for speaker, frame, end in utterances:
-        ears = speaker.ears
-        if frame and (ears or end is None):
-            frames.append(frame)
-            places.append(len(frame))
-            places.append(speaker.term)
-            if ears in heard:
-                heard[ears].append(frame)
-            else:
-                heard[ears] = [frame]
-        if end is not None:
-            endings.append(
-                pack_ending(speaker.job, speaker.watchers, end.seq, end.segment, end.answer)
-            )
+    # A list at a time: this is done for every token, and calls would cost more than what they do.
+    spoken = [each for each in utterances if each[1] and (each[2] is None or each[0].ears)]
+    places = [number for speaker, frame, _ in spoken for number in (len(frame), speaker.term)]
+    endings = [
+        pack_ending(speaker.job, speaker.watchers, end.seq, end.segment, end.answer)
+        for speaker, _, end in utterances
+        if end is not None
+    ]
     rest = b""
     if deposits or endings:
         rest = _pack(([part for deposit in deposits for part in deposit], endings))
-    return Step(_pack(places) if places else b"", b"".join(frames), _messages(heard), rest)
+    return Step(
+        places=_pack(places) if places else b"",
+        frames=b"".join([frame for _, frame, _ in spoken]),
+        messages=_messages(spoken),
+        rest=rest,
+    )
 
 
-def _messages(heard: dict[str, list[bytes]]) -> list[tuple[str, bytes]]:
-    if len(heard) == 1:
-        (watchers,) = heard
+def _messages(spoken: Sequence[Utterance]) -> list[tuple[str, bytes]]:
+    ears = {speaker.ears for speaker, _, _ in spoken}
+    if len(ears) == 1:
+        (watchers,) = ears
         return [(gateway, b"") for gateway in watchers.split()]
     messages: dict[str, list[bytes]] = {}
-    for watchers, frames in heard.items():
-        for gateway in watchers.split():
-            messages.setdefault(gateway, []).extend(frames)
+    for speaker, frame, _ in spoken:
+        for gateway in speaker.ears.split():
+            messages.setdefault(gateway, []).append(frame)
     return [(gateway, b"".join(frames)) for gateway, frames in messages.items()]

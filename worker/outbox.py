@@ -9,7 +9,7 @@ from shared.channel import FrameKind, encode, entries_of
 from shared.ending import Answer
 from shared.envelope import Folder
 from shared.job import LeasedJob
-from shared.step_log import Deposit, End, Speaker, Utterance
+from shared.step_log import Deposit, End, Speaker
 from shared.token_log import Record, make_journal, pack_segment
 
 if TYPE_CHECKING:
@@ -76,12 +76,12 @@ class Outbox(Speaker):
         self._marked = True
         self._publisher.mark(self)
 
-    def take(self, answer: Answer | None = None) -> Utterance | None:
+    def take(self, answer: Answer | None = None) -> tuple[Outbox, bytes, End | None] | None:
         """Everything unsent, as the next entry's frame, and the end if there is an answer."""
         self._marked = False
         if self.dropped:
             return None
-        frame, end = b"", None
+        frame = b""
         if self._chunks or self._records:
             self._seq += 1
             items = self._folder.fold(self._chunks)
@@ -89,12 +89,12 @@ class Outbox(Speaker):
             frame = encode(self._id, self._seq, self._kind, items or None, journal)
             self.kept.append(frame)
             self._chunks, self._records = [], []
+            if answer is None:
+                return self, frame, None
         elif answer is None:
             return None
-        if answer is not None:
-            segment = self.deposit().segment if self.kept else b""
-            end = End(self._seq + 1, segment, answer)
-        return self, frame, end
+        segment = self.deposit().segment if self.kept else b""
+        return self, frame, End(self._seq + 1, segment, answer)
 
     def deposit(self) -> Deposit:
         """The entries that go into the job's log now."""

@@ -21,7 +21,7 @@ from shared.metrics import WorkerMetrics
 from shared.offers import Offers
 from shared.queue import Fenced, JobQueue, Offer
 from shared.redis import UNAVAILABLE, RedisError, unwritable
-from shared.step_log import DEPOSIT_AFTER, Deposit, Step, Utterance, make_step
+from shared.step_log import DEPOSIT_AFTER, Deposit, End, Step, make_step
 from shared.tasks import end
 from worker.lease import Lease
 from worker.outbox import Outbox
@@ -59,53 +59,53 @@ class _Due:
 
 
 class _Parcel:
-    """What leaves in one call: outboxes, what each says, and who waits for its end."""
+    """What leaves in one call: what outboxes say, and who waits for the end of which."""
 
     def __init__(self) -> None:
-        self.items: list[tuple[Outbox, Utterance, _Ending | None]] = []
+        self.said: list[tuple[Outbox, bytes, End | None]] = []
+        self.endings: dict[Outbox, _Ending] = {}
         self._deposits: list[tuple[Outbox, Deposit]] = []
 
     def close(self, due: _Due) -> None:
         """Nothing more is put in, but what has to go into the logs with it."""
-        outboxes = due.step([outbox for outbox, _, _ in self.items if len(outbox.kept) == 1])
+        outboxes = due.step([outbox for outbox, _, _ in self.said if len(outbox.kept) == 1])
         self._deposits = [
             (each, each.deposit()) for each in outboxes if each.kept and not each.dropped
         ]
 
     def step(self) -> Step:
         """The call's content."""
-        deposits = [deposit for _, deposit in self._deposits]
-        return make_step([utterance for _, utterance, _ in self.items], deposits)
+        return make_step(self.said, [deposit for _, deposit in self._deposits])
 
     def speaks_in(self, epoch: str) -> bool:
         """Whether all of it may be said in this epoch."""
-        if not epoch or any(outbox.epoch != epoch for outbox, _, _ in self.items):
-            return False
-        return all(outbox.epoch == epoch for outbox, _ in self._deposits)
+        epochs = {outbox.epoch for outbox, _, _ in self.said}
+        epochs.update(outbox.epoch for outbox, _ in self._deposits)
+        return bool(epoch) and epochs <= {epoch}
 
     def weed(self, epoch: str) -> None:
         """Leave out what is not ours any more."""
-        items, self.items = self.items, []
-        for item in items:
-            outbox, _, ending = item
+        said, self.said = self.said, []
+        for utterance in said:
+            outbox = utterance[0]
             if outbox.epoch != epoch:  # its run is none any more, so it was not renewed
                 outbox.dropped = True
             if not outbox.dropped:
-                self.items.append(item)
-            elif ending is not None:
-                ending.tell("dropped")
+                self.said.append(utterance)
+            elif outbox in self.endings:
+                self.endings.pop(outbox).tell("dropped")
         self._deposits = [
             part for part in self._deposits if part[0].epoch == epoch and not part[0].dropped
         ]
 
     @property
     def empty(self) -> bool:
-        return not self.items and not self._deposits
+        return not self.said and not self._deposits
 
     @property
     def goes_on(self) -> bool:
         """Another step follows: what Redis says to this one can be read then."""
-        return any(ending is None for _, _, ending in self.items)
+        return len(self.endings) < len(self.said)
 
 
 class Publisher:
@@ -148,6 +148,7 @@ class Publisher:
     def step(self) -> None:
         """The engine has ended a step: the runs it has woken speak first, and whom they wake."""
         self._metrics.steps.inc()
+        self._queue.read_on()  # so that nothing is under way any more when they have spoken
         self._loop.call_soon(self._loop.call_soon, self._flush)
 
     async def finish(self, outbox: Outbox, answer: Answer) -> str:
@@ -184,7 +185,7 @@ class Publisher:
 
     def _start(self, shard: int) -> None:
         parcel = self._pack(shard)
-        if not parcel.items:
+        if not parcel.said:
             return
         self._busy[shard] = True
         self._metrics.flushes.inc()
@@ -203,18 +204,23 @@ class Publisher:
         unsent, self._unsent[shard] = self._unsent[shard], {}
         parcel, size = _Parcel(), 0
         for outbox, ending in unsent.items():
-            if ending is not None:
-                # Long answers must not add up to more than Redis takes in one argument.
-                size += len(ending.answer.body)
-                if size > _CALL_BYTES and parcel.items:
-                    self._unsent[shard][outbox] = ending
-                    self._waiting[shard] = True
-                    continue
-            utterance = outbox.take(ending and ending.answer)
-            if utterance is not None:
-                parcel.items.append((outbox, utterance, ending))
-            elif ending is not None:
+            if ending is None:
+                utterance = outbox.take()
+                if utterance is not None:
+                    parcel.said.append(utterance)
+                continue
+            # Long answers must not add up to more than Redis takes in one argument.
+            size += len(ending.answer.body)
+            if size > _CALL_BYTES and parcel.said:
+                self._unsent[shard][outbox] = ending
+                self._waiting[shard] = True
+                continue
+            utterance = outbox.take(ending.answer)
+            if utterance is None:
                 ending.tell("dropped")
+            else:
+                parcel.said.append(utterance)
+                parcel.endings[outbox] = ending
         return parcel
 
     def _sent(
@@ -243,9 +249,8 @@ class Publisher:
             self._break(failure)
 
     def _done(self, shard: int, parcel: _Parcel, lost: Mapping[str, str]) -> None:
-        for outbox, _, ending in parcel.items:
-            if ending is not None:
-                ending.tell(lost.get(outbox.job.id, "ok"))
+        for outbox, ending in parcel.endings.items():
+            ending.tell(lost.get(outbox.job.id, "ok"))
         self._busy[shard] = False
         if self._waiting[shard]:
             self._waiting[shard] = False

@@ -7,6 +7,7 @@ than it can run at once; what waits stays in Redis.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.states import WorkerState
 
@@ -14,8 +15,7 @@ CLAIM_BATCH = 16
 """Most jobs in one claim: between two claims, other idle workers get their share."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """What the decision looks at."""
 
     slots: int
@@ -40,14 +40,21 @@ class Decision:
     """Slots that are free even then."""
 
 
+def free_slots(now: Snapshot) -> int:
+    """Slots that jobs may have now. Asked at every engine step."""
+    if now.draining or now.kv_usage > now.kv_high_watermark:
+        return 0
+    return max(0, now.slots - now.unfinished - now.entering)
+
+
 def decide(now: Snapshot) -> Decision:
     """How many jobs to claim."""
+    free = free_slots(now)
     if now.draining:
         return Decision(0, WorkerState.DRAINING, "draining: claims nothing")
-    free = now.slots - now.unfinished - now.entering
-    if free <= 0:
+    if now.slots <= now.unfinished + now.entering:
         return Decision(0, WorkerState.BUSY, f"all {now.slots} slots are taken")
-    if now.kv_usage > now.kv_high_watermark:
+    if free == 0:
         return Decision(0, WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full")
     count = min(free, CLAIM_BATCH)
     reason = f"{free} of {now.slots} slots are free"

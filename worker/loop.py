@@ -19,7 +19,7 @@ from shared.offers import Offers
 from shared.queue import JobQueue
 from shared.redis import RedisError
 from shared.states import JobState
-from worker.admission import Decision, Snapshot, decide
+from worker.admission import Decision, Snapshot, decide, free_slots
 from worker.engines.protocol import Engine
 from worker.lease import Lease
 from worker.publisher import Publisher
@@ -143,24 +143,23 @@ class Loop:
     @property
     def decision(self) -> Decision:
         """What may be claimed now, and why. Safe to look at from another thread."""
+        return decide(self._snapshot(sum(map(self._enters, list(self._entering)))))
+
+    def _snapshot(self, entering: int) -> Snapshot:
         load = self._engine.load()
-        entering = sum(map(self._enters, list(self._entering)))
-        return decide(
-            Snapshot(
-                slots=self._engine.capacity.max_num_seqs,
-                unfinished=load.unfinished,
-                entering=entering,
-                kv_usage=load.kv_usage,
-                kv_high_watermark=self._kv_high_watermark,
-                draining=self._draining,
-            )
+        return Snapshot(
+            slots=self._engine.capacity.max_num_seqs,
+            unfinished=load.unfinished,
+            entering=entering,
+            kv_usage=load.kv_usage,
+            kv_high_watermark=self._kv_high_watermark,
+            draining=self._draining,
         )
 
     def _free(self) -> int:
         """Slots that no job takes or is about to take."""
         self._entering = [run for run in self._entering if self._enters(run)]
-        decision = self.decision
-        return decision.count + decision.spare
+        return free_slots(self._snapshot(len(self._entering)))
 
     def _enters(self, run: Run) -> bool:
         """It is in hand, and on its way into the engine."""

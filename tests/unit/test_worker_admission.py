@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from shared.states import WorkerState
-from worker.admission import CLAIM_BATCH, Snapshot, decide
+from worker.admission import CLAIM_BATCH, Snapshot, decide, free_slots
 
 READY, BUSY, DRAINING = WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING
 IDLE = Snapshot(slots=64, unfinished=0, entering=0, kv_usage=0.0, kv_high_watermark=0.95)
@@ -35,14 +33,15 @@ IDLE = Snapshot(slots=64, unfinished=0, entering=0, kv_usage=0.0, kv_high_waterm
 def test_what_is_claimed_and_why(
     now: dict[str, float], count: int, state: WorkerState, reason: str
 ) -> None:
-    decision = decide(replace(IDLE, **now))
+    decision = decide(IDLE._replace(**now))
     assert (decision.count, decision.state) == (count, state)
     assert reason in decision.reason
+    assert free_slots(IDLE._replace(**now)) == decision.count + decision.spare
 
 
 @pytest.mark.parametrize("unfinished", range(0, 65, 4))
 @pytest.mark.parametrize("entering", range(0, 65, 8))
 def test_never_more_than_can_run(unfinished: int, entering: int) -> None:
-    decision = decide(replace(IDLE, unfinished=unfinished, entering=entering))
+    decision = decide(IDLE._replace(unfinished=unfinished, entering=entering))
     assert 0 <= decision.count <= max(0, 64 - unfinished - entering)
     assert (decision.count == 0) == (decision.state is BUSY)

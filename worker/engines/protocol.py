@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -27,8 +27,7 @@ class Capacity:
     """Prompt and answer together, in tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """How full the engine is now."""
 
     unfinished: int

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -16,7 +15,7 @@ from gateway import sse
 from gateway.context import Gateway
 from gateway.errors import in_our_words
 from gateway.reader import Piece, Reader, Sink
-from gateway.wire import Write, when_left, writer
+from gateway.wire import when_left, writer
 from shared.channel import FrameKind
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
@@ -121,15 +120,22 @@ class JobAnswer:
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
             elif self._spoke:
-                sink = sink or partial(self._take, writer(self._send))
+                sink = sink or self._sink()
 
-    def _take(self, write: Write, data: bytes) -> bool:
-        if not write(data):
-            return False
-        now = self._gateway.relay.now
-        self._gateway.metrics.itl.observe(now - self._spoke)
-        self._spoke = now
-        return True
+    def _sink(self) -> Sink:
+        # For every token: what it needs is looked up once.
+        write, relay = writer(self._send), self._gateway.relay
+        observe = self._gateway.metrics.itl.observe
+
+        def take(data: bytes) -> bool:
+            if not write(data):
+                return False
+            now = relay.now
+            observe(now - self._spoke)
+            self._spoke = now
+            return True
+
+        return take
 
     def _observe(self, now: float) -> None:
         metrics = self._gateway.metrics

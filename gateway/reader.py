@@ -119,7 +119,16 @@ class Reader:
             and self._unread is None
             and not self._behind
         ):
-            self._chunk(seq, payload)
+            try:
+                data = self._unfolder.unfold(payload or ())
+            except (ValueError, TypeError, LookupError) as error:
+                self._misread(error)
+                return
+            self._after = self._known = seq
+            if data and self._sink is not None and not self._pieces and self._sink(data):
+                self._heard = self._relay.now
+            else:
+                self._keep(Piece(seq, _CHUNK, data))
         elif self._want is Want.END:
             if kind in LAST:
                 self._keep(Piece(seq, kind, payload))
@@ -150,20 +159,10 @@ class Reader:
         self._after = self._known = seq
         self._keep(Piece(seq, FrameKind.DELTAS, records))
 
-    def _chunk(self, seq: int, items: Sequence[Item] | None) -> None:
-        """The next step of the stream."""
-        try:
-            data = self._unfolder.unfold(items or ())
-        except (ValueError, TypeError, LookupError) as error:
-            log.error("%s: a chunk that is none: %r", self.job_id, error)
-            self._known = -1  # the log is unfolded anew
-            self.fall_behind()
-            return
-        self._after = self._known = seq
-        if data and self._sink is not None and not self._pieces and self._sink(data):
-            self._heard = self._relay.now
-        else:
-            self._keep(Piece(seq, _CHUNK, data))
+    def _misread(self, error: Exception) -> None:
+        log.error("%s: a chunk that is none: %r", self.job_id, error)
+        self._known = -1  # the log is unfolded anew
+        self.fall_behind()
 
     def _keep(self, piece: Piece) -> None:
         self._pieces.append(piece)

@@ -15,7 +15,7 @@ from gateway import sse
 from gateway.context import Gateway
 from gateway.errors import in_our_words
 from gateway.reader import Piece, Reader, Sink
-from gateway.wire import when_left, writer
+from gateway.wire import Gathered, when_left, writer
 from shared.channel import FrameKind
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
@@ -112,8 +112,7 @@ class JobAnswer:
             elif not pieces:
                 data = await self._news()
             if data:
-                await self._open()
-                await self._write(data)
+                await self._begin_or_go_on(data)
             if pieces and pieces[-1].last:
                 await self._end_stream(pieces[-1])
                 return True
@@ -150,8 +149,8 @@ class JobAnswer:
         if whole is not None and not self._opened:
             await self._send_whole(whole)  # vLLM refused the request before it streamed
             return
-        await self._open()
-        await self._write(b"" if whole is None else b"data: " + whole.body + b"\n\n", more=False)
+        data = b"" if whole is None else b"data: " + whole.body + b"\n\n"
+        await self._begin_or_go_on(data, more=False)
 
     async def _once(self) -> bool:
         """Wait for the whole answer; True once the job has ended, False if the client left."""
@@ -204,11 +203,15 @@ class JobAnswer:
             news += f"; {waits_for}" if waits_for else ""
         return sse.comment(news)
 
-    async def _open(self) -> None:
-        if not self._opened:
-            self._opened = True
-            headers = [*sse.HEADERS, *self._identity()]
+    async def _begin_or_go_on(self, data: bytes, *, more: bool = True) -> None:
+        if self._opened:
+            await self._write(data, more=more)
+            return
+        self._opened = True
+        headers = [*sse.HEADERS, *self._identity()]
+        with Gathered(self._send):
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._write(data, more=more)
 
     def _write(self, data: bytes, *, more: bool = True) -> Coroutine[Any, Any, None]:
         sending: Coroutine[Any, Any, None] = self._send(
@@ -227,8 +230,10 @@ class JobAnswer:
             *self._identity(),
             *headers,
         ]
-        await self._send({"type": "http.response.start", "status": whole.status, "headers": fields})
-        await self._write(whole.body, more=False)
+        start = {"type": "http.response.start", "status": whole.status, "headers": fields}
+        with Gathered(self._send):
+            await self._send(start)
+            await self._write(whole.body, more=False)
 
     async def _fail(self, failure: FlotillaError) -> None:
         if self._opened:

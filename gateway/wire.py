@@ -49,6 +49,52 @@ def _through(send: Send, data: bytes) -> bool:
     return False
 
 
+class Gathered:
+    """A context in which what is sent is kept, and leaves in one write at its end.
+
+    Each write is a system call, and wakes the client: too much for headers alone.
+    """
+
+    __slots__ = ("_cycle", "_gathering", "_transport")
+
+    def __init__(self, send: Send) -> None:
+        cycle = getattr(send, "__self__", None)
+        self._cycle = cycle if isinstance(cycle, RequestResponseCycle) else None
+
+    def __enter__(self) -> None:
+        if self._cycle is not None:
+            self._transport = self._cycle.transport
+            self._gathering = _Gathering(self._transport)
+            self._cycle.transport = self._gathering  # type: ignore[assignment]  # as much as it uses
+
+    def __exit__(self, *error: object) -> None:
+        if self._cycle is not None:
+            self._cycle.transport = self._transport
+            self._gathering.flush()
+
+
+class _Gathering:
+    """As much of a transport as uvicorn's `send` makes use of."""
+
+    __slots__ = ("_parts", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts = []
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 def body_at_hand(receive: Receive) -> bytes | None:
     """The whole body if it has come already; else None, and `receive` is to be called."""
     cycle = getattr(receive, "__self__", None)

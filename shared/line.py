@@ -9,6 +9,9 @@ over.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import select
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +36,16 @@ def _error(text: str) -> ResponseError:
     return kind(text)
 
 
+def _epoll_of(transport: asyncio.Transport) -> tuple[select.epoll | None, int]:
+    """The epoll of uvloop's loop, to take the transport's socket out. None with others and for TLS,
+    whose layer goes on reading when it is paused."""
+    backend = getattr(asyncio.get_running_loop(), "_get_backend_id", None)
+    if backend is None or transport.get_extra_info("sslcontext") is not None:
+        return None, -1
+    # Closed with the object, so not the loop's own.
+    return select.epoll.fromfd(os.dup(backend())), transport.get_extra_info("socket").fileno()
+
+
 class Line(asyncio.Protocol):
     """Connects when it is first used, and again after a loss; calls that were on their way fail.
 
@@ -51,6 +64,8 @@ class Line(asyncio.Protocol):
         self._connecting = asyncio.Lock()
         self._reader = hiredis.Reader()
         self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._epoll: select.epoll | None = None
+        self._fd = -1
         self._watch: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._n_replies = 0
@@ -91,12 +106,20 @@ class Line(asyncio.Protocol):
         self._waiting.append(reply)
         transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
         if patience_s and len(self._waiting) == 1:
-            transport.pause_reading()
+            self._pause(transport)
             self._rest = loop.call_later(patience_s, self.read_on)
         if self._watch is None:
             self._n_seen = self._n_replies
             self._watch = loop.call_later(self._timeout_s, self._look)
         return reply
+
+    def _pause(self, transport: asyncio.Transport) -> None:
+        transport.pause_reading()
+        if self._epoll is not None and not transport.get_write_buffer_size():
+            # libuv leaves a socket that it does not read in its epoll until something comes, and
+            # so would be woken by what must not wake us. Later it puts it back in by itself.
+            with contextlib.suppress(FileNotFoundError):  # it has not put it in yet
+                self._epoll.unregister(self._fd)
 
     async def close(self) -> None:
         """Calls that are on their way fail; the next one would connect again."""
@@ -124,6 +147,7 @@ class Line(asyncio.Protocol):
             transport.set_protocol(self)
             self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
             self._connection, self._transport = connection, transport
+            self._epoll, self._fd = _epoll_of(transport)
             self.lost.clear()
 
     # --- asyncio.Protocol ---

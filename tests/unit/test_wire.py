@@ -11,7 +11,7 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.wire import body_at_hand, when_left, writer
+from gateway.wire import Gathered, body_at_hand, when_left, writer
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
 CHUNKS = [b"data: 1\n\n", b"x" * 16, b"\xff" * 70_000, b"\r\n", b"0\r\n\r\n"]
@@ -22,9 +22,14 @@ class Transport:
 
     def __init__(self) -> None:
         self.written = b""
+        self.calls: list[str] = []
 
     def write(self, data: bytes) -> None:
         self.written += data
+        self.calls.append("write")
+
+    def close(self) -> None:
+        self.calls.append("close")
 
     def pause_reading(self) -> None:
         pass
@@ -115,6 +120,65 @@ async def test_a_send_that_raises_has_written_nothing() -> None:
         raise RuntimeError("closed")
 
     assert not writer(send)(b"1")
+
+
+# --- what is gathered ---
+
+
+async def answer(cycle: RequestResponseCycle, headers: Any, *, more: bool) -> None:
+    start: Any = {**START, "headers": headers}
+    await cycle.send(start)
+    await cycle.send({**part(b"ab"), "more_body": more})
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize("more", [True, False])
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]])
+async def test_what_is_gathered_leaves_in_one_write(
+    headers: Any, more: bool, keep_alive: bool
+) -> None:
+    plain, expected = asked()
+    plain.keep_alive = keep_alive
+    await answer(plain, headers, more=more)
+    cycle, transport = asked()
+    cycle.keep_alive = keep_alive
+    with Gathered(cycle.send):  # type: ignore[arg-type]
+        await answer(cycle, headers, more=more)
+        ends = not (more or keep_alive)
+        assert transport.calls == (["write", "close"] if ends else [])  # it closes when all is out
+    assert transport.written == expected.written
+    assert transport.calls == ["write", *expected.calls[2:]]
+    assert cycle.transport is transport  # type: ignore[comparison-overlap]
+
+
+async def test_what_was_gathered_before_an_error_leaves() -> None:
+    cycle, transport = asked()
+    start: Any = START
+    with Gathered(cycle.send):  # type: ignore[arg-type]
+        await cycle.send(start)
+        with pytest.raises(RuntimeError):
+            await cycle.send(start)
+    assert transport.written.startswith(b"HTTP/1.1 200")
+    assert cycle.transport is transport  # type: ignore[comparison-overlap]
+
+
+async def test_what_has_nothing_to_leave_writes_nothing() -> None:
+    cycle, transport = asked()
+    cycle.disconnected = True
+    with Gathered(cycle.send):  # type: ignore[arg-type]
+        await answer(cycle, [], more=True)
+    assert transport.calls == []
+
+
+async def test_what_any_other_server_is_sent_is_its_own_business() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    with Gathered(send):
+        await send(part(b"1"))
+        assert sent == [part(b"1")]
 
 
 # --- the body ---

@@ -58,7 +58,10 @@ class Piece(NamedTuple):
         return self.kind in LAST
 
 
-_CHUNK, _CHUNKS = int(FrameKind.CHUNK), Want.CHUNKS  # each is looked at for every token
+# Each is looked at for every token.
+_CHUNK, _LAST_CHUNK, _CHUNKS = int(FrameKind.CHUNK), int(FrameKind.LAST_CHUNK), Want.CHUNKS
+
+_ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
 
 Sink = Callable[[bytes], bool]
 """Takes chunks for a client now, or returns False and has taken nothing."""
@@ -112,7 +115,7 @@ class Reader:
         """The relay has a frame for this job."""
         _, seq, kind, journal, payload = frame
         if (
-            kind == _CHUNK
+            kind in _ANY_CHUNK
             and seq == self._after + 1
             and self._known == self._after
             and self._want is _CHUNKS
@@ -125,7 +128,8 @@ class Reader:
                 self._misread(error)
                 return
             self._after = self._known = seq
-            if data and self._sink is not None and not self._pieces and self._sink(data):
+            sink = self._sink if kind == _CHUNK else None  # the last one leaves with the end
+            if data and sink is not None and not self._pieces and sink(data):
                 self._heard = self._relay.now
             else:
                 self._keep(Piece(seq, _CHUNK, data))
@@ -140,7 +144,7 @@ class Reader:
             self._rouse()  # the log has it; it may not have been readable before
         elif seq <= self._after:
             pass  # it was here before
-        elif seq != self._after + 1 or (kind == _CHUNK and self._want is _CHUNKS):
+        elif seq != self._after + 1 or (kind in _ANY_CHUNK and self._want is _CHUNKS):
             self._relay.metrics.gaps.inc()
             self.fall_behind()
         elif kind in LAST:

@@ -31,6 +31,8 @@ class FrameKind(IntEnum):
     """Payload: the whole answer, an array `[status, content type, body]`. Nothing follows."""
     ENDED = 5
     """The job ended in another way: its hash says how. Nothing follows."""
+    LAST_CHUNK = 6
+    """As CHUNK; the end is in the same message, so that both can be written at once."""
 
 
 # Kinds that no frame of the same job follows.

@@ -24,6 +24,7 @@ class Outbox(Speaker):
         "_folder",
         "_id",
         "_kind",
+        "_last_kind",
         "_marked",
         "_publisher",
         "_records",
@@ -47,6 +48,7 @@ class Outbox(Speaker):
         """The last frames, those whose entries are not in the job's log yet."""
         self._id = job.id
         self._kind = int(FrameKind.CHUNK if job.stream else FrameKind.DELTAS)
+        self._last_kind = int(FrameKind.LAST_CHUNK if job.stream else FrameKind.DELTAS)
         self._seq = 0  # number of the last entry that was made
         self._chunks: list[bytes] = []
         self._records: list[Record] = []
@@ -86,7 +88,8 @@ class Outbox(Speaker):
             self._seq += 1
             items = self._folder.fold(self._chunks)
             journal = make_journal(self._records, items)
-            frame = encode(self._id, self._seq, self._kind, items or None, journal)
+            kind = self._kind if answer is None else self._last_kind
+            frame = encode(self._id, self._seq, kind, items or None, journal)
             self.kept.append(frame)
             self._chunks, self._records = [], []
             if answer is None:

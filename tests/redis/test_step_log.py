@@ -843,7 +843,7 @@ async def test_who_listens_between_the_last_step_and_the_end_hears_the_end(
     await flaky.watch(outbox.job.id, "gw-2", sees=True)
     assert await worker.finish(outbox, speaks=True) == "ok"
     assert [frame[1:3] for frame in other_gateway.frames()] == [
-        (2, FrameKind.CHUNK),
+        (2, FrameKind.LAST_CHUNK),
         (3, FrameKind.DONE),
     ]
 

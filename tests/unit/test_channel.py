@@ -128,5 +128,5 @@ def test_nothing_holds_no_frames() -> None:
 
 
 def test_kinds_have_numbers_of_their_own_and_three_are_last() -> None:
-    assert sorted(FrameKind) == list(range(6))
+    assert sorted(FrameKind) == list(range(7))
     assert {FrameKind.DONE, FrameKind.RESULT, FrameKind.ENDED} == LAST

@@ -967,6 +967,43 @@ async def test_chunks_that_come_in_order_go_straight_to_the_sink(
     assert log.reads == []
 
 
+async def test_the_last_chunk_is_handed_out_with_the_end(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, chunk(1))
+    publish(relay, (2, FrameKind.LAST_CHUNK, [b"2"]), (3, FrameKind.DONE, b""))
+    assert await waiting == [Piece(2, FrameKind.CHUNK, b"2"), Piece(3, FrameKind.DONE, b"")]
+    assert (socket.taken, log.reads) == ([b"1"], [])
+
+
+@pytest.mark.parametrize("want", [Want.DELTAS, Want.END])
+async def test_who_does_not_want_chunks_takes_the_last_one_as_any(relay: Relay, want: Want) -> None:
+    reader = relay.open(JOB, want)
+    publish(relay, (1, FrameKind.LAST_CHUNK, [b"x"], 7), (2, FrameKind.DONE, b""))
+    *before, end = await reader.next(LONG_S)
+    delta = Piece(1, FrameKind.DELTAS, [Delta(0, 0, (7,), "x")])
+    assert before == ([delta] if want is Want.DELTAS else [])
+    assert end == Piece(2, FrameKind.DONE, b"")
+
+
+async def test_a_last_chunk_behind_a_gap_is_read_from_the_log(
+    relay: Relay, log: Log, socket: Socket
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    chunks = stream("a", "b", "c")
+    log.write(*chunks, end="completed")
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    publish(relay, *log.frames(1))
+    publish(relay, (3, FrameKind.LAST_CHUNK, [b"?"]), *log.frames(4))
+    pieces = await waiting
+    assert b"".join(piece.payload for piece in pieces[:-1]) == b"".join(chunks[1:])
+    assert (socket.taken, pieces[-1].last, log.reads != []) == (chunks[:1], True, True)
+
+
 async def test_the_sink_is_used_only_while_next_waits(relay: Relay, socket: Socket) -> None:
     reader = relay.open(JOB, Want.CHUNKS)
     publish(relay, chunk(1))

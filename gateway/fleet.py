@@ -1,4 +1,4 @@
-"""What this gateway knows of the fleet: models, workers, scales; a second old at most."""
+"""What this gateway knows of the fleet: models, workers, scales; a few seconds old at most."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import time
 from gateway.prospect import Prospect, prospect
 from shared.errors import ModelNotFound, NoWorker
 from shared.redis import RedisError
-from shared.registry import ModelInfo, Registry, WorkerInfo
+from shared.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
 from shared.scaling import Scale, ScaleStore
 
 log = logging.getLogger("flotilla.fleet")
 
-_REFRESH_S = 1.0
+# Workers speak every so often, too.
+_REFRESH_S = HEARTBEAT_S
 # A name that is not known makes us look at once, but not for each of a thousand wrong requests.
 _LOOK_AGAIN_S = 0.25
 

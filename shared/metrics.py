@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -196,12 +197,13 @@ class GatewayMetrics:
             ["check"],
             registry=registry,
         )
-        self.submitted = Counter(
+        submitted = Counter(
             "flotilla_jobs_submitted_total",
             "Jobs put in a lane",
             ["pool", "lane"],
             registry=registry,
         )
+        self.submitted = cache(submitted.labels)  # for every job: a look at it takes a lock
         self.refused = Counter(
             "flotilla_requests_refused_total",
             "Requests that were answered with an error before they became a job",
@@ -314,15 +316,16 @@ class WorkerMetrics:
             ["worker", "pool", "engine"],
             registry=registry,
         )
-        self.finished = Counter(
+        finished = Counter(
             "flotilla_jobs_finished_total",
             "Jobs this worker ended; `code` says why they failed, if so",
             ["state", "code"],
             registry=registry,
         )
-        self.finished.labels(JobState.COMPLETED, "")
+        self.finished = cache(finished.labels)
+        self.finished(JobState.COMPLETED, "")
         for code in ("rejected", "engine_error"):
-            self.finished.labels(JobState.FAILED, code)
+            self.finished(JobState.FAILED, code)
         self.released = Counter(
             "flotilla_jobs_released_total", "Jobs handed back", ["reason"], registry=registry
         )
@@ -344,9 +347,11 @@ class WorkerMetrics:
         )
         for histogram in (self.queue_wait, self.first_token, self.job_seconds):
             registry.register(histogram)
-        self.tokens = Counter(
+        tokens = Counter(
             "flotilla_tokens_total", "Tokens of ended jobs", ["kind"], registry=registry
         )
+        self.prompt_tokens = tokens.labels("prompt")
+        self.completion_tokens = tokens.labels("completion")
         self.fenced = Counter(
             "flotilla_fenced_writes_total",
             "Writes refused because the job was not this worker's any more",

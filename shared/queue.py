@@ -280,8 +280,8 @@ class JobQueue:
         now_us = int(now)
         return [
             LeasedJob(
-                id=job_id.decode(),
-                shard=_shard(job_id.decode()),
+                id=(name := job_id.decode()),
+                shard=_shard(name),
                 nonce=nonce.decode(),
                 term=int(term),
                 epoch=epoch.decode(),

@@ -197,7 +197,8 @@ class Loop:
 
     def _start(self, job: LeasedJob) -> None:
         self._metrics.queue_wait.observe(job.waited_s)
-        self._metrics.retried.inc(job.attempt > 1)
+        if job.attempt > 1:
+            self._metrics.retried.inc()
         if job.id in self.runs:
             self.runs[job.id].drop()  # somebody took it from us and gave it back
         run = Run(job, self._engine, self.publisher, self._metrics)
@@ -226,9 +227,9 @@ class Loop:
         self._changed.set()
 
     def _count(self, run: Run) -> None:
-        self._metrics.finished.labels(run.ended_as, run.error_code).inc()
-        self._metrics.tokens.labels("prompt").inc(run.outbox.prompt_tokens)
-        self._metrics.tokens.labels("completion").inc(run.outbox.completion_tokens)
+        self._metrics.finished(run.ended_as, run.error_code).inc()
+        self._metrics.prompt_tokens.inc(run.outbox.prompt_tokens)
+        self._metrics.completion_tokens.inc(run.outbox.completion_tokens)
 
     def lose(self, job: LeasedJob, state: str) -> None:
         """The lease is not ours any more: `state` is what the job is now."""

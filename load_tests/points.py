@@ -69,7 +69,7 @@ _POISSON_RATE = 60.0
 POINTS = {
     point.name: point
     for point in (
-        Point("c1", 1, 30, 12),
+        Point("c1", 1, 30, 12, most_rounds=_ALL_ROUNDS),
         Point("c16", 16, 64, 64),
         Point("c64", 64, 128, 64, most_rounds=_ALL_ROUNDS),
         Point("c256", 256, 640, 32),

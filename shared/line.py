@@ -115,9 +115,12 @@ class Line(asyncio.Protocol):
 
     def _pause(self, transport: asyncio.Transport) -> None:
         transport.pause_reading()
-        if self._epoll is not None and not transport.get_write_buffer_size():
+        if self._epoll is None or transport.is_closing():  # its number may be another's already
+            return
+        if not transport.get_write_buffer_size():
             # libuv leaves a socket that it does not read in its epoll until something comes, and
-            # so would be woken by what must not wake us. Later it puts it back in by itself.
+            # so would be woken by what must not wake us. Later it puts it back in by itself; not
+            # while it waits to write, which it does in the same place.
             with contextlib.suppress(FileNotFoundError):  # it has not put it in yet
                 self._epoll.unregister(self._fd)
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+import random
+import select
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
+import uvloop
 from redis import Redis
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
@@ -198,3 +203,94 @@ async def test_a_patient_caller_hears_of_a_lost_line(line: Line) -> None:
     with pytest.raises(RedisConnectionError):
         await patient
     assert await line.call("PING") == b"PONG"
+
+
+# --- on the product's own loop, and on any other ---
+
+RUNNERS = [asyncio.run, uvloop.run]
+
+
+def test_a_reply_that_is_waited_for_patiently_wakes_nobody(redis_url: str, store: Redis) -> None:
+    async def run() -> None:
+        loop: Any = asyncio.get_running_loop()
+        with select.epoll.fromfd(os.dup(loop._get_backend_id())) as epoll:
+            async with opened(redis_url) as line:
+                await line.call("PING")
+                for n in range(3):
+                    patient = line.send("SET", "a", n, patience_s=60.0)
+                    await until(lambda n=n: store.get("a") == b"%d" % n, "Redis has the command")
+                    assert epoll.poll(0.1) == []
+                    line.read_on()
+                    assert await patient == b"OK"
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_line_that_was_cut_while_nobody_read_it_is_found_out(
+    runner: Callable[..., None], redis_url: str, store: Redis
+) -> None:
+    async def run() -> None:
+        async with opened(redis_url) as line:
+            others = clients(store)
+            await line.call("PING")
+            patient = line.send("SET", "a", 1, patience_s=60.0)
+            await until(lambda: store.get("a") == b"1", "Redis has the command")
+            cut(store, clients(store) - others)
+            line.read_on()
+            assert await patient == b"OK"  # it had come before
+            await until(line.lost.is_set, "the loss is heard of")
+            assert await line.call("PING") == b"PONG"
+
+    runner(run())
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_any_order_of_patient_calls_others_and_losses(
+    runner: Callable[..., None], redis_url: str, store: Redis
+) -> None:
+    draw = random.Random(7)
+    others = clients(store)
+    cuts = answered = 0
+
+    async def some_calls(line: Line) -> None:
+        nonlocal cuts, answered
+        await line.connect()
+        calls = []
+        for _ in range(draw.randrange(1, 4)):
+            data = b"x" * draw.choice([1, 100, 300_000])
+            patience_s = draw.choice([0.0, 0.001, 60.0])
+            calls.append((data, line.send("ECHO", data, patience_s=patience_s)))
+            for _ in range(draw.randrange(3)):
+                await asyncio.sleep(0)
+        if draw.random() < 0.1:
+            cuts += 1
+            cut(store, clients(store) - others)
+        line.read_on()
+        async with asyncio.timeout(TIMEOUT_S):
+            replies = await asyncio.gather(*(reply for _, reply in calls), return_exceptions=True)
+        for (data, _), reply in zip(calls, replies, strict=True):
+            assert reply == data or isinstance(reply, RedisConnectionError)
+            answered += reply == data
+
+    async def run() -> None:
+        async with opened(redis_url) as line:
+            for _ in range(400):
+                with contextlib.suppress(RedisConnectionError):  # of the cut before
+                    await some_calls(line)
+            assert 0 < line.losses <= cuts
+            assert answered > 400
+
+    runner(run())
+
+
+def cut(store: Redis, connections: set[str]) -> None:
+    for connection in connections:
+        store.client_kill_filter(_id=connection)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    async def met() -> bool:
+        return condition()
+
+    await eventually(met, what)

@@ -40,7 +40,9 @@ def _epoll_of(transport: asyncio.Transport) -> tuple[select.epoll | None, int]:
     """The epoll of uvloop's loop, to take the transport's socket out. None with others and for TLS,
     whose layer goes on reading when it is paused."""
     backend = getattr(asyncio.get_running_loop(), "_get_backend_id", None)
-    if backend is None or transport.get_extra_info("sslcontext") is not None:
+    if backend is None or not hasattr(select, "epoll"):
+        return None, -1
+    if transport.get_extra_info("sslcontext") is not None:
         return None, -1
     # Closed with the object, so not the loop's own.
     return select.epoll.fromfd(os.dup(backend())), transport.get_extra_info("socket").fileno()

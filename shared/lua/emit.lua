@@ -14,7 +14,6 @@
 --       only. A repeated call changes nothing. One terminal state, one last entry, no entry left in the
 --       queue. PUBLISH follows the log in the same step, once per gateway.
 local worker, places, frames = ARGV[1], ARGV[4], ARGV[5]
-local DAY_MS = 86400000
 local MESSAGES = 11
 if not knows(worker, ARGV[2]) then return nil end
 

@@ -94,6 +94,9 @@ local function pack_segment(first, entries)
   return cmsgpack.pack(first) .. cmsgpack.pack(#entries) .. table.concat(entries)
 end
 
+-- Step logs outlive their worker by this much at most.
+local DAY_MS = 86400000
+
 -- Put a segment behind a job's log, unless it stands there already (a repeated call), or there is no
 -- such job (nobody would ever delete its log).
 local function append(id, segment)

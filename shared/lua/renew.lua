@@ -5,7 +5,6 @@
 --       became of the job.
 -- Invariant: only the holder renews; XCLAIM by anyone else would take the job away from its new worker.
 --       Who writes in an epoch has heard of all changes to its jobs that were made before.
-local DAY_MS = 86400000
 local worker, epoch = ARGV[1], ARGV[2]
 if not knows(worker, epoch) then epoch = ARGV[3] end
 redis.call('SET', key('fence', worker), epoch, 'PX', ARGV[4])

@@ -111,13 +111,13 @@ class JobAnswer:
                 self._observe(time.monotonic())
             elif not pieces:
                 data = await self._news()
-            last = pieces[-1] if pieces and pieces[-1].last else None
-            complete = last is not None and last.kind == FrameKind.DONE
+            if data and pieces and pieces[-1].kind == FrameKind.DONE:
+                await self._begin_or_go_on(data, more=False)
+                return True
             if data:
-                await self._begin_or_go_on(data, more=not complete)
-            if last is not None:
-                if not (data and complete):
-                    await self._end_stream(last)
+                await self._begin_or_go_on(data)
+            if pieces and pieces[-1].last:
+                await self._end_stream(pieces[-1])
                 return True
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write

@@ -50,7 +50,6 @@ class JobAnswer:
         "_received",
         "_request_id",
         "_send",
-        "_spoke",
         "_streams",
         "_tenant",
     )
@@ -74,7 +73,6 @@ class JobAnswer:
         self._send: Any = None
         self._opened = False
         self._left = False
-        self._spoke = 0.0
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,31 +119,16 @@ class JobAnswer:
                 return True
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
-            elif self._spoke:
-                sink = sink or self._sink()
-
-    def _sink(self) -> Sink:
-        # For every token: what it needs is looked up once.
-        write, relay = writer(self._send), self._gateway.relay
-        observe = self._gateway.metrics.itl.observe
-
-        def take(data: bytes) -> bool:
-            if not write(data):
-                return False
-            now = relay.now
-            observe(now - self._spoke)
-            self._spoke = now
-            return True
-
-        return take
+            elif self._reader.spoke:
+                sink = sink or writer(self._send)
 
     def _observe(self, now: float) -> None:
-        metrics = self._gateway.metrics
-        if self._spoke:
-            metrics.itl.observe(now - self._spoke)
+        metrics, reader = self._gateway.metrics, self._reader
+        if reader.spoke:
+            metrics.itl.observe(now - reader.spoke)
         else:
             metrics.ttft.observe(now - self._received)
-        self._spoke = now
+        reader.spoke = now
 
     async def _end_stream(self, last: Piece) -> None:
         whole = None if last.kind == FrameKind.DONE else await self._whole(last)

@@ -76,7 +76,6 @@ class Reader:
         "_bytes",
         "_failing_since",
         "_failure",
-        "_heard",
         "_known",
         "_left",
         "_loop",
@@ -89,10 +88,13 @@ class Reader:
         "_waiter",
         "_want",
         "job_id",
+        "spoke",
     )
 
     def __init__(self, relay: Relay, job_id: str, want: Want, after: int) -> None:
         self.job_id = job_id
+        self.spoke = 0.0
+        """When its client last got something of the answer, on the monotonic clock; 0: not yet."""
         self._relay = relay
         self._want = want
         self._after = after  # number of the last piece that was buffered or handed out
@@ -107,7 +109,6 @@ class Reader:
         self._left = False
         self._sink: Sink | None = None
         self._loop = asyncio.get_running_loop()
-        self._heard = 0.0
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -130,7 +131,10 @@ class Reader:
             self._after = self._known = seq
             sink = self._sink if kind == _CHUNK else None  # the last one leaves with the end
             if data and sink is not None and not self._pieces and sink(data):
-                self._heard = self._relay.now
+                relay = self._relay
+                gap = relay.now - self.spoke
+                relay.gaps[gap] = relay.gaps.get(gap, 0) + 1
+                self.spoke = relay.now
             else:
                 self._keep(Piece(seq, _CHUNK, data))
         elif self._want is Want.END:
@@ -198,13 +202,16 @@ class Reader:
         Raises what `fail` was given, StreamReset if the log does not hold what was handed out,
         RedisUnavailable if it had to be read and could not be for a while.
         """
-        self._heard = monotonic()
+        began = monotonic()
         while True:
             self._sink = sink
             try:
                 # A future and a timer, in one coroutine: thousands wait here, most of the time, and
                 # `asyncio.timeout` around an Event costs three times as much.
-                while not self._news and (left_s := self._heard + silence_s - monotonic()) > 0:
+                while not self._news:
+                    left_s = max(began, self.spoke) + silence_s - monotonic()
+                    if left_s <= 0:
+                        break
                     self._waiter = self._loop.create_future()
                     timer = self._loop.call_later(left_s, self._look_up)
                     try:

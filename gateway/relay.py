@@ -37,6 +37,9 @@ class Relay:
         self.buffer_bytes = buffer_bytes
         self.now = 0.0
         """When the latest message came, on the monotonic clock: one reading for all its frames."""
+        self.gaps: dict[float, int] = {}
+        """How long clients that this message reaches had got nothing -> how many of them; those of
+        one batch hear at the same times, so it is one number for most."""
         channel = keys.tokens_channel(gateway_id)
         self._subscription = Subscription(redis_url, channel, self._hand_out, self._all_to_the_log)
         self.connected = self._subscription.connected
@@ -75,3 +78,6 @@ class Relay:
             # Not a worker's; whatever it stood in for, the log has it.
             log.error("a message that is no frame: %r", error)
             self._all_to_the_log()
+        for gap, times in self.gaps.items():
+            self.metrics.itl.observe(gap, times)
+        self.gaps.clear()

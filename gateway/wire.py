@@ -25,15 +25,21 @@ def writer(send: Send) -> Write:
     """For the body of the response that `send` has begun; more of it must follow."""
     cycle = getattr(send, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
-        return partial(_onto_transport, cycle)
+        return _onto_transport(cycle)
     return partial(_through, send)
 
 
-def _onto_transport(cycle: RequestResponseCycle, data: bytes) -> bool:
-    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
-        return False
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-    return True
+def _onto_transport(cycle: RequestResponseCycle) -> Write:
+    # For every token: what it needs is looked up once.
+    flow, write = cycle.flow, cycle.transport.write
+
+    def take(data: bytes) -> bool:
+        if flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return take
 
 
 def _through(send: Send, data: bytes) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.states import JobState
 
@@ -16,7 +16,7 @@ _ID = re.compile(r"^job_([0-9a-f]{3})[0-9a-f]{24}$")
 
 def new_job_id(shards: int) -> str:
     """`job_`, three hex digits that name the shard, 96 random bits."""
-    random = secrets.token_bytes(16)
+    random = os.urandom(16)
     return f"job_{int.from_bytes(random[:4]) % shards:03x}{random[4:].hex()}"
 
 
@@ -26,8 +26,7 @@ def shard_of(job_id: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
+class NewJob(NamedTuple):
     """What the gateway knows of a job when it submits it."""
 
     id: str
@@ -63,8 +62,7 @@ class NewJob:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedJob:
+class LeasedJob(NamedTuple):
     """What a worker gets: the request, and what lets it write the answer."""
 
     id: str

@@ -7,7 +7,7 @@ one script call (scripts.py), fenced where a worker makes it.
 from __future__ import annotations
 
 import asyncio
-import secrets
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -345,7 +345,7 @@ class JobQueue:
         """Renew the leases of this worker's jobs, all that it has of the shard."""
         held = [word for job in jobs for word in (job.id, job.nonce)]
         reply = await self.scripts.renew(
-            shard, worker, epoch, secrets.token_hex(6), int(lease_s * 1000), *held
+            shard, worker, epoch, _unique(), int(lease_s * 1000), *held
         )
         epoch, *words = [word.decode() for word in reply]
         lost, listeners = {}, {}
@@ -408,7 +408,7 @@ class JobQueue:
 
 def _batch(jobs: Iterable[NewJob], max_depth: int) -> tuple[Argument, ...]:
     packed: bytes = _pack([_new(job) for job in jobs])
-    return packed, max_depth, _nonce_seed()
+    return packed, max_depth, _unique()
 
 
 def _emission(
@@ -419,12 +419,13 @@ def _emission(
     return worker, epoch, int(again), step.places, step.frames, step.rest, *offered, *parts
 
 
-def _nonce_seed() -> str:
-    return secrets.token_hex(6)
+def _unique() -> str:
+    """Twelve characters: of an epoch, or the beginning of nonces."""
+    return os.urandom(6).hex()
 
 
 def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argument, ...]:
-    lease_ms, seed = int(lease_s * 1000), _nonce_seed()
+    lease_ms, seed = int(lease_s * 1000), _unique()
     return offer.pool, worker, count, lease_ms, seed, offer.slots, offer.told, *LANES
 
 

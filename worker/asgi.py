@@ -33,15 +33,15 @@ class Exchange:
         """The answer is server-sent events."""
         return self.content_type.startswith("text/event-stream")
 
-    async def run(
+    def run(
         self,
         app: ASGIApp,
         method: str,
         path: str,
         body: bytes = b"",
         headers: tuple[tuple[bytes, bytes], ...] = (),
-    ) -> None:
-        """Returns when the application has answered. Raises what it raises."""
+    ) -> Awaitable[None]:
+        """Done when the application has answered. Raises what it raises."""
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -70,7 +70,8 @@ class Exchange:
             await self.disconnect.wait()
             return {"type": "http.disconnect"}
 
-        await app(scope, receive, self._send)
+        # Not awaited here: for every token each coroutine on the way is gone through.
+        return app(scope, receive, self._send)
 
     def _send(self, message: Message) -> Awaitable[None]:
         # For every token: a future that is done costs less to make and to await than a coroutine.

@@ -26,7 +26,7 @@ local function now_us()
   end
   return read_us
 end
-local function int(x) return string.format('%.0f', x) end
+local function int(x) return string.format('%d', x) end
 
 -- Whether a worker may write: `epoch` is what it knows of its jobs, all of it (step_log.py).
 local function knows(worker, epoch) return redis.call('GET', key('fence', worker)) == epoch end

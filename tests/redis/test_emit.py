@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,7 +128,7 @@ async def test_an_epoch_lasts_as_long_as_a_lease(queue: JobQueue, store: Redis) 
 @pytest.mark.parametrize("nonce", ["0" * 16, "", "0" * 15, "0" * 17])
 async def test_a_wrong_nonce_writes_nothing(queue: JobQueue, gateway: Listener, nonce: str) -> None:
     job = await lease(queue)
-    assert await say(queue, replace(job, nonce=nonce), 1) == {job.id: "in_progress"}
+    assert await say(queue, job._replace(nonce=nonce), 1) == {job.id: "in_progress"}
     assert await queue.entries(job.id, 0) == []
     assert gateway.frames() == []
 
@@ -189,7 +188,7 @@ async def test_the_renewal_tells_of_lost_jobs_as_an_emission_does(
     expected = {cancelled.id: "cancelled", gone.id: "gone"}
     assert await renew(queue, WORKER, [mine, cancelled, gone]) == expected
     assert await emit(queue, [utterance(job, 1) for job in (mine, cancelled, gone)]) == expected
-    stranger = replace(mine, id=new_job_id(1))
+    stranger = mine._replace(id=new_job_id(1))
     assert await renew(queue, WORKER, [stranger]) == {stranger.id: "gone"}
 
 
@@ -659,7 +658,7 @@ async def test_a_wrong_nonce_ends_nothing(
     epoch = await enter(queue)
     job = await lease(queue)
     before = everything(store)
-    step = make_step([silent_end(replace(job, nonce=nonce), 1, answer())])
+    step = make_step([silent_end(job._replace(nonce=nonce), 1, answer())])
     assert await queue.emit(0, WORKER, epoch, step) == {job.id: "in_progress"}
     assert everything(store) == before
     assert gateway.frames() == []

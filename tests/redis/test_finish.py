@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
@@ -156,7 +154,7 @@ async def test_a_wrong_nonce_ends_nothing(
     queue: JobQueue, store: Redis, gateway: Listener, nonce: str
 ) -> None:
     leased = await lease(queue)
-    assert await finish(queue, replace(leased, nonce=nonce), 1, answer()) == "in_progress"
+    assert await finish(queue, leased._replace(nonce=nonce), 1, answer()) == "in_progress"
     assert await queue.entries(leased.id, 0) == []
     assert gateway.frames() == []
     assert await finish(queue, leased, 1, answer()) == "ok"
@@ -165,7 +163,7 @@ async def test_a_wrong_nonce_ends_nothing(
 async def test_an_empty_nonce_is_not_the_one_of_a_queued_job(queue: JobQueue) -> None:
     leased = await lease(queue)
     await queue.release([leased], "drained", blame=False)
-    assert await finish(queue, replace(leased, nonce=""), 1, answer()) == "queued"
+    assert await finish(queue, leased._replace(nonce=""), 1, answer()) == "queued"
 
 
 async def test_an_end_that_comes_too_late_keeps_no_other_back(

@@ -1063,6 +1063,28 @@ async def test_nothing_overtakes_what_the_task_has_not_taken_yet(
     assert seqs(await waiting) == [0, 1]
 
 
+async def test_gaps_are_counted_for_each_client_that_was_sent_something(
+    relay: Relay, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {f"job_000{n:024}": spoke for n, spoke in enumerate((10.0, 9.5, 10.0))}
+    sockets = [Socket() for _ in told]
+    sockets[2].full = True  # its own task will tell it, and count that
+    waiting = []
+    for (job, spoke), socket in zip(told.items(), sockets, strict=True):
+        reader = relay.open(job, Want.CHUNKS)
+        reader.spoke = spoke
+        waiting.append(asyncio.create_task(reader.next(LONG_S, socket)))
+    await turns()
+    for seq, now in enumerate((10.25, 10.75), 1):
+        monkeypatch.setattr("gateway.relay.monotonic", lambda now=now: now)
+        relay._hand_out(b"".join(encode(job, *chunk(seq)) for job in told))
+    for task in waiting:
+        task.cancel()
+    count = registry.get_sample_value("flotilla_inter_token_seconds_count")
+    total = registry.get_sample_value("flotilla_inter_token_seconds_sum")
+    assert (count, total) == (4, 0.25 + 0.5 + 0.75 + 0.5)
+
+
 async def test_silence_is_counted_from_the_last_chunk_the_sink_took(
     relay: Relay, log: Log, socket: Socket
 ) -> None:

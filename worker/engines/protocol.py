@@ -8,7 +8,7 @@ the same promises; `tests/e2e/test_engine_conformance.py` runs over both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -74,7 +74,7 @@ class Engine(Protocol):
     def dead(self) -> bool:
         """True once the engine can't be used any more; the process must then end."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one HTTP request as vLLM's own application does.
 
         Every delta goes to the `Journal` in `JOURNAL` (if there is one) before the bytes made of it

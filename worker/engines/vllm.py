@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,9 +103,9 @@ class VllmEngine:
     def dead(self) -> bool:
         return self._engine is not None and bool(self._engine.errored)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         assert self._app is not None, "call start first"
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def close(self) -> None:
         if self._engine is not None:

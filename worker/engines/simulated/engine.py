@@ -23,7 +23,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
@@ -81,8 +81,8 @@ class SimulatedEngine:
             kv_usage=self._batch.kv_used / self._capacity.kv_cache_tokens,
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._api(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._api(scope, receive, send)
 
     def close(self) -> None:
         """Whoever still waits for an answer gets the answer of a dead engine."""

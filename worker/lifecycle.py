@@ -43,6 +43,8 @@ from worker.loop import Loop
 
 log = logging.getLogger("flotilla.worker")
 
+_VERSION = version("flotilla")  # looking it up reads files
+
 _ENGINE_CHECK_S = 0.25
 # A model may take this long to load before its worker looks gone.
 _LOADING_EXPIRY_S = 3600.0
@@ -238,7 +240,7 @@ class Worker:
             kv_usage=load.kv_usage if load else 0.0,
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=version("flotilla"),
+            version=_VERSION,
             metrics_port=self._health.port,
             reason=reason,
             start_s=self._start_s,

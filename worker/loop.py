@@ -93,7 +93,7 @@ class Loop:
         self._last_step = time.monotonic()
         engine.on_step = self._on_step
         # Read when they are scraped: between two claims nobody else would look.
-        slots = engine.capacity.max_num_seqs
+        self._slots = slots = engine.capacity.max_num_seqs
         metrics.slots.labels("busy").set_function(lambda: engine.load().unfinished)
         metrics.slots.labels("free").set_function(lambda: max(0, slots - engine.load().unfinished))
         metrics.kv_usage.set_function(lambda: engine.load().kv_usage)
@@ -148,7 +148,7 @@ class Loop:
     def _snapshot(self, entering: int) -> Snapshot:
         load = self._engine.load()
         return Snapshot(
-            slots=self._engine.capacity.max_num_seqs,
+            slots=self._slots,
             unfinished=load.unfinished,
             entering=entering,
             kv_usage=load.kv_usage,
@@ -158,7 +158,8 @@ class Loop:
 
     def _free(self) -> int:
         """Slots that no job takes or is about to take."""
-        self._entering = [run for run in self._entering if self._enters(run)]
+        if self._entering:
+            self._entering = [run for run in self._entering if self._enters(run)]
         return free_slots(self._snapshot(len(self._entering)))
 
     def _enters(self, run: Run) -> bool:

@@ -128,6 +128,7 @@ class Publisher:
         self._ended = False
         self._insisting: set[asyncio.Task[None]] = set()
         self._no_step: asyncio.TimerHandle | None = None
+        self._stepping = False  # a step has ended, its flush is to come
         self._loop = asyncio.get_running_loop()
         self._broken: asyncio.Future[None] = self._loop.create_future()
 
@@ -142,13 +143,14 @@ class Publisher:
     def mark(self, outbox: Outbox) -> None:
         """The outbox has something to send."""
         self._unsent[outbox.job.shard].setdefault(outbox)
-        if self._no_step is None:
+        if self._no_step is None and not self._stepping:
             self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
 
     def step(self) -> None:
         """The engine has ended a step: the runs it has woken speak first, and whom they wake."""
         self._metrics.steps.inc()
         self._queue.read_on()  # so that nothing is under way any more when they have spoken
+        self._stepping = True
         self._loop.call_soon(self._loop.call_soon, self._flush)
 
     async def finish(self, outbox: Outbox, answer: Answer) -> str:
@@ -163,6 +165,7 @@ class Publisher:
         return await ending.verdict
 
     def _flush(self) -> None:
+        self._stepping = False
         if self._no_step is not None:
             self._no_step.cancel()
             self._no_step = None

@@ -76,10 +76,7 @@ class SimulatedEngine:
         return self._dead
 
     def load(self) -> Load:
-        return Load(
-            unfinished=len(self._batch),
-            kv_usage=self._batch.kv_used / self._capacity.kv_cache_tokens,
-        )
+        return Load(len(self._batch), self._batch.kv_used / self._capacity.kv_cache_tokens)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return self._api(scope, receive, send)

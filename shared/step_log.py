@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -87,32 +87,35 @@ class Step:
 
 def make_step(utterances: Sequence[Utterance], deposits: Sequence[Deposit] = ()) -> Step:
     """One step of one worker and shard. A job may stand in it only once."""
-    # A list at a time: this is done for every token, and calls would cost more than what they do.
-    spoken = [each for each in utterances if each[1] and (each[2] is None or each[0].ears)]
-    places = [number for speaker, frame, _ in spoken for number in (len(frame), speaker.term)]
-    endings = [
-        pack_ending(speaker.job, speaker.watchers, end.seq, end.segment, end.answer)
-        for speaker, _, end in utterances
-        if end is not None
-    ]
+    # One loop without calls: this is done for every token.
+    places: list[int] = []
+    frames: list[bytes] = []
+    heard_by: list[str] = []
+    endings: list[Any] = []
+    for speaker, frame, end in utterances:
+        if end is not None:
+            answer, segment = end.answer, end.segment
+            endings.append(pack_ending(speaker.job, speaker.watchers, end.seq, segment, answer))
+        if frame and (end is None or speaker.ears):
+            places += len(frame), speaker.term
+            frames.append(frame)
+            heard_by.append(speaker.ears)
     rest = b""
     if deposits or endings:
         rest = _pack(([part for deposit in deposits for part in deposit], endings))
     return Step(
         places=_pack(places) if places else b"",
-        frames=b"".join([frame for _, frame, _ in spoken]),
-        messages=_messages(spoken),
+        frames=b"".join(frames),
+        messages=_messages(heard_by, frames),
         rest=rest,
     )
 
 
-def _messages(spoken: Sequence[Utterance]) -> list[tuple[str, bytes]]:
-    ears = {speaker.ears for speaker, _, _ in spoken}
-    if len(ears) == 1:
-        (watchers,) = ears
-        return [(gateway, b"") for gateway in watchers.split()]
+def _messages(heard_by: Sequence[str], frames: Sequence[bytes]) -> list[tuple[str, bytes]]:
+    if len(set(heard_by)) == 1:
+        return [(gateway, b"") for gateway in heard_by[0].split()]
     messages: dict[str, list[bytes]] = {}
-    for speaker, frame, _ in spoken:
-        for gateway in speaker.ears.split():
+    for ears, frame in zip(heard_by, frames, strict=True):
+        for gateway in ears.split():
             messages.setdefault(gateway, []).append(frame)
     return [(gateway, b"".join(frames)) for gateway, frames in messages.items()]

@@ -83,12 +83,12 @@ class Outbox(Speaker):
         self._marked = False
         if self.dropped:
             return None
-        frame = b""
-        if self._chunks or self._records:
+        frame, chunks, records = b"", self._chunks, self._records
+        if chunks or records:
             self._seq += 1
-            items = self._folder.fold(self._chunks)
-            journal = make_journal(self._records, items)
+            items = self._folder.fold(chunks)
             kind = self._kind if answer is None else self._last_kind
+            journal = make_journal(records, items)
             frame = encode(self._id, self._seq, kind, items or None, journal)
             self.kept.append(frame)
             self._chunks, self._records = [], []

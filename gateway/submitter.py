@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError
 
 from shared.errors import QueueFull
-from shared.job import NewJob, shard_of
+from shared.job import NewJob
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
 
@@ -51,7 +51,7 @@ class Submitter:
         shards: dict[int, list[_Waiting]] = {}
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            shards.setdefault(shard_of(each.job.id) or 0, []).append(each)
+            shards.setdefault(each.job.shard, []).append(each)
         for shard, batch in shards.items():
             for parcel in _parcels(batch):
                 self._calls += 1

@@ -20,6 +20,11 @@ def new_job_id(shards: int) -> str:
     return f"job_{int.from_bytes(random[:4]) % shards:03x}{random[4:].hex()}"
 
 
+def shard_in(job_id: str) -> int:
+    """The shard that holds the keys of a job, by what is known to be its id."""
+    return int(job_id[4:7], 16)
+
+
 def shard_of(job_id: str) -> int | None:
     """The shard that holds the job's keys; None if this is no job id."""
     match = _ID.fullmatch(job_id)
@@ -48,18 +53,24 @@ class NewJob(NamedTuple):
     """From now; None: it may wait for ever."""
     metadata: Mapping[str, str] | None = None
 
-    def fields(self) -> dict[str, str | bytes | int]:
-        """Its hash in Redis, but for what the submit script adds."""
-        return {
-            "model": self.model,
-            "endpoint": self.endpoint,
-            "body": self.body,
-            "stream": str(int(self.stream)),
-            "watchers": self.gateway,
-            "metadata": json.dumps(dict(self.metadata)) if self.metadata else "",
-            "ttl_ms": int(self.ttl_s * 1000),
-            "max_attempts": self.max_attempts,
-        }
+    @property
+    def shard(self) -> int:
+        """The one that its id names."""
+        return shard_in(self.id)
+
+    def fields(self) -> tuple[str | bytes | int, ...]:
+        """Its hash in Redis, but for what the submit script adds: field, value, ..."""
+        metadata = json.dumps(dict(self.metadata)) if self.metadata else ""
+        return (
+            "model", self.model,
+            "endpoint", self.endpoint,
+            "body", self.body,
+            "stream", "1" if self.stream else "0",
+            "watchers", self.gateway,
+            "metadata", metadata,
+            "ttl_ms", int(self.ttl_s * 1000),
+            "max_attempts", self.max_attempts,
+        )  # fmt: skip
 
 
 class LeasedJob(NamedTuple):

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -44,12 +44,32 @@ class FastHistogram(Collector):
         self._sum += value * times
 
     def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._help)
+        self.add_to(family, [])
+        yield family
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """What was counted so far, with these values of the family's labels."""
         total, buckets = 0, []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
             buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-        family = HistogramMetricFamily(self._name, self._help)
-        family.add_metric([], buckets, self._sum)
+        family.add_metric(labels, buckets, self._sum)
+
+
+class FastHistograms(Collector):
+    """Histograms of one name, told apart by a label whose values are known beforehand."""
+
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float], label: str, values: Sequence[str]
+    ) -> None:
+        self._name, self._help, self._label = name, text, label
+        self.by_value = {value: FastHistogram(name, text, bounds) for value in values}
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._help, labels=[self._label])
+        for value, histogram in self.by_value.items():
+            histogram.add_to(family, [value])
         yield family
 
 
@@ -218,15 +238,16 @@ class GatewayMetrics:
             _SECONDS,
         )
         registry.register(self.ttft)
-        answer_seconds = Histogram(
+        answers = FastHistograms(
             "flotilla_answer_seconds",
             "From a request's arrival to the end of its answer",
-            ["stream"],
-            buckets=_SECONDS,
-            registry=registry,
+            _SECONDS,
+            "stream",
+            ("false", "true"),
         )
+        registry.register(answers)
         self.answer_seconds = {
-            stream: answer_seconds.labels(str(stream).lower()) for stream in (False, True)
+            stream: answers.by_value[str(stream).lower()] for stream in (False, True)
         }
         """By whether the answer is streamed."""
         self.itl = FastHistogram(

@@ -16,7 +16,7 @@ import msgpack
 
 from shared import keys
 from shared.errors import QueueFull
-from shared.job import Job, LeasedJob, NewJob, parse_job, shard_of
+from shared.job import Job, LeasedJob, NewJob, parse_job, shard_in, shard_of
 from shared.lanes import CLIENT_LANES, LANES
 from shared.line import Argument
 from shared.redis import Redis
@@ -106,7 +106,7 @@ class JobQueue:
 
         Raises QueueFull.
         """
-        (depth,) = await self.submit_all(_shard(job.id), [job], max_depth)
+        (depth,) = await self.submit_all(job.shard, [job], max_depth)
         if isinstance(depth, QueueFull):
             raise depth
         return depth
@@ -281,7 +281,7 @@ class JobQueue:
         return [
             LeasedJob(
                 id=(name := job_id.decode()),
-                shard=_shard(name),
+                shard=shard_in(name),
                 nonce=nonce.decode(),
                 term=int(term),
                 epoch=epoch.decode(),
@@ -430,8 +430,8 @@ def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argum
 
 
 def _new(job: NewJob) -> tuple[Any, ...]:
-    flat = [item for pair in job.fields().items() for item in pair]
-    return job.id, job.tenant, job.pool, job.lane, int((job.deadline_s or 0) * 1e6), flat
+    deadline_us = int((job.deadline_s or 0) * 1e6)
+    return job.id, job.tenant, job.pool, job.lane, deadline_us, job.fields()
 
 
 def _shard(job_id: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from importlib.metadata import distribution
@@ -11,15 +10,14 @@ from pathlib import Path
 
 import redis
 
+from gateway.cli import ports
+
 DEADLINE_S = 20.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on now, and no connection will be given."""
+    return ports.free_port("127.0.0.1")
 
 
 def embedded_binary() -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Collection
+
+# Linux gives none of these to a connection by itself, so none is taken between answer and use.
+_QUIET = range(20_000, 32_768)
+_TRIES = 100
 
 
 def listen_problem(host: str, port: int) -> OSError | None:
@@ -24,7 +29,7 @@ def listen_problem(host: str, port: int) -> OSError | None:
 
 def free_port(host: str, first: int = 0, taken: Collection[int] = ()) -> int:
     """The first free port from `first` up that is not among `taken`; any if `first` is 0."""
-    for port in range(first, 65536) if first else ():
+    for port in range(first, 65536) if first else random.sample(_QUIET, _TRIES):
         if port not in taken and listen_problem(host, port) is None:
             return port
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

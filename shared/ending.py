@@ -33,6 +33,12 @@ class Answer:
     completion_tokens: int
 
 
+def _head_of(body: bytes) -> bytes:
+    """What msgpack puts before it."""
+    packed: bytes = _pack(body)
+    return packed[: len(packed) - len(body)]
+
+
 def pack_ending(
     job: LeasedJob, watchers: str, seq: int, segment: bytes, answer: Answer
 ) -> tuple[Any, ...]:
@@ -42,7 +48,7 @@ def pack_ending(
     if inline:
         # The script puts the body behind it: it goes into the job's hash as well.
         frame = encode_head(job.id, seq, FrameKind.RESULT) + _NO_JOURNAL + _THREE
-        frame += _pack(answer.status) + _pack(answer.content_type)
+        frame += _pack(answer.status) + _pack(answer.content_type) + _head_of(answer.body)
     else:
         frame = encode(job.id, seq, FrameKind.DONE if streamed else FrameKind.ENDED, b"")
     fields = {

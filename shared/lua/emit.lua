@@ -6,7 +6,7 @@
 --       deposits: flat id, segment of its log, ...
 --       endings: of {id, nonce, number of the last entry, segment before it or '', event, error code,
 --       watchers, frame, inline, result, {field, value, ...}} with fields of the job's hash; inline: the
---       frame ends with the result, which is to be put behind it.
+--       frame ends with the result, which is to be put behind it (its head stands there already).
 -- Returns nil if the worker may not write as long as it has not renewed, else a flat array id, state,
 --       ... of the endings that came too late.
 -- A job may stand in a call only once.
@@ -28,9 +28,11 @@ if new then
   end
 end
 
+-- What each gateway is to hear, in parts: Redis' Lua hashes every byte of a string that it makes, so one
+-- that grows part by part is dear.
 local messages, lost = {}, {}
 if new then
-  for i = MESSAGES, #ARGV, 2 do messages[ARGV[i]] = ARGV[i + 1] == '' and frames or ARGV[i + 1] end
+  for i = MESSAGES, #ARGV, 2 do messages[ARGV[i]] = {ARGV[i + 1] == '' and frames or ARGV[i + 1]} end
 end
 
 local function end_job(id, nonce, seq, segment, event, code, watchers, frame, inline, result, fields)
@@ -45,8 +47,12 @@ local function end_job(id, nonce, seq, segment, event, code, watchers, frame, in
   fields[#fields + 1] = 'result'
   fields[#fields + 1] = result
   finish(id, job, event, code, seq, fields, segment ~= '' and segment)
-  if inline then frame = frame .. cmsgpack.pack(result) end
-  for gateway in string.gmatch(watchers, '%S+') do messages[gateway] = (messages[gateway] or '') .. frame end
+  for gateway in string.gmatch(watchers, '%S+') do
+    local parts = messages[gateway] or {}
+    messages[gateway] = parts
+    parts[#parts + 1] = frame
+    if inline then parts[#parts + 1] = result end
+  end
 end
 
 if ARGV[6] ~= '' then
@@ -56,5 +62,5 @@ if ARGV[6] ~= '' then
 end
 write_down()
 if ARGV[7] ~= '' then offer(ARGV[7], ARGV[8], ARGV[9], unheard(ARGV[7], ARGV[8], ARGV[10])) end
-for gateway, message in pairs(messages) do publish(gateway, message) end
+for gateway, parts in pairs(messages) do publish(gateway, #parts == 1 and parts[1] or table.concat(parts)) end
 return lost

@@ -181,20 +181,20 @@ end
 -- The one way into a terminal state. `fields` go to the job's hash, `segment`, if there is one, to its
 -- log; the caller tells the readers, and writes down.
 local function finish(id, job, event, code, seq, fields, segment)
-  local state = TO[event]
+  local state, job_key, log_key = TO[event], key('job', id), key('log', id)
   leave_queue(job)
-  redis.call('HSET', key('job', id), 'state', state, 'error_code', code, 'finished_us', int(now_us()),
+  redis.call('HSET', job_key, 'state', state, 'error_code', code, 'finished_us', int(now_us()),
              unpack(fields))
   local last = pack_segment(seq, {cmsgpack.pack(nil) .. cmsgpack.pack(state)})
   if segment then
-    redis.call('RPUSH', key('log', id), segment, last)
+    redis.call('RPUSH', log_key, segment, last)
   else
-    redis.call('RPUSH', key('log', id), last)
+    redis.call('RPUSH', log_key, last)
   end
   if FROM.acquire[job.state] then later('ZREM', waiting_key(job.pool .. ':' .. job.lane), id) end
   if job.deadline_us ~= '' then later('ZREM', base .. WORD.deadlines, id) end
-  redis.call('PEXPIRE', key('job', id), job.ttl_ms)
-  redis.call('PEXPIRE', key('log', id), job.ttl_ms)
+  redis.call('PEXPIRE', job_key, job.ttl_ms)
+  redis.call('PEXPIRE', log_key, job.ttl_ms)
   later('ZADD', base .. WORD.expiring, int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
 end
 

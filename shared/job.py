@@ -58,19 +58,23 @@ class NewJob(NamedTuple):
         """The one that its id names."""
         return shard_in(self.id)
 
-    def fields(self) -> tuple[str | bytes | int, ...]:
-        """Its hash in Redis, but for what the submit script adds: field, value, ..."""
-        metadata = json.dumps(dict(self.metadata)) if self.metadata else ""
+    def submission(self) -> tuple[str | bytes | int, ...]:
+        """What lua/submit.lua takes."""
         return (
-            "model", self.model,
-            "endpoint", self.endpoint,
-            "body", self.body,
-            "stream", "1" if self.stream else "0",
-            "watchers", self.gateway,
-            "metadata", metadata,
-            "ttl_ms", int(self.ttl_s * 1000),
-            "max_attempts", self.max_attempts,
-        )  # fmt: skip
+            self.id,
+            self.tenant,
+            self.pool,
+            self.lane,
+            int((self.deadline_s or 0) * 1e6),
+            self.model,
+            self.endpoint,
+            self.body,
+            "1" if self.stream else "0",
+            self.gateway,
+            json.dumps(dict(self.metadata)) if self.metadata else "",
+            str(int(self.ttl_s * 1000)),
+            str(self.max_attempts),
+        )
 
 
 class LeasedJob(NamedTuple):

@@ -407,7 +407,7 @@ class JobQueue:
 
 
 def _batch(jobs: Iterable[NewJob], max_depth: int) -> tuple[Argument, ...]:
-    packed: bytes = _pack([_new(job) for job in jobs])
+    packed: bytes = _pack([job.submission() for job in jobs])
     return packed, max_depth, _unique()
 
 
@@ -427,11 +427,6 @@ def _unique() -> str:
 def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argument, ...]:
     lease_ms, seed = int(lease_s * 1000), _unique()
     return offer.pool, worker, count, lease_ms, seed, offer.slots, offer.told, *LANES
-
-
-def _new(job: NewJob) -> tuple[Any, ...]:
-    deadline_us = int((job.deadline_s or 0) * 1e6)
-    return job.id, job.tenant, job.pool, job.lane, deadline_us, job.fields()
 
 
 def _shard(job_id: str) -> int:

@@ -1,7 +1,8 @@
 -- Make jobs, and put each in its lane, or straight into the hands of a worker that has slots to spare.
 -- KEYS: base.  ARGV: msgpack of an array of jobs, a job being
---       {id, tenant, pool, lane, deadline in us from now (0: none), {field, value, ...}} with fields of
---       its hash; deepest queue; nonce seed (12 characters; 4 are added for each job).
+--       {id, tenant, pool, lane, deadline in us from now (0: none), model, endpoint, body, stream, watchers,
+--       metadata, ttl in ms, max attempts}, the latter as they stand in its hash; deepest queue; nonce
+--       seed (12 characters; 4 are added for each job).
 -- Returns a flat array 'ok' | 'exists' | 'full', jobs waiting in the lane (0: it need not wait), ...
 -- Invariant: a job is queued if and only if one undelivered entry carries its id. No job overtakes one
 --       that waits.
@@ -46,7 +47,8 @@ local function hand_over(now, id, pool, name, entry, job, fields)
   return true
 end
 
-local function submit(now, id, tenant, pool, lane, deadline, fields)
+local function submit(now, id, tenant, pool, lane, deadline, model, endpoint, body, stream, watchers, metadata,
+                      ttl_ms, max_attempts)
   local name, depth = pool .. ':' .. lane, 0
   if waits[pool] == nil then waits[pool] = redis.call('EXISTS', unpack(waiting_keys(pool))) > 0 end
   if waits[pool] then
@@ -55,21 +57,22 @@ local function submit(now, id, tenant, pool, lane, deadline, fields)
   end
   if redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
   if depth >= deepest then return 'full', depth end
-  local job = {attempts = 0, watched = '', watchers = '', created_us = int(now)}
-  for i = 1, #fields, 2 do job[fields[i]] = fields[i + 1] end
+  local created_us = int(now)
   local entry = redis.call('XADD', queue_key(name), '*', 'job', id)
-  local basics = {'pool', pool, 'lane', lane, 'tenant', tenant, 'queue', name, 'entry', entry,
-                  'created_us', job.created_us}
-  for i, word in ipairs(basics) do fields[#fields + 1] = word end
+  local fields = {'model', model, 'endpoint', endpoint, 'body', body, 'stream', stream, 'watchers', watchers,
+                  'metadata', metadata, 'ttl_ms', ttl_ms, 'max_attempts', max_attempts, 'pool', pool,
+                  'lane', lane, 'tenant', tenant, 'queue', name, 'entry', entry, 'created_us', created_us}
   if deadline > 0 then
     fields[#fields + 1] = 'deadline_us'
     fields[#fields + 1] = int(now + deadline)
     later('ZADD', base .. WORD.deadlines, int(now + deadline), id)
   end
-  later('ZADD', key('jobs', tenant), int(now), id)
+  later('ZADD', key('jobs', tenant), created_us, id)
+  local job = {attempts = 0, created_us = created_us, stream = stream, endpoint = endpoint, body = body,
+               watchers = watchers, watched = ''}
   if hand_over(now, id, pool, name, entry, job, fields) then return 'ok', 0 end
   redis.call('HSET', key('job', id), 'state', 'queued', 'attempts', 0, unpack(fields))
-  later('ZADD', waiting_key(name), int(now), id)
+  later('ZADD', waiting_key(name), created_us, id)
   depths[name] = depth + 1
   pools[pool], waits[pool] = true, true
   rings[pool] = (rings[pool] or 0) + 1

@@ -189,9 +189,16 @@ def test_what_is_submitted_is_what_is_parsed() -> None:
         ttl_s=2.5,
         metadata={"schlüssel": "😀"},
     )
-    flat = new.fields()
-    values = [value if isinstance(value, bytes) else str(value) for value in flat[1::2]]
-    fields = dict(zip(map(str, flat[::2]), values, strict=True))
-    job = parse_job(ID, raw(**fields))
+    names = [
+        "model",
+        "endpoint",
+        "body",
+        "stream",
+        "watchers",
+        "metadata",
+        "ttl_ms",
+        "max_attempts",
+    ]
+    job = parse_job(ID, raw(**dict(zip(names, new.submission()[5:], strict=True))))
     assert (job.model, job.stream, job.ttl_s) == (new.model, new.stream, new.ttl_s)
     assert job.metadata == new.metadata

@@ -51,14 +51,13 @@ def pack_ending(
         frame += _pack(answer.status) + _pack(answer.content_type) + _head_of(answer.body)
     else:
         frame = encode(job.id, seq, FrameKind.DONE if streamed else FrameKind.ENDED, b"")
-    fields = {
-        "status": answer.status,
-        "content_type": answer.content_type,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-    }
-    flat = [item for pair in fields.items() for item in pair]
+    fields = (
+        "status", answer.status,
+        "content_type", answer.content_type,
+        "prompt_tokens", answer.prompt_tokens,
+        "completion_tokens", answer.completion_tokens,
+    )  # fmt: skip
     return (
         job.id, job.nonce, seq, segment, answer.event, answer.error_code,
-        watchers, frame, inline, answer.body, flat,
+        watchers, frame, inline, answer.body, fields,
     )  # fmt: skip

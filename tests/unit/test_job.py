@@ -189,16 +189,7 @@ def test_what_is_submitted_is_what_is_parsed() -> None:
         ttl_s=2.5,
         metadata={"schlüssel": "😀"},
     )
-    names = [
-        "model",
-        "endpoint",
-        "body",
-        "stream",
-        "watchers",
-        "metadata",
-        "ttl_ms",
-        "max_attempts",
-    ]
-    job = parse_job(ID, raw(**dict(zip(names, new.submission()[5:], strict=True))))
+    names = ["model", "endpoint", "body", "stream", "watchers", "metadata", "ttl_ms"]
+    job = parse_job(ID, raw(**dict(zip(names, new.submission()[5:12], strict=True))))
     assert (job.model, job.stream, job.ttl_s) == (new.model, new.stream, new.ttl_s)
     assert job.metadata == new.metadata

@@ -152,7 +152,7 @@ def last_frame(leased: LeasedJob, answer: Answer) -> tuple[tuple[Any, ...], bool
     packed = pack_ending(leased, "gw-1", 2, b"", answer)
     told, inline, body = packed[7:10]
     if inline:
-        told += msgpack.packb(body, use_bin_type=False)  # as the script does
+        told += body  # as the script does
     (found,) = decode(told)
     return found, inline, body
 
@@ -160,6 +160,13 @@ def last_frame(leased: LeasedJob, answer: Answer) -> tuple[tuple[Any, ...], bool
 def test_the_end_of_a_stream_says_that_it_is_complete() -> None:
     found, inline, _ = last_frame(job(), DONE)
     assert (found[1:3], inline) == ((2, FrameKind.DONE), False)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65535])
+def test_a_body_of_any_size_stands_behind_its_head(size: int) -> None:
+    answer = Answer(JobEvent.COMPLETE, "", 200, "text/plain", b"x" * size, 1, 0)
+    found, inline, body = last_frame(job(stream=False), answer)
+    assert (found[4][2], inline) == (body, True)
 
 
 @pytest.mark.parametrize("stream", [True, False])

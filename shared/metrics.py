@@ -7,7 +7,6 @@ set to 0 at start: Prometheus' `increase` does not see the first one of a series
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
@@ -17,75 +16,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
 from shared import errors
+from shared.collectors import FastCounter, FastHistogram, FastHistograms
 from shared.states import JobState
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 5, 10, 30, 60, 300, 1800)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
-
-
-class FastHistogram(Collector):
-    """A histogram without labels, cheap enough to be told of every token."""
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self._name, self._help = name, text
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count a value that came so many times."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._help)
-        self.add_to(family, [])
-        yield family
-
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """What was counted so far, with these values of the family's labels."""
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else str(bound), total))
-        family.add_metric(labels, buckets, self._sum)
-
-
-class FastHistograms(Collector):
-    """Histograms of one name, told apart by a label whose values are known beforehand."""
-
-    def __init__(
-        self, name: str, text: str, bounds: Sequence[float], label: str, values: Sequence[str]
-    ) -> None:
-        self._name, self._help, self._label = name, text, label
-        self.by_value = {value: FastHistogram(name, text, bounds) for value in values}
-
-    def collect(self) -> Iterable[Metric]:
-        family = HistogramMetricFamily(self._name, self._help, labels=[self._label])
-        for value, histogram in self.by_value.items():
-            histogram.add_to(family, [value])
-        yield family
-
-
-class FastCounter(Collector):
-    """A counter without labels, cheap enough to be told of every step."""
-
-    def __init__(self, name: str, text: str) -> None:
-        self._name, self._help = name, text
-        self._count = 0
-
-    def inc(self) -> None:
-        """Count one."""
-        self._count += 1
-
-    def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self._name, self._help, value=self._count)
 
 
 class RedisReading(Collector):

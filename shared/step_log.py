@@ -87,7 +87,7 @@ class Step:
 
 def make_step(utterances: Sequence[Utterance], deposits: Sequence[Deposit] = ()) -> Step:
     """One step of one worker and shard. A job may stand in it only once."""
-    # One loop without calls: this is done for every token.
+    # One loop, and no call for who goes on: this is done for every token.
     places: list[int] = []
     frames: list[bytes] = []
     heard_by: list[str] = []

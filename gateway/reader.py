@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shared.channel import LAST, Frame, FrameKind
 from shared.envelope import Item, Unfolder
@@ -63,8 +63,12 @@ _CHUNK, _LAST_CHUNK, _CHUNKS = int(FrameKind.CHUNK), int(FrameKind.LAST_CHUNK), 
 
 _ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
 
-Sink = Callable[[bytes], bool]
-"""Takes chunks for a client now, or returns False and has taken nothing."""
+
+class Sink(Protocol):
+    """A client that keeps up."""
+
+    def take(self, data: bytes) -> bool:
+        """Takes chunks now, or returns False and has taken nothing."""
 
 
 class Reader:
@@ -130,7 +134,7 @@ class Reader:
                 return
             self._after = self._known = seq
             sink = self._sink if kind == _CHUNK else None  # the last one leaves with the end
-            if data and sink is not None and not self._pieces and sink(data):
+            if data and sink is not None and not self._pieces and sink.take(data):
                 relay = self._relay
                 gap = relay.now - self.spoke
                 relay.gaps[gap] = relay.gaps.get(gap, 0) + 1
@@ -186,8 +190,9 @@ class Reader:
         self._rouse()
 
     def wake(self) -> None:
-        """End the wait of `next`: its client has left."""
+        """End the wait of `next`, and the use of its sink: its client has left."""
         self._left = True
+        self._sink = None
         self._rouse()
 
     def fail(self, error: Exception) -> None:

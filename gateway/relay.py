@@ -45,21 +45,23 @@ class Relay:
         self.connected = self._subscription.connected
         """Set while frames can come; without it readers live on the log alone."""
         self.run = self._subscription.run
-        self._readers: dict[bytes, list[Reader]] = {}
+        self._readers: dict[bytes, tuple[Reader, ...]] = {}
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
 
     def open(self, job_id: str, want: Want, after: int = 0) -> Reader:
         """A reader; open it before the job is submitted or watched, and `close` it."""
         reader = Reader(self, job_id, want, after)
-        self._readers.setdefault(job_id.encode(), []).append(reader)
+        key = job_id.encode()
+        self._readers[key] = (*self._readers.get(key, ()), reader)
         return reader
 
     def close(self, reader: Reader) -> None:
         """The reader's client has all it wants."""
         key = reader.job_id.encode()
-        readers = self._readers[key]
-        readers.remove(reader)
-        if not readers:
+        others = tuple(each for each in self._readers[key] if each is not reader)
+        if others:
+            self._readers[key] = others
+        else:
             del self._readers[key]
 
     def _all_to_the_log(self) -> None:

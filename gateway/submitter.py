@@ -86,7 +86,7 @@ class Submitter:
         depths = self._queue.submitted([each.job for each in parcel], reply)
         for each, depth in zip(parcel, depths, strict=True):
             if isinstance(depth, int):
-                self._metrics.submitted(each.job.pool, each.job.lane).inc()
+                self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
             if each.queued.done():
                 continue
             if isinstance(depth, QueueFull):

@@ -11,48 +11,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-Write = Callable[[bytes], bool]
-"""Writes a part of a body that was begun, or returns False and has written nothing."""
+
+class Writer(Protocol):
+    """Writes parts of a body that was begun."""
+
+    def take(self, data: bytes) -> bool:
+        """Writes it all now, or returns False and has written nothing."""
 
 
-def writer(send: Send) -> Write:
-    """For the body of the response that `send` has begun; more of it must follow."""
+def writer(send: Send) -> Writer:
+    """For the body of the response that `send` has begun. More of it must follow, and nothing may
+    be written once the client has left (`when_left`)."""
     cycle = getattr(send, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
-        return _onto_transport(cycle)
-    return partial(_through, send)
+        return _OntoTransport(cycle.transport)
+    return _Through(send)
 
 
-def _onto_transport(cycle: RequestResponseCycle) -> Write:
-    # For every token: what it needs is looked up once.
-    flow, write = cycle.flow, cycle.transport.write
+class _OntoTransport:
+    # Between two tokens of a stream all that belongs to it has left the processor's caches, so it
+    # is the number of objects which are looked at that costs, not what is done with them.
+    __slots__ = ("_transport",)
 
-    def take(data: bytes) -> bool:
-        if flow.write_paused or cycle.disconnected or cycle.response_complete:
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def take(self, data: bytes) -> bool:
+        transport = self._transport
+        if transport.get_write_buffer_size():  # a slow client: `send` waits for it
             return False
-        write(b"%x\r\n%b\r\n" % (len(data), data))
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
-    return take
 
+class _Through:
+    __slots__ = ("_send",)
 
-def _through(send: Send, data: bytes) -> bool:
-    """A server waits for room before it takes anything: a `send` that waits has written nothing."""
-    sending: Any = send({"type": "http.response.body", "body": data, "more_body": True})
-    try:
-        sending.send(None)
-    except StopIteration:
-        return True
-    except Exception:
-        return False  # the answer's own task will meet it; the relay serves others, too
-    sending.close()
-    return False
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def take(self, data: bytes) -> bool:
+        # A server waits for room before it takes anything: a `send` that waits has written nothing.
+        sending: Any = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            sending.send(None)
+        except StopIteration:
+            return True
+        except Exception:
+            return False  # the answer's own task will meet it; the relay serves others, too
+        sending.close()
+        return False
 
 
 class Gathered:

@@ -61,11 +61,32 @@ class FastCounter(Collector):
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._help = name, text
-        self._count = 0
+        self.count = 0
 
-    def inc(self) -> None:
-        """Count one."""
-        self._count += 1
+    def inc(self, n: int = 1) -> None:
+        """Count `n` more."""
+        self.count += n
 
     def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(self._name, self._help, value=self._count)
+        yield CounterMetricFamily(self._name, self._help, value=self.count)
+
+
+class FastCounters(Collector):
+    """Counters of one name, told apart by labels."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name, self._help, self._labels = name, text, labels
+        self._by_values: dict[tuple[str, ...], FastCounter] = {}
+
+    def of(self, *values: str) -> FastCounter:
+        """The one with these values of the labels; it is shown from the first call on."""
+        counter = self._by_values.get(values)
+        if counter is None:
+            counter = self._by_values[values] = FastCounter(self._name, self._help)
+        return counter
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for values, counter in list(self._by_values.items()):
+            family.add_metric(values, counter.count)
+        yield family

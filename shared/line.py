@@ -26,6 +26,9 @@ Argument = str | bytes | int | float
 
 _ERRORS = {"NOSCRIPT": NoScriptError, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NOTHING = object()
+_READ_BYTES = 1 << 16
+# So long after it was last read a line that rests is still taken for one that stands.
+_TRUST_S = 0.1
 _MESSAGE = b"message"
 
 
@@ -36,16 +39,19 @@ def _error(text: str) -> ResponseError:
     return kind(text)
 
 
-def _epoll_of(transport: asyncio.Transport) -> tuple[select.epoll | None, int]:
-    """The epoll of uvloop's loop, to take the transport's socket out. None with others and for TLS,
-    whose layer goes on reading when it is paused."""
-    backend = getattr(asyncio.get_running_loop(), "_get_backend_id", None)
-    if backend is None or not hasattr(select, "epoll"):
-        return None, -1
+def _socket_of(transport: asyncio.Transport) -> int:
+    """The number of the transport's socket. -1 for TLS, whose layer stands between."""
     if transport.get_extra_info("sslcontext") is not None:
-        return None, -1
-    # Closed with the object, so not the loop's own.
-    return select.epoll.fromfd(os.dup(backend())), transport.get_extra_info("socket").fileno()
+        return -1
+    return int(transport.get_extra_info("socket").fileno())
+
+
+def _epoll_of(loop: asyncio.AbstractEventLoop) -> select.epoll | None:
+    """The epoll of uvloop's loop, to take sockets out. None with others."""
+    backend = getattr(loop, "_get_backend_id", None)
+    if backend is None or not hasattr(select, "epoll"):
+        return None
+    return select.epoll.fromfd(os.dup(backend()))  # closed with the object, so not the loop's own
 
 
 class Line(asyncio.Protocol):
@@ -66,10 +72,13 @@ class Line(asyncio.Protocol):
         self._connecting = asyncio.Lock()
         self._reader = hiredis.Reader()
         self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._loop: asyncio.AbstractEventLoop  # the connection's
         self._epoll: select.epoll | None = None
         self._fd = -1
         self._watch: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None
+        self._rests = False  # the loop does not look at the socket
+        self._read_at = 0.0  # on the loop's clock, while it rests
+        self._rest: asyncio.TimerHandle | None = None  # while a reply may wait
         self._n_replies = 0
         self._n_seen = 0
         self.losses = 0
@@ -85,38 +94,40 @@ class Line(asyncio.Protocol):
         `patience_s`: the reply may wait that long for the next call or `read_on`. Then it wakes
         nobody, which costs both sides more than the call itself.
         """
+        self.read_on()
         if self._transport is None:
             await self.connect()
         return await self.send(*command, patience_s=patience_s)
 
     def read_on(self) -> None:
-        """Replies that were left waiting are read now."""
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
-            if self._transport is not None:
-                self._transport.resume_reading()
+        """Replies that were left waiting are read now; a line that was not used for a while finds
+        out whether it still stands."""
+        if self._rests and (self._waiting or self._loop.time() - self._read_at > _TRUST_S):
+            self._catch_up()
 
     def send(self, *command: Argument, patience_s: float = 0.0) -> asyncio.Future[Any]:
         """As `call`, but the command is under way when this returns; there must be a connection."""
+        self.read_on()
         transport = self._transport
         if transport is None:
             raise RedisConnectionError("Connection to Redis lost")
-        self.read_on()
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Any] = loop.create_future()
+        reply: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(reply)
         transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
         if patience_s and len(self._waiting) == 1:
-            self._pause(transport)
-            self._rest = loop.call_later(patience_s, self.read_on)
+            if not self._rests:
+                self._rest_from_now(transport)
+            self._rest = self._loop.call_later(patience_s, self.read_on)
+        elif self._rests:
+            self._look_again()
         if self._watch is None:
             self._n_seen = self._n_replies
-            self._watch = loop.call_later(self._timeout_s, self._look)
+            self._watch = self._loop.call_later(self._timeout_s, self._look)
         return reply
 
-    def _pause(self, transport: asyncio.Transport) -> None:
+    def _rest_from_now(self, transport: asyncio.Transport) -> None:
         transport.pause_reading()
+        self._rests = True
         if self._epoll is None or transport.is_closing():  # its number may be another's already
             return
         if not transport.get_write_buffer_size():
@@ -125,6 +136,36 @@ class Line(asyncio.Protocol):
             # while it waits to write, which it does in the same place.
             with contextlib.suppress(FileNotFoundError):  # it has not put it in yet
                 self._epoll.unregister(self._fd)
+
+    def _catch_up(self) -> None:
+        """Unless all that is awaited is there: then it is read past the loop, which can go on not
+        looking. Putting the socket in and out of its epoll, and a turn of the loop to read one
+        reply, cost more than the call."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+        transport, self._read_at = self._transport, self._loop.time()
+        if transport is not None and self._fd >= 0 and not transport.is_closing():
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                if not self._waiting:
+                    return
+            except OSError as error:
+                self._lose(error)
+            else:
+                if data:
+                    self.data_received(data)
+                    if not self._waiting:
+                        return
+                else:
+                    self._lose()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._rests = False
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     async def close(self) -> None:
         """Calls that are on their way fail; the next one would connect again."""
@@ -144,6 +185,7 @@ class Line(asyncio.Protocol):
             if self._transport is not None:
                 return
             await self._forget()
+            self._loop = asyncio.get_running_loop()
             connection: Any = self._pool.make_connection()
             await connection.connect()
             # There is no public way to the socket of a connection that redis-py has set up.
@@ -152,7 +194,9 @@ class Line(asyncio.Protocol):
             transport.set_protocol(self)
             self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
             self._connection, self._transport = connection, transport
-            self._epoll, self._fd = _epoll_of(transport)
+            self._fd, self._epoll = _socket_of(transport), None
+            if self._fd >= 0:
+                self._epoll = _epoll_of(self._loop)
             self.lost.clear()
 
     # --- asyncio.Protocol ---
@@ -180,22 +224,30 @@ class Line(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._before is not None:
             self._before.connection_lost(exc)
+        self._lose(exc)
+
+    def _lose(self, exc: Exception | None = None) -> None:
         self._break(RedisConnectionError(f"Connection to Redis lost: {exc or 'closed by server'}"))
 
     def _look(self) -> None:
         """Nothing has come for a while although something should."""
         self._watch = None
         if not self._waiting:
+            if self._rests:  # a loss must not go unnoticed while nobody calls
+                self._look_again()
             return
         if self._n_seen == self._n_replies:
             self._break(RedisTimeoutError("Redis does not answer"))
             return
         self._n_seen = self._n_replies
-        self._watch = asyncio.get_running_loop().call_later(self._timeout_s, self._look)
+        self._watch = self._loop.call_later(self._timeout_s, self._look)
 
     def _break(self, error: Exception) -> None:
         transport, self._transport = self._transport, None
-        self.read_on()
+        self._rests = False
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
         if transport is not None:
             transport.abort()
             self.losses += 1

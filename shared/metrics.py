@@ -8,7 +8,6 @@ set to 0 at start: Prometheus' `increase` does not see the first one of a series
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -21,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from shared import errors
-from shared.collectors import FastCounter, FastHistogram, FastHistograms
+from shared.collectors import FastCounter, FastCounters, FastHistogram, FastHistograms
 from shared.states import JobState
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -157,13 +156,10 @@ class GatewayMetrics:
             ["check"],
             registry=registry,
         )
-        submitted = Counter(
-            "flotilla_jobs_submitted_total",
-            "Jobs put in a lane",
-            ["pool", "lane"],
-            registry=registry,
+        self.submitted = FastCounters(
+            "flotilla_jobs_submitted_total", "Jobs put in a lane", ["pool", "lane"]
         )
-        self.submitted = cache(submitted.labels)  # for every job: a look at it takes a lock
+        registry.register(self.submitted)
         self.refused = Counter(
             "flotilla_requests_refused_total",
             "Requests that were answered with an error before they became a job",
@@ -277,16 +273,15 @@ class WorkerMetrics:
             ["worker", "pool", "engine"],
             registry=registry,
         )
-        finished = Counter(
+        self.finished = FastCounters(
             "flotilla_jobs_finished_total",
             "Jobs this worker ended; `code` says why they failed, if so",
             ["state", "code"],
-            registry=registry,
         )
-        self.finished = cache(finished.labels)
-        self.finished(JobState.COMPLETED, "")
+        registry.register(self.finished)
+        self.finished.of(JobState.COMPLETED, "")
         for code in ("rejected", "engine_error"):
-            self.finished(JobState.FAILED, code)
+            self.finished.of(JobState.FAILED, code)
         self.released = Counter(
             "flotilla_jobs_released_total", "Jobs handed back", ["reason"], registry=registry
         )
@@ -308,11 +303,10 @@ class WorkerMetrics:
         )
         for histogram in (self.queue_wait, self.first_token, self.job_seconds):
             registry.register(histogram)
-        tokens = Counter(
-            "flotilla_tokens_total", "Tokens of ended jobs", ["kind"], registry=registry
-        )
-        self.prompt_tokens = tokens.labels("prompt")
-        self.completion_tokens = tokens.labels("completion")
+        tokens = FastCounters("flotilla_tokens_total", "Tokens of ended jobs", ["kind"])
+        registry.register(tokens)
+        self.prompt_tokens = tokens.of("prompt")
+        self.completion_tokens = tokens.of("completion")
         self.fenced = Counter(
             "flotilla_fenced_writes_total",
             "Writes refused because the job was not this worker's any more",

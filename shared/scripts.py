@@ -140,8 +140,17 @@ class Scripts:
 
         The result may be a NoScriptError then; the next call loads the scripts.
         """
-        if not self._calls or self._line.lost.is_set():
+        try:
+            return self._send(name, shard, *args, patience_s=patience_s)
+        except RedisConnectionError:  # before anything was sent
             return asyncio.ensure_future(self._run(name, shard, *args))
+
+    def _send(
+        self, name: str, shard: int, *args: Argument, patience_s: float
+    ) -> asyncio.Future[Any]:
+        """Raises RedisConnectionError if there is no connection, or no script was loaded."""
+        if not self._calls:
+            raise RedisConnectionError("not connected")
         reply = self._line.send(*self._command(name, shard, *args), patience_s=patience_s)
         reply.add_done_callback(self._look)
         return reply
@@ -187,11 +196,12 @@ class Scripts:
         self, shard: int, *args: Argument, patience_s: float = 0.0
     ) -> asyncio.Future[Any]:
         """`start` of `emit`, which does not connect: with another connection the epoch is over."""
-        if not self._calls or self._line.lost.is_set():
+        try:
+            return self._send("emit", shard, *args, patience_s=patience_s)
+        except RedisConnectionError as error:
             reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            reply.set_exception(RedisConnectionError("not connected"))
+            reply.set_exception(error)
             return reply
-        return self.start("emit", shard, *args, patience_s=patience_s)
 
     async def renew(self, shard: int, *args: Argument) -> list[bytes]:
         """`[epoch, id, state, watchers, watched, ...]`; see lua/renew.lua."""

@@ -228,7 +228,7 @@ class Loop:
         self._changed.set()
 
     def _count(self, run: Run) -> None:
-        self._metrics.finished(run.ended_as, run.error_code).inc()
+        self._metrics.finished.of(run.ended_as, run.error_code).inc()
         self._metrics.prompt_tokens.inc(run.outbox.prompt_tokens)
         self._metrics.completion_tokens.inc(run.outbox.completion_tokens)
 

@@ -49,13 +49,18 @@ end
 
 local function submit(now, id, tenant, pool, lane, deadline, model, endpoint, body, stream, watchers, metadata,
                       ttl_ms, max_attempts)
-  local name, depth = pool .. ':' .. lane, 0
-  if waits[pool] == nil then waits[pool] = redis.call('EXISTS', unpack(waiting_keys(pool))) > 0 end
+  local name, depth, is_new = pool .. ':' .. lane, 0, false
+  if waits[pool] == nil then
+    local names = waiting_keys(pool)
+    -- Where nothing waits, as mostly, one question instead of two.
+    is_new = redis.call('EXISTS', key('job', id), unpack(names)) == 0
+    waits[pool] = not is_new and redis.call('EXISTS', unpack(names)) > 0
+  end
   if waits[pool] then
     depth = depths[name] or redis.call('ZCARD', waiting_key(name))
     depths[name] = depth
   end
-  if redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
+  if not is_new and redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
   if depth >= deepest then return 'full', depth end
   local created_us = int(now)
   local entry = redis.call('XADD', queue_key(name), '*', 'job', id)

@@ -246,6 +246,29 @@ def test_a_line_that_was_cut_while_nobody_read_it_is_found_out(
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
+def test_a_line_that_was_cut_while_it_rested_is_not_used(
+    runner: Callable[..., None], redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.line._TRUST_S", 0.0)
+
+    async def run() -> None:
+        async with opened(redis_url) as line:
+            others = clients(store)
+            await line.call("PING")
+            for n in range(3):
+                patient = line.send("SET", "a", n, patience_s=60.0)
+                await until(lambda n=n: store.get("a") == b"%d" % n, "Redis has the command")
+                line.read_on()
+                assert await patient == b"OK"
+                cut(store, clients(store) - others)
+                line.read_on()
+                assert (line.lost.is_set(), line.losses) == (True, n + 1)
+                assert await line.call("PING") == b"PONG"
+
+    runner(run())
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
 def test_any_order_of_patient_calls_others_and_losses(
     runner: Callable[..., None], redis_url: str, store: Redis
 ) -> None:

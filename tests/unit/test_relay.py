@@ -112,7 +112,7 @@ class Socket:
         self.full = False
         self.last = 0.0
 
-    def __call__(self, data: bytes) -> bool:
+    def take(self, data: bytes) -> bool:
         if not self.full:
             self.taken.append(data)
             self.last = asyncio.get_running_loop().time()
@@ -1016,6 +1016,16 @@ async def test_the_sink_is_used_only_while_next_waits(relay: Relay, socket: Sock
     reader.wake()
     assert await waiting == []
     publish(relay, chunk(3))
+    assert socket.taken == []
+
+
+async def test_a_client_that_has_left_is_sent_nothing(relay: Relay, socket: Socket) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(LONG_S, socket))
+    await turns()
+    reader.wake()
+    publish(relay, chunk(1))  # before the task has its turn
+    await waiting
     assert socket.taken == []
 
 

@@ -231,7 +231,7 @@ def test_a_line_that_was_cut_while_nobody_read_it_is_found_out(
     runner: Callable[..., None], redis_url: str, store: Redis
 ) -> None:
     async def run() -> None:
-        async with opened(redis_url) as line:
+        async with opened(redis_url, timeout_s=1.0) as line:
             others = clients(store)
             await line.call("PING")
             patient = line.send("SET", "a", 1, patience_s=60.0)
@@ -249,7 +249,7 @@ def test_a_line_that_was_cut_while_nobody_read_it_is_found_out(
 def test_a_line_that_was_cut_while_it_rested_is_not_used(
     runner: Callable[..., None], redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.line._TRUST_S", 0.0)
+    monkeypatch.setattr("shared.line._TRUST_S", -1.0)
 
     async def run() -> None:
         async with opened(redis_url) as line:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ class _Waiting(NamedTuple):
     job: NewJob
     queued: asyncio.Future[None]
     patient: bool
+    refused: Callable[[Exception], None] | None
 
 
 class Submitter:
@@ -34,13 +35,20 @@ class Submitter:
         self._calls = 0  # under way
         self._loop = asyncio.get_running_loop()
 
-    def submit(self, job: NewJob, *, patient: bool = False) -> asyncio.Future[None]:
-        """Done when the job is queued; its exception is QueueFull or one of redis' errors.
+    def submit(
+        self,
+        job: NewJob,
+        *,
+        patient: bool = False,
+        refused: Callable[[Exception], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Done when the job is queued; its exception is QueueFull or one of redis' errors, which
+        `refused` is told of.
 
         `patient`: the caller hears of its job by its answer, so there is no hurry to be done.
         """
         queued: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Waiting(job, queued, patient))
+        self._waiting.append(_Waiting(job, queued, patient, refused))
         if self._calls:
             self._queue.read_on()
         elif len(self._waiting) == 1:
@@ -74,8 +82,7 @@ class Submitter:
             return
         if error is not None:
             for each in parcel:
-                if not each.queued.done():
-                    each.queued.set_exception(error)
+                _refuse(each, error)
         else:
             self._tell(parcel, reply.result())
         self._calls -= 1
@@ -87,12 +94,21 @@ class Submitter:
         for each, depth in zip(parcel, depths, strict=True):
             if isinstance(depth, int):
                 self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
-            if each.queued.done():
-                continue
             if isinstance(depth, QueueFull):
-                each.queued.set_exception(depth)
-            else:
+                _refuse(each, depth)
+            elif not each.queued.done():
                 each.queued.set_result(None)
+
+
+def _refuse(waiting: _Waiting, error: BaseException) -> None:
+    queued = waiting.queued
+    if queued.done():
+        return
+    queued.set_exception(error)
+    # A callback of the future would be called for every job that is queued, too.
+    if waiting.refused is not None and isinstance(error, Exception):
+        queued.exception()  # it has been heard of
+        waiting.refused(error)
 
 
 def _parcels(batch: list[_Waiting]) -> list[list[_Waiting]]:

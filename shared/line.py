@@ -57,15 +57,21 @@ def _epoll_of(loop: asyncio.AbstractEventLoop) -> select.epoll | None:
 class Line(asyncio.Protocol):
     """Connects when it is first used, and again after a loss; calls that were on their way fail.
 
-    `on_message` hears what arrives on the channels that were subscribed to.
+    `on_message` hears what arrives on the channels that were subscribed to, `on_error` of errors
+    that Redis replies, before the caller does.
     """
 
     def __init__(
-        self, redis: Redis, timeout_s: float, on_message: Callable[[bytes], None] | None = None
+        self,
+        redis: Redis,
+        timeout_s: float,
+        on_message: Callable[[bytes], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self._pool: Any = redis.connection_pool
         self._timeout_s = timeout_s
         self._on_message = on_message
+        self._on_error = on_error
         self._connection: Any = None
         self._transport: asyncio.Transport | None = None
         self._before: Any = None  # redis-py's protocol, which hears of the end too
@@ -210,6 +216,8 @@ class Line(asyncio.Protocol):
                 continue
             self._n_replies += 1
             waiting = self._waiting.popleft()
+            if self._on_error is not None and isinstance(reply, Exception):
+                self._on_error(reply)
             if waiting.done():
                 continue
             if isinstance(reply, Exception):

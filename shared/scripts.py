@@ -95,7 +95,7 @@ class Scripts:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._line = Line(redis, TIMEOUT_S)
+        self._line = Line(redis, TIMEOUT_S, on_error=self._look)
         self._calls: dict[str, tuple[str, str]] = {}  # how each is called: a command, and a name
 
     async def load(self) -> None:
@@ -151,12 +151,10 @@ class Scripts:
         """Raises RedisConnectionError if there is no connection, or no script was loaded."""
         if not self._calls:
             raise RedisConnectionError("not connected")
-        reply = self._line.send(*self._command(name, shard, *args), patience_s=patience_s)
-        reply.add_done_callback(self._look)
-        return reply
+        return self._line.send(*self._command(name, shard, *args), patience_s=patience_s)
 
-    def _look(self, reply: asyncio.Future[Any]) -> None:
-        if not reply.cancelled() and isinstance(reply.exception(), NoScriptError):
+    def _look(self, error: Exception) -> None:
+        if isinstance(error, NoScriptError):
             self._calls = {}
 
     async def ready(self) -> None:

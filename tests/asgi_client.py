@@ -10,6 +10,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from worker.engines.protocol import JOURNAL
+
 
 @dataclass
 class Reply:
@@ -53,7 +55,7 @@ async def call(
     """Send one request. `body` is bytes or something for `json.dumps`.
 
     The client goes away when `disconnect` is set. `on_chunk` sees each piece of the body as it is
-    sent.
+    sent, by the application or past it, by way of the `Recorder` in JOURNAL.
     """
     raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     gone = disconnect or asyncio.Event()
@@ -89,10 +91,16 @@ async def call(
             reply.status = message["status"]
             reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
         elif message.get("body"):
-            reply.chunks.append(message["body"])
-            if on_chunk is not None:
-                on_chunk(message["body"])
+            take(message["body"])
 
+    def take(data: bytes) -> None:
+        reply.chunks.append(data)
+        if on_chunk is not None:
+            on_chunk(data)
+
+    journal = JOURNAL.get()
+    if isinstance(journal, Recorder):
+        journal.client = take
     await app(scope, receive, send)
     return reply
 
@@ -105,6 +113,9 @@ class Recorder:
         self.token_ids: dict[tuple[int, int], list[int]] = {}
         self.texts: dict[tuple[int, int], str] = {}
         self.deltas = 0
+        self.passed_on = 0
+        """Chunks that came past the application."""
+        self.client: Callable[[bytes], None] = lambda data: None
 
     def prompt(self, call: int, n_tokens: int) -> None:
         assert call not in self.prompts
@@ -115,3 +126,7 @@ class Recorder:
         self.deltas += 1
         self.token_ids.setdefault((call, index), []).extend(token_ids)
         self.texts[call, index] = self.texts.get((call, index), "") + text
+
+    def chunk(self, data: bytes) -> None:
+        self.passed_on += 1
+        self.client(data)

@@ -3,21 +3,53 @@
 `JournalledEngine` stands between vLLM's serving layer and its engine. It passes everything through
 and notes every delta; an answer that is not streamed is generated in deltas too, and gathered here,
 so that it can be seen while it grows.
+
+Where a request's next chunk is known when its tokens come (vllm_stream.py), both go to the journal
+at once, past the request's queue and task.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine import async_llm
+from vllm.v1.engine.output_processor import RequestOutputCollector
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.protocol import JOURNAL, Journal
+from worker.engines.vllm_stream import TAP, Take
+
+log = logging.getLogger("flotilla.engine")
 
 # vLLM numbers the generations of a completions request, which may have several prompts.
 _CALL = re.compile(r"^cmpl-.*-(\d+)$")
+
+
+class _Collector(RequestOutputCollector):  # type: ignore[misc]
+    """A request's queue, whose outputs may be taken before they are in it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tap: Callable[[Any], bool] | None = None
+        _COLLECTOR.set(self)
+
+    def put(self, output: Any) -> None:
+        if self.tap is not None:
+            if self.output is None and self.tap(output):
+                return
+            self.tap = None  # what follows waits behind this one
+        super().put(output)
+
+
+_COLLECTOR: ContextVar[_Collector | None] = ContextVar("COLLECTOR", default=None)
+"""Of the request that was handed to vLLM last in this context."""
+async_llm.RequestOutputCollector = _Collector
 
 
 class JournalledEngine:
@@ -48,24 +80,66 @@ class JournalledEngine:
             sampling_params = sampling_params.clone()
             sampling_params.output_kind = RequestOutputKind.DELTA
         gathered: RequestOutput | None = None
+
+        def gather(output: RequestOutput) -> None:
+            nonlocal gathered
+            if gathered is None:
+                gathered = output
+            else:
+                gathered.add(output, aggregate=True)
+                gathered.metrics = output.metrics
+
+        def gather_unfinished(output: RequestOutput) -> str | None:
+            if output.finished:
+                return None
+            gather(output)
+            return ""
+
+        collector: _Collector | None = None
         outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
+        _COLLECTOR.set(None)
         try:
             async for output in outputs:
                 for part in output.outputs:
                     journal.delta(call, part.index, part.token_ids, part.text)
-                if not whole:
-                    yield output
-                elif gathered is None:
-                    gathered = output
+                collector = collector or _COLLECTOR.get()
+                tap = partial(_tap, collector, journal, call)
+                if whole:
+                    gather(output)
+                    tap(gather_unfinished)
                 else:
-                    gathered.add(output, aggregate=True)
-                    gathered.metrics = output.metrics
+                    TAP.set(tap)
+                    yield output
         finally:
             # Closing the inner generator aborts the request now, not when it is collected.
             await outputs.aclose()
         if gathered is not None:
             gathered.outputs.sort(key=lambda part: part.index)
             yield gathered
+
+
+def _tap(collector: _Collector | None, journal: Journal, call: int, take: Take) -> None:
+    """Have the collector's next outputs taken, up to the first that is not."""
+    if collector is None:
+        return
+
+    def take_now(output: Any) -> bool:
+        if isinstance(output, Exception):
+            return False
+        try:
+            chunk = take(output)
+        except Exception:  # it is vLLM's output handler that calls, for all requests
+            log.exception("a delta could not be taken at once")
+            return False
+        if chunk is None:
+            return False
+        for part in output.outputs:
+            journal.delta(call, part.index, part.token_ids, part.text)
+        if chunk:
+            journal.chunk(chunk.encode())
+        return True
+
+    collector.tap = take_now
 
 
 def _prompt_tokens(prompt: Any) -> int:

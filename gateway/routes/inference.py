@@ -6,7 +6,6 @@ wraps `send`, and no framework looks at the request. Everything else passes thro
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import NoReturn
@@ -63,16 +62,13 @@ class Inference:
         job = await admit(gateway, tenant, scope["path"], body, parse_object(body), attached=True)
         reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
 
-        def tell(done: asyncio.Future[None]) -> None:
-            error = None if done.cancelled() else done.exception()
-            if isinstance(error, Exception):
-                failure = in_our_words(error)
-                self._metrics.refused.labels(failure.code or failure.type).inc()
-                reader.fail(failure)
+        def refused(error: Exception) -> None:
+            failure = in_our_words(error)
+            self._metrics.refused.labels(failure.code or failure.type).inc()
+            reader.fail(failure)
 
         # Whoever waits for an answer need not wait for the queue's word first.
-        queued = gateway.submitter.submit(job, patient=True)
-        queued.add_done_callback(tell)
+        queued = gateway.submitter.submit(job, patient=True, refused=refused)
         return JobAnswer(gateway, job, queued, reader, received, request_id)
 
 

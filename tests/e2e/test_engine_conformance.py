@@ -654,6 +654,30 @@ async def test_cancelling_the_call_aborts(engine: Engine) -> None:
     await until(lambda: engine.load().unfinished == 0)
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("usage", [False, True])
+async def test_plain_chunks_pass_the_application_and_are_the_same(
+    engine: Engine, path: str, usage: bool
+) -> None:
+    ask = chat if path == CHAT else complete
+    fields = {"stream": True, "stream_options": {"include_usage": usage}}
+    journal = Recorder()
+    passed, sent = await ask(engine, journal, **fields), await ask(engine, **fields)
+    assert journal.passed_on > 6  # of 12; what comes while the application speaks waits for it
+    assert text_of(passed.events()) == text_of(sent.events()) == journal.texts[0, 0]
+    for mine, its in zip(passed.events()[-2:], sent.events()[-2:], strict=True):
+        assert mine.get("usage") == its.get("usage")
+        assert list(mine) == list(its)
+
+
+@pytest.mark.parametrize("fields", [{"n": 2, "temperature": 1}, {"logprobs": True}])
+async def test_other_chunks_are_the_applications(engine: Engine, fields: dict[str, Any]) -> None:
+    journal = Recorder()
+    reply = await chat(engine, journal, stream=True, **fields)
+    assert reply.events()
+    assert journal.passed_on == 0
+
+
 async def test_a_step_ends_after_its_deltas_are_sent(engine: Engine) -> None:
     """A callback that `on_step` schedules runs when the step's chunks have been sent."""
     loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ vLLM, whose engine has nothing to do.
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import itertools
 import json
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.asgi_client import Recorder
 from worker.engines import vllm_stream
 from worker.engines.vllm import VllmEngine
 
@@ -165,6 +167,38 @@ class Pair:
         events.append(metadata.final_usage_info)
         return events
 
+    def taken(self, request: Any, script: list[Any]) -> list[Any]:
+        """The chunks, and the usage at the end, if results are taken as soon as that is wanted."""
+        said: list[Any] = []
+        wanted: vllm_stream.Take | None = None
+
+        def tap(take: vllm_stream.Take) -> None:
+            nonlocal wanted
+            wanted = take
+
+        async def results() -> AsyncIterator[Any]:
+            nonlocal wanted
+            for item in copy.deepcopy(script):
+                if isinstance(item, Exception):
+                    raise item
+                chunk = wanted(item) if wanted is not None else None
+                if chunk is None:
+                    wanted = None
+                    yield item if self.kind == CHAT else (0, item)
+                elif chunk:
+                    said.append(chunk)
+
+        metadata = SimpleNamespace(final_usage_info=None)
+
+        async def read() -> None:
+            vllm_stream.TAP.set(tap)
+            async for chunk in self.open(request, results(), ours=True, metadata=metadata):
+                said.append(chunk)  # noqa: PERF401 - `results` appends in between
+
+        with pytest.raises(StopIteration):
+            contextvars.copy_context().run(read().send, None)
+        return [*said, metadata.final_usage_info]
+
     def is_short(self, request: Any, **changes: Any) -> bool:
         stream = self.open(request, None, ours=True, **changes)
         short = stream.ag_code is vllm_stream._stream.__code__
@@ -203,6 +237,10 @@ def result(
         metrics=metrics,
         **fields,
     )
+
+
+def chunks_of(story: list[Any]) -> list[Any]:
+    return [event for event in story if not str(event).startswith("output ")]
 
 
 def scripts() -> dict[str, list[Any]]:
@@ -247,6 +285,7 @@ def test_the_same_chunks_at_the_same_time(kind: str, state: Any) -> None:
         for name, script in scripts().items():
             own = pair.story(request, script, ours=False)
             assert pair.story(request, script, ours=True) == own, (name, changes, fields)
+            assert pair.taken(request, script) == chunks_of(own), (name, changes, fields)
             assert "[DONE]" in own[-2]
 
 
@@ -272,7 +311,38 @@ def test_the_same_chunks_whatever_is_said(
     request = pair.request(stream_options={"include_usage": usage})
     script = [*itertools.starmap(result, said), result(*ending)]
     assert pair.is_short(request)
-    assert pair.story(request, script, ours=True) == pair.story(request, script, ours=False)
+    own = pair.story(request, script, ours=False)
+    assert pair.story(request, script, ours=True) == own
+    assert pair.taken(request, script) == chunks_of(own)
+
+
+def test_what_is_not_taken_waits_in_the_queue_and_so_does_what_follows(vllm_engine: Any) -> None:
+    from vllm.sampling_params import RequestOutputKind
+
+    from worker.replay import _Collector, _tap
+
+    def take(item: Any) -> str | None:
+        if item.outputs[0].text == "?":
+            raise ValueError("sorry")
+        return None if item.finished else item.outputs[0].text
+
+    collector, journal = _Collector(RequestOutputKind.DELTA, "r"), Recorder()
+    journal.prompt(0, 3)
+    said: list[bytes] = []
+    journal.client = said.append
+    for last in [result("?"), result("", 1, "stop"), ValueError("dead")]:
+        said.clear()
+        _tap(collector, journal, 0, take)
+        collector.put(result("a"))
+        collector.put(result("b", 2))
+        assert (said, collector.output) == ([b"a", b"b"], None)
+        collector.put(last)
+        assert collector.output is last
+        if last.__class__ is not ValueError:
+            collector.put(result("c"))  # merged with what has not been read, as ever
+        assert said == [b"a", b"b"]
+        collector.output = None
+    assert journal.token_ids[0, 0] == [0, 0, 1] * 3
 
 
 @pytest.mark.parametrize(

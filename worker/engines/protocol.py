@@ -45,6 +45,13 @@ class Journal(Protocol):
     def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
         """One step's tokens of choice `index` of the job's `call`-th generation."""
 
+    def chunk(self, data: bytes) -> None:
+        """What the client gets of the delta just noted, behind all that the application has sent.
+
+        For a delta whose bytes are known when it comes: to wake the application, for it to send
+        them, costs more than to make them.
+        """
+
 
 JOURNAL: ContextVar[Journal | None] = ContextVar("JOURNAL", default=None)
 """The journal of the job in whose context the engine is called. The runner sets it before it calls
@@ -78,7 +85,7 @@ class Engine(Protocol):
         """Answer one HTTP request as vLLM's own application does.
 
         Every delta goes to the `Journal` in `JOURNAL` (if there is one) before the bytes made of it
-        are sent. `http.disconnect` aborts the request.
+        are sent; those of plain deltas may go to it, too. `http.disconnect` aborts the request.
         """
 
     def close(self) -> None:

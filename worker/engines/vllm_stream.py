@@ -6,6 +6,9 @@ token ids, running usage) the chunks between the first and the last differ in th
 vLLM's own generator sees the first output and the last one, and is asked in between what it makes
 of a text that we know; all other chunks are put together from its answer. The role, the finish
 reason, the usage, errors and [DONE] stay its own words.
+
+Nor need the request's task be woken for them: where there is a `TAP`, such chunks are made where
+the engine's outputs come.
 """
 
 from __future__ import annotations
@@ -15,11 +18,18 @@ import inspect
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
 log = logging.getLogger("flotilla.engine")
+
+Take = Callable[[Any], str | None]
+"""From one of vLLM's results to the chunk that is made of it, empty if there is none; None if the
+request's task has to see the result."""
+TAP: ContextVar[Callable[[Take], None] | None] = ContextVar("TAP", default=None)
+"""Has the request's next results taken so, up to the first that is not. Set once there is one."""
 
 # vLLM's stream generators, with the parameters that they have from 0.24 to 0.33.
 _KNOWN = {
@@ -138,21 +148,34 @@ async def _stream(
         return
     blanks: bool | None = None  # has a delta without text a chunk? With a parser it may have none
     untold: list[int] = []
+
+    def take(item: Any) -> str | None:
+        output = _output(item)
+        if not _goes_on(output) or (not output.text and blanks is None):
+            return None
+        untold.extend(output.token_ids)
+        return head + quoted(output.text) + tail if output.text or blanks else ""
+
+    tap = TAP.get()
     try:
+        if tap is not None:
+            tap(take)
         async for item in results:
             output = _output(item)
             if not _goes_on(output):
                 output.token_ids = [*untold, *output.token_ids]  # for the usage
                 told.append(item)
                 break
-            untold += output.token_ids
             if not output.text and blanks is None:
                 told.append(_question(item, "", _SAYING))
                 blanks = _SAYING not in await anext(chunks)
                 if blanks:
                     await anext(chunks)
-            if output.text or blanks:
-                yield head + quoted(output.text) + tail
+            spoken = take(item)
+            if spoken:
+                yield spoken
+            if tap is not None:
+                tap(take)
     except Exception as error:
         told.append(error)
     async for chunk in chunks:

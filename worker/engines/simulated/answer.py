@@ -96,6 +96,8 @@ class Answer(ABC):
             while deltas:
                 for delta in deltas:
                     await send(_event(self._encode(delta)))
+                if len(self._templates) == 1 and self.generation.journal is not None:
+                    self.generation.tap = self._pass_on
                 deltas = await self.generation.take()
             if self._include_usage:
                 usage = self._usage(self._prompts, sum(self._n_tokens))
@@ -139,6 +141,14 @@ class Answer(ABC):
         ]
         parts = [chunk.partition(quote(_TEXT_HERE)) for chunk in whole]
         return [(before, after) for before, _, after in parts]
+
+    def _pass_on(self, delta: Delta) -> bool:
+        """As vLLM with the worker's plain streams (vllm_stream.py)."""
+        if delta.finish_reason is not None:
+            return False
+        assert self.generation.journal is not None, "has set this tap"
+        self.generation.journal.chunk(_event_bytes(self._encode(delta)))
+        return True
 
     def _encode(self, delta: Delta) -> str:
         self._n_tokens[delta.choice] += 1
@@ -371,6 +381,10 @@ def _dump(value: dict[str, Any]) -> str:
 def _event(data: str) -> Message:
     return {
         "type": "http.response.body",
-        "body": f"data: {data}\n\n".encode(),
+        "body": _event_bytes(data),
         "more_body": True,
     }
+
+
+def _event_bytes(data: str) -> bytes:
+    return f"data: {data}\n\n".encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as ReadOnlySequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -100,6 +101,9 @@ class Generation:
     def __init__(self, *, stream: bool, journal: Journal | None) -> None:
         self.sequences: list[Sequence] = []
         self.journal = journal
+        self.tap: Callable[[Delta], bool] | None = None
+        """Takes a delta that need not wake the reader, or returns False. It is asked as long as
+        there is none that the reader has not taken."""
         self._stream = stream
         self._unfinished = 0
         self._deltas: list[Delta] = []
@@ -115,6 +119,8 @@ class Generation:
         self._unfinished += sampling.n
 
     def put(self, delta: Delta) -> None:
+        if self.tap is not None and not self._deltas and self.tap(delta):
+            return
         self._deltas.append(delta)
         if delta.finish_reason is not None:
             self._unfinished -= 1

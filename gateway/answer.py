@@ -120,7 +120,7 @@ class JobAnswer:
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
             elif self._reader.spoke:
-                sink = sink or writer(self._send)
+                sink = writer(self._send)
 
     def _observe(self, now: float) -> None:
         metrics, reader = self._gateway.metrics, self._reader

@@ -86,7 +86,9 @@ class Reader:
         "_news",
         "_pieces",
         "_relay",
+        "_rings_at",
         "_sink",
+        "_timer",
         "_unfolder",
         "_unread",
         "_waiter",
@@ -115,6 +117,8 @@ class Reader:
         self._loop = asyncio.get_running_loop()
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0  # on the monotonic clock
 
     def feed(self, frame: Frame) -> None:
         """The relay has a frame for this job."""
@@ -218,11 +222,8 @@ class Reader:
                     if left_s <= 0:
                         break
                     self._waiter = self._loop.create_future()
-                    timer = self._loop.call_later(left_s, self._look_up)
-                    try:
-                        await self._waiter
-                    finally:
-                        timer.cancel()
+                    self._set_timer(left_s)
+                    await self._waiter
             finally:
                 self._sink = self._waiter = None
             if self._failure is not None:
@@ -234,6 +235,26 @@ class Reader:
             pieces = await self._read()
             if pieces or silent or self._left:
                 return pieces
+
+    def close(self) -> None:
+        """Nobody will wait here any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, seconds: float) -> None:
+        """One for all waits: it is left running where one ends early, and set anew where it would
+        ring too late for another."""
+        rings_at = monotonic() + seconds
+        if self._timer is not None:
+            if self._rings_at <= rings_at:
+                return
+            self._timer.cancel()
+        self._timer, self._rings_at = self._loop.call_later(seconds, self._ring), rings_at
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._look_up()
 
     def _rouse(self) -> None:
         self._news = True

@@ -57,6 +57,7 @@ class Relay:
 
     def close(self, reader: Reader) -> None:
         """The reader's client has all it wants."""
+        reader.close()
         key = reader.job_id.encode()
         others = tuple(each for each in self._readers[key] if each is not reader)
         if others:

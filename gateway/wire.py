@@ -10,11 +10,15 @@ server the calls of ASGI are made.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+_NONE = -1
+"""No file has this number: who writes to it is told so."""
 
 
 class Writer(Protocol):
@@ -25,27 +29,36 @@ class Writer(Protocol):
 
 
 def writer(send: Send) -> Writer:
-    """For the body of the response that `send` has begun. More of it must follow, and nothing may
-    be written once the client has left (`when_left`)."""
+    """For the body of the response that `send` has begun, until `send` is used again. More of it
+    must follow, and nothing may be written once the client has left (`when_left`)."""
     cycle = getattr(send, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
-        return _OntoTransport(cycle.transport)
+        socket = cycle.transport.get_extra_info("socket")
+        if socket is not None and cycle.transport.get_extra_info("sslcontext") is None:
+            return _OntoSocket(cycle.transport, socket.fileno())
     return _Through(send)
 
 
-class _OntoTransport:
+class _OntoSocket:
     # Between two tokens of a stream all that belongs to it has left the processor's caches, so it
-    # is the number of objects which are looked at that costs, not what is done with them.
-    __slots__ = ("_transport",)
+    # is the number of objects which are looked at that costs, not what is done with them. A
+    # transport tells its protocol of the end before it closes its socket.
+    __slots__ = ("_fd", "_transport")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, fd: int) -> None:
         self._transport = transport
+        self._fd = _NONE if transport.get_write_buffer_size() else fd
 
     def take(self, data: bytes) -> bool:
-        transport = self._transport
-        if transport.get_write_buffer_size():  # a slow client: `send` waits for it
+        data = b"%x\r\n%b\r\n" % (len(data), data)
+        try:
+            n_sent = os.write(self._fd, data)
+        except OSError:  # a slow client, or one that has gone: `send` deals with both
+            self._fd = _NONE
             return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        if n_sent < len(data):
+            self._transport.write(data[n_sent:])
+            self._fd = _NONE
         return True
 
 

@@ -31,7 +31,7 @@ class Point:
     """Requests a second of an open loop; 0 is a closed loop."""
     timing: EngineTiming = PACED
     most_rounds: int = 3
-    """The points that decide get as many as are asked for."""
+    """The points whose CPU time decides get as many as are asked for."""
 
     @property
     def unit(self) -> Literal["token", "request"]:
@@ -69,7 +69,7 @@ _POISSON_RATE = 60.0
 POINTS = {
     point.name: point
     for point in (
-        Point("c1", 1, 30, 12, most_rounds=_ALL_ROUNDS),
+        Point("c1", 1, 30, 12, most_rounds=5),
         Point("c16", 16, 64, 64),
         Point("c64", 64, 128, 64, most_rounds=_ALL_ROUNDS),
         Point("c256", 256, 640, 32),

@@ -36,6 +36,8 @@ _SYSTEMS = "direct,lean,flotilla,flotilla-2gw,naive"
 _QUICK_SYSTEMS = "direct,lean,flotilla"
 _QUICK_POINTS = "c1,c64,req64"
 _QUICK_ROUNDS = 3
+# As long as one point's ratios differ by a tenth from round to round, a median of few says little.
+_ROUNDS = 11
 _WITH_PEERS = os.environ.get("PEERS") == "1"
 """Measure other people's proxies too, and judge by them."""
 
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "last four too)",
     )
     parser.add_argument("--points", help=f"of {', '.join(POINTS)} (default all)")
-    parser.add_argument("--rounds", type=int, help="the dear points get fewer (default 5)")
+    parser.add_argument("--rounds", type=int, help=f"the dear points get fewer (default {_ROUNDS})")
     parser.add_argument(
         "--quick",
         action="store_true",
@@ -66,7 +68,7 @@ def main(arguments: argparse.Namespace) -> int:
     names = _available(_known(chosen, SYSTEMS))
     wanted = arguments.points or (_QUICK_POINTS if quick else ",".join(POINTS))
     points = [POINTS[name] for name in _known(wanted, POINTS)]
-    rounds = arguments.rounds or (_QUICK_ROUNDS if quick else 5)
+    rounds = arguments.rounds or (_QUICK_ROUNDS if quick else _ROUNDS)
     with_memory = not (arguments.no_memory or (quick and not arguments.points))
     stem = time.strftime("%Y-%m-%dT%H%M%S")
     path: Path = arguments.json or RESULTS / f"{stem}.json"

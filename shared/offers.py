@@ -13,6 +13,10 @@ from collections.abc import Callable
 from shared import keys
 from shared.queue import UNKNOWN, Offer
 
+# A slot that becomes free is no news as long as Redis knows of that many times as many: there is
+# one with nearly every job's end.
+_CLOSE_ENOUGH = 16
+
 
 class Offers:
     """One worker's offers, a share of its free slots for each shard."""
@@ -62,7 +66,8 @@ class Offers:
         """What the shard is to be told, None if it knows; what is not None is said, as in `say`."""
         if self._ended or not self._quiet[shard].is_set():
             return None
-        known = self._told[shard] == self._free() // len(self._told)
+        told, free = self._told[shard], self._free() // len(self._told)
+        known = told is not None and told <= free <= told + told // _CLOSE_ENOUGH
         return None if known and not self._stale[shard] else self.say(shard)
 
     def took(self, shard: int) -> None:

@@ -40,6 +40,20 @@ def test_a_job_that_was_handed_over_is_counted_on_both_sides() -> None:
     assert worker.tell() == (8, 7)
 
 
+def test_a_few_slots_more_are_no_news_where_there_are_many() -> None:
+    worker = Worker()
+    worker.free = 64
+    assert worker.tell() == (64, UNKNOWN)
+    for _ in range(8):
+        worker.offers.took(0)
+    worker.free = 59
+    assert worker.tell() is None
+    worker.free = 60
+    assert worker.tell() == (60, 56)
+    worker.free = 59  # one that nobody may have
+    assert worker.tell() == (59, 60)
+
+
 def test_each_shard_has_its_share() -> None:
     worker = Worker(shards=3)
     assert [worker.tell(shard) for shard in range(3)] == [(2, UNKNOWN)] * 3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +26,10 @@ class Transport:
         self.written = b""
         self.calls: list[str] = []
         self.unsent = 0
+        self.extra: dict[str, Any] = {}
+
+    def get_extra_info(self, name: str) -> Any:
+        return self.extra.get(name)
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -76,23 +82,86 @@ def part(data: bytes) -> Any:
     return {"type": "http.response.body", "body": data, "more_body": True}
 
 
+@pytest.fixture
+def client() -> Iterator[socket.socket]:
+    """Reads what is written to `client.server`."""
+    ours, server = Client.pair()
+    with ours, server:
+        yield ours
+
+
+class Client(socket.socket):
+    server: socket.socket
+
+    @classmethod
+    def pair(cls) -> tuple[Client, socket.socket]:
+        a, server = socket.socketpair()
+        server.setblocking(False)
+        client = cls(fileno=a.detach())
+        client.setblocking(False)
+        client.server = server
+        return client, server
+
+    def received(self) -> bytes:
+        data = b""
+        while True:
+            try:
+                more = self.recv(1 << 20)
+            except BlockingIOError:
+                return data
+            data += more
+
+
 @pytest.mark.parametrize("data", CHUNKS)
-async def test_it_writes_what_uvicorn_would(data: bytes) -> None:
+async def test_it_writes_what_uvicorn_would(data: bytes, client: Client) -> None:
     cycle, transport = await opened()
+    transport.extra["socket"] = client.server
     assert writer(cycle.send).take(data)  # type: ignore[arg-type]
-    ours, transport.written = transport.written, b""
+    ours = client.received() + transport.written
+    transport.written = b""
     await cycle.send(part(data))
     assert ours == transport.written != b""
 
 
-async def test_it_writes_nothing_as_long_as_something_waits_to_be_sent() -> None:
+async def test_what_a_full_socket_does_not_take_is_the_transports(client: Client) -> None:
     cycle, transport = await opened()
+    transport.extra["socket"] = client.server
     body = writer(cycle.send)  # type: ignore[arg-type]
+    sent = 0
+    while not transport.written:
+        assert body.take(b"x" * 50_000)
+        sent += 1
+    assert not body.take(b"behind it")
+    framed = b"c350\r\n" + b"x" * 50_000 + b"\r\n"
+    assert client.received() + transport.written == framed * sent
+    assert not body.take(b"still the task's")
+    assert client.received() == b""
+
+
+async def test_it_writes_nothing_while_something_waits_to_be_sent(client: Client) -> None:
+    cycle, transport = await opened()
+    transport.extra["socket"] = client.server
     transport.unsent = 1
+    assert not writer(cycle.send).take(b"x")  # type: ignore[arg-type]
+    transport.unsent = 0
+    assert writer(cycle.send).take(b"x")  # type: ignore[arg-type]
+    assert client.received() == b"1\r\nx\r\n"
+
+
+async def test_a_client_that_has_gone_has_taken_nothing(client: Client) -> None:
+    cycle, transport = await opened()
+    transport.extra["socket"] = client.server
+    body = writer(cycle.send)  # type: ignore[arg-type]
+    client.close()
     assert not body.take(b"x")
     assert transport.written == b""
-    transport.unsent = 0
-    assert body.take(b"x")
+
+
+async def test_nothing_goes_past_encryption(client: Client) -> None:
+    cycle, transport = await opened()
+    transport.extra |= {"socket": client.server, "sslcontext": object()}
+    assert writer(cycle.send).take(b"x")  # type: ignore[arg-type]
+    assert (client.received(), transport.written) == (b"", b"1\r\nx\r\n")
 
 
 async def test_a_body_of_known_length_goes_through_uvicorns_send() -> None:

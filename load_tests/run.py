@@ -37,7 +37,7 @@ _QUICK_SYSTEMS = "direct,lean,flotilla"
 _QUICK_POINTS = "c1,c64,req64"
 _QUICK_ROUNDS = 3
 # As long as one point's ratios differ by a tenth from round to round, a median of few says little.
-_ROUNDS = 11
+_ROUNDS = 9
 _WITH_PEERS = os.environ.get("PEERS") == "1"
 """Measure other people's proxies too, and judge by them."""
 

@@ -17,6 +17,9 @@ from load_tests.measurement import Measurement, Results
 BASE = "direct"
 """What everything is compared with."""
 
+_MOST_STOLEN = 0.05
+_FEWEST_PAIRS = 3
+
 Quantity = Callable[[Measurement], float]
 Combine = Callable[[float, float], float]
 
@@ -112,16 +115,43 @@ class Figures:
         """`above` of the system over `below` of the base, paired by round."""
         return self._paired((point, system, above), (point, base, below), _divide)
 
-    def difference(self, point: str, system: str, quantity: str, base: str = BASE) -> Spread | None:
-        """Of one quantity, system minus base, paired by round."""
-        return self._paired((point, system, quantity), (point, base, quantity), lambda a, b: a - b)
+    def time_ratio(self, point: str, system: str, quantity: str) -> Spread | None:
+        """Of one wall time, system over the base, paired by round; see `_undisturbed`."""
+        return self._undisturbed(point, system, quantity, _divide)
+
+    def time_difference(
+        self, point: str, system: str, quantity: str, base: str = BASE
+    ) -> Spread | None:
+        """Of one wall time, system minus the base, paired by round; see `_undisturbed`."""
+        return self._undisturbed(point, system, quantity, lambda a, b: a - b, base)
+
+    def _undisturbed(
+        self, point: str, system: str, quantity: str, combine: Combine, base: str = BASE
+    ) -> Spread | None:
+        """In the rounds in which the host left the machine its CPUs: where they are taken away for
+        tens of milliseconds, a wall time is that. None if there are too few of them."""
+        ours, theirs = (self._by_place.get((point, name), {}) for name in (system, base))
+        calm = {
+            n_round
+            for n_round in ours.keys() & theirs.keys()
+            if max(ours[n_round].stolen, theirs[n_round].stolen) <= _MOST_STOLEN
+        }
+        if len(calm) < min(_FEWEST_PAIRS, len(ours)):
+            return None
+        return self._paired(
+            (point, system, quantity), (point, base, quantity), combine, calm.__contains__
+        )
 
     def growth(self, system: str, quantity: str, point: str, smaller: str) -> Spread | None:
         """A quantity at one point over the same at another point of the same round."""
         return self._paired((point, system, quantity), (smaller, system, quantity), _divide)
 
     def _paired(
-        self, left: tuple[str, str, str], right: tuple[str, str, str], combine: Combine
+        self,
+        left: tuple[str, str, str],
+        right: tuple[str, str, str],
+        combine: Combine,
+        counts: Callable[[int], bool] = lambda n_round: True,
     ) -> Spread | None:
         ours = self._by_place.get(left[:2], {})
         theirs = self._by_place.get(right[:2], {})
@@ -129,7 +159,7 @@ class Figures:
         pairs = [
             (measure(ours[n_round]), measure_base(theirs[n_round]))
             for n_round in ours
-            if n_round in theirs
+            if n_round in theirs and counts(n_round)
         ]
         return spread(combine(a, b) for a, b in pairs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import platform
@@ -40,6 +41,24 @@ def describe() -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "packages": {name: known for name, known in packages.items() if known},
     }
+
+
+def cpu_ticks() -> tuple[int, int]:
+    """Of all CPUs since the start: all ticks, and those that the host gave to others.
+
+    Linux' `steal`; (0, 0) where that is not told.
+    """
+    with contextlib.suppress(OSError):
+        fields = [
+            int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
+        ]
+        return sum(fields), fields[7]
+    return 0, 0
+
+
+def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Of the CPU time between two `cpu_ticks`."""
+    return (after[1] - before[1]) / max(1, after[0] - before[0])
 
 
 def _cpu_model() -> str:

@@ -34,6 +34,8 @@ class Measurement:
     calls of each command. Commands inside scripts count too."""
     load_average: float = 0.0
     """Of the last minute, before the point."""
+    stolen: float = 0.0
+    """Share of the machine's CPU time that its host gave to others meanwhile."""
 
     @property
     def units(self) -> int:

@@ -107,7 +107,7 @@ def _of_point(figures: Figures, point: str) -> Table:
                 _cell(figures.of(point, system, "tokens_per_s"), 0),
                 _spread(figures.ratio(point, system, "tokens_per_s", "tokens_per_s", BASE)),
                 _cell(figures.of(point, system, "ttft_p50_ms"), 1),
-                _spread(figures.difference(point, system, "ttft_p50_ms", BASE), "+"),
+                _spread(figures.time_difference(point, system, "ttft_p50_ms", BASE), "+"),
                 "+".join(parts),
                 _cell(figures.of(point, system, "total_us"), 0),
                 _spread(figures.ratio(point, system, "total_us", base=BASE)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from load_tests.figures import BASE, Figures, Spread
 from load_tests.targets import Judgement, Verdict
@@ -50,8 +51,14 @@ def heading(figures: Figures) -> str:
     return (
         f"{machine['date']}: {machine['cores']} x {machine['cpu']}, Linux {machine['kernel']}, "
         f"Python {machine['python']}, Redis {machine['redis']}; load average "
-        f"{machine['load_average']:.1f} at the start"
+        f"{machine['load_average']:.1f} at the start; its host gave {_stolen(figures)} of its CPU "
+        "time to others"
     )
+
+
+def _stolen(figures: Figures) -> str:
+    shares = sorted(measurement.stolen for measurement in figures.results.measurements)
+    return f"{shares[0]:.0%} to {shares[-1]:.0%} (median {median(shares):.0%})" if shares else "?"
 
 
 def _main(figures: Figures) -> Table:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from http.client import HTTPConnection
 from typing import Any
 
+from load_tests import machine
 from load_tests.client import Result, Spec
 from load_tests.engine import request_body
 from load_tests.measurement import Measurement
@@ -95,7 +96,7 @@ def schedule(
 
 def run_point(system: System, point: Point, n_round: int) -> Measurement:
     """Load, and what everybody used meanwhile. Raises WrongAnswer."""
-    load_average = os.getloadavg()[0]
+    load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
     redis_before = system.redis.counters() if system.redis else {}
     before = system.cpu_s()
     client = run_client(spec_of(system, point, seed=n_round + 1))
@@ -115,6 +116,7 @@ def run_point(system: System, point: Point, n_round: int) -> Measurement:
         roles=system.roles(),
         redis={name: value - redis_before.get(name, 0.0) for name, value in redis_after.items()},
         load_average=load_average,
+        stolen=machine.stolen_share(ticks, machine.cpu_ticks()),
     )
 
 
@@ -199,5 +201,5 @@ def line(measurement: Measurement) -> str:
         f"  TTFT {1e3 * client.ttft_p50_s:.1f}/{1e3 * client.ttft_p99_s:.1f}{jitter} ms"
         f"  {client.tokens / client.wall_s:.0f} tok/s {client.done / client.wall_s:.0f} req/s"
         f"  client {1e6 * client.cpu_s / measurement.units:.0f} us"
-        f"  load {measurement.load_average:.1f}"
+        f"  load {measurement.load_average:.1f}  stolen {measurement.stolen:.0%}"
     )

@@ -1,7 +1,8 @@
 """What the product must reach, and what it aims at. Pure.
 
 Every target bounds one figure of `flotilla` from above. Figures are paired within a round; a target
-is met if the median is within the bound. One whose peer or point was not measured is not judged.
+is met if the median is within the bound. One whose peer or point was not measured is not judged,
+nor a wall time on a machine whose host gives its CPUs to others.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _total(point: str) -> Figure:
 
 
 def _added_ttft(point: str) -> Figure:
-    return lambda figures: figures.difference(point, PRODUCT, "ttft_p50_ms")
+    return lambda figures: figures.time_difference(point, PRODUCT, "ttft_p50_ms")
 
 
 def _stream_kb(figures: Figures) -> Spread | None:
@@ -109,7 +110,7 @@ TARGETS = (
         "inter-token jitter (sd) / direct, c=64",
         1.0,
         0.8,
-        lambda figures: figures.ratio("c64", PRODUCT, "gap_sd_ms", "gap_sd_ms"),
+        lambda figures: figures.time_ratio("c64", PRODUCT, "gap_sd_ms"),
     ),
     Target(
         "CPU per token, c=256 / c=64",

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from load_tests import machine
 from load_tests.client import Spec
 from load_tests.measurement import Measurement
 from load_tests.points import Point
@@ -49,7 +50,7 @@ class Judged:
 def run_point(system: VllmSystem, point: Point, n_round: int) -> Measurement:
     """Load, and what everybody used meanwhile. Raises WrongAnswer."""
     name = system.variant.name
-    load_average = os.getloadavg()[0]
+    load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
     generated, before = system.generated(), system.cpu_s()
     client = run_client(_spec(system, point))
     time.sleep(_SETTLE_S)
@@ -68,6 +69,7 @@ def run_point(system: VllmSystem, point: Point, n_round: int) -> Measurement:
         cpu_s={label: after[label] - before[label] for label in after},
         roles=system.roles(),
         load_average=load_average,
+        stolen=machine.stolen_share(ticks, machine.cpu_ticks()),
     )
 
 

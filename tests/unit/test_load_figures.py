@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -99,6 +100,23 @@ def test_time_to_the_first_token_is_above_the_engines_step() -> None:
     found = figures.of("c64", "direct", "ttft_p50_ms")
     assert found is not None
     assert found.median == pytest.approx(4.0)
+
+
+def test_wall_times_count_where_the_host_left_the_machine_its_cpus() -> None:
+    def both(n_round: int, added_s: float, stolen: float) -> list[Measurement]:
+        base, ours = direct(100, n_round), measurement("flotilla", n_round, {"redis": 1.0})
+        ours = replace(ours, client=replace(ours.client, ttft_p50_s=0.02 + added_s))
+        return [base, replace(ours, stolen=stolen)]
+
+    calm = [*both(0, 0.001, 0.0), *both(1, 0.002, 0.05), *both(2, 0.003, 0.01)]
+    figures = Figures(Results(MACHINE, [*calm, *both(3, 9.0, 0.06)]))
+    assert_spread(figures.time_difference("c64", "flotilla", "ttft_p50_ms"), 2.0, 3)
+    assert_spread(figures.time_ratio("c64", "flotilla", "gap_sd_ms"), 1.0, 3)
+    figures = Figures(Results(MACHINE, [*calm[:4], *both(3, 9.0, 0.06)]))
+    assert figures.time_difference("c64", "flotilla", "ttft_p50_ms") is None
+    assert_spread(figures.ratio("c64", "flotilla", "total_us"), 0.01, 3)
+    one = Figures(Results(MACHINE, both(0, 0.001, 0.0)))
+    assert_spread(one.time_difference("c64", "flotilla", "ttft_p50_ms"), 1.0, 1)
 
 
 def test_growth_compares_points_of_one_system() -> None:

@@ -2,8 +2,8 @@
 
 A token costs more in an ASGI server's `send` (a message, a coroutine, its checks) than in all of
 our own code, and a task that waits in `receive` for a client to leave costs as much as reading the
-request. So with uvicorn the body, the transport and the end of the connection are taken from its
-request cycle, as its own `receive` and `send` do it (tests hold them together). With any other
+request. So with uvicorn the body, the connection's socket and its end are taken from its request
+cycle, as its own `receive` and `send` do it (tests hold them together). With any other
 server the calls of ASGI are made.
 """
 

@@ -3,8 +3,8 @@
 A token costs more in an ASGI server's `send` (a message, a coroutine, its checks) than in all of
 our own code, and a task that waits in `receive` for a client to leave costs as much as reading the
 request. So with uvicorn the body, the connection's socket and its end are taken from its request
-cycle, as its own `receive` and `send` do it (tests hold them together). With any other
-server the calls of ASGI are made.
+cycle, as its own `receive` and `send` do it (tests hold them together). With any other server the
+calls of ASGI are made.
 """
 
 from __future__ import annotations
@@ -12,23 +12,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.types import Receive, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from gateway.reader import Sink
 
 _NONE = -1
 """No file has this number: who writes to it is told so."""
 
 
-class Writer(Protocol):
-    """Writes parts of a body that was begun."""
-
-    def take(self, data: bytes) -> bool:
-        """Writes it all now, or returns False and has written nothing."""
-
-
-def writer(send: Send) -> Writer:
+def writer(send: Send) -> Sink:
     """For the body of the response that `send` has begun, until `send` is used again. More of it
     must follow, and nothing may be written once the client has left (`when_left`)."""
     cycle = getattr(send, "__self__", None)

@@ -238,7 +238,7 @@ class Line(asyncio.Protocol):
         self._break(RedisConnectionError(f"Connection to Redis lost: {exc or 'closed by server'}"))
 
     def _look(self) -> None:
-        """Nothing has come for a while although something should."""
+        """A while after a call: has something come, if something should?"""
         self._watch = None
         if not self._waiting:
             if self._rests:  # a loss must not go unnoticed while nobody calls

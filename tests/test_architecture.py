@@ -15,7 +15,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "gateway", "worker")
-MODEL_FILES = ("worker/engines/vllm.py", "worker/replay.py", "worker/demo/")
+MODEL_FILES = (
+    "worker/engines/vllm.py",
+    "worker/engines/vllm_collector.py",
+    "worker/replay.py",
+    "worker/demo/",
+)
 
 
 @cache

@@ -5,51 +5,28 @@ and notes every delta; an answer that is not streamed is generated in deltas too
 so that it can be seen while it grows.
 
 Where a request's next chunk is known when its tokens come (vllm_stream.py), both go to the journal
-at once, past the request's queue and task.
+at once, past the request's queue (vllm_collector.py) and task.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
-from contextvars import ContextVar
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
-from vllm.v1.engine import async_llm
-from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from worker.engines.protocol import JOURNAL, Journal
+from worker.engines.vllm_collector import LATEST, Collector
 from worker.engines.vllm_stream import TAP, Take
 
 log = logging.getLogger("flotilla.engine")
 
 # vLLM numbers the generations of a completions request, which may have several prompts.
 _CALL = re.compile(r"^cmpl-.*-(\d+)$")
-
-
-class _Collector(RequestOutputCollector):  # type: ignore[misc]
-    """A request's queue, whose outputs may be taken before they are in it."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.tap: Callable[[Any], bool] | None = None
-        _COLLECTOR.set(self)
-
-    def put(self, output: Any) -> None:
-        if self.tap is not None:
-            if self.output is None and self.tap(output):
-                return
-            self.tap = None  # what follows waits behind this one
-        super().put(output)
-
-
-_COLLECTOR: ContextVar[_Collector | None] = ContextVar("COLLECTOR", default=None)
-"""Of the request that was handed to vLLM last in this context."""
-async_llm.RequestOutputCollector = _Collector
 
 
 class JournalledEngine:
@@ -95,14 +72,14 @@ class JournalledEngine:
             gather(output)
             return ""
 
-        collector: _Collector | None = None
+        collector: Collector | None = None
         outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
-        _COLLECTOR.set(None)
+        LATEST.set(None)
         try:
             async for output in outputs:
                 for part in output.outputs:
                     journal.delta(call, part.index, part.token_ids, part.text)
-                collector = collector or _COLLECTOR.get()
+                collector = collector or LATEST.get()
                 tap = partial(_tap, collector, journal, call)
                 if whole:
                     gather(output)
@@ -118,7 +95,7 @@ class JournalledEngine:
             yield gathered
 
 
-def _tap(collector: _Collector | None, journal: Journal, call: int, take: Take) -> None:
+def _tap(collector: Collector | None, journal: Journal, call: int, take: Take) -> None:
     """Have the collector's next outputs taken, up to the first that is not."""
     if collector is None:
         return

@@ -319,14 +319,15 @@ def test_the_same_chunks_whatever_is_said(
 def test_what_is_not_taken_waits_in_the_queue_and_so_does_what_follows(vllm_engine: Any) -> None:
     from vllm.sampling_params import RequestOutputKind
 
-    from worker.replay import _Collector, _tap
+    from worker.engines.vllm_collector import Collector
+    from worker.replay import _tap
 
     def take(item: Any) -> str | None:
         if item.outputs[0].text == "?":
             raise ValueError("sorry")
         return None if item.finished else item.outputs[0].text
 
-    collector, journal = _Collector(RequestOutputKind.DELTA, "r"), Recorder()
+    collector, journal = Collector(RequestOutputKind.DELTA, "r"), Recorder()
     journal.prompt(0, 3)
     said: list[bytes] = []
     journal.client = said.append

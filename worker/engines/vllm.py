@@ -1,7 +1,7 @@
 """vLLM in this process: its engine, and its own FastAPI application called without a socket.
 
-The only file (with worker/replay.py) that imports vllm. Covers 0.24 to 0.33, whose modules moved;
-0.32 is what the tests run.
+Nothing else imports vllm but vllm_collector.py and worker/replay.py. Covers 0.24 to 0.33, whose
+modules moved; 0.32 is what the tests run.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class VllmEngine:
             config, stat_loggers=[self._stat_logger(v)], disable_log_stats=args.disable_log_stats
         )
         tasks = await self._engine.get_supported_tasks()
+        v.install_collector()
         app = v.build_app(args, tasks, self._engine.model_config)
         await v.init_app_state(v.JournalledEngine(self._engine), app.state, args, tasks)
         if self._settings.direct_chunks:
@@ -180,6 +181,7 @@ def _import() -> SimpleNamespace:
         from vllm.entrypoints.openai.api_server import build_app, init_app_state
     from torch.cpu import _init_amx as init_amx
 
+    from worker.engines.vllm_collector import install as install_collector
     from worker.replay import JournalledEngine
 
     def on_cpu() -> bool:
@@ -199,6 +201,7 @@ def _import() -> SimpleNamespace:
         build_app=build_app,
         init_amx=init_amx,
         init_app_state=init_app_state,
+        install_collector=install_collector,
         make_arg_parser=make_arg_parser,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )

@@ -129,7 +129,7 @@ def _targets(judgements: Sequence[Judgement]) -> Table:
     rows = [
         [
             judgement.target.name,
-            _with_range(judgement.measured, 2),
+            _with_range(judgement.measured, judgement.target.digits),
             f"{judgement.target.must:g}",
             f"{judgement.target.aim:g}",
             judgement.target.unit,

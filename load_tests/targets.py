@@ -40,6 +40,11 @@ class Target:
     peer: str = ""
     """The system besides `direct` that has to be measured too."""
 
+    @property
+    def digits(self) -> int:
+        """Decimals that tell a figure from its bound."""
+        return 3 if 0 < self.must < 0.1 else 2
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -54,10 +59,8 @@ class Judgement:
         unit = f" {self.target.unit}" if self.target.unit else ""
         if self.measured is None:
             return f"{self.target.name}: not measured"
-        return (
-            f"{self.target.name} {self.measured.median:.2f}{unit}, must be <= "
-            f"{self.target.must:g}{unit}"
-        )
+        figure = f"{self.measured.median:.{self.target.digits}f}"
+        return f"{self.target.name} {figure}{unit}, must be <= {self.target.must:g}{unit}"
 
 
 def _front(point: str, peer: str = "") -> Figure:

@@ -77,3 +77,12 @@ def test_tables_have_a_row_for_every_system_and_target() -> None:
     for table in (growth, main, targets):
         columns = {line.count("|") for line in table.markdown().splitlines()[2:]}
         assert columns == {len(table.head) + 1}
+
+
+def test_a_small_bound_is_told_from_its_figure() -> None:
+    proxy = measurement("litellm", 0, {"gateway": 1000, "engine": 100})
+    results = Figures(Results(MACHINE, [direct(100), flotilla(32, 10, 20), proxy]))
+    missed = last_line(judge(results, peers=True))
+    assert missed.startswith(
+        "TARGETS missed: CPU per token, front / litellm 0.042, must be <= 0.04"
+    )

@@ -2,8 +2,9 @@
 
     python -m load_tests compare load_tests/baseline.json load_tests/results/<date>.json
 
-A ratio that has grown by more than 15 % is a warning. It fails the comparison only when it has
-grown by more than 25 % and the quartiles of the two runs do not meet either.
+Only Flotilla's own ratios. One that has grown by more than 15 % is a warning. It fails the
+comparison only when it has grown by more than 25 % and the quartiles do not meet either. Whole runs
+differ by more than the rounds of one, so make a baseline (`--update`) of several.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from load_tests.figures import BASE, Figures, Spread
+from load_tests.figures import Figures, Spread
 from load_tests.measurement import Results, load_results, parse_results
+from load_tests.targets import PRODUCT
 
 HELP = "hold a result against a baseline"
 WARNS_AT = 0.15
@@ -53,16 +57,37 @@ class Comparison:
 
 
 def ratios(results: Results) -> dict[str, Spread]:
-    """The paired ratios of a run that say something on any machine."""
+    """The product's paired ratios of a run; they say something on any machine."""
     figures = Figures(results)
     found = {}
     for point in figures.points:
-        for system in figures.systems:
+        for system in filter(_is_product, figures.systems):
             for quantity in _QUANTITIES:
                 ratio = figures.ratio(point, system, quantity)
-                if system != BASE and ratio is not None and ratio.median > 0:
+                if ratio is not None:
                     found[f"{point} {system} {quantity}"] = ratio
     return found
+
+
+def pooled(runs: Iterable[Ratios]) -> dict[str, Spread]:
+    """Several runs: the median of their medians, their lowest and their highest quartile."""
+    by_name: dict[str, list[Spread]] = {}
+    for run in runs:
+        for name, spread in run.items():
+            by_name.setdefault(name, []).append(spread)
+    return {
+        name: Spread(
+            median(spread.median for spread in spreads),
+            min(spread.low for spread in spreads),
+            max(spread.high for spread in spreads),
+            sum(spread.n for spread in spreads),
+        )
+        for name, spreads in by_name.items()
+    }
+
+
+def _is_product(system: str) -> bool:
+    return system.split("-")[0] == PRODUCT
 
 
 def compare(baseline: Ratios, result: Ratios) -> list[Comparison]:
@@ -94,18 +119,19 @@ def load_ratios(path: Path) -> dict[str, Spread]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("baseline", type=Path)
-    parser.add_argument("result", type=Path)
+    parser.add_argument("result", type=Path, nargs="+", help="several are taken together")
     parser.add_argument(
-        "--update", action="store_true", help="make the result the baseline instead"
+        "--update", action="store_true", help="make the results the baseline instead"
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
-    if arguments.update:
-        _write(arguments.baseline, load_results(arguments.result))
-        return 0
     try:
-        found = compare(load_ratios(arguments.baseline), load_ratios(arguments.result))
+        result = pooled(map(load_ratios, arguments.result))
+        if arguments.update:
+            _write(arguments.baseline, load_results(arguments.result[-1]).machine, result)
+            return 0
+        found = compare(load_ratios(arguments.baseline), result)
     except (OSError, ValueError, KeyError) as error:
         print(f"can't compare: {error!r}", file=sys.stderr)
         return 2
@@ -119,13 +145,12 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _write(path: Path, results: Results) -> None:
+def _write(path: Path, machine: Mapping[str, Any], ratios: Ratios) -> None:
     rounded = {
         name: {key: round(value, 3) for key, value in asdict(spread).items()}
-        for name, spread in ratios(results).items()
+        for name, spread in ratios.items()
     }
-    data = {"machine": results.machine, "ratios": rounded}
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    path.write_text(json.dumps({"machine": machine, "ratios": rounded}, indent=1) + "\n")
 
 
 def _shown(spread: Spread) -> str:

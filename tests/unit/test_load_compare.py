@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from load_tests import compare as command
-from load_tests.compare import Change, compare, load_ratios, ratios
+from load_tests.compare import Change, compare, load_ratios, pooled, ratios
 from load_tests.figures import Spread
 from load_tests.measurement import Results
-from tests.unit.test_load_figures import direct, flotilla
+from tests.unit.test_load_figures import direct, flotilla, measurement
 
 NAME = "c64 flotilla total_us"
 
@@ -36,12 +36,24 @@ def test_change(
     assert NAME in str(found)
 
 
-def test_ratios_leave_out_direct_and_what_has_no_front() -> None:
-    results = Results({}, [direct(100), flotilla(20, 10, 30)])
+def test_only_the_products_ratios_are_held() -> None:
+    naive = measurement("naive", 0, {"gateway": 100, "engine": 100})
+    results = Results({}, [direct(100), naive, flotilla(20, 10, 30)])
     assert {name: spread.median for name, spread in ratios(results).items()} == {
         "c64 flotilla total_us": pytest.approx(0.6),
         "c64 flotilla front_us": pytest.approx(0.3),
     }
+
+
+def test_a_baseline_of_several_runs_knows_how_far_runs_differ() -> None:
+    runs = [{NAME: Spread(x, x - 0.1, x + 0.1, 5)} for x in (0.8, 1.2, 0.9)]
+    then = pooled(runs)
+    assert then == {NAME: Spread(0.9, pytest.approx(0.7), pytest.approx(1.3), 15)}
+    for run in runs:
+        (found,) = compare(then, run)
+        assert found.change is not Change.FAILED
+    (found,) = compare(pooled(runs[:1]), runs[1])
+    assert found.change is Change.FAILED
 
 
 def test_a_baseline_is_written_and_kept_or_failed(
@@ -51,17 +63,17 @@ def test_a_baseline_is_written_and_kept_or_failed(
     Results({}, [direct(100), flotilla(20, 10, 30)]).save(good)
     Results({}, [direct(100), flotilla(20, 10, 60)]).save(bad)
 
-    assert command.main(argparse.Namespace(baseline=baseline, result=good, update=True)) == 0
+    assert command.main(argparse.Namespace(baseline=baseline, result=[good], update=True)) == 0
     assert set(load_ratios(baseline)) == set(load_ratios(good))
     for result, code, last in ((good, 0, "BASELINE kept"), (bad, 1, f"BASELINE failed: {NAME}")):
-        assert command.main(argparse.Namespace(baseline=baseline, result=result, update=False)) == (
-            code
-        )
+        assert command.main(
+            argparse.Namespace(baseline=baseline, result=[result], update=False)
+        ) == (code)
         assert capsys.readouterr().out.splitlines()[-1] == last
 
 
 def test_a_file_that_is_none_of_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.json"
     path.write_text("{}")
-    assert command.main(argparse.Namespace(baseline=path, result=path, update=False)) == 2
+    assert command.main(argparse.Namespace(baseline=path, result=[path], update=False)) == 2
     assert "can't compare" in capsys.readouterr().err

@@ -10,9 +10,10 @@ from typing import Any
 
 from gateway.context import Gateway
 from shared.errors import BadRequest
-from shared.job import NewJob, new_job_id
+from shared.job import NewJob, new_job_id, shard_in
 from shared.lanes import DEFAULT, FLEX, PRIORITY
 
+_TRIES = 16
 _LANE_OF_TIER = {"priority": PRIORITY, "flex": FLEX}
 
 
@@ -47,7 +48,7 @@ async def admit(
     model = await gateway.fleet.model(name)
     settings = gateway.settings
     return NewJob(
-        id=new_job_id(settings.shards),
+        id=_job_id(gateway),
         tenant=tenant,
         pool=model.pool,
         lane=lane or lane_of(fields),
@@ -61,3 +62,12 @@ async def admit(
         deadline_s=deadline_s,
         metadata=metadata,
     )
+
+
+def _job_id(gateway: Gateway) -> str:
+    """Of a shard whose Redis is there, as far as a few tries find one."""
+    for _ in range(_TRIES):
+        job_id = new_job_id(gateway.settings.shards)
+        if gateway.relay.reaches(shard_in(job_id)):
+            break
+    return job_id

@@ -29,6 +29,7 @@ from shared.queue import JobQueue
 from shared.reaper import Reaper
 from shared.registry import Registry
 from shared.scaling import ScaleStore
+from shared.servers import Servers
 from shared.settings import Settings
 from shared.tasks import end
 
@@ -38,11 +39,12 @@ log = logging.getLogger("flotilla.gateway")
 _SUBSCRIBE_S = 5.0
 
 
-async def _warn(redis: connections.Redis) -> None:
-    """Say what is wrong with this Redis' settings, if it can be asked."""
-    with contextlib.suppress(connections.RedisError, OSError):
-        for weakness in await connections.weaknesses(redis):
-            log.warning("Redis: %s", weakness)
+async def _warn(servers: Servers) -> None:
+    """Say what is wrong with Redis' settings, if it can be asked."""
+    for redis in servers.all:
+        with contextlib.suppress(connections.RedisError, OSError):
+            for weakness in await connections.weaknesses(redis):
+                log.warning("Redis: %s", weakness)
 
 
 def create_app(settings: Settings) -> ASGIApp:
@@ -55,11 +57,12 @@ def create_app(settings: Settings) -> ASGIApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        redis = connections.connect(settings.redis_url)
-        queue = JobQueue(redis, shards=settings.shards)
+        servers = Servers(settings.redis_url, settings.shard_redis_urls)
+        queue = JobQueue(servers, shards=settings.shards)
         gateway_id = f"gw-{secrets.token_hex(6)}"
-        relay = Relay(queue, settings.redis_url, gateway_id, metrics, settings.stream_buffer_bytes)
-        fleet = Fleet(Registry(redis), ScaleStore(redis))
+        buffer_bytes = settings.stream_buffer_bytes
+        relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
+        fleet = Fleet(Registry(servers.home), ScaleStore(servers.home))
         submitter = Submitter(queue, settings.max_queue_depth, metrics)
         edge.gateway = app.state.gateway = Gateway(
             gateway_id, settings, queue, submitter, relay, fleet, metrics, registry
@@ -68,8 +71,8 @@ def create_app(settings: Settings) -> ASGIApp:
         tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
-                await relay.connected.wait()
-        await _warn(redis)
+                await relay.connected()
+        await _warn(servers)
         gc.collect()
         gc.freeze()  # what the imports made stays; later collections need not look at it
         log.info("gateway %s serves on http://%s:%d", gateway_id, settings.host, settings.port)
@@ -79,7 +82,7 @@ def create_app(settings: Settings) -> ASGIApp:
             await cancellations_sent()
             await end(tasks)
             await queue.close()
-            await redis.aclose()
+            await servers.close()
             log.info("gateway has ended")
 
     app = FastAPI(

@@ -1,4 +1,4 @@
-"""The relay: one Redis subscription per gateway process, fanned out to readers in memory.
+"""The relay: a gateway process' subscription at each Redis server, fanned out to readers in memory.
 
 Pub/sub is the fast path and may lose messages; the job's log is the truth, and what a reader
 (reader.py) hands out.
@@ -6,7 +6,10 @@ Pub/sub is the fast path and may lose messages; the job's log is the truth, and 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from msgpack.exceptions import UnpackException
@@ -14,6 +17,7 @@ from msgpack.exceptions import UnpackException
 from gateway.reader import Reader, Want
 from shared import keys
 from shared.channel import decode
+from shared.job import shard_in
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
 from shared.subscription import Subscription
@@ -22,12 +26,12 @@ log = logging.getLogger("flotilla.relay")
 
 
 class Relay:
-    """The subscription of one gateway process. Start `run` as a task."""
+    """The subscriptions of one gateway process. Start `run` as a task."""
 
     def __init__(
         self,
         queue: JobQueue,
-        redis_url: str,
+        urls: Sequence[str],
         gateway_id: str,
         metrics: GatewayMetrics,
         buffer_bytes: int,
@@ -41,12 +45,25 @@ class Relay:
         """How long clients that this message reaches had got nothing -> how many of them; those of
         one batch hear at the same times, so it is one number for most."""
         channel = keys.tokens_channel(gateway_id)
-        self._subscription = Subscription(redis_url, channel, self._hand_out, self._all_to_the_log)
-        self.connected = self._subscription.connected
-        """Set while frames can come; without it readers live on the log alone."""
-        self.run = self._subscription.run
+        self._subscriptions = [
+            Subscription(url, channel, self._hand_out, partial(self._to_the_log, place))
+            for place, url in enumerate(urls)
+        ]
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
+
+    async def run(self) -> None:
+        """Listen for ever; ends by cancellation."""
+        await asyncio.gather(*(each.run() for each in self._subscriptions))
+
+    async def connected(self) -> None:
+        """Returns when frames can come from everywhere."""
+        for subscription in self._subscriptions:
+            await subscription.connected.wait()
+
+    def reaches(self, shard: int) -> bool:
+        """Frames of the shard's jobs can come; without them readers live on the log alone."""
+        return self._subscriptions[shard % len(self._subscriptions)].connected.is_set()
 
     def open(self, job_id: str, want: Want, after: int = 0) -> Reader:
         """A reader; open it before the job is submitted or watched, and `close` it."""
@@ -65,10 +82,11 @@ class Relay:
         else:
             del self._readers[key]
 
-    def _all_to_the_log(self) -> None:
-        for readers in self._readers.values():
-            for reader in readers:
-                reader.fall_behind()
+    def _to_the_log(self, place: int) -> None:
+        for job_id, readers in self._readers.items():
+            if shard_in(job_id.decode()) % len(self._subscriptions) == place:
+                for reader in readers:
+                    reader.fall_behind()
 
     def _hand_out(self, message: bytes) -> None:
         self.now = monotonic()
@@ -80,7 +98,8 @@ class Relay:
         except (ValueError, TypeError, LookupError, UnpackException) as error:
             # Not a worker's; whatever it stood in for, the log has it.
             log.error("a message that is no frame: %r", error)
-            self._all_to_the_log()
+            for place, _ in enumerate(self._subscriptions):
+                self._to_the_log(place)
         for gap, times in self.gaps.items():
             self.metrics.itl.observe(gap, times)
         self.gaps.clear()

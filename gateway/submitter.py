@@ -31,8 +31,9 @@ class Submitter:
         self._queue = queue
         self._max_depth = max_depth
         self._metrics = metrics
-        self._waiting: list[_Waiting] = []
-        self._calls = 0  # under way
+        # By server: one that does not answer must not keep the others waiting.
+        self._waiting: list[list[_Waiting]] = [[] for _ in range(len(queue.servers))]
+        self._calls = [0] * len(queue.servers)  # under way
         self._loop = asyncio.get_running_loop()
 
     def submit(
@@ -48,21 +49,23 @@ class Submitter:
         `patient`: the caller hears of its job by its answer, so there is no hurry to be done.
         """
         queued: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Waiting(job, queued, patient, refused))
-        if self._calls:
+        place = job.shard % len(self._calls)
+        waiting = self._waiting[place]
+        waiting.append(_Waiting(job, queued, patient, refused))
+        if self._calls[place]:
             self._queue.read_on()
-        elif len(self._waiting) == 1:
-            self._loop.call_soon(self._send)  # with what else comes in this turn
+        elif len(waiting) == 1:
+            self._loop.call_soon(self._send, place)  # with what else comes in this turn
         return queued
 
-    def _send(self) -> None:
+    def _send(self, place: int) -> None:
         shards: dict[int, list[_Waiting]] = {}
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting[place] = self._waiting[place], []
         for each in waiting:
             shards.setdefault(each.job.shard, []).append(each)
         for shard, batch in shards.items():
             for parcel in _parcels(batch):
-                self._calls += 1
+                self._calls[place] += 1
                 self._call(shard, parcel)
 
     def _call(self, shard: int, parcel: list[_Waiting]) -> None:
@@ -85,9 +88,10 @@ class Submitter:
                 _refuse(each, error)
         else:
             self._tell(parcel, reply.result())
-        self._calls -= 1
-        if self._waiting and not self._calls:
-            self._send()
+        place = shard % len(self._calls)
+        self._calls[place] -= 1
+        if self._waiting[place] and not self._calls[place]:
+            self._send(place)
 
     def _tell(self, parcel: list[_Waiting], reply: Sequence[Any]) -> None:
         depths = self._queue.submitted([each.job for each in parcel], reply)

@@ -67,7 +67,7 @@ async def measure_latencies(
     wait_for(lambda: _waits(server), "the worker waits for its bell", [worker])
     latencies = []
     async with open_queue(server) as queue:
-        line = Line(queue.redis, TIMEOUT_S)
+        line = Line(queue.servers.home, TIMEOUT_S)
         waiting = 0
         for count in elsewhere:
             await submit(queue, count - waiting, OTHER_POOL)

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from shared import keys
 from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
-from shared.redis import connect
+from shared.servers import Servers
 from shared.subscription import Subscription
 from worker.engines.protocol import Capacity, Load
 from worker.loop import Loop
@@ -59,8 +59,8 @@ class Clock:
 async def _run(url: str, pool: str) -> None:
     clock = Clock()
     loop = Loop(
-        JobQueue(connect(url), shards=1),
-        url,
+        JobQueue(Servers(url), shards=1),
+        [url],
         clock,
         WorkerMetrics(CollectorRegistry()),
         pool=pool,

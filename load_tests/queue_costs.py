@@ -20,7 +20,7 @@ from shared.ending import Answer
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT
 from shared.queue import JobQueue
-from shared.redis import connect
+from shared.servers import Servers
 from shared.states import JobEvent
 from shared.step_log import End, Speaker, make_step
 
@@ -109,14 +109,14 @@ class FilledQueue:
 @asynccontextmanager
 async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
     """The product's queue on this Redis."""
-    redis = connect(server.socket_url)
-    queue = JobQueue(redis, shards=1)
+    servers = Servers(server.socket_url)
+    queue = JobQueue(servers, shards=1)
     try:
-        await queue.scripts.load()
+        await queue.scripts.load(0)
         yield queue
     finally:
         await queue.close()
-        await redis.aclose(close_connection_pool=True)
+        await servers.close()
 
 
 async def fill(server: RedisServer, queue: JobQueue, depth: int) -> FilledQueue:

@@ -97,12 +97,12 @@ def schedule(
 def run_point(system: System, point: Point, n_round: int) -> Measurement:
     """Load, and what everybody used meanwhile. Raises WrongAnswer."""
     load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
-    redis_before = system.redis.counters() if system.redis else {}
+    redis_before = system.redis_counters()
     before = system.cpu_s()
     client = run_client(spec_of(system, point, seed=n_round + 1))
     time.sleep(_SETTLE_S)
     after = system.cpu_s()
-    redis_after = system.redis.counters() if system.redis else {}
+    redis_after = system.redis_counters()
     if client.errors:
         raise WrongAnswer(f"{system.name} at {point.name}: {'; '.join(client.problems)}")
     return Measurement(

@@ -59,16 +59,14 @@ class SoakFleet(System):
         for process in self.processes:
             found[f"{process.label} RSS bytes"] = float(process.memory().rss)
             found[f"{process.label} open files"] = float(sum(map(_open_files, _pids(process))))
-        assert self.redis is not None, "started"
-        client = self.redis.client
+        client = self.redis[0].client
         found["Redis used_memory bytes"] = float(client.info("memory")["used_memory"])
         found["Redis keys"] = float(client.dbsize())
         return found | self.work()
 
     def work(self) -> dict[str, float]:
         """What is there because of jobs: nothing, some time after the last one."""
-        assert self.redis is not None, "started"
-        client: Any = self.redis.client
+        client: Any = self.redis[0].client
         base = keys.base(0)
         found = {
             f"{word} keys": float(sum(1 for _ in client.scan_iter(f"{base}{word}:*", count=1000)))

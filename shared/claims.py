@@ -1,4 +1,4 @@
-"""How a worker comes by its jobs: it claims what waits, and hears the bell when more does.
+"""How a worker comes by a server's jobs: it claims what waits, and hears the bell when more does.
 
 Both go to Redis in one write, on a connection of their own, which may block: a claim that finds
 less than it asked for is followed by the wait for the next job without another turn.
@@ -7,6 +7,7 @@ less than it asked for is followed by the wait for the next job without another 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
@@ -20,12 +21,16 @@ from shared.redis import BLOCK_S, TIMEOUT_S, Redis
 
 
 class Claims:
-    """One worker's claims on the lanes of its pool. `redis` is for blocking reads."""
+    """One worker's claims on the lanes of its pool, of those shards that lie on one server.
+
+    `redis` is that server, the `place`-th, for blocking reads.
+    """
 
     def __init__(
         self,
         queue: JobQueue,
         redis: Redis,
+        place: int = 0,
         *,
         pool: str,
         worker: str,
@@ -38,8 +43,8 @@ class Claims:
         self._lease_s = lease_s
         self._offers = offers
         self._line = Line(redis, BLOCK_S + TIMEOUT_S)
-        self._bells = [keys.bell(shard, pool) for shard in range(queue.shards)]
-        self._first_shard = 0
+        self._shards = deque(range(place, queue.shards, len(queue.servers)))
+        self._bells = [keys.bell(shard, pool) for shard in self._shards]
         self._ringing: asyncio.Future[Any] | None = None
 
     async def take(self, count: int, *, spare: int = 0) -> list[LeasedJob]:
@@ -50,25 +55,25 @@ class Claims:
         ringing, self._ringing = self._ringing, None
         if ringing is not None:
             await ringing
-        await self._queue.scripts.ready()
+        await self._queue.scripts.ready(self._shards[0])
         await self._line.connect()
-        shards, first = self._queue.shards, self._first_shard
-        self._first_shard = (first + 1) % shards  # no shard goes first for ever
+        shards = tuple(self._shards)
+        self._shards.rotate(-1)  # no shard goes first for ever
         jobs: list[LeasedJob] = []
-        for n in range(shards):
-            shard, missing = (first + n) % shards, count - len(jobs)
+        for shard in shards:
+            missing = count - len(jobs)
             self._queue.read_on()
             await self._offers.quiet(shard)
             offer, left = self._offers.say(shard), None
             claim = (shard, self._worker, missing, self._lease_s, offer)
             try:
                 reply = self._line.send(*self._queue.acquire_command(*claim))
-                if spare > 0 and n == shards - 1:
+                if spare > 0 and shard == shards[-1]:
                     self._listen()
                 left, leased = self._queue.claimed(await reply)
                 jobs += leased
             except NoScriptError:
-                await self._queue.scripts.load()
+                await self._queue.scripts.load(shard)
                 jobs += await self._queue.acquire(
                     shard, self._pool, self._worker, missing, self._lease_s
                 )
@@ -98,7 +103,7 @@ class Claims:
         if self._ringing is not None and self._ringing.done():
             ringing, self._ringing = self._ringing, None
             if await ringing is not None:
-                await self._queue.ring(self._pool)
+                await self._queue.ring(self._shards[0], self._pool)
 
     async def close(self) -> None:
         """Stop listening."""

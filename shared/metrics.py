@@ -7,6 +7,7 @@ set to 0 at start: Prometheus' `increase` does not see the first one of a series
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -31,15 +32,17 @@ class RedisReading(Collector):
     """What Redis said of itself when the process was scraped; nothing where it says nothing."""
 
     def __init__(self) -> None:
-        self.info: Mapping[str, Any] = {}
-        """Redis' INFO; empty while it can't be asked."""
+        self.infos: Sequence[Mapping[str, Any]] = ()
+        """INFO of each server that holds shards; empty while it can't be asked."""
 
     def collect(self) -> Iterable[Metric]:
         for family, name, text, read in _REDIS:
-            try:
-                yield family(name, text, value=read(self.info))
-            except KeyError:  # a managed Redis keeps this to itself
-                continue
+            metric = family(name, text, labels=["server"])
+            for place, info in enumerate(self.infos):
+                with contextlib.suppress(KeyError):  # a managed Redis keeps this to itself
+                    metric.add_metric([str(place)], read(info))
+            if metric.samples:
+                yield metric
 
 
 _REDIS: Sequence[
@@ -154,6 +157,12 @@ class GatewayMetrics:
             "flotilla_gateway_ready",
             "1 if this check of /readyz passes",
             ["check"],
+            registry=registry,
+        )
+        self.redis_writable = Gauge(
+            "flotilla_redis_writable",
+            "1 if the last test write to this server of shards went well",
+            ["server"],
             registry=registry,
         )
         self.submitted = FastCounters(

@@ -7,6 +7,7 @@ one script call (scripts.py), fenced where a worker makes it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from shared.errors import QueueFull
 from shared.job import Job, LeasedJob, NewJob, parse_job, shard_in, shard_of
 from shared.lanes import CLIENT_LANES, LANES
 from shared.line import Argument
-from shared.redis import Redis
+from shared.redis import UNAVAILABLE
 from shared.scripts import Scripts
+from shared.servers import Servers
 from shared.states import JobState
 from shared.step_log import Step
 from shared.token_log import Entry, parse_segments
@@ -80,20 +82,18 @@ class LaneDepth:
 class JobQueue:
     """All queues of a fleet. Raises redis' errors when Redis can't be reached."""
 
-    def __init__(self, redis: Redis, *, shards: int) -> None:
-        # redis-py types every reply as bytes or str; ours are bytes.
-        self.redis: Any = redis
-        self.scripts = Scripts(redis)
+    def __init__(self, servers: Servers, *, shards: int) -> None:
+        self.servers = servers
+        self.scripts = Scripts(servers)
         self.shards = shards
 
     async def close(self) -> None:
-        """End its own connection; the Redis that was given stays open."""
+        """End its own connections; the servers that were given stay open."""
         await self.scripts.close()
 
-    @property
-    def losses(self) -> int:
-        """How often Redis was lost: what was known before the last time may be wrong."""
-        return self.scripts.losses
+    def losses(self, shard: int) -> int:
+        """How often its Redis was lost: what was known before the last time may be wrong."""
+        return self.scripts.losses(shard)
 
     def read_on(self) -> None:
         """Replies to patient calls are read now; otherwise they wait `PATIENCE_S` at most."""
@@ -153,7 +153,8 @@ class JobQueue:
         shard = shard_of(job_id)
         if shard is None:
             return None
-        raw: Mapping[bytes, bytes] = await self.redis.hgetall(keys.job(shard, job_id))
+        redis = self.servers.of(shard)
+        raw: Mapping[bytes, bytes] = await redis.hgetall(keys.job(shard, job_id))
         return parse_job(job_id, raw) if raw else None
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
@@ -166,16 +167,22 @@ class JobQueue:
         return parse_segments(segments[-1:])[-1] if segments else None
 
     async def position(self, job: Job) -> int | None:
-        """How many jobs go first, plus one; None if it does not wait (any more)."""
-        pipe = self.redis.pipeline(transaction=False)
+        """How many jobs go first, plus one; None if it does not wait (any more).
+
+        Those of a server that is away do not go first.
+        """
+        ask, own = self.servers.ask(), _shard(job.id)
         better = CLIENT_LANES[: CLIENT_LANES.index(job.lane)]
-        pipe.zscore(keys.waiting(_shard(job.id), job.pool, job.lane), job.id)
+        ask.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
         for shard in range(self.shards):
-            pipe.zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
+            ask.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
             for lane in better:
-                pipe.zcard(keys.waiting(shard, job.pool, lane))
-        waits, *ahead = await pipe.execute()
-        return None if waits is None else max(1, sum(ahead))
+                ask.of(shard).zcard(keys.waiting(shard, job.pool, lane))
+        waits, *ahead = await ask.answers(partly=True)
+        if isinstance(waits, Exception):
+            raise waits
+        known = (count for count in ahead if not isinstance(count, Exception))
+        return None if waits is None else max(1, sum(known))
 
     async def page(
         self, tenant: str, before: int | None, limit: int
@@ -185,47 +192,53 @@ class JobQueue:
         A job is None when it has expired; its place in the index is swept.
         """
         upper = "+inf" if before is None else f"({before}"
-        pipe = self.redis.pipeline(transaction=False)
+        ask = self.servers.ask()
         for shard in range(self.shards):
-            pipe.zrevrangebyscore(
+            ask.of(shard).zrevrangebyscore(
                 keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
             )
         found = sorted(
             (
                 (int(score), job_id.decode())
-                for part in await pipe.execute()
+                for part in await ask.answers()
                 for job_id, score in part
             ),
             reverse=True,
         )[:limit]
+        ask = self.servers.ask()
         for _, job_id in found:
-            pipe.hgetall(keys.job(_shard(job_id), job_id))
-        hashes = await pipe.execute()
+            ask.of(_shard(job_id)).hgetall(keys.job(_shard(job_id), job_id))
+        hashes, sweep = await ask.answers(), self.servers.ask()
         page = []
         for (created_us, job_id), raw in zip(found, hashes, strict=True):
             page.append((created_us, job_id, parse_job(job_id, raw) if raw else None))
             if not raw:
-                pipe.zrem(keys.jobs(_shard(job_id), tenant), job_id)
-        await pipe.execute()
+                sweep.of(_shard(job_id)).zrem(keys.jobs(_shard(job_id), tenant), job_id)
+        await sweep.answers()
         return page
 
     async def depths(self) -> list[LaneDepth]:
         """What waits and what runs, per pool and lane."""
-        pipe = self.redis.pipeline(transaction=False)
+        ask = self.servers.ask()
         for shard in range(self.shards):
-            pipe.smembers(keys.pools(shard))
-        pools = sorted({pool.decode() for part in await pipe.execute() for pool in part})
+            ask.of(shard).smembers(keys.pools(shard))
+        pools = sorted({pool.decode() for part in await ask.answers() for pool in part})
         places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
-        pipe.time()
+        ask = self.servers.ask()
+        ask.of(0).time()
         for pool, lane in places:
             for shard in range(self.shards):
-                pipe.zcard(keys.waiting(shard, pool, lane))
-                pipe.zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
+                ask.of(shard).zcard(keys.waiting(shard, pool, lane))
+                ask.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
         for pool in pools:
             for lane in LANES:
                 for shard in range(self.shards):
-                    pipe.xpending(keys.queue(shard, pool, lane), keys.GROUP)
-        (seconds, micros), *replies = await pipe.execute(raise_on_error=False)
+                    ask.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
+        replies = await ask.answers(partly=True)
+        for error in replies:
+            if isinstance(error, UNAVAILABLE):
+                raise error
+        (seconds, micros), *replies = replies
         now_us = int(seconds) * 1_000_000 + int(micros)
         reply = iter(replies)
         waiting, oldest = {}, {}
@@ -235,7 +248,8 @@ class JobQueue:
                 counts.append(next(reply))
                 firsts += [int(score) for _, score in next(reply)]
             waiting[place] = sum(counts)
-            oldest[place] = (now_us - min(firsts)) / 1e6 if firsts else 0.0
+            # The clock of another server may be ahead.
+            oldest[place] = max(0, now_us - min(firsts)) / 1e6 if firsts else 0.0
         running = {}
         for pool in pools:
             for lane in LANES:
@@ -298,9 +312,9 @@ class JobQueue:
             ) in jobs
         ]  # fmt: skip
 
-    async def ring(self, pool: str) -> None:
-        """Wake one idle worker of the pool."""
-        await self.redis.rpush(keys.bell(0, pool), 1)
+    async def ring(self, shard: int, pool: str) -> None:
+        """Wake one idle worker of the pool, of those that listen to the shard's server."""
+        await self.servers.of(shard).rpush(keys.bell(shard, pool), 1)
 
     async def emit(
         self,
@@ -336,8 +350,10 @@ class JobQueue:
 
     async def withdraw(self, pool: str, worker: str, lease_s: float) -> None:
         """The worker offers nothing any more."""
+        ask = self.servers.ask()
         for shard in range(self.shards):
-            await self.redis.zrem(keys.offers(shard, pool), keys.offerer(worker, lease_s))
+            ask.of(shard).zrem(keys.offers(shard, pool), keys.offerer(worker, lease_s))
+        await ask.answers()
 
     async def renew(
         self, shard: int, worker: str, epoch: str, lease_s: float, jobs: Iterable[LeasedJob]
@@ -361,22 +377,33 @@ class JobQueue:
     ) -> dict[str, str]:
         """Hand back what was given to this worker so long ago and is not `known` to it.
 
-        For after a lost connection: it may have missed what it was told. Returns new states.
+        For after a lost connection: it may have missed what it was told. Returns new states. Where
+        a server is away its leases run out.
         """
         states: dict[str, str] = {}
         packed = _pack(list(known))
         for shard in range(self.shards):
-            reply = await self.scripts.disown(shard, pool, worker, packed, int(older_s * 1000))
-            states |= _lost(reply)
+            with contextlib.suppress(*UNAVAILABLE):
+                reply = await self.scripts.disown(shard, pool, worker, packed, int(older_s * 1000))
+                states |= _lost(reply)
         return states
 
     async def release(
         self, jobs: Iterable[LeasedJob], reason: str, *, blame: bool
     ) -> dict[str, str]:
-        """Hand jobs back; returns their new states. `blame` counts the attempt against each."""
+        """Hand jobs back; returns their new states. `blame` counts the attempt against each.
+
+        What can be handed back is, before an error is raised.
+        """
+        calls = [
+            self.scripts.release(shard, reason, blame, held)
+            for shard, held in _by_shard(jobs).items()
+        ]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
         states: dict[str, str] = {}
-        for shard, held in _by_shard(jobs).items():
-            reply = await self.scripts.release(shard, reason, blame, held)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
             states |= _lost(reply)
         return states
 

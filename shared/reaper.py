@@ -36,6 +36,10 @@ class Reaper:
         self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
 
     async def run(self) -> None:
+        """A server that is away does not keep the others waiting."""
+        await asyncio.gather(*(self._keep(place) for place in range(len(self._queue.servers))))
+
+    async def _keep(self, place: int) -> None:
         # Leases were not renewed while Redis was away, and their holders need one lease's time to
         # do so before silence means anything. The same holds at start: Redis may just be back.
         grace_s = self._lease_s
@@ -43,16 +47,16 @@ class Reaper:
             await asyncio.sleep(grace_s or self._interval_s * random.uniform(0.75, 1.25))
             grace_s = 0.0
             try:
-                await self.round()
+                await self.round(place)
             except (RedisError, OSError) as error:
                 log.warning("Redis is not available: %s", error)
                 grace_s = self._lease_s
 
-    async def round(self) -> None:
-        """One pass over all shards."""
-        for shard in range(self._queue.shards):
-            lock_ms = int(self._interval_s * 1000)
-            if not await self._queue.redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
+    async def round(self, place: int = 0) -> None:
+        """One pass over all shards of a server."""
+        for shard in range(place, self._queue.shards, len(self._queue.servers)):
+            lock_ms, redis = int(self._interval_s * 1000), self._queue.servers.of(shard)
+            if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue
             await self._expire(shard)
             await self._reap(shard)

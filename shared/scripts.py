@@ -22,6 +22,7 @@ from shared.channel import ControlKind, FrameKind
 from shared.lanes import CLIENT_LANES, LANES, RETRY_LANE
 from shared.line import Argument, Line
 from shared.redis import TIMEOUT_S
+from shared.servers import Servers
 from shared.states import TRANSITIONS
 from shared.step_log import STEPS
 
@@ -90,16 +91,15 @@ def library() -> tuple[str, str]:
     return prefix, "".join(parts)
 
 
-class Scripts:
-    """The scripts of one Redis. All of them may be sent again after a lost reply."""
+class _Server:
+    """The scripts of one Redis."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._line = Line(redis, TIMEOUT_S, on_error=self._look)
+        self.line = Line(redis, TIMEOUT_S, on_error=self._look)
         self._calls: dict[str, tuple[str, str]] = {}  # how each is called: a command, and a name
 
     async def load(self) -> None:
-        """Load every script. Needed once; done again by itself when Redis has forgotten them."""
         prefix, text = library()
         try:
             await self._redis.function_load(text)
@@ -120,18 +120,57 @@ class Scripts:
             for name, sha in zip(NAMES, hashes, strict=True)
         }
 
-    async def _run(self, name: str, shard: int, *args: Argument) -> Any:
+    async def ready(self) -> None:
+        if not self._calls:
+            await self.load()
+
+    async def run(self, name: str, shard: int, *args: Argument) -> Any:
         await self.ready()
         try:
-            return await self._line.call(*self._command(name, shard, *args))
+            return await self.line.call(*self.command(name, shard, *args))
         except NoScriptError:
             await self.load()
-            return await self._line.call(*self._command(name, shard, *args))
+            return await self.line.call(*self.command(name, shard, *args))
 
-    @property
-    def losses(self) -> int:
+    def send(
+        self, name: str, shard: int, *args: Argument, patience_s: float
+    ) -> asyncio.Future[Any]:
+        """Raises RedisConnectionError if there is no connection, or no script was loaded."""
+        if not self._calls:
+            raise RedisConnectionError("not connected")
+        return self.line.send(*self.command(name, shard, *args), patience_s=patience_s)
+
+    def command(self, name: str, shard: int, *args: Argument) -> tuple[Argument, ...]:
+        return (*self._calls[name], 1, keys.base(shard), *args)
+
+    def _look(self, error: Exception) -> None:
+        if isinstance(error, NoScriptError):
+            self._calls = {}
+
+
+class Scripts:
+    """The scripts, each call on its shard's server. All may be sent again after a lost reply."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = [_Server(redis) for redis in servers.all]
+
+    def _of(self, shard: int) -> _Server:
+        return self._servers[shard % len(self._servers)]
+
+    async def load(self, shard: int) -> None:
+        """Load every script. Needed once; done again by itself when Redis has forgotten them."""
+        await self._of(shard).load()
+
+    async def ready(self, shard: int) -> None:
+        """Load the scripts if that was not done yet."""
+        await self._of(shard).ready()
+
+    async def _run(self, name: str, shard: int, *args: Argument) -> Any:
+        return await self._of(shard).run(name, shard, *args)
+
+    def losses(self, shard: int) -> int:
         """How often the connection was lost; see Line.losses."""
-        return self._line.losses
+        return self._of(shard).line.losses
 
     def start(
         self, name: str, shard: int, *args: Argument, patience_s: float = 0.0
@@ -141,37 +180,19 @@ class Scripts:
         The result may be a NoScriptError then; the next call loads the scripts.
         """
         try:
-            return self._send(name, shard, *args, patience_s=patience_s)
+            return self._of(shard).send(name, shard, *args, patience_s=patience_s)
         except RedisConnectionError:  # before anything was sent
             return asyncio.ensure_future(self._run(name, shard, *args))
 
-    def _send(
-        self, name: str, shard: int, *args: Argument, patience_s: float
-    ) -> asyncio.Future[Any]:
-        """Raises RedisConnectionError if there is no connection, or no script was loaded."""
-        if not self._calls:
-            raise RedisConnectionError("not connected")
-        return self._line.send(*self._command(name, shard, *args), patience_s=patience_s)
-
-    def _look(self, error: Exception) -> None:
-        if isinstance(error, NoScriptError):
-            self._calls = {}
-
-    async def ready(self) -> None:
-        """Load the scripts if that was not done yet."""
-        if not self._calls:
-            await self.load()
-
-    def _command(self, name: str, shard: int, *args: Argument) -> tuple[Argument, ...]:
-        return (*self._calls[name], 1, keys.base(shard), *args)
-
     def read_on(self) -> None:
         """Replies that were left waiting are read now; see Line.call."""
-        self._line.read_on()
+        for server in self._servers:
+            server.line.read_on()
 
     async def close(self) -> None:
-        """Close the connection; the Redis that was given stays open."""
-        await self._line.close()
+        """Close its own connections; the servers that were given stay open."""
+        for server in self._servers:
+            await server.line.close()
 
     async def submit(self, shard: int, *args: Argument) -> list[Any]:
         """Flat `'ok' | 'exists' | 'full', jobs waiting in the lane, ...`; see lua/submit.lua."""
@@ -183,11 +204,11 @@ class Scripts:
 
     def acquire_command(self, shard: int, *args: Argument) -> tuple[Argument, ...]:
         """The same, for who sends it himself; the scripts must be `ready`."""
-        return self._command("acquire", shard, *args)
+        return self._of(shard).command("acquire", shard, *args)
 
     async def emit(self, shard: int, *args: Argument) -> list[bytes] | None:
         """Flat `id, state, ...` of lost jobs; None if the epoch is over; see lua/emit.lua."""
-        await self.ready()
+        await self.ready(shard)
         return cast(list[bytes] | None, await self.start_emit(shard, *args))
 
     def start_emit(
@@ -195,7 +216,7 @@ class Scripts:
     ) -> asyncio.Future[Any]:
         """`start` of `emit`, which does not connect: with another connection the epoch is over."""
         try:
-            return self._send("emit", shard, *args, patience_s=patience_s)
+            return self._of(shard).send("emit", shard, *args, patience_s=patience_s)
         except RedisConnectionError as error:
             reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             reply.set_exception(error)

@@ -17,8 +17,9 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as SettingsSourceError
 
@@ -43,7 +44,10 @@ class Settings(BaseSettings):
 
     # --- everywhere ---
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="the fleet's Redis")
-    shards: int = Field(1, ge=1, le=4096, description="hash tags that jobs are spread over")
+    shards: int = Field(1, ge=1, le=4096, description="parts that jobs are spread over")
+    shard_redis_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="where shards lie, in turn, comma separated; empty is the fleet's Redis"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
 
@@ -150,6 +154,24 @@ class Settings(BaseSettings):
             _split_key(key.get_secret_value())
         return keys
 
+    @field_validator("shard_redis_urls", mode="before")
+    @classmethod
+    def _split_urls(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            urls = value.replace("\n", ",").split(",")
+            return tuple(url.strip() for url in urls if url.strip())
+        return value
+
+    @field_validator("shard_redis_urls")
+    @classmethod
+    def _check_urls(cls, urls: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        # Channels are a server's, not a database's: who listened twice would hear all twice.
+        if len({_server(url) for url in urls}) < len(urls):
+            raise ValueError("a server stands there twice")
+        if len(urls) > info.data.get("shards", 1):
+            raise ValueError(f"{len(urls)} servers need FLOTILLA_SHARDS={len(urls)} or more")
+        return urls
+
     @field_validator("worker_id")
     @classmethod
     def _check_worker_id(cls, value: str) -> str:
@@ -162,6 +184,11 @@ class Settings(BaseSettings):
     def _check_autoscale(cls, value: str) -> str:
         parse_autoscale(value)
         return value
+
+    @property
+    def server_urls(self) -> tuple[str, ...]:
+        """Where shards lie: the n-th on the n-th of these, modulo how many there are."""
+        return self.shard_redis_urls or (self.redis_url,)
 
     def announced_model(self) -> str:
         """The name that a worker of these settings gives its model, unless vLLM's own arguments do.
@@ -185,6 +212,15 @@ class Settings(BaseSettings):
             digest = hashlib.sha256(key.encode()).hexdigest()
             tenants[digest] = name or f"key-{digest[:8]}"
         return tenants
+
+
+def _server(url: str) -> tuple[str | None, int | None, str]:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return None, None, parts.path
+    if parts.scheme not in {"redis", "rediss"}:
+        raise ValueError("an address begins with redis://, rediss:// or unix://")
+    return parts.hostname, parts.port or 6379, ""
 
 
 def _read_keys(path: Path) -> list[str]:
@@ -234,7 +270,8 @@ def load_settings(**flags: Any) -> Settings:
     except ValidationError as error:
         for item in error.errors():
             name = PREFIX + str(item["loc"][0]).upper() if item["loc"] else PREFIX
-            value = "" if "KEY" in name else f"={item['input']!r}"
+            secret = "KEY" in name or "URL" in name
+            value = "" if secret else f"={item['input']!r}"
             problems.append(f"{name}{value}: {item['msg']}")
         raise SettingsError("\n".join(problems)) from error
 
@@ -257,7 +294,9 @@ def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
     values = settings.model_dump(exclude_defaults=True) | changes
     for name, value in values.items():
         if isinstance(value, tuple):
-            value = ",".join(key.get_secret_value() for key in value)
+            value = ",".join(
+                each.get_secret_value() if isinstance(each, SecretStr) else each for each in value
+            )
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment

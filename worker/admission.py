@@ -47,8 +47,8 @@ def free_slots(now: Snapshot) -> int:
     return max(0, now.slots - now.unfinished - now.entering)
 
 
-def decide(now: Snapshot) -> Decision:
-    """How many jobs to claim."""
+def decide(now: Snapshot, shares: int = 1) -> Decision:
+    """How many jobs to claim, where so many claims are made at a time."""
     free = free_slots(now)
     if now.draining:
         return Decision(0, WorkerState.DRAINING, "draining: claims nothing")
@@ -56,6 +56,6 @@ def decide(now: Snapshot) -> Decision:
         return Decision(0, WorkerState.BUSY, f"all {now.slots} slots are taken")
     if free == 0:
         return Decision(0, WorkerState.BUSY, f"KV cache {now.kv_usage:.0%} full")
-    count = min(free, CLAIM_BATCH)
+    count = min(-(-free // shares), CLAIM_BATCH)
     reason = f"{free} of {now.slots} slots are free"
     return Decision(count, WorkerState.READY, reason, spare=free - count)

@@ -48,10 +48,12 @@ class Lease:
         self._on_lost = on_lost
         self._locks = [asyncio.Lock() for _ in range(queue.shards)]
 
-    @property
-    def idle(self) -> bool:
-        """No job is in hand."""
-        return not self._runs
+    def idle(self, shard: int) -> bool:
+        """None of its jobs is in hand."""
+        return not self._of(shard)
+
+    def _of(self, shard: int) -> list[Run]:
+        return [run for run in self._runs.values() if run.job.shard == shard]
 
     @property
     def epochs(self) -> list[str]:
@@ -63,13 +65,14 @@ class Lease:
 
         After a connection was lost Redis may be another one, which knows less of what was leased.
         """
-        return self._epochs[shard] if self._losses[shard] == self._queue.losses else ""
+        known = self._losses[shard] == self._queue.losses(shard)
+        return self._epochs[shard] if known else ""
 
     async def renew(self, shard: int) -> None:
         """Renew all of a shard, and learn what has become of its jobs. Raises redis' errors."""
         async with self._locks[shard]:
-            runs = [run for run in self._runs.values() if run.job.shard == shard]
-            jobs, losses = [run.job for run in runs], self._queue.losses
+            runs = self._of(shard)
+            jobs, losses = [run.job for run in runs], self._queue.losses(shard)
             renewal = await self._queue.renew(
                 shard, self.worker_id, self.epoch(shard), self.lease_s, jobs
             )
@@ -88,9 +91,9 @@ class Lease:
         if self._epochs[shard] == epoch:
             self._epochs[shard] = ""
 
-    def give_up(self) -> None:
-        """Redis was silent for too long: all jobs may be somebody else's."""
-        for run in list(self._runs.values()):
+    def give_up(self, shard: int) -> None:
+        """Redis was silent for too long: all jobs of the shard may be somebody else's."""
+        for run in self._of(shard):
             self._on_lost(run.job, "unreachable")
 
 
@@ -100,33 +103,36 @@ class LeaseKeeper:
     def __init__(self, lease: Lease, progressing: Callable[[], bool]) -> None:
         self._lease = lease
         self._progressing = progressing
-        self._renewed = time.monotonic()
+        self._renewed = [time.monotonic()] * len(lease.epochs)
 
     async def run(self) -> None:
-        """Ends by cancellation."""
+        """Ends by cancellation. A shard that is not reached does not keep the others waiting."""
+        await asyncio.gather(*(self._keep(shard) for shard, _ in enumerate(self._renewed)))
+
+    async def _keep(self, shard: int) -> None:
         while True:
-            await self.renew()
+            await self.renew(shard)
             await asyncio.sleep(self._lease.lease_s / 3)
 
-    async def renew(self) -> None:
-        """Renew everything once, or drop everything when that has failed for too long."""
+    async def renew(self, shard: int) -> None:
+        """Renew a shard once, or drop its jobs when that has failed for too long."""
         if not self._progressing():
             log.error("the engine hangs; its jobs are not renewed")
             return
         # Jobs that were leased after this moment are younger than the renewal says.
         before, lease_s = time.monotonic(), self._lease.lease_s
-        if self._lease.idle:
-            self._renewed = before
-        left_s = _SAFETY * lease_s - (before - self._renewed)
+        if self._lease.idle(shard):
+            self._renewed[shard] = before
+        left_s = _SAFETY * lease_s - (before - self._renewed[shard])
         try:
             async with asyncio.timeout(min(lease_s / 3, max(0.0, left_s))):
-                for shard, _ in enumerate(self._lease.epochs):
-                    await self._lease.renew(shard)
+                await self._lease.renew(shard)
         except (RedisError, OSError, TimeoutError) as error:
-            silent_s = time.monotonic() - self._renewed
+            silent_s = time.monotonic() - self._renewed[shard]
             log.warning("leases not renewed for %.1f s: %s", silent_s, error)
             if silent_s > _SAFETY * lease_s - lease_s / 3:
-                self._lease.give_up()
-                self._renewed = time.monotonic()  # as far as jobs to come are concerned
+                self._lease.give_up(shard)
+                # As far as jobs to come are concerned.
+                self._renewed[shard] = time.monotonic()
             return
-        self._renewed = before
+        self._renewed[shard] = before

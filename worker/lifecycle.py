@@ -25,12 +25,12 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared import keys
-from shared import redis as connections
 from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
 from shared.redis import RedisError
 from shared.registry import HEARTBEAT_S, Registry, WorkerInfo, pool_name
+from shared.servers import Servers
 from shared.settings import Settings, SettingsError
 from shared.states import WorkerState
 from shared.subscription import Subscription
@@ -67,9 +67,9 @@ class Worker:
         self._pool = settings.pool or pool_name(settings.announced_model())
         self._start_s: float | None = None
         self._models: list[dict[str, Any]] = []
-        self._redis = connections.connect(settings.redis_url)
-        self._queue = JobQueue(self._redis, shards=settings.shards)
-        self._registry = Registry(self._redis)
+        servers = Servers(settings.redis_url, settings.shard_redis_urls)
+        self._queue = JobQueue(servers, shards=settings.shards)
+        self._registry = Registry(servers.home)
         self._metrics = WorkerMetrics(registry)
         self._loop: Loop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -127,7 +127,7 @@ class Worker:
         await self._quietly(self._registry.register_models(self._pool, self._models))
         loop = self._loop = Loop(
             self._queue,
-            settings.redis_url,
+            settings.server_urls,
             engine,
             self._metrics,
             pool=self._pool,
@@ -137,13 +137,16 @@ class Worker:
         )
         keeper = LeaseKeeper(loop.lease, lambda: loop.progressing(settings.engine_stall_s))
         channel = keys.control_channel(self._id)
-        control = Subscription(settings.redis_url, channel, loop.hear, loop.missed)
+        controls = [
+            Subscription(url, channel, loop.hear, loop.missed) for url in settings.server_urls
+        ]
         claiming = self._spawn(loop.run())
         self._start_s = _process_age_s()
         self._spawn(loop.publisher.run())
         self._spawn(keeper.run())
         self._spawn(self._heartbeats())
-        self._spawn(control.run())
+        for control in controls:
+            self._spawn(control.run())
         self._spawn(Reaper(self._queue, settings.lease_s, self._metrics.reaper).run())
         log.info(
             "%s serves %s on %s, %d slots, loaded in %.0f s",
@@ -160,7 +163,8 @@ class Worker:
                     await self._stopped.wait()
         loop.drain()
         await claiming
-        await self._quietly(control.catch_up())  # what was handed over before the offer ended
+        for control in controls:
+            await self._quietly(control.catch_up())  # what was handed over before the offer ended
 
     def _check(self, loop: Loop) -> None:
         """Raise EngineDied if it has, and what a task of ours has died of."""

@@ -1,4 +1,7 @@
-"""The worker's loop: free slots, claim, start. What each job does then is runner.py's."""
+"""The worker's loop: what is in hand, what may be claimed, what others say of it.
+
+Claims are claimer.py's, what each job does is runner.py's.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgpack.exceptions import UnpackException
@@ -20,6 +24,7 @@ from shared.queue import JobQueue
 from shared.redis import RedisError
 from shared.states import JobState
 from worker.admission import Decision, Snapshot, decide, free_slots
+from worker.claimer import Claimer
 from worker.engines.protocol import Engine
 from worker.lease import Lease
 from worker.publisher import Publisher
@@ -27,11 +32,8 @@ from worker.runner import Outcome, Run
 
 log = logging.getLogger("flotilla.loop")
 
-# A slot may come free without a run ending (n > 1), and KV use falls unannounced: look again then.
-_LOOK_AGAIN_S = 0.25
 # A message that was sent longer ago has come, or is lost.
 _ON_ITS_WAY_S = 1.0
-_RECONNECT_S = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 @dataclass(slots=True)
@@ -54,12 +56,15 @@ class Done:
 
 
 class Loop:
-    """Claims jobs of one pool for one engine. `runs` holds those in hand, by job id."""
+    """Claims jobs of one pool for one engine. `runs` holds those in hand, by job id.
+
+    `urls` are those of the queue's servers.
+    """
 
     def __init__(
         self,
         queue: JobQueue,
-        redis_url: str,
+        urls: Sequence[str],
         engine: Engine,
         metrics: WorkerMetrics,
         *,
@@ -76,7 +81,6 @@ class Loop:
         self.publisher = Publisher(queue, metrics, self.lease, self.offers)
         self.done = Done()
         self._queue = queue
-        self._redis_url = redis_url
         self._engine = engine
         self._metrics = metrics
         self._pool = pool
@@ -89,7 +93,10 @@ class Loop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._disowning: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
-        self._bell: asyncio.Future[None] | None = None
+        self._blocking = [connections.connect_blocking(url) for url in urls]
+        self._claimers = [
+            Claimer(self._claims(place), self._decide, self._start) for place, _ in enumerate(urls)
+        ]
         self._last_step = time.monotonic()
         engine.on_step = self._on_step
         # Read when they are scraped: between two claims nobody else would look.
@@ -100,50 +107,37 @@ class Loop:
 
     async def run(self) -> None:
         """Claim until told to drain; ends by cancellation as well."""
-        blocking = connections.connect_blocking(self._redis_url)
-        claims = Claims(
-            self._queue,
-            blocking,
-            pool=self._pool,
-            worker=self._worker_id,
-            lease_s=self._lease_s,
-            offers=self.offers,
-        )
-        failures = 0
         try:
-            while not self._draining:
-                try:
-                    await self._turn(claims)
-                    failures = 0
-                except (RedisError, OSError) as error:
-                    log.warning("can't claim: %s", error)
-                    await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
-                    failures += 1
+            await asyncio.gather(*(claimer.run() for claimer in self._claimers))
         finally:
             self._disowning.cancel()
             self.offers.end()
             with contextlib.suppress(RedisError, OSError):
                 await self._queue.withdraw(self._pool, self._worker_id, self._lease_s)
-            await claims.close()
-            await blocking.aclose()
+            for redis in self._blocking:
+                await redis.aclose()
 
-    async def _turn(self, claims: Claims) -> None:
-        self._changed.clear()
-        decision = self.decision
-        if decision.count == 0:
-            await claims.pass_on()
-            await self._wait_for_change()
-            return
-        jobs = await claims.take(decision.count, spare=decision.spare)
-        for job in jobs:
-            self._start(job)
-        if len(jobs) < decision.count:  # no more was waiting
-            await self._wait_for_bell(claims)
+    def _claims(self, place: int) -> Claims:
+        return Claims(
+            self._queue,
+            self._blocking[place],
+            place,
+            pool=self._pool,
+            worker=self._worker_id,
+            lease_s=self._lease_s,
+            offers=self.offers,
+        )
 
     @property
     def decision(self) -> Decision:
         """What may be claimed now, and why. Safe to look at from another thread."""
         return decide(self._snapshot(sum(map(self._enters, list(self._entering)))))
+
+    def _decide(self) -> Decision:
+        """For one claimer: what others have asked for is not its own, nor all of the rest."""
+        asked = sum(claimer.asked for claimer in self._claimers)
+        entering = sum(map(self._enters, list(self._entering)))
+        return decide(self._snapshot(entering + asked), len(self._claimers))
 
     def _snapshot(self, entering: int) -> Snapshot:
         load = self._engine.load()
@@ -226,6 +220,8 @@ class Loop:
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
         self._changed.set()
+        for claimer in self._claimers:
+            claimer.look()
 
     def _count(self, run: Run) -> None:
         self._metrics.finished.of(run.ended_as, run.error_code).inc()
@@ -262,8 +258,8 @@ class Loop:
     def drain(self) -> None:
         """Claim nothing more."""
         self._draining = True
-        if self._bell is not None:
-            self._bell.cancel()
+        for claimer in self._claimers:
+            claimer.end()
         self._changed.set()
 
     async def finished(self, deadline_s: float) -> bool:
@@ -286,18 +282,3 @@ class Loop:
         jobs = [run.job for run in {*self._to_release, *self.runs.values()}]
         self._metrics.released.labels(reason).inc(len(jobs))
         return await self._queue.release(jobs, reason, blame=blame) if jobs else {}
-
-    async def _wait_for_change(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_AGAIN_S):
-                await self._changed.wait()
-
-    async def _wait_for_bell(self, claims: Claims) -> None:
-        self._bell = asyncio.ensure_future(claims.bell())
-        try:
-            await self._bell
-        except asyncio.CancelledError:
-            if not self._draining:
-                raise
-        finally:
-            self._bell = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 from pydantic import TypeAdapter
@@ -102,7 +101,7 @@ class _Pool:
         self._model = model
         self._pool = pool
         self._limits = limits
-        self._store = ScaleStore(queue.redis)
+        self._store = ScaleStore(queue.servers.home)
 
     async def tick(self, depths: list[LaneDepth], workers: list[WorkerInfo]) -> None:
         """Look, decide, act, write down."""
@@ -121,12 +120,11 @@ class _Pool:
             await self._write(seen, decision, _Notes(decision.memory, flow, told), None)
 
     async def _look(self, depths: list[LaneDepth], workers: list[WorkerInfo]) -> Look:
-        redis: Any = self._queue.redis
         waiting_bytes = 0.0
         for depth in depths:
             if depth.waiting:
                 waiting_bytes += depth.waiting * await self._mean_bytes(depth.lane)
-        seconds, micros = await redis.time()
+        seconds, micros = await self._queue.servers.home.time()
         return Look(
             at_s=int(seconds) + int(micros) / 1e6,
             waiting=sum(depth.waiting for depth in depths),
@@ -140,15 +138,15 @@ class _Pool:
         """Of the bodies of some jobs that wait there; 0 if they have all left meanwhile."""
         every = range(self._queue.shards)
         shards = random.sample(every, min(len(every), _SAMPLE_SHARDS))
-        pipe: Any = self._queue.redis.pipeline(transaction=False)
+        ask = self._queue.servers.ask()
         for shard in shards:
             key = keys.waiting(shard, self._pool, lane)
-            pipe.zrandmember(key, _SAMPLE // len(shards))
-        found = await pipe.execute()
+            ask.of(shard).zrandmember(key, _SAMPLE // len(shards))
+        found, ask = await ask.answers(), self._queue.servers.ask()
         for shard, job_ids in zip(shards, found, strict=True):
             for job_id in job_ids:
-                pipe.hstrlen(keys.job(shard, job_id.decode()), "body")
-        sizes = [size for size in await pipe.execute() if size]
+                ask.of(shard).hstrlen(keys.job(shard, job_id.decode()), "body")
+        sizes = [size for size in await ask.answers() if size]
         return sum(sizes) / len(sizes) if sizes else 0.0
 
     async def _write(

@@ -15,6 +15,7 @@ from gateway.chores.broker import chores_url
 from gateway.chores.rota import Rota
 from shared.queue import JobQueue
 from shared.redis import UNAVAILABLE, Redis, RedisError, connect
+from shared.servers import Servers
 from shared.settings import Settings
 
 log = logging.getLogger("flotilla.chores")
@@ -37,9 +38,9 @@ class Bridge:
         self._on_stuck = on_stuck
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="chores", daemon=True)
-        self._redis = connect(settings.redis_url, max_connections=4)
+        servers = Servers(settings.redis_url, settings.shard_redis_urls, max_connections=4)
         self._broker = connect(chores_url(settings), max_connections=1)
-        self._queue = JobQueue(self._redis, shards=settings.shards)
+        self._queue = JobQueue(servers, shards=settings.shards)
         self._rota = Rota(settings, self._queue)
         self._doing: concurrent.futures.Future[bool] | None = None
         self._watch: concurrent.futures.Future[None] | None = None
@@ -87,8 +88,8 @@ class Bridge:
 
     async def _close(self) -> None:
         await self._queue.close()
-        for redis in (self._redis, self._broker):
-            await redis.aclose(close_connection_pool=True)
+        await self._queue.servers.close()
+        await self._broker.aclose(close_connection_pool=True)
 
     async def _once(self, name: str) -> bool:
         try:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Collection
 from gateway.chores.walk import Step, walk
 from shared import keys
 from shared.queue import JobQueue
+from shared.redis import UNAVAILABLE
 from shared.registry import Registry, pool_name
 
 log = logging.getLogger("flotilla.chores")
@@ -29,7 +30,7 @@ class Housekeeping:
     def __init__(self, queue: JobQueue, registry: Registry) -> None:
         self._queue = queue
         self._registry = registry
-        self._walk: AsyncIterator[Step] | None = None
+        self._walks: dict[int, AsyncIterator[Step]] = {}  # by server
 
     async def repair(self) -> None:
         """Go on with the walk over all jobs and what leads to them, and put right what is wrong.
@@ -38,39 +39,51 @@ class Housekeeping:
         members whose jobs are gone are taken out. A small fleet is walked over in one round.
         """
         done: Counter[str] = Counter()
-        clock = asyncio.get_running_loop().time
-        until = clock() + ROUND_S
+        lost: Exception | None = None
+        n_servers = len(self._queue.servers)
+        began_s = asyncio.get_running_loop().time()
         try:
-            self._walk = self._walk or walk(self._queue)
-            for _ in range(STEPS_A_ROUND):
-                step = await anext(self._walk, None)
-                if step is None:
-                    self._walk = None
-                    break
-                if step.members:
-                    done.update(await self._queue.repair(*step))
-                if clock() > until:
-                    break
-        except BaseException:
-            self._walk = None  # a generator that has raised has nothing more to give
-            raise
+            for server in range(n_servers):
+                try:
+                    await self._go_on(server, done, began_s + ROUND_S * (server + 1) / n_servers)
+                except UNAVAILABLE as error:  # others are there
+                    lost = error
         finally:
             if done:
                 log.warning("repaired: %s", ", ".join(f"{n} {what}" for what, n in done.items()))
+        if lost is not None:
+            raise lost
+
+    async def _go_on(self, server: int, done: Counter[str], until_s: float) -> None:
+        """Some steps more of a server's walk; the next time it is a new one if that is over."""
+        clock = asyncio.get_running_loop().time
+        # A generator that has raised has nothing more to give: it is kept if nothing happens.
+        steps = self._walks.pop(server, None) or walk(self._queue, server)
+        for _ in range(STEPS_A_ROUND // len(self._queue.servers)):
+            step = await anext(steps, None)
+            if step is None:
+                return
+            if step.members:
+                done.update(await self._queue.repair(*step))
+            if clock() > until_s:
+                break
+        self._walks[server] = steps
 
     async def tidy(self, models: Collection[str], chores: Collection[str]) -> None:
         """Take out records of workers, pools and chores that there are no more.
 
         `models` are those that the settings name, `chores` those that are done.
         """
-        redis = self._queue.redis
+        redis = self._queue.servers.home
         before = await redis.scard(keys.WORKERS)
         workers = await self._registry.workers()  # takes out what has expired
         dropped = {"worker": max(0, before - len(workers))}
         pools = {worker.pool for worker in workers} | {pool_name(model) for model in models}
         pools |= {model.pool for model in (await self._registry.models()).values()}
+        ask = self._queue.servers.ask()
         for shard in range(self._queue.shards):
-            pools |= {pool.decode() for pool in await redis.smembers(keys.pools(shard))}
+            ask.of(shard).smembers(keys.pools(shard))
+        pools |= {pool.decode() for found in await ask.answers() for pool in found}
         known = {make(pool) for pool in pools for make in (keys.scale, keys.scalings)}
         async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_AT_ONCE):
             if key.decode() not in known:

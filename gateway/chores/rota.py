@@ -40,7 +40,7 @@ class Rota:
         """Raises SettingsError."""
         self._queue = queue
         self._every_s = intervals(settings)
-        registry = Registry(queue.redis)
+        registry = Registry(queue.servers.home)
         keeper = Housekeeping(queue, registry)
         self._chores: Mapping[str, Chore] = {
             REPAIR: keeper.repair,
@@ -53,7 +53,7 @@ class Rota:
 
         Raises what the chore raises, redis' errors among it: the next round is the next try.
         """
-        redis = self._queue.redis
+        redis = self._queue.servers.home
         lock_ms = int(self._every_s[name] * _LOCKED * 1000)
         if not await redis.set(keys.chore(name), 1, nx=True, px=lock_ms):
             return False

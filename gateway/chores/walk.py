@@ -25,49 +25,50 @@ class Step(NamedTuple):
     members: Sequence[bytes]
 
 
-async def walk(queue: JobQueue) -> AsyncIterator[Step]:
-    """Once over everything. Raises redis' errors, and is over then.
+async def walk(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
+    """Once over everything on one server. Raises redis' errors, and is over then.
 
     First the jobs themselves: what they lack, streams and names of pools among it, is walked over
     after them.
     """
-    async for step in _jobs(queue):
+    redis, shards = queue.servers.all[server], range(server, queue.shards, len(queue.servers))
+    async for step in _jobs(redis, shards):
         yield step
-    for shard in range(queue.shards):
-        names = await queue.redis.smembers(keys.pools(shard))
+    for shard in shards:
+        names = await redis.smembers(keys.pools(shard))
         for pool in sorted(name.decode() for name in names):
             for lane in LANES:
                 place = f"{pool}:{lane}"
                 stream = keys.queue(shard, pool, lane)
-                async for members in _entries(queue.redis, stream):
+                async for members in _entries(redis, stream):
                     yield Step(shard, keys.QUEUE, place, members)
             for lane in CLIENT_LANES:
                 place = f"{pool}:{lane}"
                 waiting = keys.waiting(shard, pool, lane)
-                async for members in _members(queue.redis, waiting):
+                async for members in _members(redis, waiting):
                     yield Step(shard, keys.WAITING, place, members)
-        async for members in _members(queue.redis, keys.base(shard) + keys.DEADLINES):
+        async for members in _members(redis, keys.base(shard) + keys.DEADLINES):
             yield Step(shard, keys.DEADLINES, "", members)
 
 
-async def _jobs(queue: JobQueue) -> AsyncIterator[Step]:
+async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
     """The hashes of jobs, and the lists of tenants' jobs; nothing else knows all of them."""
     cursor = None
     while cursor != 0:
-        cursor, found = await queue.redis.scan(cursor or 0, keys.JOBS_PATTERN, AT_ONCE)
+        cursor, found = await redis.scan(cursor or 0, keys.JOBS_PATTERN, AT_ONCE)
         ids: dict[int, list[bytes]] = {}
         for key in found:
             shard, word, rest = keys.parse(key.decode()) or (-1, "", "")
-            if not 0 <= shard < queue.shards:
+            if shard not in shards:
                 continue
             if word == keys.JOB:
                 ids.setdefault(shard, []).append(rest.encode())
             elif word == keys.JOBS:
-                async for members in _members(queue.redis, key):
+                async for members in _members(redis, key):
                     yield Step(shard, keys.JOBS, rest, members)
         for shard, members in ids.items():
             yield Step(shard, keys.JOB, "", members)
-        yield Step(0, keys.JOB, "", ())  # a look at keys is work for Redis too
+        yield Step(shards[0], keys.JOB, "", ())  # a look at keys is work for Redis too
 
 
 async def _members(redis: Any, key: str | bytes) -> AsyncIterator[list[bytes]]:

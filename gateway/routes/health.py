@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from math import nan
+from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import generate_latest
@@ -46,15 +48,30 @@ async def readyz(gateway: TheGateway) -> Response:
 async def _checks(gateway: Gateway) -> dict[str, str]:
     """What must work for requests to be taken, and what is wrong with it."""
     return {
-        "redis": await _writable(gateway),
-        "relay": "" if gateway.relay.connected.is_set() else "not subscribed",
+        "redis": await _redis(gateway),
+        "relay": "" if _reached(gateway) else "not subscribed",
     }
 
 
-async def _writable(gateway: Gateway) -> str:
-    """Why Redis can't be written, if so. A PING would not notice a full memory."""
+def _reached(gateway: Gateway) -> bool:
+    return any(gateway.relay.reaches(shard) for shard in range(gateway.queue.shards))
+
+
+async def _redis(gateway: Gateway) -> str:
+    """Why no job can be taken, if so: it takes the home server, and one for the job."""
+    servers = gateway.queue.servers
+    asked = list(dict.fromkeys([*servers.all, servers.home]))
+    problems = await asyncio.gather(*(_problem(redis, gateway.id) for redis in asked))
+    of_shards = problems[: len(servers)]
+    for place, problem in enumerate(of_shards):
+        gateway.metrics.redis_writable.labels(str(place)).set(not problem)
+    return problems[asked.index(servers.home)] or min(of_shards, key=bool)
+
+
+async def _problem(redis: Any, gateway_id: str) -> str:
+    """Why it can't be written, if so. A PING would not notice a full memory."""
     try:
-        await gateway.queue.redis.set(keys.PROBE, gateway.id, px=10_000)
+        await redis.set(keys.PROBE, gateway_id, px=10_000)
     except (RedisError, OSError) as error:
         return str(error)[:200] or type(error).__name__
     return ""
@@ -64,7 +81,9 @@ async def _writable(gateway: Gateway) -> str:
 async def metrics(gateway: TheGateway) -> Response:
     """Prometheus: what this process counted, and the state of the fleet as Redis has it."""
     # At once: a Redis that does not answer must not cost a scrape three timeouts.
-    checks, _ = await asyncio.gather(_checks(gateway), _read_fleet(gateway))
+    checks, _, _ = await asyncio.gather(
+        _checks(gateway), _read_fleet(gateway), _read_redis(gateway)
+    )
     for check, problem in checks.items():
         gateway.metrics.ready.labels(check).set(not problem)
     return Response(generate_latest(gateway.prometheus), media_type=CONTENT_TYPE_LATEST)
@@ -74,20 +93,16 @@ async def _read_fleet(gateway: Gateway) -> None:
     """What only Redis knows. Where it does not answer there is no value, rather than an old one."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        depths, letters, info, chores = await asyncio.gather(
-            queue.depths(),
-            _dead_letters(queue),
-            queue.redis.info(),
-            queue.redis.hgetall(keys.CHORES),
+        depths, letters, chores = await asyncio.gather(
+            queue.depths(), _dead_letters(queue), queue.servers.home.hgetall(keys.CHORES)
         )
         workers = gateway.fleet.workers
     except (RedisError, OSError) as error:
         log.warning("fleet metrics not read: %s", error)
-        depths, letters, info, chores, workers = [], nan, {}, {}, []
+        depths, letters, chores, workers = [], nan, {}, []
     for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.chores):
         gauge.clear()
     m.dead_letters.set(letters)
-    m.redis.info = info
     for depth in depths:
         m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
         m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)
@@ -116,7 +131,20 @@ def _tell_scales(gateway: Gateway) -> None:
 
 
 async def _dead_letters(queue: JobQueue) -> float:
-    pipe = queue.redis.pipeline(transaction=False)
+    ask = queue.servers.ask()
     for shard in range(queue.shards):
-        pipe.xlen(keys.dead(shard))
-    return float(sum(await pipe.execute()))
+        ask.of(shard).xlen(keys.dead(shard))
+    return float(sum(await ask.answers()))
+
+
+async def _read_redis(gateway: Gateway) -> None:
+    servers = gateway.queue.servers
+    gateway.metrics.redis.infos = await asyncio.gather(*map(_info, servers.all))
+
+
+async def _info(redis: Any) -> Mapping[str, Any]:
+    try:
+        info: Mapping[str, Any] = await redis.info()
+    except (RedisError, OSError):
+        return {}
+    return info

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from load_tests.systems.direct import Direct
-from load_tests.systems.flotilla import Flotilla, FlotillaTcp, FlotillaTwoGateways
+from load_tests.systems.flotilla import (
+    Flotilla,
+    FlotillaTcp,
+    FlotillaTwoGateways,
+    FlotillaTwoRedis,
+)
 from load_tests.systems.lean import Lean
 from load_tests.systems.naive import Naive
 from load_tests.systems.peers import LiteLLM, Nginx, ProductionStack, RustRouter
 from load_tests.systems.system import System
 
-OWN = (Direct, Lean, Flotilla, FlotillaTcp, FlotillaTwoGateways, Naive)
+OWN = (Direct, Lean, Flotilla, FlotillaTcp, FlotillaTwoGateways, FlotillaTwoRedis, Naive)
 PEERS = (Nginx, RustRouter, ProductionStack, LiteLLM)
 """Other people's proxies, measured on request only."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
+from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,7 +42,7 @@ class System(ABC):
         self.processes: list[Process] = []
         self.ports: list[int] = []
         """Where requests go; connections are spread over them."""
-        self.redis: RedisServer | None = None
+        self.redis: list[RedisServer] = []
 
     @classmethod  # noqa: B027 - most need nothing
     def prepare(cls) -> None:
@@ -78,9 +79,17 @@ class System(ABC):
     def start_redis(self) -> RedisServer:
         """Durable, as the product asks."""
         port = free_port()
-        self.redis = RedisServer(self._processes, port, self.folder / f"redis-{port}")
-        self.processes.append(self.redis.process)
-        return self.redis
+        redis = RedisServer(self._processes, port, self.folder / f"redis-{port}")
+        self.redis.append(redis)
+        self.processes.append(redis.process)
+        return redis
+
+    def redis_counters(self) -> dict[str, float]:
+        """RedisServer.counters of all its servers, added up."""
+        total: Counter[str] = Counter()
+        for redis in self.redis:
+            total.update(redis.counters())
+        return dict(total)
 
 
 def free_port() -> int:

@@ -48,7 +48,7 @@ def decide(redis_url: str, text: str = f"{MODEL}=1:3") -> None:
 
     async def once() -> None:
         async with open_queue(redis_url) as queue:
-            await tick(queue, Registry(queue.redis), Settings(autoscale=text, pool=POOL))
+            await tick(queue, Registry(queue.servers.home), Settings(autoscale=text, pool=POOL))
 
     asyncio.run(once())
 

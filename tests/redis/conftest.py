@@ -17,7 +17,7 @@ from shared.ending import Answer
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT, LANES
 from shared.queue import UNKNOWN, Fenced, JobQueue, Offer, _claim
-from shared.redis import connect
+from shared.servers import Servers
 from shared.states import TRANSITIONS, JobEvent
 from shared.step_log import Deposit, End, Speaker, Utterance, make_step
 from shared.token_log import Journal, make_journal, pack_segment
@@ -48,15 +48,17 @@ def store(redis_server: RedisServer, redis_url: str) -> Iterator[sync_redis.Redi
 
 
 @contextlib.asynccontextmanager
-async def open_queue(url: str, *, shards: int = 1) -> AsyncIterator[JobQueue]:
-    """A queue whose connections are closed in the end."""
-    redis = connect(url)
-    queue = JobQueue(redis, shards=shards)
+async def open_queue(
+    url: str, *, shards: int = 1, more: Sequence[str] = ()
+) -> AsyncIterator[JobQueue]:
+    """A queue whose connections are closed in the end. `more`: where its shards lie."""
+    servers = Servers(url, more)
+    queue = JobQueue(servers, shards=shards)
     try:
         yield queue
     finally:
         await queue.close()
-        await redis.aclose(close_connection_pool=True)
+        await servers.close()
 
 
 def make_job(**changes: Any) -> NewJob:
@@ -114,9 +116,10 @@ async def lease(queue: JobQueue, **changes: Any) -> LeasedJob:
 async def repair(queue: JobQueue) -> dict[str, int]:
     """What one walk over everything has put right."""
     done: Counter[str] = Counter()
-    async for step in walk(queue):
-        if step.members:
-            done.update(await queue.repair(*step))
+    for place in range(len(queue.servers)):
+        async for step in walk(queue, place):
+            if step.members:
+                done.update(await queue.repair(*step))
     return dict(done)
 
 
@@ -172,7 +175,7 @@ async def emit(
     jobs = [speaker.job for speaker, _, _ in utterances]
     shard = jobs[0].shard if jobs else 0
     if not worker:
-        holder = jobs and await queue.redis.hget(keys.job(shard, jobs[0].id), "worker")
+        holder = jobs and await queue.servers.home.hget(keys.job(shard, jobs[0].id), "worker")
         worker = holder.decode() if holder else WORKER
     place, left = (queue, worker, shard), list(utterances)
     lost: dict[str, str] = {}

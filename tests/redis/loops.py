@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -30,14 +30,15 @@ def chat(max_tokens: int, **more: Any) -> bytes:
 
 @contextlib.asynccontextmanager
 async def serving(
-    queue: JobQueue, redis_url: str, slots: int, worker: str = WORKER
+    queue: JobQueue, redis_url: str | Sequence[str], slots: int, worker: str = WORKER
 ) -> AsyncIterator[Loop]:
     """A worker's loop that claims and listens."""
+    urls = [redis_url] if isinstance(redis_url, str) else redis_url
     engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
     await engine.start()
     loop = Loop(
         queue,
-        redis_url,
+        urls,
         engine,
         WorkerMetrics(CollectorRegistry()),
         pool=POOL,
@@ -46,8 +47,9 @@ async def serving(
         kv_high_watermark=0.95,
     )
     # By name, so that a test may put another one in its place.
-    control = Subscription(redis_url, keys.control_channel(worker), lambda data: loop.hear(data))
-    tasks = [asyncio.create_task(each.run()) for each in (control, loop, loop.publisher)]
+    channel = keys.control_channel(worker)
+    controls = [Subscription(url, channel, lambda data: loop.hear(data)) for url in urls]
+    tasks = [asyncio.create_task(each.run()) for each in (*controls, loop, loop.publisher)]
     try:
         yield loop
     finally:

@@ -30,7 +30,7 @@ SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
 
 @pytest.fixture
 def registry(queue: JobQueue) -> Registry:
-    return Registry(queue.redis)
+    return Registry(queue.servers.home)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
-    _, scales = await ScaleStore(queue.redis).read([pool])
+    _, scales = await ScaleStore(queue.servers.home).read([pool])
     return scales[pool]
 
 
@@ -68,7 +68,7 @@ async def test_from_an_empty_fleet_to_a_decision(
     assert scale.seen.starting == 0  # nobody had been asked when it looked
     await tick(queue, registry, SETTINGS)
     assert (await scale_of(queue)).seen.starting == 2
-    changes = await ScaleStore(queue.redis).history(POOL)
+    changes = await ScaleStore(queue.servers.home).history(POOL)
     assert [(c.before, c.wanted, c.reason) for c in changes] == [
         (0, 2, "4 wait"),
         (None, 0, "0 wait"),
@@ -134,11 +134,11 @@ async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
     await tick(queue, registry, SETTINGS)
     store.hset(keys.scale(POOL), field, value)
     store.lpush(keys.scalings(POOL), "nonsense")
-    _, scales = await ScaleStore(queue.redis).read([POOL, "never-heard-of"])
+    _, scales = await ScaleStore(queue.servers.home).read([POOL, "never-heard-of"])
     assert (POOL in scales) == (field != "scale")
     await tick(queue, registry, SETTINGS)
     assert (await scale_of(queue)).wanted == 0
-    history = await ScaleStore(queue.redis).history(POOL)
+    history = await ScaleStore(queue.servers.home).history(POOL)
     assert history
     assert {entry.wanted for entry in history} == {0}
 
@@ -158,7 +158,7 @@ async def test_the_history_is_bounded_and_newest_first(
     for n in range(HISTORY + 20):
         await (submit(queue) if n % 2 else take(queue))
         await tick(queue, registry, SETTINGS)
-    history = await ScaleStore(queue.redis).history(POOL)
+    history = await ScaleStore(queue.servers.home).history(POOL)
     assert len(history) == HISTORY
     assert [entry.wanted for entry in history[:3]] == [1, 0, 1]
     assert history[0].at_s > history[-1].at_s
@@ -176,7 +176,7 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
     own_redis: RedisServer, policy: None
 ) -> None:
     async with open_queue(own_redis.url) as queue:
-        registry = Registry(queue.redis)
+        registry = Registry(queue.servers.home)
         await tick(queue, registry, SETTINGS)
         own_redis.stop()
         with pytest.raises((RedisConnectionError, OSError)):
@@ -189,7 +189,7 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
 
 async def test_many_shards(redis_url: str, policy: None) -> None:
     async with open_queue(redis_url, shards=16) as queue:
-        registry = Registry(queue.redis)
+        registry = Registry(queue.servers.home)
         await registry.announce(
             worker(pool=POOL, finished=1, prompt_tokens=25, request_bytes=100, job_seconds=1.0)
         )
@@ -205,7 +205,7 @@ async def test_two_gateways_have_the_same_copy(
 ) -> None:
     await submit(queue)
     await tick(queue, registry, SETTINGS)
-    fleets = [Fleet(registry, ScaleStore(queue.redis)) for _ in range(2)]
+    fleets = [Fleet(registry, ScaleStore(queue.servers.home)) for _ in range(2)]
     for fleet in fleets:
         await fleet.refresh()
     first, second = (fleet.scales[POOL] for fleet in fleets)

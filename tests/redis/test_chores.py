@@ -78,7 +78,7 @@ async def test_a_round_is_bounded_and_the_next_goes_on(
     for _ in range(300):
         await submit(queue)
     store.delete(STREAM)
-    keeper = Housekeeping(queue, Registry(queue.redis))
+    keeper = Housekeeping(queue, Registry(queue.servers.home))
     rounds = []
     while sum(rounds) < 300:
         assert len(rounds) < 200
@@ -94,7 +94,7 @@ async def test_a_round_is_bounded_and_the_next_goes_on(
 async def test_a_walk_that_broke_off_begins_again(
     queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Housekeeping(queue, Registry(queue.redis))
+    keeper = Housekeeping(queue, Registry(queue.servers.home))
     await submit(queue)
     with monkeypatch.context() as patch:
         patch.setattr(queue, "repair", None)
@@ -111,7 +111,7 @@ async def test_a_walk_that_broke_off_begins_again(
 async def test_records_that_nobody_needs_are_taken_out(
     queue: JobQueue, store: Redis, told: pytest.LogCaptureFixture
 ) -> None:
-    registry = Registry(queue.redis)
+    registry = Registry(queue.servers.home)
     await registry.register_models("served", [{"id": "m"}])
     await submit(queue)  # POOL is a pool by that
     store.sadd(keys.WORKERS, "w-gone")

@@ -53,7 +53,7 @@ async def test_a_job_that_comes_later_wakes_who_waits(
             await claims.bell()
         assert [each.id for each in await claims.take(8, spare=spare)] == [job.id]
         async with asyncio.timeout(DEADLINE_S):  # an old ring, at most
-            await queue.ring(POOL)
+            await queue.ring(0, POOL)
             await claims.bell()
 
 
@@ -145,7 +145,7 @@ async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
 
         monkeypatch.setattr(queue, "claimed", fails_on_the_second)
         assert [each.id for each in await claims.take(8, spare=1)] == [job.id]
-        await queue.ring(POOL)
+        await queue.ring(0, POOL)
         with pytest.raises(RedisConnectionError):
             await claims.take(8, spare=1)
 

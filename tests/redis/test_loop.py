@@ -44,7 +44,7 @@ async def loop(queue: JobQueue) -> AsyncIterator[Loop]:
     """A loop that sends what its runs say, and does nothing else."""
     loop = Loop(
         queue,
-        "",
+        [],
         SimulatedEngine(Settings()),
         WorkerMetrics(CollectorRegistry()),
         pool=POOL,

@@ -185,7 +185,7 @@ async def test_what_is_lost_is_repaired(old_queue: JobQueue, old_store: Redis) -
 
 
 async def test_workers_and_models_are_known(old_queue: JobQueue) -> None:
-    registry = Registry(old_queue.redis)
+    registry = Registry(old_queue.servers.home)
     await registry.register_models("pool", [{"id": "m"}])
     assert list(await registry.models()) == ["m"]
     assert await registry.workers() == []
@@ -245,7 +245,7 @@ async def test_who_loads_functions_that_are_there_calls_them(
     queue: JobQueue, modern: Redis, redis_url: str
 ) -> None:
     async with open_queue(redis_url) as other:
-        await asyncio.gather(queue.scripts.load(), other.scripts.load())
+        await asyncio.gather(queue.scripts.load(0), other.scripts.load(0))
         await live(queue)
         await live(other)
     assert calls(modern, "evalsha") == 0

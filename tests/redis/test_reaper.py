@@ -135,7 +135,7 @@ async def test_after_an_outage_holders_get_one_lease_to_renew(
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    async def one_round(self: Reaper) -> None:
+    async def one_round(self: Reaper, place: int) -> None:
         try:
             error = next(rounds)
         except StopIteration:

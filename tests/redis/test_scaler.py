@@ -50,8 +50,8 @@ class Fleet:
     """A scaler, what it started, and the words with which tests speak to both."""
 
     def __init__(self, queue: JobQueue, **settings: Any) -> None:
-        self.registry = Registry(queue.redis)
-        self.store = ScaleStore(queue.redis)
+        self.registry = Registry(queue.servers.home)
+        self.store = ScaleStore(queue.servers.home)
         self.said: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.workers = Workers(
@@ -64,7 +64,7 @@ class Fleet:
         self.scaler = Scaler(
             self.workers,
             POOL,
-            queue.redis,
+            queue.servers.home,
             start=self.start,
             grace_s=45,
             say=self.said.append,

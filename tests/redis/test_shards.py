@@ -88,7 +88,7 @@ async def test_all_keys_of_a_job_share_one_tag(queue: JobQueue, store: Redis) ->
 
 
 async def test_every_script_touches_one_tag(queue: JobQueue, store: Redis) -> None:
-    await queue.scripts.load()
+    await queue.scripts.load(0)
     commands: list[str] = []
     with store.monitor() as monitor:
         for shard in range(SHARDS):
@@ -158,8 +158,8 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
 async def test_a_bell_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
     for shard in range(SHARDS):
         await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
-        await queue.redis.blpop([keys.bell(n, "pool") for n in range(SHARDS)], timeout=4.0)
-        assert await queue.redis.llen(keys.bell(shard, "pool")) == 0
+        await queue.servers.home.blpop([keys.bell(n, "pool") for n in range(SHARDS)], timeout=4.0)
+        assert await queue.servers.home.llen(keys.bell(shard, "pool")) == 0
 
 
 @pytest.mark.parametrize("shards", [1, 4, 4096])

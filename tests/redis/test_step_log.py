@@ -20,7 +20,8 @@ from shared.envelope import Unfolder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import Fenced, JobQueue, Renewal
-from shared.redis import RedisTimeoutError, connect
+from shared.redis import RedisTimeoutError
+from shared.servers import Servers
 from shared.states import JobState
 from shared.step_log import DEPOSIT_AFTER, STEPS, Deposit, Step, Utterance, make_step
 from shared.tasks import end
@@ -566,8 +567,8 @@ class Flaky(JobQueue):
     """A queue whose calls are disturbed: `before` is called before emissions, `lose` says what is
     lost of a call, if anything."""
 
-    def __init__(self, redis: Any, shards: int) -> None:
-        super().__init__(redis, shards=shards)
+    def __init__(self, servers: Servers, shards: int) -> None:
+        super().__init__(servers, shards=shards)
         self.before: list[Callable[[], Awaitable[Any]]] = []
         """For the next emissions, one each."""
         self.lose: Callable[[], str] = lambda: ""
@@ -706,11 +707,10 @@ async def flaky(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """One that nothing disturbs yet."""
     monkeypatch.setattr(queue_module, "PATIENCE_S", 0.0)  # no step here waits for the next one
     monkeypatch.setattr(publisher_module, "_RETRY_S", (0.0,))
-    redis = connect(redis_url)
-    queue = Flaky(redis, 1)
+    queue = Flaky(Servers(redis_url), 1)
     yield queue
     await queue.close()
-    await redis.aclose(close_connection_pool=True)
+    await queue.servers.close()
 
 
 @pytest.fixture
@@ -965,7 +965,7 @@ async def test_a_worker_that_has_ended_says_nothing_more(
         worker.publisher.step()
         goes_on.set()
         for _ in range(20):  # other calls come and go meanwhile
-            await flaky.redis.ping()
+            await flaky.servers.home.ping()
     assert flaky.n_calls == calls + 1
 
 

@@ -110,7 +110,7 @@ class Call:
         self.published = 0
         metrics = GatewayMetrics(self.registry)
         queue: Any = self.queue
-        self.relay = Relay(queue, "redis://nowhere", "gw", metrics, BUFFER)
+        self.relay = Relay(queue, ["redis://nowhere"], "gw", metrics, BUFFER)
         self.gateway: Any = SimpleNamespace(
             settings=Settings(**({"keepalive_s": DEADLINE_S} | settings)),
             queue=queue,

@@ -57,10 +57,13 @@ class Post:
         self.progresses = True
         self.lost: dict[str, float] = {}
         self.shards = shards
-        self.losses = 0
+        self.n_losses = 0
         queue: Any = self
         self.lease = Lease(queue, WORKER, LEASE_S, self.runs, self._on_lost)
         self.keeper = LeaseKeeper(self.lease, lambda: self.progresses)
+
+    def losses(self, shard: int) -> int:
+        return self.n_losses
 
     async def renew(
         self, shard: int, worker: str, epoch: str, lease_s: float, jobs: list[Any]
@@ -88,7 +91,8 @@ class Post:
     async def turn(self, after_s: float = AGAIN_S) -> None:
         """What the keeper does when it wakes up."""
         self.clock.now += after_s
-        await self.keeper.renew()
+        for shard in range(self.shards):
+            await self.keeper.renew(shard)
 
 
 @pytest.fixture
@@ -251,7 +255,7 @@ async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(post, "renew", hang)
     async with asyncio.timeout(30):
-        await post.keeper.renew()
+        await post.keeper.renew(0)
     assert set(post.lost) == {"a"}
 
 
@@ -348,7 +352,7 @@ async def test_a_renewal_that_fails_changes_nothing(clock: Clock) -> None:
 
 async def test_who_gives_up_has_lost_everything(clock: Clock) -> None:
     post = Post(clock, "a", "b")
-    post.lease.give_up()
+    post.lease.give_up(0)
     assert set(post.lost) == {"a", "b"}
     assert post.states == "unreachable"
 
@@ -358,7 +362,7 @@ async def test_after_a_lost_connection_there_is_no_epoch(clock: Clock) -> None:
     post = Post(clock, "a", shards=2)
     await post.turn()
     assert post.lease.epochs == ["e-1", "e-2"]
-    post.losses += 1
+    post.n_losses += 1
     assert post.lease.epochs == ["", ""]
     await post.lease.renew(1)
     assert post.asked[-1] == (1, "")
@@ -373,6 +377,6 @@ async def test_an_epoch_that_comes_over_a_connection_that_is_lost_meanwhile_is_n
     post = Post(clock, "a")
     renewing = asyncio.create_task(post.lease.renew(0))
     await asyncio.sleep(0)
-    post.losses += 1
+    post.n_losses += 1
     await renewing
     assert post.lease.epochs == [""]

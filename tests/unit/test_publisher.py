@@ -75,7 +75,7 @@ class Queue:
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
-        self.losses = 0
+        self.n_losses = 0
         self.calls: asyncio.Queue[Call] = asyncio.Queue()
         self.open = asyncio.Event()
         self.open.set()
@@ -99,6 +99,9 @@ class Queue:
         self.ended: set[str] = set()
         self.entries: dict[str, int] = {}
         """How many entries a job has said."""
+
+    def losses(self, shard: int) -> int:
+        return self.n_losses
 
     def read_on(self) -> None:
         pass
@@ -205,7 +208,7 @@ class Queue:
             raise self.renewal_failures.pop(0)
         if self.breaks:
             self.breaks -= 1
-            self.losses += 1
+            self.n_losses += 1
         if epoch != self.fences[shard] or not epoch:
             self.fences[shard] = f"e-{len(self.renewals)}"
         lost = {name: self.states[name] for name in names if name in self.states}
@@ -827,7 +830,7 @@ async def test_after_a_lost_connection_it_renews_before_it_speaks(desk: Desk) ->
     """Redis may be another one now, which has forgotten that something was taken away."""
     outbox, lost = desk.outbox("a"), desk.outbox("lost")
     await desk.say(outbox, lost)
-    desk.queue.losses += 1
+    desk.queue.n_losses += 1
     desk.queue.states["lost"] = "cancelled"
     call = await desk.say(outbox, lost)
     assert desk.queue.renewals == [(0, "", ["a", "lost"])]
@@ -845,7 +848,7 @@ async def test_a_call_that_fails_with_its_connection_is_repeated_in_a_new_epoch(
     outbox.chunk(b"1")
     first = await desk.queue.next()
     desk.queue.failures = [RedisConnectionError("closed")]
-    desk.queue.losses += 1
+    desk.queue.n_losses += 1
     desk.queue.open.set()
     repeated = await desk.queue.next()
     assert desk.queue.renewals == [(0, "", ["a"])]

@@ -101,7 +101,7 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def relay(log: Log, registry: CollectorRegistry) -> Relay:
     queue: Any = log
-    return Relay(queue, "redis://nowhere", "gw", GatewayMetrics(registry), BUFFER)
+    return Relay(queue, ["redis://nowhere"], "gw", GatewayMetrics(registry), BUFFER)
 
 
 class Socket:
@@ -327,7 +327,7 @@ async def test_silence_makes_it_look_at_the_log(relay: Relay, log: Log) -> None:
 async def test_a_new_subscription_makes_every_reader_look(relay: Relay, log: Log) -> None:
     readers = [relay.open(JOB, Want.CHUNKS) for _ in range(2)]
     log.write(b"1")
-    relay._all_to_the_log()  # as the subscription calls when it stands
+    relay._to_the_log(0)  # as the subscription calls when it stands
     assert [seqs(await reader.next(LONG_S)) for reader in readers] == [[1], [1]]
 
 
@@ -1273,7 +1273,7 @@ async def test_whatever_happens_the_client_gets_every_byte_once_and_in_order(
             published = []  # lost
         if chance.random() < 0.1:
             log.while_reading = lambda: reader.fall_behind() if chance.random() < 0.5 else None
-            relay._all_to_the_log()
+            relay._to_the_log(0)
         await turns(chance.randint(0, 2))
     log.write(end="completed")
     reader.fall_behind()
@@ -1309,7 +1309,7 @@ async def test_whatever_happens_all_deltas_come_once_and_in_order(
             published = []  # lost
         if chance.random() < 0.1:
             log.while_reading = lambda: reader.fall_behind() if chance.random() < 0.5 else None
-            relay._all_to_the_log()
+            relay._to_the_log(0)
         await turns(chance.randint(0, 2))
     log.write(end="completed")
     reader.fall_behind()

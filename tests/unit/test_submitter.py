@@ -37,7 +37,8 @@ def job(name: int, shard: int = 0, body: bytes = b"{}") -> NewJob:
 class Queue:
     """Remembers calls; each waits for `open`. `full` and `error` are its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, servers: int = 1) -> None:
+        self.servers = range(servers)
         self.calls: list[tuple[int, list[int], bool]] = []
         self.open = asyncio.Event()
         self.open.set()
@@ -122,6 +123,27 @@ async def test_while_a_call_is_on_its_way_others_wait_for_the_next(
     await asyncio.gather(first, *others)
     assert queue.calls[1:] == [(0, [1, 2, 3], False)]
     assert counted(registry) == 4
+
+
+async def test_a_server_that_does_not_answer_keeps_no_others_jobs_waiting(
+    registry: CollectorRegistry,
+) -> None:
+    as_queue: Any = (queue := Queue(servers=2))
+    submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry))
+    queue.open.clear()
+    stuck = submitter.submit(job(0, shard=1))
+    await turns()
+    answers, queue.open = queue.open, asyncio.Event()
+    queue.open.set()
+    await submitter.submit(job(1, shard=0))
+    await submitter.submit(job(2, shard=2))
+    behind = submitter.submit(job(3, shard=3))
+    await turns()
+    assert not stuck.done()
+    assert [shard for shard, _, _ in queue.calls] == [1, 0, 2]
+    answers.set()
+    await asyncio.gather(stuck, behind)
+    assert queue.calls[-1] == (3, [3], False)
 
 
 async def test_one_who_finds_the_lane_full_does_not_concern_the_others(

@@ -39,6 +39,12 @@ def test_what_is_claimed_and_why(
     assert free_slots(IDLE._replace(**now)) == decision.count + decision.spare
 
 
+@pytest.mark.parametrize(("free", "count"), [(0, 0), (1, 1), (2, 1), (3, 2), (64, CLAIM_BATCH)])
+def test_two_claims_at_a_time_share_what_is_free(free: int, count: int) -> None:
+    decision = decide(IDLE._replace(unfinished=64 - free), 2)
+    assert (decision.count, decision.count + decision.spare) == (count, free)
+
+
 @pytest.mark.parametrize("unfinished", range(0, 65, 4))
 @pytest.mark.parametrize("entering", range(0, 65, 8))
 def test_never_more_than_can_run(unfinished: int, entering: int) -> None:

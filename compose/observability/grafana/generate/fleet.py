@@ -56,8 +56,8 @@ FLEET = Dashboard(
                     "Share of maxmemory; nothing where there is no limit. When it is full the "
                     "fleet stands still.",
                     "percentunit",
-                    "max(flotilla_redis_memory_used_bytes)"
-                    " / max(flotilla_redis_memory_limit_bytes > 0)",
+                    "max(flotilla_redis_memory_used_bytes"
+                    " / (flotilla_redis_memory_limit_bytes > 0))",
                     warn=0.6,
                     bad=0.8,
                 ),

@@ -20,6 +20,7 @@ from shared.channel import decode
 from shared.job import shard_in
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
+from shared.servers import place_of
 from shared.subscription import Subscription
 
 log = logging.getLogger("flotilla.relay")
@@ -63,7 +64,8 @@ class Relay:
 
     def reaches(self, shard: int) -> bool:
         """Frames of the shard's jobs can come; without them readers live on the log alone."""
-        return self._subscriptions[shard % len(self._subscriptions)].connected.is_set()
+        place = place_of(shard, len(self._subscriptions))
+        return self._subscriptions[place].connected.is_set()
 
     def open(self, job_id: str, want: Want, after: int = 0) -> Reader:
         """A reader; open it before the job is submitted or watched, and `close` it."""
@@ -84,7 +86,7 @@ class Relay:
 
     def _to_the_log(self, place: int) -> None:
         for job_id, readers in self._readers.items():
-            if shard_in(job_id.decode()) % len(self._subscriptions) == place:
+            if place_of(shard_in(job_id.decode()), len(self._subscriptions)) == place:
                 for reader in readers:
                     reader.fall_behind()
 

@@ -13,6 +13,7 @@ from shared.errors import QueueFull
 from shared.job import NewJob
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
+from shared.servers import place_of
 
 _CALL_BYTES = 1 << 20
 
@@ -49,7 +50,7 @@ class Submitter:
         `patient`: the caller hears of its job by its answer, so there is no hurry to be done.
         """
         queued: asyncio.Future[None] = self._loop.create_future()
-        place = job.shard % len(self._calls)
+        place = place_of(job.shard, len(self._calls))
         waiting = self._waiting[place]
         waiting.append(_Waiting(job, queued, patient, refused))
         if self._calls[place]:
@@ -88,7 +89,7 @@ class Submitter:
                 _refuse(each, error)
         else:
             self._tell(parcel, reply.result())
-        place = shard % len(self._calls)
+        place = place_of(shard, len(self._calls))
         self._calls[place] -= 1
         if self._waiting[place] and not self._calls[place]:
             self._send(place)

@@ -18,6 +18,7 @@ from shared.line import Line
 from shared.offers import Offers
 from shared.queue import JobQueue
 from shared.redis import BLOCK_S, TIMEOUT_S, Redis
+from shared.servers import shards_on
 
 
 class Claims:
@@ -43,7 +44,7 @@ class Claims:
         self._lease_s = lease_s
         self._offers = offers
         self._line = Line(redis, BLOCK_S + TIMEOUT_S)
-        self._shards = deque(range(place, queue.shards, len(queue.servers)))
+        self._shards = deque(shards_on(place, len(queue.servers), queue.shards))
         self._bells = [keys.bell(shard, pool) for shard in self._shards]
         self._ringing: asyncio.Future[Any] | None = None
 

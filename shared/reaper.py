@@ -15,6 +15,7 @@ from shared import keys
 from shared.metrics import ReaperMetrics
 from shared.queue import JobQueue
 from shared.redis import RedisError
+from shared.servers import shards_on
 from shared.states import JobState
 
 log = logging.getLogger("flotilla.reaper")
@@ -54,7 +55,7 @@ class Reaper:
 
     async def round(self, place: int = 0) -> None:
         """One pass over all shards of a server."""
-        for shard in range(place, self._queue.shards, len(self._queue.servers)):
+        for shard in shards_on(place, len(self._queue.servers), self._queue.shards):
             lock_ms, redis = int(self._interval_s * 1000), self._queue.servers.of(shard)
             if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue

@@ -22,7 +22,7 @@ from shared.channel import ControlKind, FrameKind
 from shared.lanes import CLIENT_LANES, LANES, RETRY_LANE
 from shared.line import Argument, Line
 from shared.redis import TIMEOUT_S
-from shared.servers import Servers
+from shared.servers import Servers, place_of
 from shared.states import TRANSITIONS
 from shared.step_log import STEPS
 
@@ -155,7 +155,7 @@ class Scripts:
         self._servers = [_Server(redis) for redis in servers.all]
 
     def _of(self, shard: int) -> _Server:
-        return self._servers[shard % len(self._servers)]
+        return self._servers[place_of(shard, len(self._servers))]
 
     async def load(self, shard: int) -> None:
         """Load every script. Needed once; done again by itself when Redis has forgotten them."""

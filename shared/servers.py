@@ -17,6 +17,16 @@ from redis.exceptions import RedisError
 from shared.redis import connect
 
 
+def place_of(shard: int, n_servers: int) -> int:
+    """Which of the servers a shard lies on."""
+    return shard % n_servers
+
+
+def shards_on(place: int, n_servers: int, n_shards: int) -> range:
+    """The shards that lie on a server."""
+    return range(place, n_shards, n_servers)
+
+
 class Servers:
     """Clients for short calls. `shard_urls` empty: all is at home."""
 
@@ -36,7 +46,7 @@ class Servers:
 
     def of(self, shard: int) -> Any:
         """The client of a shard's server."""
-        return self.all[shard % len(self.all)]
+        return self.all[place_of(shard, len(self.all))]
 
     def ask(self) -> Questions:
         """Commands that leave together."""
@@ -57,7 +67,7 @@ class Questions:
 
     def of(self, shard: int) -> Any:
         """The pipeline to the shard's server, for exactly one command."""
-        place = shard % len(self._pipes)
+        place = place_of(shard, len(self._pipes))
         self._asked.append(place)
         return self._pipes[place]
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from shared import keys
 from shared.lanes import CLIENT_LANES, LANES
 from shared.queue import JobQueue
+from shared.servers import shards_on
 
 AT_ONCE = 200
 """Members in one step, about: Redis serves nobody else meanwhile."""
@@ -31,7 +32,7 @@ async def walk(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
     First the jobs themselves: what they lack, streams and names of pools among it, is walked over
     after them.
     """
-    redis, shards = queue.servers.all[server], range(server, queue.shards, len(queue.servers))
+    redis, shards = queue.servers.all[server], shards_on(server, len(queue.servers), queue.shards)
     async for step in _jobs(redis, shards):
         yield step
     for shard in shards:

@@ -17,6 +17,7 @@ from gateway.errors import in_our_words
 from gateway.reader import Piece, Reader, Sink
 from gateway.wire import Gathered, when_left, writer
 from shared.channel import FrameKind
+from shared.depths import position
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
 from shared.redis import RedisError
@@ -176,16 +177,16 @@ class JobAnswer:
         """
         try:
             job = await self._gateway.queue.get(self._job_id)
-            position = job and await self._gateway.queue.position(job)
+            place = job and await position(self._gateway.queue, job)
         except (RedisError, OSError):
             return sse.comment("waiting for the queue")
         if job is None:
             raise StreamReset("The queue has lost this job.")
         if job.state.terminal:
             return b""
-        news = f"{job.state}, position {position}" if position else job.state
-        if position and job.state is JobState.QUEUED:
-            waits_for = self._gateway.fleet.prospect(job.pool, position).waits_for
+        news = f"{job.state}, position {place}" if place else job.state
+        if place and job.state is JobState.QUEUED:
+            waits_for = self._gateway.fleet.prospect(job.pool, place).waits_for
             news += f"; {waits_for}" if waits_for else ""
         return sse.comment(news)
 

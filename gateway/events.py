@@ -24,6 +24,7 @@ from gateway.context import Gateway
 from gateway.job_object import full
 from gateway.reader import Piece, Reader, Want
 from shared.channel import FrameKind
+from shared.depths import position
 from shared.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
 from shared.job import Job
 from shared.redis import RedisError
@@ -124,8 +125,8 @@ def _render(piece: Piece) -> list[bytes]:
 
 
 async def _queued(gateway: Gateway, job: Job) -> bytes:
-    position = await gateway.queue.position(job)
-    return sse.event("queued", {"id": job.id, "state": job.state, "position": position})
+    place = await position(gateway.queue, job)
+    return sse.event("queued", {"id": job.id, "state": job.state, "position": place})
 
 
 async def _job(gateway: Gateway, job_id: str) -> Job:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from gateway.context import Gateway
+from shared.depths import position
 from shared.errors import job_error
 from shared.job import Job
 from shared.states import JobState
@@ -54,9 +55,9 @@ async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
     """All of it: position while it waits, text so far while it runs, result when it has one."""
     shown = summary(job)
     if job.state is JobState.QUEUED:
-        position = shown["position"] = await gateway.queue.position(job)
-        if position is not None:
-            wait_s, waits_for = gateway.fleet.prospect(job.pool, position)
+        place = shown["position"] = await position(gateway.queue, job)
+        if place is not None:
+            wait_s, waits_for = gateway.fleet.prospect(job.pool, place)
             shown["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
             if waits_for:
                 shown["waits_for"] = waits_for

@@ -31,6 +31,13 @@ def shard_of(job_id: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
+def checked_shard(job_id: str) -> int:
+    """The shard that holds the job's keys; AssertionError if this is no job id."""
+    shard = shard_of(job_id)
+    assert shard is not None, f"not a job id: {job_id!r}"
+    return shard
+
+
 class NewJob(NamedTuple):
     """What the gateway knows of a job when it submits it."""
 

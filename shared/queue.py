@@ -1,7 +1,8 @@
-"""The queue: everything that moves a job, and what can be asked about it.
+"""The queue: everything that moves a job, and what the job's own keys say of it.
 
 Gateways submit, watch and cancel; workers acquire, emit, renew and release. Every change is
-one script call (scripts.py), fenced where a worker makes it.
+one script call (scripts.py), fenced where a worker makes it. What is asked about many jobs at once
+is in depths.py and listing.py.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import msgpack
 
 from shared import keys
 from shared.errors import QueueFull
-from shared.job import Job, LeasedJob, NewJob, parse_job, shard_in, shard_of
-from shared.lanes import CLIENT_LANES, LANES
+from shared.job import Job, LeasedJob, NewJob, checked_shard, parse_job, shard_in, shard_of
+from shared.lanes import LANES
 from shared.line import Argument
 from shared.redis import UNAVAILABLE
 from shared.scripts import Scripts
@@ -66,17 +67,6 @@ class Renewal:
     """Jobs that are not its own any more: id -> state."""
     listeners: Mapping[str, tuple[str, bool]]
     """Of the others: id -> gateways that listen, whether somebody watches its events."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneDepth:
-    """What waits in one lane of a pool, over all shards."""
-
-    pool: str
-    lane: str
-    waiting: int
-    oldest_s: float
-    in_progress: int
 
 
 class JobQueue:
@@ -146,7 +136,7 @@ class JobQueue:
 
         `sees`: its client is shown the answer as it grows, so nobody may start it anew.
         """
-        await self.scripts.watch(_shard(job_id), job_id, gateway, sees)
+        await self.scripts.watch(checked_shard(job_id), job_id, gateway, sees)
 
     async def get(self, job_id: str) -> Job | None:
         """The job, whosever it is."""
@@ -159,110 +149,12 @@ class JobQueue:
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
-        return parse_segments(await self.scripts.read(_shard(job_id), job_id, after), after)
+        return parse_segments(await self.scripts.read(checked_shard(job_id), job_id, after), after)
 
     async def last_entry(self, job_id: str) -> Entry | None:
         """The log's last entry; None if it is empty."""
-        segments = await self.scripts.read(_shard(job_id), job_id, "")
+        segments = await self.scripts.read(checked_shard(job_id), job_id, "")
         return parse_segments(segments[-1:])[-1] if segments else None
-
-    async def position(self, job: Job) -> int | None:
-        """How many jobs go first, plus one; None if it does not wait (any more).
-
-        Those of a server that is away do not go first.
-        """
-        ask, own = self.servers.ask(), _shard(job.id)
-        better = CLIENT_LANES[: CLIENT_LANES.index(job.lane)]
-        ask.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
-        for shard in range(self.shards):
-            ask.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
-            for lane in better:
-                ask.of(shard).zcard(keys.waiting(shard, job.pool, lane))
-        waits, *ahead = await ask.answers(partly=True)
-        if isinstance(waits, Exception):
-            raise waits
-        known = (count for count in ahead if not isinstance(count, Exception))
-        return None if waits is None else max(1, sum(known))
-
-    async def page(
-        self, tenant: str, before: int | None, limit: int
-    ) -> list[tuple[int, str, Job | None]]:
-        """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
-
-        A job is None when it has expired; its place in the index is swept.
-        """
-        upper = "+inf" if before is None else f"({before}"
-        ask = self.servers.ask()
-        for shard in range(self.shards):
-            ask.of(shard).zrevrangebyscore(
-                keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
-            )
-        found = sorted(
-            (
-                (int(score), job_id.decode())
-                for part in await ask.answers()
-                for job_id, score in part
-            ),
-            reverse=True,
-        )[:limit]
-        ask = self.servers.ask()
-        for _, job_id in found:
-            ask.of(_shard(job_id)).hgetall(keys.job(_shard(job_id), job_id))
-        hashes, sweep = await ask.answers(), self.servers.ask()
-        page = []
-        for (created_us, job_id), raw in zip(found, hashes, strict=True):
-            page.append((created_us, job_id, parse_job(job_id, raw) if raw else None))
-            if not raw:
-                sweep.of(_shard(job_id)).zrem(keys.jobs(_shard(job_id), tenant), job_id)
-        await sweep.answers()
-        return page
-
-    async def depths(self) -> list[LaneDepth]:
-        """What waits and what runs, per pool and lane."""
-        ask = self.servers.ask()
-        for shard in range(self.shards):
-            ask.of(shard).smembers(keys.pools(shard))
-        pools = sorted({pool.decode() for part in await ask.answers() for pool in part})
-        places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
-        ask = self.servers.ask()
-        ask.of(0).time()
-        for pool, lane in places:
-            for shard in range(self.shards):
-                ask.of(shard).zcard(keys.waiting(shard, pool, lane))
-                ask.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
-        for pool in pools:
-            for lane in LANES:
-                for shard in range(self.shards):
-                    ask.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
-        replies = await ask.answers(partly=True)
-        for error in replies:
-            if isinstance(error, UNAVAILABLE):
-                raise error
-        (seconds, micros), *replies = replies
-        now_us = int(seconds) * 1_000_000 + int(micros)
-        reply = iter(replies)
-        waiting, oldest = {}, {}
-        for place in places:
-            counts, firsts = [], []
-            for _ in range(self.shards):
-                counts.append(next(reply))
-                firsts += [int(score) for _, score in next(reply)]
-            waiting[place] = sum(counts)
-            # The clock of another server may be ahead.
-            oldest[place] = max(0, now_us - min(firsts)) / 1e6 if firsts else 0.0
-        running = {}
-        for pool in pools:
-            for lane in LANES:
-                pending = [next(reply) for _ in range(self.shards)]
-                # No group yet: nothing was ever delivered from that lane.
-                running[pool, lane] = sum(p["pending"] for p in pending if isinstance(p, dict))
-        return [
-            LaneDepth(pool, lane, waiting[pool, lane], oldest[pool, lane], running[pool, lane])
-            if lane in CLIENT_LANES
-            else LaneDepth(pool, lane, 0, 0.0, running[pool, lane])
-            for pool in pools
-            for lane in LANES
-        ]
 
     # --- the worker's side ---
 
@@ -454,12 +346,6 @@ def _unique() -> str:
 def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argument, ...]:
     lease_ms, seed = int(lease_s * 1000), _unique()
     return offer.pool, worker, count, lease_ms, seed, offer.slots, offer.told, *LANES
-
-
-def _shard(job_id: str) -> int:
-    shard = shard_of(job_id)
-    assert shard is not None, f"not a job id: {job_id!r}"
-    return shard
 
 
 def _by_shard(jobs: Iterable[LeasedJob]) -> dict[int, list[str]]:

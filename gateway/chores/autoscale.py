@@ -17,7 +17,8 @@ from gateway.chores.actuators import actuator
 from gateway.chores.observation import Flow, Look, observe
 from shared import keys
 from shared.autoscale import Decision, Limits, Memory, Observation, decide, parse_autoscale
-from shared.queue import JobQueue, LaneDepth
+from shared.depths import LaneDepth, depths
+from shared.queue import JobQueue
 from shared.redis import UNAVAILABLE
 from shared.registry import ModelInfo, Registry, WorkerInfo, pool_name
 from shared.scaling import Scale, ScaleStore, Scaling, parse
@@ -55,7 +56,7 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
             "FLOTILLA_AUTOSCALE: the docker actuator scales one service, so it takes one model"
         )
     models, workers = await registry.models(), await registry.workers()
-    depths = await queue.depths()
+    lanes = await depths(queue)
     for model, (least, most) in ranges.items():
         limits = Limits(
             min=least,
@@ -69,7 +70,7 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
             pool = await _pool(model, models, registry, settings)
             scaler = _Pool(queue, settings, model, pool, limits)
             await scaler.tick(
-                [depth for depth in depths if depth.pool == pool],
+                [depth for depth in lanes if depth.pool == pool],
                 [worker for worker in workers if worker.pool == pool],
             )
         except UNAVAILABLE:
@@ -103,11 +104,11 @@ class _Pool:
         self._limits = limits
         self._store = ScaleStore(queue.servers.home)
 
-    async def tick(self, depths: list[LaneDepth], workers: list[WorkerInfo]) -> None:
+    async def tick(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
         """Look, decide, act, write down."""
         before = parse(_NOTES, await self._store.notes(self._pool))
         memory, last = (before.memory, before.flow) if before else (None, None)
-        seen, flow = observe(await self._look(depths, workers), last, memory)
+        seen, flow = observe(await self._look(lanes, workers), last, memory)
         decision = decide(seen, self._limits, memory)
         # Written before anybody acts: what was wanted can be read even where nobody could.
         told = before.told if before else []
@@ -119,18 +120,18 @@ class _Pool:
         if before is None or told != before.told:
             await self._write(seen, decision, _Notes(decision.memory, flow, told), None)
 
-    async def _look(self, depths: list[LaneDepth], workers: list[WorkerInfo]) -> Look:
+    async def _look(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> Look:
         waiting_bytes = 0.0
-        for depth in depths:
+        for depth in lanes:
             if depth.waiting:
                 waiting_bytes += depth.waiting * await self._mean_bytes(depth.lane)
         seconds, micros = await self._queue.servers.home.time()
         return Look(
             at_s=int(seconds) + int(micros) / 1e6,
-            waiting=sum(depth.waiting for depth in depths),
+            waiting=sum(depth.waiting for depth in lanes),
             waiting_bytes=waiting_bytes,
-            oldest_s=max((depth.oldest_s for depth in depths), default=0.0),
-            running=sum(depth.in_progress for depth in depths),
+            oldest_s=max((depth.oldest_s for depth in lanes), default=0.0),
+            running=sum(depth.in_progress for depth in lanes),
             workers=workers,
         )
 

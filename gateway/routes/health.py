@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.context import Gateway, TheGateway
 from shared import keys
+from shared.depths import depths
 from shared.queue import JobQueue
 from shared.redis import RedisError
 from shared.states import JobState
@@ -93,17 +94,17 @@ async def _read_fleet(gateway: Gateway) -> None:
     """What only Redis knows. Where it does not answer there is no value, rather than an old one."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        depths, letters, chores = await asyncio.gather(
-            queue.depths(), _dead_letters(queue), queue.servers.home.hgetall(keys.CHORES)
+        lanes, letters, chores = await asyncio.gather(
+            depths(queue), _dead_letters(queue), queue.servers.home.hgetall(keys.CHORES)
         )
         workers = gateway.fleet.workers
     except (RedisError, OSError) as error:
         log.warning("fleet metrics not read: %s", error)
-        depths, letters, chores, workers = [], nan, {}, []
+        lanes, letters, chores, workers = [], nan, {}, []
     for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.chores):
         gauge.clear()
     m.dead_letters.set(letters)
-    for depth in depths:
+    for depth in lanes:
         m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
         m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)
         m.jobs.labels(depth.pool, JobState.QUEUED).inc(depth.waiting)

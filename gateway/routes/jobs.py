@@ -23,6 +23,7 @@ from shared.envelope import Unfolder
 from shared.errors import BadRequest, NotFound, StreamReset
 from shared.job import Job
 from shared.lanes import CLIENT_LANES
+from shared.listing import page
 from shared.states import JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -98,9 +99,9 @@ async def list_jobs(
     scanned = 0
     more = True
     while more and len(found) < limit and scanned < _PAGE_SCAN:
-        page = await gateway.queue.page(tenant, before, 100)
-        more = len(page) == 100
-        for created_us, _, job in page:
+        rows = await page(gateway.queue, tenant, before, 100)
+        more = len(rows) == 100
+        for created_us, _, job in rows:
             before = created_us
             scanned += 1
             if job and (state is None or job.state is state) and model in (None, job.model):

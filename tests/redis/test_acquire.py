@@ -7,6 +7,7 @@ from redis import Redis
 
 from shared import keys
 from shared.channel import FrameKind
+from shared.depths import position
 from shared.lanes import DEFAULT, FLEX, PRIORITY
 from shared.queue import JobQueue
 from shared.states import JobState
@@ -69,7 +70,7 @@ async def test_what_a_worker_gets_and_what_the_hash_says(queue: JobQueue) -> Non
     assert seen is not None
     assert seen.state is JobState.IN_PROGRESS
     assert [a.worker for a in seen.attempts] == [WORKER]
-    assert await queue.position(seen) is None
+    assert await position(queue, seen) is None
 
 
 async def test_jobs_of_another_pool_are_left_alone(queue: JobQueue) -> None:

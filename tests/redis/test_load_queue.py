@@ -12,6 +12,7 @@ from load_tests.claim_latency import measure_latencies
 from load_tests.processes import Processes, RedisServer
 from load_tests.queue_costs import OPERATIONS, fill, measure_round, open_queue
 from load_tests.systems.system import free_port
+from shared.depths import depths
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ async def test_every_operation_is_measured_and_leaves_the_depth(
     async with open_queue(server) as queue:
         filled = await fill(server, queue, 20)
         costs = await measure_round(filled, jobs_per_call, 3)
-        (depth, *_) = [lane.waiting for lane in await queue.depths() if lane.waiting]
+        (depth, *_) = [lane.waiting for lane in await depths(queue) if lane.waiting]
     assert [(cost.operation, cost.jobs, cost.depth, cost.round) for cost in costs] == [
         (operation, 128, 20, 3) for operation in OPERATIONS
     ]

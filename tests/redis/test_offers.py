@@ -10,6 +10,7 @@ import pytest
 from redis import Redis
 
 from shared import keys
+from shared.depths import position
 from shared.job import LeasedJob
 from shared.lanes import DEFAULT, FLEX, PRIORITY
 from shared.queue import UNKNOWN, JobQueue, Offer
@@ -70,7 +71,7 @@ async def test_a_job_goes_to_the_worker_that_has_a_slot(
     seen = await queue.get(job.id)
     assert seen is not None
     assert (seen.state, seen.attempts[0].worker) == (JobState.IN_PROGRESS, WORKER)
-    assert await queue.position(seen) is None
+    assert await position(queue, seen) is None
     assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
     assert store.llen(keys.bell(0, POOL)) == 0
     assert await take(queue) == []

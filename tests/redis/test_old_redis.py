@@ -15,7 +15,9 @@ from redis import Redis
 
 from shared import keys
 from shared.channel import FrameKind
+from shared.depths import depths
 from shared.lanes import DEFAULT, PRIORITY
+from shared.listing import page
 from shared.metrics import ReaperMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
@@ -113,9 +115,9 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     assert [e.lost for e in await old_queue.entries(got[1].id, 0)] == [False, True, False, False]
     listener.close()
     assert pending(old_store) == 0
-    assert [d.waiting + d.in_progress for d in await old_queue.depths()] == [0] * 4
-    page = await old_queue.page(TENANT, None, 10)
-    assert [job.state for _, _, job in page if job] == ["completed", "completed"]
+    assert [d.waiting + d.in_progress for d in await depths(old_queue)] == [0] * 4
+    rows = await page(old_queue, TENANT, None, 10)
+    assert [job.state for _, _, job in rows if job] == ["completed", "completed"]
 
 
 async def test_scripts_are_called_and_loaded_again_when_they_were_forgotten(

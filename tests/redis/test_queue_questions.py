@@ -8,9 +8,11 @@ import pytest
 from redis import Redis
 
 from shared import keys
+from shared.depths import LaneDepth, depths, position
 from shared.job import NewJob
 from shared.lanes import DEFAULT, FLEX, LANES, PRIORITY
-from shared.queue import JobQueue, LaneDepth
+from shared.listing import page
+from shared.queue import JobQueue
 from tests.redis.conftest import (
     POOL,
     TENANT,
@@ -39,19 +41,19 @@ def job_id(shard: int, number: int = 0) -> str:
     return f"job_{shard:03x}{number:024x}"
 
 
-async def position(queue: JobQueue, job: NewJob) -> int | None:
+async def place_of(queue: JobQueue, job: NewJob) -> int | None:
     there = await queue.get(job.id)
     assert there is not None
-    return await queue.position(there)
+    return await position(queue, there)
 
 
 async def test_positions_count_up_in_one_lane(queue: JobQueue) -> None:
     jobs = [await submit(queue) for _ in range(4)]
-    assert [await position(queue, job) for job in jobs] == [1, 2, 3, 4]
+    assert [await place_of(queue, job) for job in jobs] == [1, 2, 3, 4]
     await take(queue, 1)
-    assert [await position(queue, job) for job in jobs] == [None, 1, 2, 3]
+    assert [await place_of(queue, job) for job in jobs] == [None, 1, 2, 3]
     await queue.cancel(jobs[1].id, TENANT)
-    assert [await position(queue, job) for job in jobs] == [None, None, 1, 2]
+    assert [await place_of(queue, job) for job in jobs] == [None, None, 1, 2]
 
 
 async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueue) -> None:
@@ -60,18 +62,18 @@ async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueu
     priority = await submit(queue, lane=PRIORITY)
     other = await submit(queue, lane=FLEX, pool="other")
     jobs = (flex, default, priority, other)
-    assert [await position(queue, job) for job in jobs] == [3, 2, 1, 1]
+    assert [await place_of(queue, job) for job in jobs] == [3, 2, 1, 1]
 
 
 async def test_the_position_counts_all_shards(sharded: JobQueue) -> None:
     jobs = [await submit(sharded, id=job_id(i % SHARDS, i)) for i in range(2 * SHARDS)]
-    assert [await position(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))
+    assert [await place_of(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))
     await submit(sharded, id=job_id(3, 99), lane=PRIORITY)
-    assert [await position(sharded, job) for job in jobs] == list(range(2, 2 * SHARDS + 2))
+    assert [await place_of(sharded, job) for job in jobs] == list(range(2, 2 * SHARDS + 2))
 
 
 async def test_depths_of_an_empty_fleet(queue: JobQueue) -> None:
-    assert await queue.depths() == []
+    assert await depths(queue) == []
 
 
 async def test_depths_per_pool_and_lane(sharded: JobQueue) -> None:
@@ -80,22 +82,22 @@ async def test_depths_per_pool_and_lane(sharded: JobQueue) -> None:
             await submit(sharded, id=make_job().id.replace("job_000", f"job_{shard:03x}"))
         await take(sharded, 1, shard=shard)
     await submit(sharded, pool="another", lane=FLEX)
-    depths = {(d.pool, d.lane): d for d in await sharded.depths()}
-    assert set(depths) == {(pool, lane) for pool in (POOL, "another") for lane in LANES}
-    assert depths[POOL, DEFAULT].waiting == depths[POOL, DEFAULT].in_progress == SHARDS
-    assert 0 < depths[POOL, DEFAULT].oldest_s < 60
-    assert (depths["another", FLEX].waiting, depths["another", FLEX].in_progress) == (1, 0)
-    assert depths[POOL, PRIORITY] == LaneDepth(POOL, PRIORITY, 0, 0.0, 0)
+    lanes = {(d.pool, d.lane): d for d in await depths(sharded)}
+    assert set(lanes) == {(pool, lane) for pool in (POOL, "another") for lane in LANES}
+    assert lanes[POOL, DEFAULT].waiting == lanes[POOL, DEFAULT].in_progress == SHARDS
+    assert 0 < lanes[POOL, DEFAULT].oldest_s < 60
+    assert (lanes["another", FLEX].waiting, lanes["another", FLEX].in_progress) == (1, 0)
+    assert lanes[POOL, PRIORITY] == LaneDepth(POOL, PRIORITY, 0, 0.0, 0)
 
 
 async def test_depths_of_jobs_that_were_handed_back(queue: JobQueue) -> None:
     await submit(queue, lane=FLEX)
     await queue.release(await take(queue), "drained", blame=False)
-    depths = {d.lane: (d.waiting, d.in_progress) for d in await queue.depths()}
-    assert depths == {"retry": (0, 0), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (1, 0)}
+    lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
+    assert lanes == {"retry": (0, 0), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (1, 0)}
     await take(queue)
-    depths = {d.lane: (d.waiting, d.in_progress) for d in await queue.depths()}
-    assert depths == {"retry": (0, 1), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (0, 0)}
+    lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
+    assert lanes == {"retry": (0, 1), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (0, 0)}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])
@@ -104,11 +106,11 @@ async def test_pages_show_every_job_once_newest_first(sharded: JobQueue, limit: 
     await submit(sharded, tenant="somebody else")
     seen: list[str] = []
     before = None
-    while page := await sharded.page(TENANT, before, limit):
-        assert len(page) <= limit
-        assert all(job is not None and job.id == each for _, each, job in page)
-        seen += [each for _, each, _ in page]
-        before = page[-1][0]
+    while rows := await page(sharded, TENANT, before, limit):
+        assert len(rows) <= limit
+        assert all(job is not None and job.id == each for _, each, job in rows)
+        seen += [each for _, each, _ in rows]
+        before = rows[-1][0]
     assert seen == ids[::-1]
 
 
@@ -117,13 +119,13 @@ async def test_a_page_says_which_jobs_are_gone_and_forgets_them(
 ) -> None:
     jobs = [await submit(queue) for _ in range(3)]
     store.delete(keys.job(0, jobs[1].id))
-    page = await queue.page(TENANT, None, 10)
-    assert [(each, job is None) for _, each, job in page] == [
+    rows = await page(queue, TENANT, None, 10)
+    assert [(each, job is None) for _, each, job in rows] == [
         (jobs[2].id, False),
         (jobs[1].id, True),
         (jobs[0].id, False),
     ]
-    assert len(await queue.page(TENANT, None, 10)) == 2
+    assert len(await page(queue, TENANT, None, 10)) == 2
 
 
 def outlive(store: Redis, job: NewJob) -> None:

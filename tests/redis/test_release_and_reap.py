@@ -10,6 +10,7 @@ from redis import Redis
 
 from shared import keys
 from shared.channel import FrameKind
+from shared.depths import position
 from shared.job import Job, LeasedJob
 from shared.lanes import DEFAULT, FLEX, RETRY_LANE
 from shared.queue import Fenced, JobQueue
@@ -61,8 +62,8 @@ async def test_an_unanswered_job_waits_again_in_front_of_all_others(
     assert await reap(queue, store, job) == {job.id: "queued"}
     again = await seen(queue, job.id)
     assert (again.state, again.lane, again.started_at) == (JobState.QUEUED, FLEX, None)
-    assert await queue.position(again) == 1
-    assert await queue.position(await seen(queue, later.id)) == 2
+    assert await position(queue, again) == 1
+    assert await position(queue, await seen(queue, later.id)) == 2
     assert entries_of(store, job.id) == [RETRY_LANE]
     assert pending(store) == 0
     assert [each.id for each in await take(queue)] == [job.id, later.id]

@@ -11,6 +11,7 @@ import pytest
 from redis import Redis
 
 from shared import keys
+from shared.depths import depths
 from shared.job import new_job_id
 from shared.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
 from shared.queue import JobQueue
@@ -78,7 +79,7 @@ async def test_what_counts_and_what_lists_is_filled_again(queue: JobQueue, store
         "pools": 1,
     }
     assert {key: store.zrange(key, 0, -1, withscores=True) for key in before} == before
-    assert [(d.lane, d.waiting) for d in await queue.depths() if d.waiting] == [(DEFAULT, 1)]
+    assert [(d.lane, d.waiting) for d in await depths(queue) if d.waiting] == [(DEFAULT, 1)]
     assert await queue.scripts.expire(0, 10) == [job.id.encode()]
     assert entries_of(store, job.id) == []
 

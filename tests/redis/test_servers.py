@@ -10,7 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared import keys
+from shared.depths import depths, position
 from shared.job import NewJob
+from shared.listing import page
 from shared.metrics import ReaperMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
@@ -92,15 +94,15 @@ async def test_what_is_asked_is_asked_everywhere(queue: JobQueue) -> None:
     for place, job in enumerate(jobs):
         there = await queue.get(job.id)
         assert there is not None
-        assert await queue.position(there) == place + 1
-    (default,) = [depth for depth in await queue.depths() if depth.waiting]
+        assert await position(queue, there) == place + 1
+    (default,) = [depth for depth in await depths(queue) if depth.waiting]
     assert default.waiting == len(jobs)
     assert 0 < default.oldest_s < 60
     seen: list[str] = []
     before = None
-    while page := await queue.page(TENANT, before, 5):
-        seen += [name for _, name, _ in page]
-        before = page[-1][0]
+    while rows := await page(queue, TENANT, before, 5):
+        seen += [name for _, name, _ in rows]
+        before = rows[-1][0]
     assert seen == [job.id for job in reversed(jobs)]
 
 
@@ -113,21 +115,21 @@ async def test_without_one_server_the_others_jobs_go_on(
     assert await finish(queue, job, 1, answer()) == "ok"
     there = await queue.get(jobs[2].id)
     assert there is not None
-    assert await queue.position(there) == 1, "what can't be run does not go first"
+    assert await position(queue, there) == 1, "what can't be run does not go first"
     for call in (queue.get(jobs[1].id), queue.cancel(jobs[3].id, TENANT)):
         with pytest.raises(UNAVAILABLE):
             await call
-    for half in (queue.depths(), queue.page(TENANT, None, 10)):
+    for half in (depths(queue), page(queue, TENANT, None, 10)):
         with pytest.raises(UNAVAILABLE):  # half the truth is none
             await half
     servers[AWAY].start()
 
     async def all_there() -> bool:
         try:
-            page = await queue.page(TENANT, None, 10)
+            rows = await page(queue, TENANT, None, 10)
         except UNAVAILABLE:
             return False
-        return [name for _, name, _ in page] == [job.id for job in reversed(jobs)]
+        return [name for _, name, _ in rows] == [job.id for job in reversed(jobs)]
 
     await eventually(all_there, "the jobs of the server that was away are there again")
 

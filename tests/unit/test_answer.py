@@ -51,11 +51,13 @@ class Queue:
     async def get(self, job_id: str) -> Job | None:
         return self.job
 
-    async def position(self, job: Job) -> int:
-        return 3
-
     async def cancel(self, job_id: str, tenant: str) -> None:
         self.cancelled.append(job_id)
+
+
+async def third(queue: Queue, job: Job) -> int:
+    """Every job's position."""
+    return 3
 
 
 class Client:
@@ -373,7 +375,10 @@ async def test_an_answer_that_is_not_streamed_comes_as_a_whole() -> None:
     assert call.client.complete
 
 
-async def test_silence_after_chunks_that_were_written_at_once_is_broken_by_a_comment() -> None:
+async def test_silence_after_chunks_that_were_written_at_once_is_broken_by_a_comment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.answer.position", third)
     call = Call(keepalive_s=0.01)
     call.queue.job = in_state(JobState.IN_PROGRESS)
     call.say(event("0"))

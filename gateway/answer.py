@@ -15,7 +15,7 @@ from gateway import sse
 from gateway.context import Gateway
 from gateway.errors import in_our_words
 from gateway.reader import Piece, Reader, Sink
-from gateway.wire import Gathered, when_left, writer
+from gateway.wire import Gathered, at_once, when_left, writer
 from shared.channel import FrameKind
 from shared.depths import position
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
@@ -100,7 +100,7 @@ class JobAnswer:
     async def _stream(self) -> bool:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
         settings = self._gateway.settings
-        sink: Sink | None = None
+        sink: Sink | None = None if settings.stream_pace_s else self
         while True:
             pieces = await self._reader.next(settings.keepalive_s, sink)
             if self._left:
@@ -122,6 +122,15 @@ class JobAnswer:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
             elif self._reader.spoke:
                 sink = writer(self._send)
+
+    def take(self, data: bytes) -> bool:
+        """A Sink for a stream's first chunk, until it knows better: no task wakes for it."""
+        if not at_once(self._begin_or_go_on(data)):
+            return False
+        if not self._reader.spoke:
+            self._gateway.metrics.ttft.observe(self._gateway.relay.now - self._received)
+        self._reader.turn_to(writer(self._send))
+        return True
 
     def _observe(self, now: float) -> None:
         metrics, reader = self._gateway.metrics, self._reader
@@ -194,10 +203,10 @@ class JobAnswer:
         if self._opened:
             await self._write(data, more=more)
             return
-        self._opened = True
         headers = [*sse.HEADERS, *self._identity()]
         with Gathered(self._send):
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._opened = True
             await self._write(data, more=more)
 
     def _write(self, data: bytes, *, more: bool = True) -> Coroutine[Any, Any, None]:

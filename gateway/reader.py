@@ -140,8 +140,9 @@ class Reader:
             sink = self._sink if kind == _CHUNK else None  # the last one leaves with the end
             if data and sink is not None and not self._pieces and sink.take(data):
                 relay = self._relay
-                gap = relay.now - self.spoke
-                relay.gaps[gap] = relay.gaps.get(gap, 0) + 1
+                if self.spoke:
+                    gap = relay.now - self.spoke
+                    relay.gaps[gap] = relay.gaps.get(gap, 0) + 1
                 self.spoke = relay.now
             else:
                 self._keep(Piece(seq, _CHUNK, data))
@@ -235,6 +236,11 @@ class Reader:
             pieces = await self._read()
             if pieces or silent or self._left:
                 return pieces
+
+    def turn_to(self, sink: Sink) -> None:
+        """While this `next` waits, chunks go to another sink: for the present one's `take`."""
+        if not self._left:
+            self._sink = sink
 
     def close(self) -> None:
         """Nobody will wait here any more."""

@@ -64,16 +64,22 @@ class _Through:
         self._send = send
 
     def take(self, data: bytes) -> bool:
-        # A server waits for room before it takes anything: a `send` that waits has written nothing.
-        sending: Any = self._send({"type": "http.response.body", "body": data, "more_body": True})
-        try:
-            sending.send(None)
-        except StopIteration:
-            return True
-        except Exception:
-            return False  # the answer's own task will meet it; the relay serves others, too
-        sending.close()
-        return False
+        return at_once(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+
+
+def at_once(sending: Any) -> bool:
+    """Drive a call of `send` as far as it goes without waiting; whether that was to its end.
+
+    A server waits for room before it takes anything: a `send` that waits has written nothing.
+    """
+    try:
+        sending.send(None)
+    except StopIteration:
+        return True
+    except Exception:
+        return False  # the answer's own task will meet it; the relay serves others, too
+    sending.close()
+    return False
 
 
 class Gathered:

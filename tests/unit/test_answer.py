@@ -135,8 +135,8 @@ class Call:
         reader = self.relay.open(JOB, Want.CHUNKS if stream else Want.END)
         queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queued.set_result(None)
-        answer = JobAnswer(self.gateway, self.job, queued, reader, time.monotonic(), b"req-1")
-        self.task = asyncio.create_task(answer({}, self.client.receive, self.client.send))
+        self.answer = JobAnswer(self.gateway, self.job, queued, reader, time.monotonic(), b"req-1")
+        self.task = asyncio.create_task(self.answer({}, self.client.receive, self.client.send))
 
     def log(self, *chunks: bytes) -> list[bytes]:
         """Entries of the log; returns their frames."""
@@ -208,6 +208,100 @@ async def test_the_first_chunk_opens_the_stream() -> None:
     assert headers[b"x-request-id"] == b"req-1"
     assert call.client.body == events("a", "b")
     assert call.client.complete
+
+
+async def test_the_first_chunk_is_written_in_the_turn_in_which_it_comes() -> None:
+    call = Call()
+    await turns()
+    call.say(event("0"), event("1"))
+    assert call.client.status == 200
+    assert call.client.body == events("0", "1")
+    assert call.counted("flotilla_ttft_seconds_count") == 1
+    assert call.counted("flotilla_inter_token_seconds_count") == 1
+    call.relay._readers[JOB.encode()][0].fall_behind()  # a look at the log, and it has no more
+    await turns()
+    call.say(event("2"))
+    assert call.client.parts[-1] == event("2")
+    assert call.counted("flotilla_ttft_seconds_count") == 1
+    assert call.counted("flotilla_inter_token_seconds_count") == 2
+    call.end()
+    await call.over()
+    assert call.client.body == events("0", "1", "2")
+    assert call.client.complete
+
+
+@pytest.mark.parametrize("kept", ["head", "body"])
+async def test_a_stream_that_finds_no_room_at_its_beginning_is_opened_once(kept: str) -> None:
+    call = Call()
+    await turns()
+    send = call.client.send
+    if kept == "head":
+        call.client.room.clear()
+    else:
+
+        async def keeps_the_body(message: Message) -> None:
+            await send(message)
+            call.client.room.clear()
+
+        call.answer._send = keeps_the_body
+    call.say(event("0"))
+    call.say(event("1"))
+    assert call.client.body == b""
+    assert len(call.client.sent) == (kept == "body")
+    call.answer._send = send
+    await turns()
+    call.client.room.set()
+    await turns()
+    assert call.client.status == 200  # there is one
+    assert call.client.body == events("0", "1")
+    call.say(event("2"))
+    assert call.client.parts[-1] == event("2")
+    assert call.counted("flotilla_ttft_seconds_count") == 1
+    call.end()
+    await call.over()
+    assert call.client.body == events("0", "1", "2")
+    assert call.client.complete
+
+
+async def test_the_first_chunk_behind_a_comment_is_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.answer.position", third)
+    call = Call(keepalive_s=0.01)
+    call.queue.job = in_state(JobState.IN_PROGRESS)
+
+    async def commented() -> bool:
+        return call.client.body.startswith(b": ")
+
+    await eventually(commented, "a comment")
+    call.say(event("0"))
+    assert call.client.parts[-1] == event("0")
+    assert call.client.status == 200
+    assert call.counted("flotilla_ttft_seconds_count") == 1
+    assert call.counted("flotilla_inter_token_seconds_count") == 0
+    call.say(event("1"))
+    assert call.counted("flotilla_ttft_seconds_count") == 1
+    assert call.counted("flotilla_inter_token_seconds_count") == 1
+    call.task.cancel()
+    await asyncio.gather(call.task, return_exceptions=True)
+
+
+async def test_a_client_that_leaves_at_its_first_chunk_gets_no_other() -> None:
+    call = Call()
+    await turns()
+    send = call.client.send
+
+    async def leaves(message: Message) -> None:
+        await send(message)
+        if message["type"] == "http.response.body":
+            call.answer._leave()
+
+    call.answer._send = leaves
+    call.say(event("0"), event("1"))
+    await call.over()
+    assert call.client.body == event("0")
+    await cancellations_sent()
+    assert call.queue.cancelled == [JOB]
 
 
 async def test_a_chunk_is_written_in_the_turn_in_which_it_comes(call: Call) -> None:

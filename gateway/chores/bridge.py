@@ -60,6 +60,8 @@ class Bridge:
         if self._closing:
             return
         self._doing = asyncio.run_coroutine_threadsafe(self._once(name), self._loop)
+        if self._closing:  # since it was looked at; who interrupts may have found nothing to cancel
+            self._doing.cancel()
         with contextlib.suppress(concurrent.futures.CancelledError):
             self._doing.result()
         self._last = time.monotonic()

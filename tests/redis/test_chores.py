@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -277,6 +278,33 @@ def test_what_runs_is_given_up_at_once(redis_url: str, monkeypatch: pytest.Monke
         assert begun.wait(20)
         performer.interrupt()
         working.join(20)
+        assert not working.is_alive()
+    finally:
+        performer.close()
+
+
+def test_what_is_just_beginning_is_given_up_too(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    performer = bridge(redis_url)
+    begin = asyncio.run_coroutine_threadsafe
+
+    async def dawdle(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    def interrupted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        doing = begin(work, loop)
+        performer.interrupt()  # a signal, before `perform` has noted what it does
+        return doing
+
+    monkeypatch.setitem(performer._rota._chores, REPAIR, dawdle)  # type: ignore[index]
+    performer.start()
+    working = threading.Thread(target=performer.perform, args=(REPAIR,))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(bridge_module.asyncio, "run_coroutine_threadsafe", interrupted)
+            working.start()
+            working.join(20)
         assert not working.is_alive()
     finally:
         performer.close()

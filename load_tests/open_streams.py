@@ -12,7 +12,7 @@ from load_tests.client import Spec
 from load_tests.engine import SLOW, request_body
 from load_tests.points import OPEN_STREAMS, Point
 from load_tests.processes import Processes, python
-from load_tests.rounds import Say, WrongAnswer, peers_may_fail, run_point
+from load_tests.rounds import Say, WrongAnswer, run_point, some_may_fail
 from load_tests.systems.registry import SYSTEMS
 from load_tests.systems.system import System
 
@@ -34,7 +34,7 @@ def measure_open_streams(
         system = SYSTEMS[name](processes, SLOW)
         if OPEN_STREAMS in system.skipped_points:
             continue
-        with peers_may_fail(system, say):
+        with some_may_fail(system, say):
             system.start()
             run_point(system, _WARM_UP, 0)
             before = private_bytes(system)

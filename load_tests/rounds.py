@@ -1,7 +1,8 @@
 """Rounds of measurements: in each, every system runs a point, back to back; every other backwards.
 
 A machine's speed changes from minute to minute, so figures are compared within a round only. A
-system that gives a wrong answer ends the run: nothing that it does fast would count.
+wrong answer of the product, or of what it is judged by, ends the run: nothing that it does fast
+would count.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def measure(
     systems, log_bytes, measurements = [], {}, []
     for name in names:
         system = SYSTEMS[name](processes, timing)
-        with peers_may_fail(system, say):
+        with some_may_fail(system, say):
             system.start()
             run_point(system, _LOGGED, 0)
             logged = system.log_bytes()
@@ -63,7 +64,7 @@ def measure(
                 run_point(system, point, 0)
             systems.append(system)
     for n_round, point, system in schedule(systems, points, rounds):
-        with peers_may_fail(system, say):
+        with some_may_fail(system, say):
             measurement = run_point(system, point, n_round)
             say(line(measurement))
             measurements.append(measurement)
@@ -71,12 +72,12 @@ def measure(
 
 
 @contextlib.contextmanager
-def peers_may_fail(system: System, say: Say) -> Iterator[None]:
-    """A peer's failure is told in one line; it is not the run's."""
+def some_may_fail(system: System, say: Say) -> Iterator[None]:
+    """What the product is only compared with may fail: one line tells it, and the run goes on."""
     try:
         yield
     except (ProcessError, WrongAnswer) as error:
-        if not system.is_peer:
+        if not system.may_fail:
             raise
         say(f"{system.name} is left out here: {' '.join(str(error).split())[:300]}")
 

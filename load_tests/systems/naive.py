@@ -14,6 +14,7 @@ class Naive(System):
     """Its gateway and its worker are `naive_gateway.py` and `naive_worker.py`."""
 
     name = "naive"
+    may_fail = True
 
     def start(self) -> None:
         redis = self.start_redis()

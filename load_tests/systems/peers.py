@@ -25,7 +25,7 @@ _STARTS_S = 120.0
 class Proxy(System):
     """A front of one process, and an engine host."""
 
-    is_peer = True
+    is_peer = may_fail = True
     ready_path: ClassVar[str] = "/health"
     environment: ClassVar[Mapping[str, str]] = {}
     """Besides this process' own."""

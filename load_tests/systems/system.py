@@ -33,7 +33,10 @@ class System(ABC):
     """
 
     is_peer: ClassVar[bool] = False
-    """Other people's: left out with one line where it can't be had or fails."""
+    """Other people's: left out with one line where it can't be had."""
+
+    may_fail: ClassVar[bool] = False
+    """It is there to be compared with: where it fails, that is told in one line, and no more."""
 
     def __init__(self, processes: Processes, timing: EngineTiming) -> None:
         self._processes = processes

@@ -15,7 +15,7 @@ from gateway import sse
 from gateway.context import Gateway
 from gateway.errors import in_our_words
 from gateway.reader import Piece, Reader, Sink
-from gateway.wire import Gathered, at_once, when_left, writer
+from gateway.wire import at_once, begin, when_left, writer
 from shared.channel import FrameKind
 from shared.depths import position
 from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
@@ -202,10 +202,15 @@ class JobAnswer:
     async def _begin_or_go_on(self, data: bytes, *, more: bool = True) -> None:
         if self._opened:
             await self._write(data, more=more)
-            return
-        headers = [*sse.HEADERS, *self._identity()]
-        with Gathered(self._send):
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        else:
+            await self._begin(200, [*sse.HEADERS, *self._identity()], data, more=more)
+
+    async def _begin(
+        self, status: int, headers: list[tuple[bytes, bytes]], data: bytes, *, more: bool
+    ) -> None:
+        self._opened = begin(self._send, status, headers, data, more=more)
+        if not self._opened:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
             self._opened = True
             await self._write(data, more=more)
 
@@ -226,10 +231,7 @@ class JobAnswer:
             *self._identity(),
             *headers,
         ]
-        start = {"type": "http.response.start", "status": whole.status, "headers": fields}
-        with Gathered(self._send):
-            await self._send(start)
-            await self._write(whole.body, more=False)
+        await self._begin(whole.status, fields, whole.body, more=False)
 
     async def _fail(self, failure: FlotillaError) -> None:
         if self._opened:

@@ -3,19 +3,23 @@
 A token costs more in an ASGI server's `send` (a message, a coroutine, its checks) than in all of
 our own code, and a task that waits in `receive` for a client to leave costs as much as reading the
 request. So with uvicorn the body, the connection's socket and its end are taken from its request
-cycle, as its own `receive` and `send` do it (tests hold them together). With any other server the
-calls of ASGI are made.
+cycle, and a response is begun on it, as its own `receive` and `send` do it (tests hold them
+together). With any other server the calls of ASGI are made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.types import Receive, Send
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import (
+    HEADER_VALUE_RE,
+    STATUS_LINE,
+    RequestResponseCycle,
+)
 
 from gateway.reader import Sink
 
@@ -82,50 +86,52 @@ def at_once(sending: Any) -> bool:
     return False
 
 
-class Gathered:
-    """A context in which what is sent is kept, and leaves in one write at its end.
+def begin(
+    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, more: bool
+) -> bool:
+    """Send the head of a response and (the first part of) its body in one write, which wakes the
+    client once. False if that can't be done: nothing has been sent, and `send` is to be called.
 
-    Each write is a system call, and wakes the client: too much for headers alone.
+    `headers` in lower case; `content-length`, if it is among them, is that of `body`.
     """
-
-    __slots__ = ("_cycle", "_gathering", "_transport")
-
-    def __init__(self, send: Send) -> None:
-        cycle = getattr(send, "__self__", None)
-        self._cycle = cycle if isinstance(cycle, RequestResponseCycle) else None
-
-    def __enter__(self) -> None:
-        if self._cycle is not None:
-            self._transport = self._cycle.transport
-            self._gathering = _Gathering(self._transport)
-            self._cycle.transport = self._gathering  # type: ignore[assignment]  # as much as it uses
-
-    def __exit__(self, *error: object) -> None:
-        if self._cycle is not None:
-            self._cycle.transport = self._transport
-            self._gathering.flush()
-
-
-class _Gathering:
-    """As much of a transport as uvicorn's `send` makes use of."""
-
-    __slots__ = ("_parts", "_transport")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._parts: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        self._parts.append(data)
-
-    def flush(self) -> None:
-        if self._parts:
-            self._transport.write(b"".join(self._parts))
-            self._parts = []
-
-    def close(self) -> None:
-        self.flush()
-        self._transport.close()
+    cycle = getattr(send, "__self__", None)
+    if (
+        not isinstance(cycle, RequestResponseCycle)
+        or cycle.response_started
+        or cycle.disconnected
+        or cycle.flow.write_paused
+        or cycle.access_log
+        or cycle.scope["method"] == "HEAD"
+    ):
+        return False
+    parts, chunked = [STATUS_LINE[status]], True
+    for name, value in (*cycle.default_headers, *headers):
+        if HEADER_VALUE_RE.search(value):
+            return False  # `send` says what is wrong
+        chunked = chunked and name != b"content-length"
+        parts += name, b": ", value, b"\r\n"
+    if more and not chunked:
+        return False
+    if not cycle.keep_alive:
+        parts.append(b"connection: close\r\n")
+    if chunked:
+        parts.append(b"transfer-encoding: chunked\r\n\r\n")
+        if body:
+            parts += b"%x\r\n" % len(body), body, b"\r\n"
+        if not more:
+            parts.append(b"0\r\n\r\n")
+    else:
+        parts += b"\r\n", body
+    cycle.response_started, cycle.chunked_encoding = True, chunked
+    cycle.waiting_for_100_continue = False
+    cycle.transport.write(b"".join(parts))
+    if not more:
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+    return True
 
 
 def body_at_hand(receive: Receive) -> bytes | None:

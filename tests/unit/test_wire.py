@@ -13,7 +13,7 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.wire import Gathered, body_at_hand, when_left, writer
+from gateway.wire import begin, body_at_hand, when_left, writer
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
 CHUNKS = [b"data: 1\n\n", b"x" * 16, b"\xff" * 70_000, b"\r\n", b"0\r\n\r\n"]
@@ -193,63 +193,111 @@ async def test_a_send_that_raises_has_written_nothing() -> None:
     assert not writer(send).take(b"1")
 
 
-# --- what is gathered ---
+# --- the beginning of a response ---
+
+LENGTH = (b"content-length", b"2")
 
 
-async def answer(cycle: RequestResponseCycle, headers: Any, *, more: bool) -> None:
-    start: Any = {**START, "headers": headers}
-    await cycle.send(start)
-    await cycle.send({**part(b"ab"), "more_body": more})
+def state(cycle: RequestResponseCycle) -> tuple[Any, ...]:
+    return (
+        cycle.response_started,
+        cycle.response_complete,
+        cycle.chunked_encoding,
+        cycle.expected_content_length,
+        cycle.waiting_for_100_continue,
+        cycle.message_event.is_set(),
+    )
 
 
 @pytest.mark.parametrize("keep_alive", [True, False])
-@pytest.mark.parametrize("more", [True, False])
-@pytest.mark.parametrize("headers", [[], [(b"content-length", b"2")]])
-async def test_what_is_gathered_leaves_in_one_write(
-    headers: Any, more: bool, keep_alive: bool
+@pytest.mark.parametrize("status", [200, 400, 503])
+@pytest.mark.parametrize(
+    ("headers", "body", "more"),
+    [
+        ([], b"ab", True),
+        ([], b"", True),
+        ([], b"ab", False),
+        ([], b"", False),
+        ([(b"x-request-id", b"a b\tc")], b"\xff" * 70_000, True),
+        ([LENGTH], b"ab", False),
+        ([(b"x", b"y"), LENGTH, (b"z", b"")], b"ab", False),
+    ],
+)
+async def test_a_response_begins_as_uvicorn_would_begin_it(
+    headers: Any, body: bytes, more: bool, status: int, keep_alive: bool
 ) -> None:
-    plain, expected = asked()
-    plain.keep_alive = keep_alive
-    await answer(plain, headers, more=more)
-    cycle, transport = asked()
-    cycle.keep_alive = keep_alive
-    with Gathered(cycle.send):  # type: ignore[arg-type]
-        await answer(cycle, headers, more=more)
-        ends = not (more or keep_alive)
-        assert transport.calls == (["write", "close"] if ends else [])  # it closes when all is out
+    told: list[str] = []
+    cycles = []
+    for name in ("uvicorn", "begin"):
+        cycle, transport = asked()
+        cycle.keep_alive = keep_alive
+        cycle.default_headers = [(b"date", b"today")]
+        cycle.waiting_for_100_continue = True
+        cycle.on_response = lambda name=name: told.append(name)  # type: ignore[misc]
+        cycles.append((cycle, transport))
+    (plain, expected), (cycle, transport) = cycles
+    start: Any = {**START, "status": status, "headers": headers}
+    await plain.send(start)
+    await plain.send({**part(body), "more_body": more})
+    assert begin(cycle.send, status, headers, body, more=more)  # type: ignore[arg-type]
     assert transport.written == expected.written
     assert transport.calls == ["write", *expected.calls[2:]]
-    assert cycle.transport is transport  # type: ignore[comparison-overlap]
+    assert state(cycle) == state(plain)
+    assert told == ([] if more else ["uvicorn", "begin"])
+    if more:  # and both go on alike
+        for each in (plain, cycle):
+            await each.send({**part(b"end"), "more_body": False})
+        assert transport.written == expected.written
+        assert state(cycle) == state(plain)
 
 
-async def test_what_was_gathered_before_an_error_leaves() -> None:
-    cycle, transport = asked()
-    start: Any = START
-    with Gathered(cycle.send):  # type: ignore[arg-type]
-        await cycle.send(start)
-        with pytest.raises(RuntimeError):
-            await cycle.send(start)
-    assert transport.written.startswith(b"HTTP/1.1 200")
-    assert cycle.transport is transport  # type: ignore[comparison-overlap]
+def _begun(cycle: RequestResponseCycle) -> None:
+    cycle.response_started = True
 
 
-async def test_what_has_nothing_to_leave_writes_nothing() -> None:
-    cycle, transport = asked()
+def _gone(cycle: RequestResponseCycle) -> None:
     cycle.disconnected = True
-    with Gathered(cycle.send):  # type: ignore[arg-type]
-        await answer(cycle, [], more=True)
+
+
+def _full(cycle: RequestResponseCycle) -> None:
+    cycle.flow.pause_writing()
+
+
+def _logged(cycle: RequestResponseCycle) -> None:
+    cycle.access_log = True
+
+
+def _head(cycle: RequestResponseCycle) -> None:
+    cycle.scope["method"] = "HEAD"
+
+
+@pytest.mark.parametrize("becomes", [_begun, _gone, _full, _logged, _head])
+async def test_what_is_no_usual_beginning_is_uvicorns(becomes: Any) -> None:
+    cycle, transport = asked()
+    becomes(cycle)
+    before = state(cycle)
+    assert not begin(cycle.send, 200, [LENGTH], b"ab", more=False)  # type: ignore[arg-type]
     assert transport.calls == []
+    assert state(cycle) == before
 
 
-async def test_what_any_other_server_is_sent_is_its_own_business() -> None:
-    sent: list[Message] = []
+@pytest.mark.parametrize(
+    ("headers", "more"),
+    [([(b"x", b"y\r\nz: 1"), LENGTH], False), ([(b"x", b"\x00")], True), ([LENGTH], True)],
+)
+async def test_what_must_not_be_sent_is_left_to_uvicorn(headers: Any, more: bool) -> None:
+    cycle, transport = asked()
+    before = state(cycle)
+    assert not begin(cycle.send, 200, headers, b"ab", more=more)  # type: ignore[arg-type]
+    assert transport.calls == []
+    assert state(cycle) == before
 
+
+async def test_with_any_other_server_nothing_is_begun() -> None:
     async def send(message: Message) -> None:
-        sent.append(message)
+        raise AssertionError
 
-    with Gathered(send):
-        await send(part(b"1"))
-        assert sent == [part(b"1")]
+    assert not begin(send, 200, [LENGTH], b"ab", more=False)
 
 
 # --- the body ---

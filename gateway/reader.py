@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from enum import Enum
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -86,14 +87,13 @@ class Reader:
         "_news",
         "_pieces",
         "_relay",
-        "_rings_at",
         "_sink",
-        "_timer",
         "_unfolder",
         "_unread",
         "_waiter",
         "_want",
         "job_id",
+        "rings_at",
         "spoke",
     )
 
@@ -117,8 +117,8 @@ class Reader:
         self._loop = asyncio.get_running_loop()
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = 0.0  # on the monotonic clock
+        self.rings_at = inf
+        """When it is to be rung because of a silence, on the monotonic clock; the relay looks."""
 
     def feed(self, frame: Frame) -> None:
         """The relay has a frame for this job."""
@@ -216,14 +216,16 @@ class Reader:
         while True:
             self._sink = sink
             try:
-                # A future and a timer, in one coroutine: thousands wait here, most of the time, and
-                # `asyncio.timeout` around an Event costs three times as much.
+                # A future, in one coroutine: thousands wait here, most of the time, and
+                # `asyncio.timeout` around an Event costs several times as much.
                 while not self._news:
-                    left_s = max(began, self.spoke) + silence_s - monotonic()
-                    if left_s <= 0:
+                    until = max(began, self.spoke) + silence_s
+                    if until <= monotonic():
                         break
                     self._waiter = self._loop.create_future()
-                    self._set_timer(left_s)
+                    if until < self.rings_at:  # else it is rung before, and waits on
+                        self.rings_at = until
+                        self._relay.remind(until)
                     await self._waiter
             finally:
                 self._sink = self._waiter = None
@@ -242,24 +244,9 @@ class Reader:
         if not self._left:
             self._sink = sink
 
-    def close(self) -> None:
-        """Nobody will wait here any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _set_timer(self, seconds: float) -> None:
-        """One for all waits: it is left running where one ends early, and set anew where it would
-        ring too late for another."""
-        rings_at = monotonic() + seconds
-        if self._timer is not None:
-            if self._rings_at <= rings_at:
-                return
-            self._timer.cancel()
-        self._timer, self._rings_at = self._loop.call_later(seconds, self._ring), rings_at
-
-    def _ring(self) -> None:
-        self._timer = None
+    def ring(self) -> None:
+        """The time has come that it asked for."""
+        self.rings_at = inf
         self._look_up()
 
     def _rouse(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from time import monotonic
 
 from msgpack.exceptions import UnpackException
@@ -24,6 +25,9 @@ from shared.servers import place_of
 from shared.subscription import Subscription
 
 log = logging.getLogger("flotilla.relay")
+
+_COARSE_S = 0.1
+"""Readers are not looked through more often than this."""
 
 
 class Relay:
@@ -51,6 +55,8 @@ class Relay:
             for place, url in enumerate(urls)
         ]
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = inf  # on the monotonic clock
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
 
     async def run(self) -> None:
@@ -76,13 +82,34 @@ class Relay:
 
     def close(self, reader: Reader) -> None:
         """The reader's client has all it wants."""
-        reader.close()
         key = reader.job_id.encode()
         others = tuple(each for each in self._readers[key] if each is not reader)
         if others:
             self._readers[key] = others
         else:
             del self._readers[key]
+
+    def remind(self, at: float) -> None:
+        """Ring all whose time has come then, on the monotonic clock, or a little later."""
+        # One timer for all readers: one each is made and cancelled with every request.
+        if at >= self._rings_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = at
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - monotonic()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer, self._rings_at = None, inf
+        now, soonest = monotonic(), inf
+        for readers in self._readers.values():
+            for reader in readers:
+                if reader.rings_at <= now:
+                    reader.ring()
+                else:
+                    soonest = min(soonest, reader.rings_at)
+        if soonest < inf:
+            self.remind(max(soonest, now + _COARSE_S))
 
     def _to_the_log(self, place: int) -> None:
         for job_id, readers in self._readers.items():

@@ -21,6 +21,7 @@ from shared.errors import RedisUnavailable, StreamReset
 from shared.metrics import GatewayMetrics
 from shared.redis import RedisConnectionError
 from shared.token_log import Delta, Entry, Journal, Prompt, make_journal
+from tests.waiting import eventually
 
 JOB = "job_000" + "0" * 24
 BUFFER = 1000
@@ -322,6 +323,40 @@ async def test_silence_makes_it_look_at_the_log(relay: Relay, log: Log) -> None:
     (end,) = await reader.next(SILENCE_S)
     assert (end.seq, end.kind, end.last) == (2, FrameKind.ENDED, True)
     assert log.reads == [0, 0, 1]
+
+
+async def test_each_reader_is_rung_in_its_own_time(relay: Relay, log: Log) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def silent_for(silence_s: float) -> float:
+        began = loop.time()
+        reader = relay.open(JOB, Want.CHUNKS)
+        assert await reader.next(silence_s) == []
+        assert await reader.next(silence_s / 2) == []  # and again
+        relay.close(reader)
+        return loop.time() - began
+
+    silences = (0.05, 0.02, LONG_S, 0.3, 0.02)
+    waits = [asyncio.create_task(silent_for(silence_s)) for silence_s in silences]
+    async with asyncio.timeout(LONG_S):
+        for silence_s, wait in zip(silences, waits, strict=True):
+            if silence_s < LONG_S:
+                assert await wait >= 1.5 * silence_s - 0.01
+    assert not waits[2].done()
+    waits[2].cancel()
+
+
+async def test_nobody_is_looked_after_when_all_have_gone(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    waiting = asyncio.create_task(reader.next(0.02))
+    await turns()
+    waiting.cancel()
+    relay.close(reader)
+
+    async def at_rest() -> bool:
+        return relay._timer is None
+
+    await eventually(at_rest, "the timer rests")
 
 
 async def test_a_new_subscription_makes_every_reader_look(relay: Relay, log: Log) -> None:

@@ -9,6 +9,7 @@ import msgpack
 
 from shared.channel import FrameKind, encode, encode_head
 from shared.job import LeasedJob
+from shared.record import Ending
 from shared.states import JobEvent
 
 # A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
@@ -51,13 +52,10 @@ def pack_ending(
         frame += _pack(answer.status) + _pack(answer.content_type) + _head_of(answer.body)
     else:
         frame = encode(job.id, seq, FrameKind.DONE if streamed else FrameKind.ENDED, b"")
-    fields = (
-        "status", answer.status,
-        "content_type", answer.content_type,
-        "prompt_tokens", answer.prompt_tokens,
-        "completion_tokens", answer.completion_tokens,
-    )  # fmt: skip
+    ending = Ending(
+        answer.status, answer.content_type, answer.prompt_tokens, answer.completion_tokens
+    )
     return (
         job.id, job.nonce, seq, segment, answer.event, answer.error_code,
-        watchers, frame, inline, answer.body, fields,
+        watchers, frame, inline, answer.body, ending.pack(),
     )  # fmt: skip

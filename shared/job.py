@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shared.states import JobState
 
@@ -65,24 +64,6 @@ class NewJob(NamedTuple):
         """The one that its id names."""
         return shard_in(self.id)
 
-    def submission(self) -> tuple[str | bytes | int, ...]:
-        """What lua/submit.lua takes."""
-        return (
-            self.id,
-            self.tenant,
-            self.pool,
-            self.lane,
-            int((self.deadline_s or 0) * 1e6),
-            self.model,
-            self.endpoint,
-            self.body,
-            "1" if self.stream else "0",
-            self.gateway,
-            json.dumps(dict(self.metadata)) if self.metadata else "",
-            str(int(self.ttl_s * 1000)),
-            str(self.max_attempts),
-        )
-
 
 class LeasedJob(NamedTuple):
     """What a worker gets: the request, and what lets it write the answer."""
@@ -119,7 +100,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as its hash in Redis tells it. Times are Unix seconds by Redis' clock."""
+    """A job as its record (record.py) tells it. Times are Unix seconds by Redis' clock."""
 
     id: str
     state: JobState
@@ -149,59 +130,3 @@ class Job:
     @property
     def expires_at(self) -> float | None:
         return None if self.finished_at is None else self.finished_at + self.ttl_s
-
-
-def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
-    """A Job from the fields of its hash."""
-    fields = {name.decode(): value for name, value in raw.items()}
-
-    def text(name: str) -> str:
-        return fields.get(name, b"").decode()
-
-    def seconds(name: str) -> float | None:
-        return int(fields[name]) / 1e6 if fields.get(name) else None
-
-    state = JobState(text("state"))
-    attempts = [
-        Attempt(a["worker"], int(a["started_us"]) / 1e6, int(a["ended_us"]) / 1e6, a["reason"])
-        for a in json.loads(text("history") or "[]")
-    ]
-    started_at, finished_at = seconds("started_us"), seconds("finished_us")
-    # An attempt that was taken back stands in the history already, the last one stands in the hash.
-    lost = text("error_code") in {"worker_lost", "too_many_attempts"} and attempts
-    if text("worker") and started_at is not None and not lost:
-        attempts.append(Attempt(text("worker"), started_at, finished_at, state))
-    return Job(
-        id=job_id,
-        state=state,
-        tenant=text("tenant"),
-        pool=text("pool"),
-        lane=text("lane"),
-        model=text("model"),
-        endpoint=text("endpoint"),
-        stream=text("stream") == "1",
-        created_at=int(fields["created_us"]) / 1e6,
-        started_at=started_at if text("worker") else None,
-        finished_at=finished_at,
-        deadline_at=seconds("deadline_us"),
-        ttl_s=int(fields["ttl_ms"]) / 1e3,
-        attempts=tuple(attempts),
-        metadata=json.loads(text("metadata") or "{}"),
-        error_code=text("error_code"),
-        status=int(fields.get("status") or 0),
-        content_type=text("content_type"),
-        result=fields.get("result", b""),
-        usage=_usage(fields),
-        created_us=int(fields["created_us"]),
-    )
-
-
-def _usage(fields: Mapping[str, Any]) -> dict[str, int] | None:
-    if not fields.get("prompt_tokens"):
-        return None
-    prompt, completion = int(fields["prompt_tokens"]), int(fields["completion_tokens"])
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-    }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shared import keys
-from shared.job import Job, checked_shard, parse_job
+from shared.job import Job, checked_shard
 from shared.queue import JobQueue
+from shared.record import parse_job
 
 
 async def page(

@@ -18,9 +18,10 @@ import msgpack
 
 from shared import keys
 from shared.errors import QueueFull
-from shared.job import Job, LeasedJob, NewJob, checked_shard, parse_job, shard_in, shard_of
+from shared.job import Job, LeasedJob, NewJob, checked_shard, shard_in, shard_of
 from shared.lanes import LANES
 from shared.line import Argument
+from shared.record import parse_job, submission
 from shared.redis import UNAVAILABLE
 from shared.scripts import Scripts
 from shared.servers import Servers
@@ -326,7 +327,7 @@ class JobQueue:
 
 
 def _batch(jobs: Iterable[NewJob], max_depth: int) -> tuple[Argument, ...]:
-    packed: bytes = _pack([job.submission() for job in jobs])
+    packed: bytes = _pack([submission(job) for job in jobs])
     return packed, max_depth, _unique()
 
 

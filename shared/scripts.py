@@ -21,6 +21,7 @@ from shared import keys
 from shared.channel import ControlKind, FrameKind
 from shared.lanes import CLIENT_LANES, LANES, RETRY_LANE
 from shared.line import Argument, Line
+from shared.record import LastLease, Request
 from shared.redis import TIMEOUT_S
 from shared.servers import Servers, place_of
 from shared.states import TRANSITIONS
@@ -36,6 +37,10 @@ def _lua_table(pairs: Iterable[tuple[str, str]]) -> str:
     return "{" + ", ".join(f"['{name}'] = {value}" for name, value in pairs) + "}"
 
 
+def _lua_list(words: Iterable[str]) -> str:
+    return "{" + ", ".join(f"'{word}'" for word in words) + "}"
+
+
 def _words() -> str:
     channels = [("tokens", keys.TOKENS_CHANNEL), ("control", keys.CONTROL_CHANNEL)]
     sources = [
@@ -47,7 +52,9 @@ def _words() -> str:
         "CHANNEL": _lua_table((name, f"'{channel}'") for name, channel in channels),
         "GROUP": f"'{keys.GROUP}'",
         "RETRY_LANE": f"'{RETRY_LANE}'",
-        "CLIENT_LANES": "{" + ", ".join(f"'{lane}'" for lane in CLIENT_LANES) + "}",
+        "CLIENT_LANES": _lua_list(CLIENT_LANES),
+        "REQUEST": _lua_list(Request._fields),
+        "LEASE": _lua_list(LastLease._fields),
         "FROM": _lua_table(sources),
         "TO": _lua_table((event, f"'{t.target}'") for event, t in TRANSITIONS.items()),
         "KIND": _lua_table((kind.name.lower(), str(kind.value)) for kind in FrameKind),

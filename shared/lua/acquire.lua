@@ -8,11 +8,11 @@
 -- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local ROUNDS = 64
-local now = now_us()
+local now = int(now_us())
 local who = offerer(worker, lease_ms)
 local on_their_way = unheard(pool, who, ARGV[7])
 count = count - on_their_way
-local taken = {int(now), 0, epoch_of(worker)}
+local taken = {now, 0, epoch_of(worker)}
 
 local empty = true
 for i = 8, #ARGV do

@@ -5,7 +5,7 @@
 --       gateway, message, ... (message '': all frames).
 --       deposits: flat id, segment of its log, ...
 --       endings: of {id, nonce, number of the last entry, segment before it or '', event, error code,
---       watchers, frame, inline, result, {field, value, ...}} with fields of the job's hash; inline: the
+--       watchers, frame, inline, result, ending}, the latter as it stands in the job's hash; inline: the
 --       frame ends with the result, which is to be put behind it (its head stands there already).
 -- Returns nil if the worker may not write as long as it has not renewed, else a flat array id, state,
 --       ... of the endings that came too late.
@@ -35,7 +35,7 @@ if new then
   for i = MESSAGES, #ARGV, 2 do messages[ARGV[i]] = {ARGV[i + 1] == '' and frames or ARGV[i + 1]} end
 end
 
-local function end_job(id, nonce, seq, segment, event, code, watchers, frame, inline, result, fields)
+local function end_job(id, nonce, seq, segment, event, code, watchers, frame, inline, result, ending)
   local job = load_job(id, TO_END)
   if not job or not held(job, nonce) then
     -- The reply to the first call was lost: this worker has ended the job itself.
@@ -44,8 +44,8 @@ local function end_job(id, nonce, seq, segment, event, code, watchers, frame, in
     lost[#lost + 1] = job and job.state or 'gone'
     return
   end
-  fields[#fields + 1] = 'result'
-  fields[#fields + 1] = result
+  local fields = {'ending', ending}
+  if result ~= '' then fields = {'ending', ending, 'result', result} end
   finish(id, job, event, code, seq, fields, segment ~= '' and segment)
   for gateway in string.gmatch(watchers, '%S+') do
     local parts = messages[gateway] or {}

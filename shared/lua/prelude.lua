@@ -1,6 +1,6 @@
 -- What all scripts share. scripts.py puts these tables before this text: WORD (keys.py), CHANNEL, GROUP,
--- FROM and TO (states.py: event -> allowed states, event -> state), KIND (channel.py), STEPS. It is run
--- once, when the scripts are loaded; `begin` runs before each call.
+-- FROM and TO (states.py: event -> allowed states, event -> state), KIND (channel.py), STEPS, REQUEST and
+-- LEASE (record.py). It is run once, when the scripts are loaded; `begin` runs before each call.
 --
 -- Every script validates first and writes last, and may be repeated: a call whose reply was lost is
 -- sent again.
@@ -8,10 +8,10 @@
 -- KEYS[1] is the base of one shard's keys; the others are made from it and share its hash tag.
 local base
 -- What this call knows and has put down so far.
-local read_us, nonces, drafts, places
+local read_us, nonces, drafts, places, requests
 local function begin(keys)
   base = keys[1]
-  read_us, nonces, drafts, places = nil, 0, {}, {}
+  read_us, nonces, drafts, places, requests = nil, 0, {}, {}, {}
 end
 
 local function key(word, id) return base .. WORD[word] .. ':' .. id end
@@ -56,18 +56,35 @@ local function write_down()
   drafts, places = {}, {}
 end
 
--- What it takes to end a job; to give it to a worker; to take it back.
-local TO_END = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us', 'nonce'}
-local TO_LEASE = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us',
-                  'attempts', 'term', 'watched', 'stream', 'created_us', 'endpoint', 'body'}
-local TO_TAKE_BACK = {'state', 'queue', 'entry', 'pool', 'lane', 'watchers', 'ttl_ms', 'tenant', 'deadline_us',
-                      'nonce', 'attempts', 'term', 'watched', 'stream', 'created_us', 'started_us', 'worker',
-                      'history', 'lease_ms', 'max_attempts'}
+-- The words of a packed array under these names; nil if that is none.
+local function named(names, packed)
+  local fine, words = pcall(cmsgpack.unpack, packed)
+  if not fine or type(words) ~= 'table' then return nil end
+  local result = {}
+  for i, name in ipairs(names) do result[name] = words[i] end
+  return result
+end
+-- What finds a job's request in the job itself: `job.pool`. Many jobs of a call have the same one.
+local function request_of(packed)
+  requests[packed] = requests[packed] or {__index = named(REQUEST, packed)}
+  return requests[packed]
+end
+local NO_LEASE = {worker = '', nonce = '', term = 0, attempts = 0, lease_ms = '0', started_us = ''}
+
+-- What is read of a job to end it; to give it to a worker; to take it back; to find it.
+local TO_END = {'deadline_us'}
+local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body'}
+local TO_TAKE_BACK = {'deadline_us', 'watchers', 'watched', 'created_us', 'history'}
+local TO_FIND = {'deadline_us', 'created_us'}
+-- A job with these fields ('' if it has no such), its request's and its lease's; nil if there is none.
 local function load_job(id, fields)
-  local values = redis.call('HMGET', key('job', id), unpack(fields))
-  if not values[1] then return nil end
-  local job = {}
-  for i, name in ipairs(fields) do job[name] = values[i] or '' end
+  local values = redis.call('HMGET', key('job', id), 'state', 'request', 'entry', 'queue', 'lease', unpack(fields))
+  if not values[1] or not values[2] then return nil end
+  local job = setmetatable(values[5] and named(LEASE, values[5]) or {}, request_of(values[2]))
+  if not job.pool then return nil end
+  if not values[5] then for name, value in pairs(NO_LEASE) do job[name] = value end end
+  job.state, job.entry, job.queue = values[1], values[3] or '', values[4] or job.pool .. ':' .. job.lane
+  for i, name in ipairs(fields) do job[name] = values[5 + i] or '' end
   return job
 end
 
@@ -108,7 +125,7 @@ end
 -- What a job's worker has said from number `from` on, if that is in its step log: segments, more than
 -- one only where Redis has lost what was between them.
 local function tail(id, job, from)
-  local head, term = string.char(149) .. cmsgpack.pack(id), tonumber(job.term)
+  local head, term = string.char(149) .. cmsgpack.pack(id), job.term
   local steps = redis.call('LRANGE', key('steps', job.worker), 0, -1)
   local segments, first, entries = {}, from, {}
   local function close_segment()
@@ -183,8 +200,11 @@ end
 local function finish(id, job, event, code, seq, fields, segment)
   local state, job_key, log_key = TO[event], key('job', id), key('log', id)
   leave_queue(job)
-  redis.call('HSET', job_key, 'state', state, 'error_code', code, 'finished_us', int(now_us()),
-             unpack(fields))
+  if code ~= '' then
+    fields[#fields + 1] = 'error_code'
+    fields[#fields + 1] = code
+  end
+  redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
   local last = pack_segment(seq, {cmsgpack.pack(nil) .. cmsgpack.pack(state)})
   if segment then
     redis.call('RPUSH', log_key, segment, last)
@@ -256,14 +276,14 @@ local function next_nonce(seed)
   return seed .. string.format('%04x', nonces)
 end
 
--- Give a job whose entry the worker has read to that worker. `fields` go to the job's hash as well.
--- Returns what the worker has to know.
+-- Give a job whose entry the worker has read to that worker. `now` in digits; `fields` go to the job's
+-- hash as well. Returns what the worker has to know.
 local function lease(id, job, worker, lease_ms, nonce, now, fields)
-  local attempt, term = tonumber(job.attempts) + 1, (tonumber(job.term) or 0) + 1
-  redis.call('HSET', key('job', id), 'state', TO.acquire, 'worker', worker, 'nonce', nonce, 'term', term,
-             'attempts', attempt, 'started_us', int(now), 'lease_ms', lease_ms, unpack(fields))
+  local attempts, term = job.attempts + 1, job.term + 1
+  redis.call('HSET', key('job', id), 'state', TO.acquire,
+             'lease', cmsgpack.pack({worker, nonce, term, attempts, lease_ms, now}), unpack(fields))
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, '', worker})) end
-  return {id, nonce, term, attempt, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
+  return {id, nonce, term, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
 end
 
 -- The epoch in which a worker gets jobs; '' if it is in none.
@@ -288,7 +308,7 @@ local function give_back(id, job, reason, blame)
     close(id, job, 'fail', 'worker_lost', fields)
     return 'failed'
   end
-  if blame and tonumber(job.attempts) >= tonumber(job.max_attempts) then
+  if blame and job.attempts >= tonumber(job.max_attempts) then
     redis.call('XADD', base .. WORD.dead, 'MAXLEN', '~', 10000, '*', 'job', id, 'attempts', job.attempts,
                'reason', reason)
     close(id, job, 'fail', 'too_many_attempts', fields)
@@ -299,8 +319,9 @@ local function give_back(id, job, reason, blame)
   redis.call('DEL', key('log', id))
   local queue = job.pool .. ':' .. RETRY_LANE
   local entry = redis.call('XADD', queue_key(queue), '*', 'job', id)
-  redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry, 'nonce', '',
-             'attempts', int(tonumber(job.attempts) - (blame and 0 or 1)), 'worker', '', unpack(fields))
+  local left = {'', '', job.term, job.attempts - (blame and 0 or 1), job.lease_ms, ''}
+  redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
+             'lease', cmsgpack.pack(left), unpack(fields))
   redis.call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)
   ring(job.pool, 1)
   return 'queued'

@@ -14,7 +14,7 @@ repeat
   end
   many = many * 8
 until enough
-local job = load_job(id, {'state', 'worker', 'term'})
+local job = load_job(id, {})
 if job and FROM.complete[job.state] then
   local last = segments[#segments]
   for _, segment in ipairs(tail(id, job, last and behind(last) or 1)) do segments[#segments + 1] = segment end

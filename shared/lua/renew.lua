@@ -12,7 +12,7 @@ redis.call('PEXPIRE', key('steps', worker), DAY_MS)
 local reply = {epoch}
 for i = 5, #ARGV, 2 do
   local id = ARGV[i]
-  local job = load_job(id, {'state', 'nonce', 'queue', 'entry', 'watchers', 'watched'})
+  local job = load_job(id, {'watchers', 'watched'})
   local state = job and job.state or 'gone'
   if job and held(job, ARGV[i + 1]) then
     -- There may be no such stream or group any more: repair.lua puts the job back into one.

@@ -8,7 +8,6 @@
 -- Invariant: what the other scripts left is not changed: an entry that nobody has read belongs to a
 -- job that is queued, an entry that somebody has read and not acknowledged to one in progress.
 local word, place = ARGV[1], ARGV[2]
-local TO_REPAIR = {'state', 'queue', 'entry', 'pool', 'lane', 'tenant', 'deadline_us', 'created_us'}
 local done = {}
 local function did(what, times)
   if times > 0 then done[what] = (done[what] or 0) + times end
@@ -79,8 +78,8 @@ end
 if word == WORD.job then
   local live = {}
   for i = 3, #ARGV do
-    local job = load_job(ARGV[i], TO_REPAIR)
-    local whole = job and job.queue ~= '' and job.pool ~= '' and tonumber(job.created_us)
+    local job = load_job(ARGV[i], TO_FIND)
+    local whole = job and tonumber(job.created_us)
     if whole and FROM.expire[job.state] then
       job.id = ARGV[i]
       live[#live + 1] = job
@@ -92,7 +91,7 @@ if word == WORD.job then
 elseif word == WORD.queue then
   for i = 3, #ARGV do
     local entry = redis.call('XRANGE', queue_key(place), ARGV[i], ARGV[i])[1]
-    local job = entry and load_job(entry[2][2], TO_REPAIR)
+    local job = entry and load_job(entry[2][2], TO_FIND)
     if entry and not (job and job.queue == place and job.entry == ARGV[i] and FROM.expire[job.state]) then
       redis.call('XACK', queue_key(place), GROUP, ARGV[i])
       did('stray entries', redis.call('XDEL', queue_key(place), ARGV[i]))
@@ -101,7 +100,7 @@ elseif word == WORD.queue then
 else
   local set = base .. word .. (place ~= '' and ':' .. place or '')
   for i = 3, #ARGV do
-    local job = load_job(ARGV[i], TO_REPAIR)
+    local job = load_job(ARGV[i], TO_FIND)
     local leads = job and word == WORD.jobs or job and FROM.expire[job.state]
     if word == WORD.waiting then
       leads = job and FROM.acquire[job.state] and job.pool .. ':' .. job.lane == place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from shared.ending import Answer
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT, LANES
 from shared.queue import UNKNOWN, Fenced, JobQueue, Offer, _claim
+from shared.record import parse_job, read_lease
 from shared.servers import Servers
 from shared.states import TRANSITIONS, JobEvent
 from shared.step_log import Deposit, End, Speaker, Utterance, make_step
@@ -175,8 +176,8 @@ async def emit(
     jobs = [speaker.job for speaker, _, _ in utterances]
     shard = jobs[0].shard if jobs else 0
     if not worker:
-        holder = jobs and await queue.servers.home.hget(keys.job(shard, jobs[0].id), "worker")
-        worker = holder.decode() if holder else WORKER
+        packed = jobs and await queue.servers.home.hget(keys.job(shard, jobs[0].id), "lease")
+        worker = (packed and read_lease(packed).worker) or WORKER
     place, left = (queue, worker, shard), list(utterances)
     lost: dict[str, str] = {}
     while True:
@@ -244,11 +245,16 @@ def answer(**changes: Any) -> Answer:
     return Answer(**(fields | changes))
 
 
+def lane_of(raw: Mapping[bytes, bytes]) -> str:
+    """Of the stream that a job's entry is in, by its hash."""
+    other = raw.get(b"queue")
+    return other.decode().split(":")[1] if other else parse_job("", raw).lane
+
+
 def grow_old(store: sync_redis.Redis, job: LeasedJob) -> None:
     """Make it look as if the job's worker had not renewed its lease for long."""
-    name, entry = store.hmget(keys.job(job.shard, job.id), "queue", "entry")
-    pool, lane = name.decode().split(":")
-    stream = keys.queue(job.shard, pool, lane)
+    raw = store.hgetall(keys.job(job.shard, job.id))
+    stream, entry = keys.queue(job.shard, POOL, lane_of(raw)), raw[b"entry"]
     (pending,) = store.xpending_range(stream, keys.GROUP, entry, entry, 1)
     store.xclaim(stream, keys.GROUP, pending["consumer"], 0, [entry], idle=LONG_AGO_MS, justid=True)
 

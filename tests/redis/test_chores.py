@@ -22,9 +22,10 @@ from shared import keys
 from shared.job import new_job_id
 from shared.lanes import DEFAULT
 from shared.queue import JobQueue
+from shared.record import submission
 from shared.registry import Registry
 from shared.settings import Settings
-from tests.redis.conftest import POOL, TENANT, open_queue, submit, take
+from tests.redis.conftest import POOL, make_job, open_queue, submit, take
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for
 
@@ -221,13 +222,10 @@ def test_without_a_place_for_temporary_files_only_the_health_check_fails(
     assert pulse.problem(Settings(redis_url=redis_url)).startswith("no sign of life yet: ")
 
 
-def a_queued_job() -> dict[str, str | int]:
+def a_queued_job() -> dict[str, str | bytes | int]:
     return {
         "state": "queued",
-        "pool": POOL,
-        "lane": DEFAULT,
-        "queue": f"{POOL}:{DEFAULT}",
-        "tenant": TENANT,
+        "request": submission(make_job())[1],
         "entry": "1-1",
         "created_us": 1,
     }

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from operator import itemgetter
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from redis import Redis
@@ -19,9 +19,10 @@ from redis import Redis
 from shared import keys
 from shared.channel import Frame, FrameKind, decode, encode
 from shared.ending import Answer
-from shared.job import Job, LeasedJob, NewJob, parse_job
+from shared.job import Job, LeasedJob, NewJob
 from shared.lanes import CLIENT_LANES, LANES
 from shared.queue import Fenced, JobQueue
+from shared.record import parse_job, read_lease
 from shared.states import TRANSITIONS, JobEvent, JobState
 from shared.step_log import (
     DEPOSIT_AFTER,
@@ -43,6 +44,7 @@ from tests.redis.conftest import (
     finish,
     grow_old,
     has_group,
+    lane_of,
     make_job,
     repair,
     silent_end,
@@ -533,7 +535,8 @@ class Fleet:
         """What becomes of a job in progress that loses its worker."""
         if self.told[lease.id] and (lease.stream or lease.id in self.watched):
             return "failed"
-        attempts = int(self.store.hget(keys.job(0, lease.id), "attempts"))
+        packed: Any = self.store.hget(keys.job(0, lease.id), "lease")
+        attempts = read_lease(packed).attempts
         return "failed" if blame and attempts >= MAX_ATTEMPTS else "queued"
 
     async def forget(self) -> None:
@@ -658,15 +661,16 @@ class Fleet:
             assert (job.id in self.holder) == running
             if running:
                 worker, lease = self.holder[job.id]
-                held_by = (lease.nonce.encode(), worker.name.encode(), str(lease.term).encode())
-                assert (raw[b"nonce"], raw[b"worker"], raw[b"term"]) == held_by
-            assert int(raw[b"attempts"]) <= MAX_ATTEMPTS
+                held_by = (worker.name, lease.nonce, lease.term)
+                assert read_lease(raw[b"lease"])[:3] == held_by
+            if b"lease" in raw:
+                assert read_lease(raw[b"lease"]).attempts <= MAX_ATTEMPTS
             assert (waits is not None) == (now.state is JobState.QUEUED)
             assert (deadline is not None) == (live and job.deadline_s is not None)
             assert (job_ttl > 0) == (log_ttl > 0) == (not live)
             mine = [entry for entry, owner in entries.items() if owner == job.id]
             if live:
-                name = raw[b"queue"].decode().split(":")[1]
+                name = lane_of(raw)
                 assert mine == [(name, raw[b"entry"])], "one entry per job that is not over"
             # A job that ended while it waited leaves its entry to be met and dropped by a worker.
             assert len(mine) == 1 if running else len(mine) <= 1

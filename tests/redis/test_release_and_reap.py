@@ -14,6 +14,7 @@ from shared.depths import position
 from shared.job import Job, LeasedJob
 from shared.lanes import DEFAULT, FLEX, RETRY_LANE
 from shared.queue import Fenced, JobQueue
+from shared.record import read_lease
 from shared.states import JobState
 from shared.step_log import make_step
 from shared.token_log import Delta, read_journal
@@ -77,7 +78,8 @@ async def test_a_requeued_job_has_no_holder_no_log_and_rings_the_bell(
     assert len(await queue.entries(job.id, 0)) == 2
     store.delete(keys.bell(0, POOL))
     await reap(queue, store, job)
-    assert store.hmget(keys.job(0, job.id), "nonce", "worker") == [b"", b""]
+    packed: Any = store.hget(keys.job(0, job.id), "lease")
+    assert read_lease(packed)[:4] == ("", "", 1, 1)
     assert not store.exists(keys.log(0, job.id))
     assert await queue.entries(job.id, 0) == []
     assert await queue.last_entry(job.id) is None

@@ -20,6 +20,7 @@ from shared.envelope import Unfolder
 from shared.job import LeasedJob
 from shared.metrics import WorkerMetrics
 from shared.queue import Fenced, JobQueue, Renewal
+from shared.record import read_lease
 from shared.redis import RedisTimeoutError
 from shared.servers import Servers
 from shared.states import JobState
@@ -1078,8 +1079,8 @@ class Chance:
 
     def nonce(self, job: LeasedJob) -> str:
         """Of the last lease; empty if the job was taken back since."""
-        nonce: Any = self.store.hget(keys.job(0, job.id), "nonce")
-        return str(nonce.decode())
+        packed: Any = self.store.hget(keys.job(0, job.id), "lease")
+        return read_lease(packed).nonce
 
     def is_held(self, job: LeasedJob) -> bool:
         state = self.store.hget(keys.job(0, job.id), "state")

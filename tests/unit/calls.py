@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgpack
 
 from shared.channel import decode, entry_of
 from shared.ending import Answer
 from shared.envelope import Unfolder
+from shared.record import Ending
 from shared.states import JobEvent
 from shared.step_log import Step
 from shared.token_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
@@ -114,9 +114,10 @@ def _ended(
     frame: bytes,
     inline: bool,
     body: bytes,
-    flat: tuple[Any, ...],
+    packed: bytes,
 ) -> Ended:
-    fields = dict(zip((name.decode() for name in flat[::2]), flat[1::2], strict=True))
-    fields["content_type"] = fields["content_type"].decode()
-    answer = Answer(event=JobEvent(event.decode()), error_code=code.decode(), body=body, **fields)
+    ending = Ending(*msgpack.unpackb(packed))
+    answer = Answer(
+        event=JobEvent(event.decode()), error_code=code.decode(), body=body, **ending._asdict()
+    )
     return Ended(nonce.decode(), seq, segment, watchers.decode(), answer)

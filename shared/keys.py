@@ -5,7 +5,7 @@ gets the shard's base key may make the others itself.
 
 | key | type | what | written by | lives |
 |---|---|---|---|---|
-| `flotilla:{s}:job:<id>` | hash | request, state, times, result | all scripts | until its TTL after the end |
+| `flotilla:{s}:job:<id>` | hash | request, state, times, result (record.py) | all scripts | until its TTL after the end |
 | `flotilla:{s}:log:<id>` | list | segments of a job's entries (token_log.py); the last one is the end | emit, cancel, reap, ... | with its job |
 | `flotilla:{s}:steps:<worker>` | list of the last steps | what its jobs said last (step_log.py), in part not in their logs yet | emit | a day longer than its worker |
 | `flotilla:{s}:fence:<worker>` | string | its epoch: it may write as long as this is what it knows | renew; gone with cancel, reap, watch, ... | one lease |

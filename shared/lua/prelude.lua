@@ -56,10 +56,10 @@ local function write_down()
   drafts, places = {}, {}
 end
 
--- The words of a packed array under these names; nil if that is none.
+-- The words of a packed array under these names; nil if that is none (a person has changed it).
 local function named(names, packed)
   local fine, words = pcall(cmsgpack.unpack, packed)
-  if not fine or type(words) ~= 'table' then return nil end
+  if not fine or type(words) ~= 'table' or #words < #names then return nil end
   local result = {}
   for i, name in ipairs(names) do result[name] = words[i] end
   return result
@@ -69,7 +69,7 @@ local function request_of(packed)
   requests[packed] = requests[packed] or {__index = named(REQUEST, packed)}
   return requests[packed]
 end
-local NO_LEASE = {worker = '', nonce = '', term = 0, attempts = 0, lease_ms = '0', started_us = ''}
+local NO_LEASE = {worker = '', nonce = '', term = 0, attempts = 0, lease_ms = '0', started_us = '0'}
 
 -- What is read of a job to end it; to give it to a worker; to take it back; to find it.
 local TO_END = {'deadline_us'}
@@ -80,9 +80,13 @@ local TO_FIND = {'deadline_us', 'created_us'}
 local function load_job(id, fields)
   local values = redis.call('HMGET', key('job', id), 'state', 'request', 'entry', 'queue', 'lease', unpack(fields))
   if not values[1] or not values[2] then return nil end
-  local job = setmetatable(values[5] and named(LEASE, values[5]) or {}, request_of(values[2]))
+  local job = values[5] and named(LEASE, values[5])
+  if not job then
+    job = {}
+    for name, value in pairs(NO_LEASE) do job[name] = value end
+  end
+  setmetatable(job, request_of(values[2]))
   if not job.pool then return nil end
-  if not values[5] then for name, value in pairs(NO_LEASE) do job[name] = value end end
   job.state, job.entry, job.queue = values[1], values[3] or '', values[4] or job.pool .. ':' .. job.lane
   for i, name in ipairs(fields) do job[name] = values[5 + i] or '' end
   return job

@@ -14,7 +14,7 @@ local function count_down(pool, spare)
   redis.call('ZINCRBY', key('offers', pool), spare.left - spare.slots, spare.who)
 end
 
--- The worker of a pool that has most slots to spare, `left` of them as long as it stays ahead.
+-- The worker of a pool that has most slots to spare: `left` of them until another one may have more.
 local function most_spare(pool)
   local spare, offers = spares[pool], key('offers', pool)
   if spare and spare.left > 0 then return spare end
@@ -55,7 +55,7 @@ end
 local function wait(job)
   redis.call('HSET', key('job', job.id), 'state', 'queued', unpack(job.fields))
   later('ZADD', waiting_key(job.queue), job.created_us, job.id)
-  redis.call('SADD', base .. WORD.pools, job.pool)
+  if not rings[job.pool] then redis.call('SADD', base .. WORD.pools, job.pool) end
   depths[job.queue], waits[job.pool] = (depths[job.queue] or 0) + 1, true
   rings[job.pool] = (rings[job.pool] or 0) + 1
   return depths[job.queue]
@@ -64,8 +64,8 @@ end
 local function submit(n, id, request, body, deadline, gateway)
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   local now = start_us + n - 1
-  local job = setmetatable({id = id, n = n, body = body, watchers = gateway, watched = '', created_us = int(now),
-                            attempts = 0, term = 0}, request_of(request))
+  local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '',
+                            created_us = int(now), attempts = 0, term = 0}, request_of(request))
   local pool, name, depth, is_new = job.pool, job.pool .. ':' .. job.lane, 0, false
   if waits[pool] == nil then
     local names = waiting_keys(pool)
@@ -82,9 +82,7 @@ local function submit(n, id, request, body, deadline, gateway)
   made[id] = true
   job.queue, job.entry = name, redis.call('XADD', queue_key(name), '*', 'job', id)
   job.fields = {'request', request, 'body', body, 'created_us', job.created_us, 'entry', job.entry}
-  if gateway ~= '' then
-    job.fields[9], job.fields[10] = 'watchers', gateway
-  end
+  if gateway ~= '' then job.fields[9], job.fields[10] = 'watchers', gateway end
   if deadline > 0 then
     job.fields[#job.fields + 1] = 'deadline_us'
     job.fields[#job.fields + 1] = int(now + deadline)
@@ -122,7 +120,8 @@ for name, lane in pairs(promises) do
     hands[worker] = hands[worker] or {CONTROL.jobs, int(start_us), epoch_of(worker)}
     read_promised(name, lane, worker, hands[worker])
   end
-  for _, job in pairs(lane.jobs) do verdicts[2 * job.n] = wait(job) end -- the group is ahead of the stream: repair.lua sees to it
+  -- The group was moved past what is left: repair.lua will see to it.
+  for _, job in pairs(lane.jobs) do verdicts[2 * job.n] = wait(job) end
 end
 write_down()
 for pool, times in pairs(rings) do ring(pool, times) end

@@ -222,24 +222,27 @@ class Fleet:
     # --- jobs come to the workers ---
 
     async def submit(self) -> None:
-        if len(self.jobs) == MOST_JOBS:
-            return
-        job = make_job(
-            id=f"job_000{self.random.getrandbits(96):024x}",
-            lane=self.random.choice(CLIENT_LANES),
-            stream=self.random.random() < 0.5,
-            deadline_s=self.random.choice([None, 600.0]),
-            gateway=self.random.choice(["", "gw-1"]),
-        )
+        jobs = [
+            make_job(
+                id=f"job_000{self.random.getrandbits(96):024x}",
+                lane=self.random.choice(CLIENT_LANES),
+                stream=self.random.random() < 0.5,
+                deadline_s=self.random.choice([None, 600.0]),
+                gateway=self.random.choice(["", "gw-1"]),
+            )
+            for _ in range(min(self.random.choice([1, 1, 2, 3]), MOST_JOBS - len(self.jobs)))
+        ]
         nobody_waits = JobState.QUEUED not in self.states.values()
-        await self.queue.submit(job, 100)
-        self.jobs.append(job)
-        self.states[job.id] = JobState.QUEUED
-        self.last[job.id] = None
-        self.told[job.id] = []
-        self.watchers[job.id] = job.gateway.split()
+        depths = await self.queue.submit_all(0, jobs, 100)
+        for job in jobs:
+            self.jobs.append(job)
+            self.states[job.id] = JobState.QUEUED
+            self.last[job.id] = None
+            self.told[job.id] = []
+            self.watchers[job.id] = job.gateway.split()
         handed = self.control.handed(self.queue)
-        assert [lease.id for lease in handed] in ([], [job.id])
+        assert {lease.id for lease in handed} == {job.id for job in jobs[: len(handed)]}
+        assert [depth == 0 for depth in depths] == [n < len(handed) for n in range(len(jobs))]
         assert not handed or nobody_waits, "a job has overtaken those that wait"
         self.given(self.workers[0], handed, lost=self.chance(0.1))
 

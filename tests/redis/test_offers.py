@@ -31,6 +31,7 @@ from tests.redis.conftest import (
     make_job,
     pending,
     renew,
+    repair,
     say,
     submit,
     take,
@@ -165,6 +166,50 @@ async def test_the_worker_with_most_to_spare_goes_first(
         await submit(queue)
     assert (len(control.handed(queue)), len(other.handed(queue))) == (1, 3)
     assert on_offer(store) == {WORKER: 2, "w-2": 2}
+
+
+async def test_jobs_of_one_call_are_shared_out_by_slots_each_worker_s_in_order(
+    queue: JobQueue, store: Redis, control: Listener, other: Listener
+) -> None:
+    await take(queue, 1, offer=3)
+    await take(queue, 1, offer=5, worker="w-2")
+    lanes = (DEFAULT, PRIORITY, DEFAULT)
+    jobs = [make_job(lane=lanes[n % 3]) for n in range(10)]
+    assert await queue.submit_all(0, jobs, 10) == [0] * 8 + [1, 2]
+    shares = [[leased.id for leased in who.handed(queue)] for who in (control, other)]
+    assert [len(share) for share in shares] == [3, 5]
+    assert sorted(shares[0] + shares[1]) == sorted(job.id for job in jobs[:8])
+    for lane in (DEFAULT, PRIORITY):
+        ids = [job.id for job in jobs if job.lane == lane]
+        for share in shares:
+            places = [ids.index(job_id) for job_id in share if job_id in ids]
+            assert places == sorted(places)
+    assert on_offer(store) == {}
+    assert {leased.id for leased in await take(queue)} == {job.id for job in jobs[8:]}
+
+
+async def test_twice_in_one_call_it_is_one_job(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = make_job()
+    assert await queue.submit_all(0, [job, job], 10) == [0, 0]
+    assert [leased.id for leased in control.handed(queue)] == [job.id]
+    assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
+
+
+async def test_a_job_whose_entry_can_t_be_read_waits(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    stream = keys.queue(0, POOL, DEFAULT)
+    store.xgroup_setid(stream, keys.GROUP, "9999999999999-0")  # somebody has moved the group on
+    job = make_job()
+    assert await queue.submit_all(0, [job], 10) == [1]
+    assert control.messages() == []
+    assert await repair(queue) == {"entries": 1}
+    store.xgroup_setid(stream, keys.GROUP, "0")
+    assert [leased.id for leased in await take(queue)] == [job.id]
 
 
 async def test_jobs_on_their_way_take_slots(

@@ -87,6 +87,21 @@ async def test_a_requeued_job_has_no_holder_no_log_and_rings_the_bell(
     assert store.ttl(keys.job(0, job.id)) == -1
 
 
+@pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x92\xa1a\xa1b"])
+async def test_a_damaged_lease_stops_nothing(queue: JobQueue, store: Redis, damage: bytes) -> None:
+    """Whoever damaged it: its holder is unknown, so the reaper takes the job back."""
+    damaged, other = await lease(queue, stream=False), await lease(queue, stream=False)
+    for job in (damaged, other):
+        grow_old(store, job)
+    store.hset(keys.job(0, damaged.id), "lease", damage)
+    states = await queue.reap(0, LEASE_S)
+    assert states == {damaged.id: "queued", other.id: "queued"}
+    assert {job.id for job in await take(queue)} == {damaged.id, other.id}
+    seen = await queue.get(damaged.id)
+    assert seen is not None
+    assert [attempt.worker for attempt in seen.attempts] == ["", WORKER]
+
+
 async def test_what_was_said_under_an_earlier_lease_is_not_taken_for_the_answer(
     queue: JobQueue, store: Redis
 ) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
@@ -147,7 +147,7 @@ def _seconds(us: bytes | None) -> float | None:
     return int(us) / 1e6 if us else None
 
 
-def _usage(ending: Ending) -> dict[str, Any]:
+def _usage(ending: Ending) -> dict[str, int]:
     prompt, completion = ending.prompt_tokens, ending.completion_tokens
     return {
         "prompt_tokens": prompt,

@@ -57,7 +57,7 @@ local function write_down()
 end
 
 -- The words of a packed array under these names; nil if that is none (a person has changed it).
-local function named(names, packed)
+local function unpacked(names, packed)
   local fine, words = pcall(cmsgpack.unpack, packed)
   if not fine or type(words) ~= 'table' or #words < #names then return nil end
   local result = {}
@@ -66,7 +66,7 @@ local function named(names, packed)
 end
 -- What finds a job's request in the job itself: `job.pool`. Many jobs of a call have the same one.
 local function request_of(packed)
-  requests[packed] = requests[packed] or {__index = named(REQUEST, packed)}
+  requests[packed] = requests[packed] or {__index = unpacked(REQUEST, packed)}
   return requests[packed]
 end
 local NO_LEASE = {worker = '', nonce = '', term = 0, attempts = 0, lease_ms = '0', started_us = '0'}
@@ -80,7 +80,7 @@ local TO_FIND = {'deadline_us', 'created_us'}
 local function load_job(id, fields)
   local values = redis.call('HMGET', key('job', id), 'state', 'request', 'entry', 'queue', 'lease', unpack(fields))
   if not values[1] or not values[2] then return nil end
-  local job = values[5] and named(LEASE, values[5])
+  local job = values[5] and unpacked(LEASE, values[5])
   if not job then
     job = {}
     for name, value in pairs(NO_LEASE) do job[name] = value end

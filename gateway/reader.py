@@ -1,8 +1,9 @@
 """A reader: one client's view of one job, in order, without a gap or a repetition.
 
 It counts: a frame whose number is not the next one makes it read the log, and so does a long
-silence. Where a client keeps up, a chunk goes from the subscription to its socket without a task in
-between.
+silence. It never mixes two attempts of a job in one answer, and an answer whose tokens are not as
+many as its worker generated ends in an error. Where a client keeps up, a chunk goes from the
+subscription to its connection without a task in between.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shared.channel import LAST, Frame, FrameKind
 from shared.envelope import Item, Unfolder
 from shared.errors import RedisUnavailable, StreamReset
 from shared.redis import RedisError
-from shared.token_log import Entry, Journal, read_journal
+from shared.token_log import Entry, Journal, read_journal, tokens_in
 
 if TYPE_CHECKING:
     from gateway.relay import Relay
@@ -79,6 +80,7 @@ class Reader:
         "_after",
         "_behind",
         "_bytes",
+        "_ended",
         "_failing_since",
         "_failure",
         "_known",
@@ -88,11 +90,15 @@ class Reader:
         "_pieces",
         "_relay",
         "_sink",
+        "_start",
+        "_term",
+        "_tokens",
         "_unfolder",
         "_unread",
         "_waiter",
         "_want",
         "job_id",
+        "queued",
         "rings_at",
         "spoke",
     )
@@ -101,9 +107,15 @@ class Reader:
         self.job_id = job_id
         self.spoke = 0.0
         """When its client last got something of the answer, on the monotonic clock; 0: not yet."""
+        self.queued: asyncio.Future[None] | None = None
+        """Done when the job is in the queue; None: it was when the reader was made."""
         self._relay = relay
         self._want = want
+        self._start = after
         self._after = after  # number of the last piece that was buffered or handed out
+        self._term = 0  # of the attempt whose entries are handed out; 0: not known yet
+        self._tokens = 0  # in the entries from `_start` to `_after`
+        self._ended = False
         self._known = 0  # number of the last entry whose chunks were unfolded
         self._unfolder = Unfolder()
         self._pieces: list[Piece] = []
@@ -122,10 +134,11 @@ class Reader:
 
     def feed(self, frame: Frame) -> None:
         """The relay has a frame for this job."""
-        _, seq, kind, journal, payload = frame
+        _, seq, term, kind, journal, payload = frame
         if (
             kind in _ANY_CHUNK
             and seq == self._after + 1
+            and term == self._term
             and self._known == self._after
             and self._want is _CHUNKS
             and self._unread is None
@@ -133,6 +146,7 @@ class Reader:
         ):
             try:
                 data = self._unfolder.unfold(payload or ())
+                self._tokens += 1 if type(journal) is int else tokens_in(journal)
             except (ValueError, TypeError, LookupError) as error:
                 self._misread(error)
                 return
@@ -151,6 +165,9 @@ class Reader:
                 self._keep(Piece(seq, kind, payload))
         elif kind == FrameKind.STARTED:
             self._keep(Piece(seq, kind, payload))
+        elif term != self._term and self._unread is None:
+            if self._begin_attempt(term):
+                self.feed(frame)
         elif self._unread is not None:
             self._unread.append(frame)
         elif self._behind:
@@ -161,16 +178,35 @@ class Reader:
             self._relay.metrics.gaps.inc()
             self.fall_behind()
         elif kind in LAST:
+            if self._tokens_missing(journal):
+                self.fail(_incomplete())
+                return
             self._after = self._known = seq
             self._keep(Piece(seq, kind, payload))
         else:
             self._deltas(seq, journal, payload)
 
+    def _begin_attempt(self, term: int) -> bool:
+        """Whether entries of this attempt may be handed out. One that has given its reader
+        something can't be replaced by a later one; an earlier one has been replaced."""
+        if term < self._term:
+            return False
+        if self._term and self._after > self._start:
+            self.fail(StreamReset("Another attempt at this job has begun anew."))
+            return False
+        self._term = term
+        return True
+
+    def _tokens_missing(self, generated: Any) -> bool:
+        """Whether they are not as many as the worker generated, if it ended the job."""
+        return self._start == 0 and isinstance(generated, int) and generated != self._tokens
+
     def _deltas(self, seq: int, journal: Journal, items: Sequence[Item] | None) -> None:
         try:
             records = read_journal(journal, items or ())
+            self._tokens += tokens_in(journal)
         except (ValueError, TypeError, LookupError) as error:
-            log.error("%s: deltas that are none: %r", self.job_id, error)
+            log.error("%s: malformed deltas, reading the log: %r", self.job_id, error)
             self.fall_behind()
             return
         self._after = self._known = seq
@@ -181,7 +217,13 @@ class Reader:
         self._known = -1  # the log is unfolded anew
         self.fall_behind()
 
+    @property
+    def waits(self) -> bool:
+        """The job is in the queue, and its end has not come yet."""
+        return not self._ended and (self.queued is None or self.queued.done())
+
     def _keep(self, piece: Piece) -> None:
+        self._ended = self._ended or piece.kind in LAST
         self._pieces.append(piece)
         self._bytes += len(piece.payload) if piece.kind == _CHUNK else _PIECE_BYTES
         if self._bytes > self._relay.buffer_bytes:
@@ -282,19 +324,28 @@ class Reader:
         try:
             if self._want is Want.END:
                 last = await queue.last_entry(self.job_id)
+                self._ended = last is not None and bool(last.end)
                 return [self._piece(last)] if last is not None and last.end else []
             # Who starts in the middle has to see all envelopes, from the first.
             start = self._after if self._known == self._after else 0
-            entries = await queue.entries(self.job_id, start)
+            term, entries = await queue.read_log(self.job_id, start)
             if start == 0:
                 self._unfolder = Unfolder()
             if any(entry.lost for entry in entries):
                 raise StreamReset("The log of this job has lost entries.")
+            if term != self._term and entries and not self._begin_attempt(term):
+                raise StreamReset("Another attempt at this job has begun anew.")
             if start + len(entries) < self._after or (not entries and self._after):
                 await self._check_still_there()
             pieces = [self._piece(entry) for entry in entries]
             fresh = [piece for piece in pieces if piece.seq > self._after]
+            begin = max(self._after, self._start)
+            self._tokens += sum(tokens_in(each.journal) for each in entries if each.seq > begin)
             self._after = self._known = start + len(entries)
+            if entries and entries[-1].end:
+                if self._tokens_missing(entries[-1].tokens):
+                    raise _incomplete()
+                self._ended = True
         except (RedisError, OSError):
             self._behind = True
             raise
@@ -306,8 +357,10 @@ class Reader:
 
     async def _check_still_there(self) -> None:
         last = await self._relay.queue.last_entry(self.job_id)
-        if last is None or last.seq < self._after:
-            raise StreamReset("The log of this job is gone.")
+        # An end that is not behind what was handed out is the end of a log that lacks some of it.
+        stops_short = last is None or last.seq < self._after
+        if stops_short or (last and last.end and last.seq == self._after and not self._ended):
+            raise StreamReset("The log of this job lacks what its client has got already.")
 
     def _piece(self, entry: Entry) -> Piece:
         if entry.end:
@@ -321,3 +374,7 @@ class Reader:
         self._failing_since = self._failing_since or now
         if now - self._failing_since > _PATIENCE_S:
             raise RedisUnavailable("The queue can't be reached; the job may go on.") from error
+
+
+def _incomplete() -> StreamReset:
+    return StreamReset("This answer lacks tokens that its worker has generated.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -18,9 +18,11 @@ from msgpack.exceptions import UnpackException
 from gateway.reader import Reader, Want
 from shared import keys
 from shared.channel import decode
+from shared.errors import StreamReset
 from shared.job import shard_in
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
+from shared.redis import RedisError
 from shared.servers import place_of
 from shared.subscription import Subscription
 
@@ -28,6 +30,10 @@ log = logging.getLogger("flotilla.relay")
 
 _COARSE_S = 0.1
 """Readers are not looked through more often than this."""
+_LOOK_S = 0.5
+"""How often Redis is asked which jobs have ended: a reader may wait for what nobody sends."""
+_AT_ONCE = 1000
+"""Jobs in one such call: Redis serves nobody else meanwhile."""
 
 
 class Relay:
@@ -61,7 +67,10 @@ class Relay:
 
     async def run(self) -> None:
         """Listen for ever; ends by cancellation."""
-        await asyncio.gather(*(each.run() for each in self._subscriptions))
+        places = range(len(self._subscriptions))
+        await asyncio.gather(
+            *(each.run() for each in self._subscriptions), *(self._look(place) for place in places)
+        )
 
     async def connected(self) -> None:
         """Returns when frames can come from everywhere."""
@@ -111,6 +120,36 @@ class Relay:
         if soonest < inf:
             self.remind(max(soonest, now + _COARSE_S))
 
+    async def _look(self, place: int) -> None:
+        """Find the readers of jobs that are gone or have ended. No frame tells of a record that was
+        deleted, and a frame can be lost."""
+        n_servers = len(self._subscriptions)
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            shards: dict[int, list[str]] = {}
+            for readers in self._readers.values():
+                job_id = readers[0].job_id
+                shard = shard_in(job_id)
+                if place_of(shard, n_servers) == place and any(each.waits for each in readers):
+                    shards.setdefault(shard, []).append(job_id)
+            try:
+                for shard, job_ids in shards.items():
+                    for first in range(0, len(job_ids), _AT_ONCE):
+                        part = job_ids[first : first + _AT_ONCE]
+                        self._ended(await self.queue.ended(shard, part))
+            except (RedisError, OSError) as error:
+                log.debug("ended jobs not looked for: %s", error)
+
+    def _ended(self, states: Mapping[str, str]) -> None:
+        for job_id, state in states.items():
+            for reader in self._readers.get(job_id.encode(), ()):
+                if not reader.waits:
+                    continue
+                if state == "gone":
+                    reader.fail(StreamReset("The queue has lost this job."))
+                else:
+                    reader.fall_behind()  # its log tells of the end
+
     def _to_the_log(self, place: int) -> None:
         for job_id, readers in self._readers.items():
             if place_of(shard_in(job_id.decode()), len(self._subscriptions)) == place:
@@ -126,7 +165,7 @@ class Relay:
                     reader.feed(frame)
         except (ValueError, TypeError, LookupError, UnpackException) as error:
             # Not a worker's; whatever it stood in for, the log has it.
-            log.error("a message that is no frame: %r", error)
+            log.error("malformed frames, reading the logs: %r", error)
             for place, _ in enumerate(self._subscriptions):
                 self._to_the_log(place)
         for gap, times in self.gaps.items():

@@ -1,10 +1,12 @@
 """What travels over pub/sub: frames with tokens for a gateway, and words for a worker.
 
-A message is one or more frames back to back, each a msgpack array `[job id, seq, kind, journal,
-payload]`. The gateway decodes the array (C code), finds the job's reader, puts the chunk's envelope
-around the payload and writes it: no JSON is parsed per token. `seq` is the number of the job's log
-entry, so a lost frame shows as a gap and is read from the log. Journal and payload of a step are
-its entry in the log (token_log.py) as it stands; other kinds have no journal (nil or empty).
+A message is one or more frames back to back, each a msgpack array `[job id, seq, term, kind,
+journal, payload]`. The gateway decodes the array (C code), finds the job's reader, puts the chunk's
+envelope around the payload and writes it: no JSON is parsed per token. `seq` is the number of the
+job's log entry, so a lost frame shows as a gap and is read from the log. `term` counts the job's
+leases: frames of two attempts are never mixed in one answer. Journal and payload of a step are its
+entry in the log (token_log.py) as it stands; the journal of the last frame is the number of tokens
+that the worker generated, nil or empty if the worker did not end the job. STARTED has none.
 """
 
 from __future__ import annotations
@@ -41,39 +43,45 @@ LAST = frozenset({FrameKind.DONE, FrameKind.RESULT, FrameKind.ENDED})
 # Short strings get a head of one byte, which `bin` does not have.
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
-Frame = tuple[bytes, int, int, Any, Any]
+Frame = tuple[bytes, int, int, int, Any, Any]
 
-_HEAD_OF_FIVE = b"\x95"  # msgpack's head of an array
+_HEAD_OF_SIX = b"\x96"  # msgpack's head of an array
 
 
-def encode(job_id: str, seq: int, kind: int, payload: Any, journal: Any = None) -> bytes:
-    """One frame."""
-    frame: bytes = _pack((job_id, seq, kind, journal, payload))
+def encode(
+    job_id: str, seq: int, kind: int, payload: Any, journal: Any = None, term: int = 1
+) -> bytes:
+    """One frame; `term` is that of the job's lease."""
+    frame: bytes = _pack((job_id, seq, term, kind, journal, payload))
     return frame
 
 
-def encode_head(job_id: str, seq: int, kind: int) -> bytes:
+def encode_head(job_id: str, seq: int, kind: int, term: int = 1) -> bytes:
     """A frame that lacks its journal and its payload, which are packed behind it."""
-    head: bytes = _pack((job_id, seq, kind))
-    return _HEAD_OF_FIVE + head[1:]
+    head: bytes = _pack((job_id, seq, term, kind))
+    return _HEAD_OF_SIX + head[1:]
 
 
-def entry_of(frame: bytes, job_id: str, seq: int) -> bytes:
+def entry_of(frame: bytes, job_id: str, seq: int, term: int = 1) -> bytes:
     """Journal and payload of a step's frame, packed."""
-    return frame[_size_of_head(job_id, seq) :]
+    return frame[_size_of_head(job_id, seq, term) :]
 
 
-def entries_of(frames: Sequence[bytes], job_id: str, first: int) -> list[bytes]:
+def entries_of(frames: Sequence[bytes], job_id: str, first: int, term: int = 1) -> list[bytes]:
     """The same of frames one after the other, the first of which has number `first`."""
-    size, last = _size_of_head(job_id, first), first + len(frames) - 1
-    if size == _size_of_head(job_id, last):
+    size, last = _size_of_head(job_id, first, term), first + len(frames) - 1
+    if size == _size_of_head(job_id, last, term):
         return [frame[size:] for frame in frames]
-    return [entry_of(frame, job_id, seq) for seq, frame in enumerate(frames, first)]
+    return [entry_of(frame, job_id, seq, term) for seq, frame in enumerate(frames, first)]
 
 
-def _size_of_head(job_id: str, seq: int) -> int:
-    # Heads of the array and the id (a short string), a number below 128, a kind.
-    return len(job_id) + 4 + (seq > 0x7F) + (seq > 0xFF) + 2 * (seq > 0xFFFF)
+def _size_of_head(job_id: str, seq: int, term: int) -> int:
+    # Heads of the array and the id (a short string), a kind, two numbers.
+    return len(job_id) + 3 + _size_of_number(seq) + _size_of_number(term)
+
+
+def _size_of_number(n: int) -> int:
+    return 1 + (n > 0x7F) + (n > 0xFF) + 2 * (n > 0xFFFF)
 
 
 class ControlKind(IntEnum):

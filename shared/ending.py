@@ -16,7 +16,6 @@ from shared.states import JobEvent
 INLINE_RESULT_BYTES = 64 << 10
 
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
-_NO_JOURNAL: bytes = _pack(None)
 _THREE = b"\x93"  # msgpack's head of an array of three
 
 
@@ -48,14 +47,21 @@ def pack_ending(
     inline = not streamed and len(answer.body) <= INLINE_RESULT_BYTES
     if inline:
         # The script puts the body behind it: it goes into the job's hash as well.
-        frame = encode_head(job.id, seq, FrameKind.RESULT) + _NO_JOURNAL + _THREE
-        frame += _pack(answer.status) + _pack(answer.content_type) + _head_of(answer.body)
+        frame = encode_head(job.id, seq, FrameKind.RESULT, job.term)
+        frame += (
+            _pack(answer.completion_tokens)
+            + _THREE
+            + _pack(answer.status)
+            + _pack(answer.content_type)
+            + _head_of(answer.body)
+        )
     else:
-        frame = encode(job.id, seq, FrameKind.DONE if streamed else FrameKind.ENDED, b"")
+        kind = FrameKind.DONE if streamed else FrameKind.ENDED
+        frame = encode(job.id, seq, kind, b"", answer.completion_tokens, job.term)
     ending = Ending(
         answer.status, answer.content_type, answer.prompt_tokens, answer.completion_tokens
     )
     return (
-        job.id, job.nonce, seq, segment, answer.event, answer.error_code,
-        watchers, frame, inline, answer.body, ending.pack(),
+        job.id, job.nonce, seq, segment, answer.completion_tokens, answer.event,
+        answer.error_code, watchers, frame, inline, answer.body, ending.pack(),
     )  # fmt: skip

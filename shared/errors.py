@@ -11,6 +11,7 @@
     ├── JobFailed              500  the job ended without an answer; see `code`
     │   ├── WorkerLost         500  its worker was lost in the middle of the answer
     │   ├── TooManyAttempts    500  it took every worker down that tried it
+    │   ├── LogLost            500  its log lacks tokens, so nobody can read the answer
     │   ├── Cancelled          409  somebody cancelled it
     │   └── DeadlineExceeded   504
     ├── QueueFull              503  the lane holds as much as it may
@@ -102,6 +103,10 @@ class TooManyAttempts(JobFailed):
     code = "too_many_attempts"
 
 
+class LogLost(JobFailed):
+    code = "log_lost"
+
+
 class Cancelled(JobFailed):
     status, code, type = 409, "cancelled", "invalid_request_error"
 
@@ -133,6 +138,7 @@ class StreamReset(FlotillaError):
 _ENDS: dict[str, tuple[type[JobFailed], str]] = {
     "worker_lost": (WorkerLost, "The worker was lost in the middle of this answer; try again."),
     "too_many_attempts": (TooManyAttempts, "Every worker that tried this job was lost with it."),
+    "log_lost": (LogLost, "Redis has lost tokens of this answer; try again."),
     "cancelled": (Cancelled, "This job was cancelled."),
     "deadline_exceeded": (DeadlineExceeded, "This job's deadline passed before it was done."),
 }

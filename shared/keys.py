@@ -19,8 +19,10 @@ gets the shard's base key may make the others itself.
 | `flotilla:{s}:expiring` | sorted set by time | `<id> <tenant>` of ended jobs | emit, cancel, ... | swept then |
 | `flotilla:{s}:dead` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
 | `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
+| `flotilla:{s}:reaped` | string | `<last round> <when Redis was last back>`, in us: silence counts from the latter | reap | for good |
 | `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
 | `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
+| `flotilla:{fleet}:life:<id>` | string | which process is the worker with this id: another one may not use it | registry | 5 heartbeats |
 | `flotilla:{fleet}:probe` | string | can Redis be written? | gateway's readiness | 10 s |
 | `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
 | `flotilla:{fleet}:scale:<pool>` | hash | the last decision about its workers (scaling.py), and what the next one needs | autoscaler | for good |
@@ -54,9 +56,10 @@ EXPIRING: Final = "expiring"
 POOLS: Final = "pools"
 DEAD: Final = "dead"
 REAPER: Final = "reaper"
+REAPED: Final = "reaped"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, BELL, OFFERS, DEADLINES, JOBS, EXPIRING, POOLS, DEAD,
-    REAPER,
+    REAPER, REAPED,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -142,6 +145,10 @@ SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"
 
 def worker(worker_id: str) -> str:
     return f"flotilla:{{fleet}}:worker:{worker_id}"
+
+
+def life(worker_id: str) -> str:
+    return f"flotilla:{{fleet}}:life:{worker_id}"
 
 
 def scale(pool: str) -> str:

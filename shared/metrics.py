@@ -294,7 +294,7 @@ class WorkerMetrics:
         self.released = Counter(
             "flotilla_jobs_released_total", "Jobs handed back", ["reason"], registry=registry
         )
-        for reason in ("drained", "engine_died"):
+        for reason in ("drained", "engine_died", "id_taken", "run_failed"):
             self.released.labels(reason)
         self.retried = Counter(
             "flotilla_jobs_retried_total",

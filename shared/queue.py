@@ -59,6 +59,14 @@ class Fenced(Exception):
     """The worker's epoch is over: before it writes again it must renew."""
 
 
+class LogPart(NamedTuple):
+    """A part of a job's log."""
+
+    term: int
+    """Of the job's latest lease, which wrote the entries; 0 if there was none."""
+    entries: list[Entry]
+
+
 @dataclass(frozen=True, slots=True)
 class Renewal:
     """What a worker has to know to write."""
@@ -148,14 +156,23 @@ class JobQueue:
         raw: Mapping[bytes, bytes] = await redis.hgetall(keys.job(shard, job_id))
         return parse_job(job_id, raw) if raw else None
 
+    async def read_log(self, job_id: str, after: int) -> LogPart:
+        """The job's log behind entry number `after`."""
+        term, *segments = await self.scripts.read(checked_shard(job_id), job_id, after)
+        return LogPart(int(term or 0), parse_segments(segments, after))
+
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
-        return parse_segments(await self.scripts.read(checked_shard(job_id), job_id, after), after)
+        return (await self.read_log(job_id, after)).entries
 
     async def last_entry(self, job_id: str) -> Entry | None:
         """The log's last entry; None if it is empty."""
-        segments = await self.scripts.read(checked_shard(job_id), job_id, "")
+        _, *segments = await self.scripts.read(checked_shard(job_id), job_id, "")
         return parse_segments(segments[-1:])[-1] if segments else None
+
+    async def ended(self, shard: int, job_ids: Iterable[str]) -> dict[str, str]:
+        """Those of the shard's jobs that have ended: id -> state, `gone` if there is no record."""
+        return _lost(await self.scripts.look(shard, job_ids))
 
     # --- the worker's side ---
 
@@ -302,12 +319,22 @@ class JobQueue:
 
     # --- upkeep ---
 
-    async def reap(self, shard: int, lease_s: float, limit: int = 100) -> dict[str, str]:
+    async def reap(
+        self,
+        shard: int,
+        lease_s: float,
+        limit: int = 100,
+        *,
+        longest_pause_s: float | None = None,
+    ) -> dict[str, str]:
         """Take back the jobs of workers that are silent for this long, and for their lease.
 
-        Returns the jobs' new states.
+        `longest_pause_s`: the time between two calls by which Redis must have stood still, or was
+        away; then silence counts from this call on. None: Redis was there all the time. Returns the
+        jobs' new states.
         """
-        return _lost(await self.scripts.reap(shard, int(lease_s * 1000), limit))
+        pause_ms = "" if longest_pause_s is None else int(longest_pause_s * 1000)
+        return _lost(await self.scripts.reap(shard, int(lease_s * 1000), limit, pause_ms))
 
     async def sweep(self, shard: int, limit: int = 100) -> int:
         """Take jobs that have expired out of the index, and dead workers out of the groups."""

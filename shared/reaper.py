@@ -21,6 +21,11 @@ from shared.states import JobState
 log = logging.getLogger("flotilla.reaper")
 
 
+# Of a lease: rounds that lie further apart mean that Redis stood still, or was away. Two rounds are
+# at most 1.25 of a quarter apart, and a holder renews every third.
+_STOOD_STILL = 0.5
+_LOCK = 0.7
+"""Of the time between two rounds: shorter than a round of the same process comes after the last."""
 _SWEEP_S = 10.0
 _AT_ONCE = 200
 """Jobs in one call: Redis serves nobody else meanwhile."""
@@ -41,22 +46,17 @@ class Reaper:
         await asyncio.gather(*(self._keep(place) for place in range(len(self._queue.servers))))
 
     async def _keep(self, place: int) -> None:
-        # Leases were not renewed while Redis was away, and their holders need one lease's time to
-        # do so before silence means anything. The same holds at start: Redis may just be back.
-        grace_s = self._lease_s
         while True:
-            await asyncio.sleep(grace_s or self._interval_s * random.uniform(0.75, 1.25))
-            grace_s = 0.0
+            await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
             try:
                 await self.round(place)
             except (RedisError, OSError) as error:
                 log.warning("Redis is not available: %s", error)
-                grace_s = self._lease_s
 
     async def round(self, place: int = 0) -> None:
         """One pass over all shards of a server."""
         for shard in shards_on(place, len(self._queue.servers), self._queue.shards):
-            lock_ms, redis = int(self._interval_s * 1000), self._queue.servers.of(shard)
+            lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
             if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue
             await self._expire(shard)
@@ -79,7 +79,9 @@ class Reaper:
     async def _reap(self, shard: int) -> None:
         more = True
         while more:
-            reaped = await self._queue.reap(shard, self._lease_s, _AT_ONCE)
+            reaped = await self._queue.reap(
+                shard, self._lease_s, _AT_ONCE, longest_pause_s=self._lease_s * _STOOD_STILL
+            )
             for job_id, state in reaped.items():
                 self._metrics.reaped.labels(state).inc()
                 log.warning("%s was held by a silent worker, now %s", job_id, state)

@@ -11,6 +11,7 @@
 | `watchers`, `watched` | gateways that listen, with spaces between them; `1` if somebody sees the answer grow | submit, watch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
 | `history` | JSON: the attempts that were taken back | requeue, fail |
+| `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
 | `ending`, `result` | an `Ending`, and the answer's body if it was not streamed | emit |
 

@@ -21,7 +21,8 @@ log = logging.getLogger("flotilla.registry")
 
 HEARTBEAT_S = 2.0
 """How often a worker announces itself."""
-_EXPIRY_S = 5 * HEARTBEAT_S
+EXPIRY_S = 5 * HEARTBEAT_S
+"""After this time without one it is taken for gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,21 @@ class Registry:
         # redis-py types every reply as bytes or str; ours are bytes.
         self._redis: Any = redis
 
-    async def announce(self, worker: WorkerInfo, expiry_s: float = _EXPIRY_S) -> None:
+    async def reserve(self, worker_id: str, process: str, expiry_s: float = EXPIRY_S) -> bool:
+        """Reserve a worker's id for a process, or keep it; False if another process has it.
+
+        `process` is a random name. Two workers with one id would overwrite each other's step log.
+        """
+        key = keys.life(worker_id)
+        expiry_ms = int(expiry_s * 1000)
+        if await self._redis.set(key, process, nx=True, px=expiry_ms):
+            return True
+        if await self._redis.get(key) != process.encode():
+            return False
+        await self._redis.pexpire(key, expiry_ms)
+        return True
+
+    async def announce(self, worker: WorkerInfo, expiry_s: float = EXPIRY_S) -> None:
         """A heartbeat."""
         values = {k: json.dumps(v) for k, v in asdict(worker).items()}
         pipe = self._redis.pipeline(transaction=True)
@@ -89,10 +104,12 @@ class Registry:
         pipe.sadd(keys.WORKERS, worker.id)
         await pipe.execute()
 
-    async def leave(self, worker_id: str) -> None:
-        """The worker ends in good order."""
+    async def leave(self, worker_id: str, process: str = "") -> None:
+        """The worker ends in good order; `process` is what its id was reserved for."""
+        if process and await self._redis.get(keys.life(worker_id)) != process.encode():
+            return
         pipe = self._redis.pipeline(transaction=True)
-        pipe.delete(keys.worker(worker_id))
+        pipe.delete(keys.worker(worker_id), keys.life(worker_id))
         pipe.srem(keys.WORKERS, worker_id)
         await pipe.execute()
 

@@ -233,9 +233,13 @@ class Scripts:
         """`[epoch, id, state, watchers, watched, ...]`; see lua/renew.lua."""
         return cast(list[bytes], await self._run("renew", shard, *args))
 
-    async def read(self, shard: int, job_id: str, after: int | str) -> list[bytes]:
-        """Segments of the job's log; see lua/read.lua."""
-        return cast(list[bytes], await self._run("read", shard, job_id, after))
+    async def read(self, shard: int, job_id: str, after: int | str) -> list[Any]:
+        """`[term, segment, ...]` of the job's log; see lua/read.lua."""
+        return cast(list[Any], await self._run("read", shard, job_id, after))
+
+    async def look(self, shard: int, job_ids: Iterable[str]) -> list[bytes]:
+        """Flat `id, state, ...` of those jobs that are gone or have ended; see lua/look.lua."""
+        return cast(list[bytes], await self._run("look", shard, *job_ids))
 
     async def release(
         self, shard: int, reason: str, blame: bool, held: Iterable[str]
@@ -260,9 +264,11 @@ class Scripts:
         """Ids of the jobs whose deadline has passed."""
         return cast(list[bytes], await self._run("expire", shard, limit))
 
-    async def reap(self, shard: int, lease_ms: int, limit: int) -> list[bytes]:
-        """Flat `id, new state, ...` of the jobs taken from silent workers."""
-        reply = await self._run("reap", shard, lease_ms, limit, *LANES)
+    async def reap(
+        self, shard: int, lease_ms: int, limit: int, longest_pause_ms: int | str
+    ) -> list[bytes]:
+        """Flat `id, new state, ...` of the jobs taken from silent workers; see lua/reap.lua."""
+        reply = await self._run("reap", shard, lease_ms, limit, longest_pause_ms, *LANES)
         return cast(list[bytes], reply)
 
     async def sweep(self, shard: int, limit: int, dead_consumer_ms: int) -> int:

@@ -1,10 +1,12 @@
 """The step log: what all jobs of a worker say after an engine step leaves in one write.
 
 Redis works per step, not per job and token. The log is a list per worker and shard, of the last
-`STEPS` steps. A step is two elements: the places of its frames (a msgpack array of length, term,
-length, term, ...), and the frames (channel.py), back to back, which are what gateways hear too. An
-entry is put into its job's own log (token_log.py) together with its neighbours, at the latest with
-the last step before it would fall out here; a worker that is lost leaves what others need.
+`STEPS` steps. A step is two elements: the lengths of its frames (a msgpack array), and the frames
+(channel.py), back to back, which are what gateways get too. An entry is put into its job's own log
+(token_log.py) together with its neighbours, at the latest with the last step before it would fall
+out here; a worker that is lost leaves what others need. The first entry of an attempt is put there
+by the call that publishes it, so a job without a log has shown nothing to anyone, whatever became
+of its worker: only such a job may be started anew.
 
 Who may write is decided per worker as well. Its fence in Redis is an epoch that it must know. A
 script that changes a job in its hands (cancel, expire, reap, watch, ...) takes the fence away: the
@@ -97,7 +99,7 @@ def make_step(utterances: Sequence[Utterance], deposits: Sequence[Deposit] = ())
             answer, segment = end.answer, end.segment
             endings.append(pack_ending(speaker.job, speaker.watchers, end.seq, segment, answer))
         if frame and (end is None or speaker.ears):
-            places += len(frame), speaker.term
+            places.append(len(frame))
             frames.append(frame)
             heard_by.append(speaker.ears)
     rest = b""

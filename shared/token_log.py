@@ -7,7 +7,8 @@ Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` 
   Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the next of
   the step's middles as it stands; one such `id` needs no array, and nil is no record;
 - the step's folded chunks (envelope.py), nil if there were none; in the last entry of a job a
-  string instead, its terminal state.
+  string instead, its terminal state. The journal of that entry is the number of tokens that the
+  worker generated, nil if the worker did not end the job.
 
 What a worker writes at a step stands in its step log first (step_log.py). A few steps later it is
 put into the log of its job, a list in Redis of segments: the number of the first entry, how many
@@ -62,6 +63,8 @@ class Entry:
     """The job's terminal state on the last entry, else empty."""
     lost: bool = False
     """Redis has lost what stood here."""
+    tokens: int | None = None
+    """How many tokens the job generated, on the last entry of a job that its worker ended."""
 
 
 def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
@@ -112,6 +115,24 @@ def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | P
     return records
 
 
+def tokens_in(journal: Journal) -> int:
+    """How many tokens a journal records. Raises TypeError if it is no journal."""
+    if isinstance(journal, int):
+        return 1
+    return sum(
+        1 if isinstance(record, int) else len(record[2]) if len(record) == 4 else 0
+        for record in journal or ()
+    )
+
+
+def tokens_missing(entries: Sequence[Entry]) -> bool:
+    """Whether a whole log lacks tokens that its worker generated. Raises what `tokens_in` does."""
+    if any(entry.lost for entry in entries):
+        return True
+    tokens = entries[-1].tokens if entries else None
+    return tokens is not None and tokens != sum(tokens_in(entry.journal) for entry in entries)
+
+
 def parse_segments(segments: Iterable[bytes], after: int | None = None) -> list[Entry]:
     """The entries of segments in their order; those behind number `after`, if it is given."""
     entries: list[Entry] = []
@@ -128,7 +149,7 @@ def parse_segments(segments: Iterable[bytes], after: int | None = None) -> list[
                 continue
             after = seq
             if isinstance(payload, bytes):
-                entries.append(Entry(seq, (), journal, payload.decode()))
+                entries.append(Entry(seq, (), None, payload.decode(), tokens=journal))
             else:
                 entries.append(Entry(seq, payload or (), journal, ""))
     return entries

@@ -1,7 +1,8 @@
-"""The leases of the jobs in hand: renewed while the engine makes progress, given up when it hangs.
+"""The leases of the jobs in hand: renewed while the engine makes progress.
 
-A worker that can't reach Redis must assume that its jobs are somebody else's before they are: it
-drops them a little before their leases end.
+A worker that can't renew keeps its jobs: the fence (step_log.py) refuses all that it writes once
+a job has been taken back, and its next renewal tells which. So neither a Redis that stands still
+nor a worker that did costs a job that nobody else has taken.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flotilla.lease")
 
-_SAFETY = 0.8
-"""Share of the lease after which silence from Redis means that it is lost."""
+_RETRIES = 12
+"""Renewals that a lease has time for while they fail; else there are three."""
 
 
 class Lease:
@@ -47,10 +48,6 @@ class Lease:
         self._runs = runs
         self._on_lost = on_lost
         self._locks = [asyncio.Lock() for _ in range(queue.shards)]
-
-    def idle(self, shard: int) -> bool:
-        """None of its jobs is in hand."""
-        return not self._of(shard)
 
     def _of(self, shard: int) -> list[Run]:
         return [run for run in self._runs.values() if run.job.shard == shard]
@@ -91,11 +88,6 @@ class Lease:
         if self._epochs[shard] == epoch:
             self._epochs[shard] = ""
 
-    def give_up(self, shard: int) -> None:
-        """Redis was silent for too long: all jobs of the shard may be somebody else's."""
-        for run in self._of(shard):
-            self._on_lost(run.job, "unreachable")
-
 
 class LeaseKeeper:
     """Renews a lease, a third of its time apart. `progressing()` says whether the engine works."""
@@ -103,36 +95,32 @@ class LeaseKeeper:
     def __init__(self, lease: Lease, progressing: Callable[[], bool]) -> None:
         self._lease = lease
         self._progressing = progressing
-        self._renewed = [time.monotonic()] * len(lease.epochs)
+        self._failing_since: list[float | None] = [None] * len(lease.epochs)
 
     async def run(self) -> None:
         """Ends by cancellation. A shard that is not reached does not keep the others waiting."""
-        await asyncio.gather(*(self._keep(shard) for shard, _ in enumerate(self._renewed)))
+        await asyncio.gather(*(self._keep(shard) for shard, _ in enumerate(self._failing_since)))
 
     async def _keep(self, shard: int) -> None:
         while True:
-            await self.renew(shard)
-            await asyncio.sleep(self._lease.lease_s / 3)
+            renewed = await self.renew(shard)
+            await asyncio.sleep(self._lease.lease_s / (3 if renewed else _RETRIES))
 
-    async def renew(self, shard: int) -> None:
-        """Renew a shard once, or drop its jobs when that has failed for too long."""
+    async def renew(self, shard: int) -> bool:
+        """Renew a shard once; False if Redis did not answer, so that it is tried again soon."""
         if not self._progressing():
             log.error("the engine hangs; its jobs are not renewed")
-            return
-        # Jobs that were leased after this moment are younger than the renewal says.
-        before, lease_s = time.monotonic(), self._lease.lease_s
-        if self._lease.idle(shard):
-            self._renewed[shard] = before
-        left_s = _SAFETY * lease_s - (before - self._renewed[shard])
+            return True
+        began, failing_since = time.monotonic(), self._failing_since[shard]
         try:
-            async with asyncio.timeout(min(lease_s / 3, max(0.0, left_s))):
+            async with asyncio.timeout(self._lease.lease_s / 3):
                 await self._lease.renew(shard)
         except (RedisError, OSError, TimeoutError) as error:
-            silent_s = time.monotonic() - self._renewed[shard]
-            log.warning("leases not renewed for %.1f s: %s", silent_s, error)
-            if silent_s > _SAFETY * lease_s - lease_s / 3:
-                self._lease.give_up(shard)
-                # As far as jobs to come are concerned.
-                self._renewed[shard] = time.monotonic()
-            return
-        self._renewed[shard] = before
+            if failing_since is None:
+                self._failing_since[shard] = began
+                log.warning("leases not renewed, trying again: %s", error or type(error).__name__)
+            return False
+        if failing_since is not None:
+            log.warning("leases renewed again after %.1f s", time.monotonic() - failing_since)
+        self._failing_since[shard] = None
+        return True

@@ -29,7 +29,7 @@ from shared.metrics import WorkerMetrics
 from shared.queue import JobQueue
 from shared.reaper import Reaper
 from shared.redis import RedisError
-from shared.registry import HEARTBEAT_S, Registry, WorkerInfo, pool_name
+from shared.registry import EXPIRY_S, HEARTBEAT_S, Registry, WorkerInfo, pool_name
 from shared.servers import Servers
 from shared.settings import Settings, SettingsError
 from shared.states import WorkerState
@@ -54,6 +54,10 @@ class EngineDied(Exception):
     """The engine can't be used any more."""
 
 
+class WorkerIdTaken(Exception):
+    """Another process is the worker with this id."""
+
+
 class Worker:
     """One engine's worker. `run` returns the exit code."""
 
@@ -64,6 +68,8 @@ class Worker:
         self._engine = engine
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
         # A guess until the engine says what it serves: a worker that loads counts for its pool.
+        self._process = secrets.token_hex(8)
+        """Tells this process from another worker with the same id."""
         self._pool = settings.pool or pool_name(settings.announced_model())
         self._start_s: float | None = None
         self._models: list[dict[str, Any]] = []
@@ -87,6 +93,10 @@ class Worker:
             raise SettingsError(
                 f"can't listen on {where} ({error.strerror}): choose another FLOTILLA_WORKER_PORT"
             ) from error
+        try:
+            await self._reserve_id()
+        except WorkerIdTaken as error:
+            raise SettingsError(str(error)) from error
         await self._quietly(self._announce(_LOADING_EXPIRY_S))
         log.info("%s loads %s", self._id, self._settings.model or "the demo model")
         began = time.monotonic()
@@ -96,7 +106,11 @@ class Worker:
                 return 0
             await self._serve(time.monotonic() - began)
         except EngineDied:
-            return await self._end_dead()
+            log.error("the engine is dead")
+            return await self._end_at_once("engine_died", blame=True)
+        except WorkerIdTaken as error:
+            log.error("%s", error)
+            return await self._end_at_once("id_taken", blame=False)
         except SettingsError:
             raise
         except Exception:
@@ -105,7 +119,7 @@ class Worker:
         else:
             return await self._drain()
         finally:
-            await self._quietly(self._registry.leave(self._id))
+            await self._quietly(self._registry.leave(self._id, self._process))
             self._engine.close()
 
     def stop(self) -> None:
@@ -123,6 +137,8 @@ class Worker:
         self._models = await self._model_cards()
         self._pool = settings.pool or pool_name(self._models[0]["id"])
         self._metrics.info.labels(self._id, self._pool, engine.kind).set(1)
+        # It may have taken longer to load than its id was reserved for.
+        await self._reserve_id()
         # Before readiness is told: whoever hears of it may ask for the model at once.
         await self._quietly(self._registry.register_models(self._pool, self._models))
         loop = self._loop = Loop(
@@ -196,13 +212,30 @@ class Worker:
         log.info("%s has ended", self._id)
         return 0
 
-    async def _end_dead(self) -> int:
-        log.error("the engine is dead")
-        assert self._loop is not None
-        self._loop.drain()
-        await self._hand_back("engine_died", blame=True)
+    async def _end_at_once(self, reason: str, *, blame: bool) -> int:
+        if self._loop is not None:
+            self._loop.drain()
+            await self._hand_back(reason, blame=blame)
         await end(self._tasks)
         return 1
+
+    async def _reserve_id(self) -> None:
+        """Raises WorkerIdTaken. A process with this id that was killed has it a little longer."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + EXPIRY_S + 1
+        reserved = False
+        while not reserved:
+            try:
+                reserved = await self._registry.reserve(self._id, self._process)
+            except (RedisError, OSError):
+                return  # the heartbeats reserve it
+            if not reserved and loop.time() > until:
+                raise WorkerIdTaken(
+                    f"FLOTILLA_WORKER_ID={self._id}: another worker that runs has this id; "
+                    "give each its own, or none"
+                )
+            if not reserved:
+                await asyncio.sleep(_ENGINE_CHECK_S)
 
     async def _hand_back(self, reason: str, *, blame: bool) -> None:
         assert self._loop is not None
@@ -218,6 +251,8 @@ class Worker:
     async def _heartbeats(self) -> None:
         while True:
             try:
+                if not await self._registry.reserve(self._id, self._process):
+                    raise WorkerIdTaken(f"another worker has taken the id {self._id}")
                 await self._registry.register_models(self._pool, self._models)
                 await self._announce()
                 if self._loop is not None:

@@ -207,9 +207,9 @@ class Loop:
         try:
             outcome = await run.carry_out()
         except Exception:
-            # A bug of ours must not keep the job: its lease runs out, and the reaper decides.
             log.exception("%s: the run failed", run.job.id)
             outcome = Outcome.LOST
+            await self._release(run, "run_failed")
         if outcome is Outcome.HAND_BACK:
             self._to_release.append(run)
         else:
@@ -222,6 +222,15 @@ class Loop:
         self._changed.set()
         for claimer in self._claimers:
             claimer.look()
+
+    async def _release(self, run: Run, reason: str) -> None:
+        """Hand one job back at once, while its last entries are in the step log."""
+        run.drop()
+        self._metrics.released.labels(reason).inc()
+        with contextlib.suppress(RedisError, OSError):  # then its lease runs out
+            states = await self._queue.release([run.job], reason, blame=True)
+            for job_id, state in states.items():
+                log.warning("%s handed back, now %s", job_id, state)
 
     def _count(self, run: Run) -> None:
         self._metrics.finished.of(run.ended_as, run.error_code).inc()

@@ -33,6 +33,7 @@ class Outbox(Speaker):
         "dropped",
         "entered",
         "kept",
+        "logged",
         "prompt_tokens",
     )
 
@@ -46,6 +47,8 @@ class Outbox(Speaker):
         """The job is not ours any more: nothing of it is sent."""
         self.kept: list[bytes] = []
         """The last frames, those whose entries are not in the job's log yet."""
+        self.logged = False
+        """The job's log has been begun."""
         self._id = job.id
         self._kind = int(FrameKind.CHUNK if job.stream else FrameKind.DELTAS)
         self._last_kind = int(FrameKind.LAST_CHUNK if job.stream else FrameKind.DELTAS)
@@ -89,7 +92,7 @@ class Outbox(Speaker):
             items = self._folder.fold(chunks)
             kind = self._kind if answer is None else self._last_kind
             journal = make_journal(records, items)
-            frame = encode(self._id, self._seq, kind, items or None, journal)
+            frame = encode(self._id, self._seq, kind, items or None, journal, self.term)
             self.kept.append(frame)
             self._chunks, self._records = [], []
             if answer is None:
@@ -102,5 +105,7 @@ class Outbox(Speaker):
     def deposit(self) -> Deposit:
         """The entries that go into the job's log now."""
         kept, self.kept = self.kept, []
+        self.logged = True
         first = self._seq - len(kept) + 1
-        return Deposit(self._id, pack_segment(first, entries_of(kept, self._id, first)))
+        entries = entries_of(kept, self._id, first, self.term)
+        return Deposit(self._id, pack_segment(first, entries))

@@ -68,9 +68,12 @@ class _Parcel:
 
     def close(self, due: _Due) -> None:
         """Nothing more is put in, but what has to go into the logs with it."""
-        outboxes = due.step([outbox for outbox, _, _ in self.said if len(outbox.kept) == 1])
+        begun = [outbox for outbox, _, _ in self.said if len(outbox.kept) == 1]
+        # An attempt's first entry is in the log as soon as a reader may have it (step_log.py).
+        first = [outbox for outbox in begun if not outbox.logged]
+        later = due.step([outbox for outbox in begun if outbox.logged])
         self._deposits = [
-            (each, each.deposit()) for each in outboxes if each.kept and not each.dropped
+            (each, each.deposit()) for each in (*first, *later) if each.kept and not each.dropped
         ]
 
     def step(self) -> Step:

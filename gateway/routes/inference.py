@@ -69,6 +69,7 @@ class Inference:
 
         # Whoever waits for an answer need not wait for the queue's word first.
         queued = gateway.submitter.submit(job, patient=True, refused=refused)
+        reader.queued = queued
         return JobAnswer(gateway, job, queued, reader, received, request_id)
 
 

@@ -4,15 +4,17 @@
 --       pool, who offers, slots, those that it takes for left of its last offer (pool '': no news), then
 --       gateway, message, ... (message '': all frames).
 --       deposits: flat id, segment of its log, ...
---       endings: of {id, nonce, number of the last entry, segment before it or '', event, error code,
---       watchers, frame, inline, result, ending}, the latter as it stands in the job's hash; inline: the
---       frame ends with the result, which is to be put behind it (its head stands there already).
+--       endings: of {id, nonce, number of the last entry, segment before it or '', tokens generated,
+--       event, error code, watchers, frame, inline, result, ending}, the latter as it stands in the job's
+--       hash; inline: the frame ends with the result, which is to be put behind it (its head stands there
+--       already).
 -- Returns nil if the worker may not write as long as it has not renewed, else a flat array id, state,
 --       ... of the endings that came too late.
 -- A job may stand in a call only once.
 -- Invariant: who writes knows all that became of its jobs, so an entry is written by the lease's holder
 --       only. A repeated call changes nothing. One terminal state, one last entry, no entry left in the
---       queue. PUBLISH follows the log in the same step, once per gateway.
+--       queue. A job whose log lacks entries is never completed: it fails. PUBLISH follows the log in the
+--       same step, once per gateway.
 local worker, places, frames = ARGV[1], ARGV[4], ARGV[5]
 local MESSAGES = 11
 if not knows(worker, ARGV[2]) then return nil end
@@ -35,7 +37,7 @@ if new then
   for i = MESSAGES, #ARGV, 2 do messages[ARGV[i]] = {ARGV[i + 1] == '' and frames or ARGV[i + 1]} end
 end
 
-local function end_job(id, nonce, seq, segment, event, code, watchers, frame, inline, result, ending)
+local function end_job(id, nonce, seq, segment, tokens, event, code, watchers, frame, inline, result, ending)
   local job = load_job(id, TO_END)
   if not job or not held(job, nonce) then
     -- The reply to the first call was lost: this worker has ended the job itself.
@@ -44,9 +46,17 @@ local function end_job(id, nonce, seq, segment, event, code, watchers, frame, in
     lost[#lost + 1] = job and job.state or 'gone'
     return
   end
-  local fields = {'ending', ending}
-  if result ~= '' then fields = {'ending', ending, 'result', result} end
-  finish(id, job, event, code, seq, fields, segment ~= '' and segment)
+  local expected, found = segment ~= '' and first_of(segment) or seq, next_seq(id)
+  if expected ~= found or job.log_lost ~= '' then
+    finish(id, job, 'fail', 'log_lost', math.max(seq, found), {}, expected >= found and segment ~= '' and segment)
+    lost[#lost + 1] = id
+    lost[#lost + 1] = TO.fail
+    frame, inline = cmsgpack.pack({id, math.max(seq, found), job.term, KIND.ended, '', ''}), false
+  else
+    local fields = {'ending', ending}
+    if result ~= '' then fields = {'ending', ending, 'result', result} end
+    finish(id, job, event, code, seq, fields, segment ~= '' and segment, tokens)
+  end
   for gateway in string.gmatch(watchers, '%S+') do
     local parts = messages[gateway] or {}
     messages[gateway] = parts

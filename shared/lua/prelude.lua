@@ -72,7 +72,7 @@ end
 local NO_LEASE = {worker = '', nonce = '', term = 0, attempts = 0, lease_ms = '0', started_us = '0'}
 
 -- What is read of a job to end it; to give it to a worker; to take it back; to find it.
-local TO_END = {'deadline_us'}
+local TO_END = {'deadline_us', 'log_lost'}
 local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body'}
 local TO_TAKE_BACK = {'deadline_us', 'watchers', 'watched', 'created_us', 'history'}
 local TO_FIND = {'deadline_us', 'created_us'}
@@ -118,18 +118,30 @@ end
 -- Step logs outlive their worker by this much at most.
 local DAY_MS = 86400000
 
--- Put a segment behind a job's log, unless it stands there already (a repeated call), or there is no
--- such job (nobody would ever delete its log).
+-- The number of a segment's first entry.
+local function first_of(segment)
+  local _, first = cmsgpack.unpack_one(segment, 0)
+  return first
+end
+
+-- Append a segment to a job's log, unless the log holds it already (a repeated call). Where the log lacks
+-- entries before it (Redis lost them, or a person deleted them), that is noted: the job can't be completed
+-- any more (emit.lua). A log whose job is gone has no time to live, so it is deleted.
 local function append(id, segment)
-  local next, _, first = next_seq(id), cmsgpack.unpack_one(segment, 0)
-  if first < next or (next == 1 and redis.call('EXISTS', key('job', id)) == 0) then return end
+  local first, next, job = first_of(segment), next_seq(id), key('job', id)
+  if first < next then return end
+  if redis.call('EXISTS', job) == 0 then
+    redis.call('DEL', key('log', id))
+    return
+  end
+  if first > next then redis.call('HSET', job, 'log_lost', '1') end
   redis.call('RPUSH', key('log', id), segment)
 end
 
 -- What a job's worker has said from number `from` on, if that is in its step log: segments, more than
 -- one only where Redis has lost what was between them.
 local function tail(id, job, from)
-  local head, term = string.char(149) .. cmsgpack.pack(id), job.term
+  local head, term = string.char(150) .. cmsgpack.pack(id), job.term
   local steps = redis.call('LRANGE', key('steps', job.worker), 0, -1)
   local segments, first, entries = {}, from, {}
   local function close_segment()
@@ -141,14 +153,14 @@ local function tail(id, job, from)
     local sizes, n, begin_at = at and cmsgpack.unpack(steps[i]), 1, 1
     while at do
       -- Text may spell anything, so only what stands where a frame begins is one.
-      while begin_at < at do begin_at, n = begin_at + sizes[n], n + 2 end
-      if begin_at == at and sizes[n + 1] == term then
-        local place, seq = cmsgpack.unpack_one(frames, at - 1 + #head)
-        if seq > first + #entries then
+      while begin_at < at do begin_at, n = begin_at + sizes[n], n + 1 end
+      if begin_at == at then
+        local place, seq, of_term = cmsgpack.unpack_limit(frames, 2, at - 1 + #head)
+        if of_term == term and seq > first + #entries then
           close_segment()
           first, entries = seq, {}
         end
-        if seq == first + #entries then
+        if of_term == term and seq == first + #entries then
           entries[#entries + 1] = string.sub(frames, place + 2, at - 1 + sizes[n]) -- a byte tells the kind
         end
       end
@@ -200,8 +212,9 @@ local function leave_queue(job)
 end
 
 -- The one way into a terminal state. `fields` go to the job's hash, `segment`, if there is one, to its
--- log; the caller tells the readers, and writes down.
-local function finish(id, job, event, code, seq, fields, segment)
+-- log; the caller tells the readers, and writes down. `tokens`: how many the job generated, nil if its
+-- worker did not say; the last entry carries it.
+local function finish(id, job, event, code, seq, fields, segment, tokens)
   local state, job_key, log_key = TO[event], key('job', id), key('log', id)
   leave_queue(job)
   if code ~= '' then
@@ -209,7 +222,7 @@ local function finish(id, job, event, code, seq, fields, segment)
     fields[#fields + 1] = code
   end
   redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
-  local last = pack_segment(seq, {cmsgpack.pack(nil) .. cmsgpack.pack(state)})
+  local last = pack_segment(seq, {cmsgpack.pack(tokens) .. cmsgpack.pack(state)})
   if segment then
     redis.call('RPUSH', log_key, segment, last)
   else
@@ -228,7 +241,7 @@ local function close(id, job, event, code, fields)
   local seq = next_seq(id)
   finish(id, job, event, code, seq, fields)
   write_down()
-  publish(job.watchers, cmsgpack.pack({id, seq, KIND.ended, '', ''}))
+  publish(job.watchers, cmsgpack.pack({id, seq, job.term, KIND.ended, '', ''}))
 end
 
 -- A client or the clock ends a job: its worker, if it has one, hears of it at once by this hint, and
@@ -286,14 +299,15 @@ local function lease(id, job, worker, lease_ms, nonce, now, fields)
   local attempts, term = job.attempts + 1, job.term + 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
              'lease', cmsgpack.pack({worker, nonce, term, attempts, lease_ms, now}), unpack(fields))
-  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, KIND.started, '', worker})) end
+  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, term, KIND.started, '', worker})) end
   return {id, nonce, term, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
 end
 
 -- The epoch in which a worker gets jobs; '' if it is in none.
 local function epoch_of(worker) return redis.call('GET', key('fence', worker)) or '' end
 
--- Something of the answer has been seen by a client, so another worker may not start it anew.
+-- Something of the answer may have reached a client, so another worker may not start it anew. The first
+-- entry of an attempt is in its log before it is published (emit.lua), so an empty log proves the contrary.
 local function answered(id, job)
   if job.stream ~= '1' and job.watched ~= '1' then return false end
   settle(id, job)
@@ -321,6 +335,7 @@ local function give_back(id, job, reason, blame)
   leave_queue(job)
   write_down()
   redis.call('DEL', key('log', id))
+  redis.call('HDEL', key('job', id), 'log_lost')
   local queue = job.pool .. ':' .. RETRY_LANE
   local entry = redis.call('XADD', queue_key(queue), '*', 'job', id)
   local left = {'', '', job.term, job.attempts - (blame and 0 or 1), job.lease_ms, ''}

@@ -18,6 +18,8 @@ for i = 5, #ARGV, 2 do
     -- There may be no such stream or group any more: repair.lua puts the job back into one.
     redis.pcall('XCLAIM', queue_key(job.queue), GROUP, worker, 0, job.entry, 'JUSTID')
     state = ''
+  elseif not job then
+    redis.call('DEL', key('log', id)) -- no one can read it any more, and it has no time to live
   end
   for _, word in ipairs({id, state, job and job.watchers or '', job and job.watched or ''}) do
     reply[#reply + 1] = word

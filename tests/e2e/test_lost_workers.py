@@ -296,3 +296,16 @@ def _redis(stack: Stack) -> Any:
     import redis
 
     return redis.Redis.from_url(stack.redis_url)
+
+
+def test_a_second_worker_with_a_live_id_is_refused_and_a_dead_ones_id_is_free_again(
+    stack: Stack,
+) -> None:
+    gateway, first = stack.gateway(), stack.worker(worker_id="w-same", **FAST)
+    second = stack.worker(wait=False, worker_id="w-same", **FAST)
+    assert second.popen.wait(40) == 2
+    assert "FLOTILLA_WORKER_ID=w-same" in second.log.read_text()
+    assert httpx.post(f"{gateway.url}{CHAT}", json=request("Hello"), timeout=20).status_code == 200
+    first.kill()
+    third = stack.worker(worker_id="w-same", **FAST)
+    assert third.popen.poll() is None

@@ -12,7 +12,8 @@ import redis as sync_redis
 
 from gateway.chores.walk import walk
 from shared import keys
-from shared.channel import ControlKind, Frame, FrameKind, decode, decode_control, encode, entry_of
+from shared.channel import ControlKind, FrameKind, decode_control, encode, entry_of
+from shared.channel import decode as decode_frames
 from shared.ending import Answer
 from shared.job import LeasedJob, NewJob, new_job_id
 from shared.lanes import DEFAULT, LANES
@@ -60,6 +61,18 @@ async def open_queue(
     finally:
         await queue.close()
         await servers.close()
+
+
+Frame = tuple[bytes, int, int, Any, Any]
+"""Job, seq, kind, journal, payload: what most tests look at."""
+
+
+def decode(message: bytes) -> list[Frame]:
+    """The frames of a message, without their terms."""
+    return [
+        (job, seq, kind, journal, payload)
+        for job, seq, _, kind, journal, payload in decode_frames(message)
+    ]
 
 
 def make_job(**changes: Any) -> NewJob:
@@ -129,6 +142,12 @@ async def say(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dic
     return await emit(queue, [utterance(job, seq, text)])
 
 
+async def begin(queue: JobQueue, job: LeasedJob) -> dict[str, str]:
+    """Its first output, which goes into its log with the call that publishes it."""
+    first = utterance(job, 1)
+    return await emit(queue, [first], deposits=[deposit(first, 1)])
+
+
 def utterance(job: LeasedJob, seq: int, text: str = "x", answer: Answer | None = None) -> Utterance:
     """One token of a job, and its end if there is an answer."""
     items = (text.encode(),) if job.stream else None
@@ -140,10 +159,10 @@ def said(
 ) -> Utterance:
     """Any entry of a job, and its end if there is an answer."""
     kind = FrameKind.CHUNK if job.stream else FrameKind.DELTAS
-    frame = encode(job.id, seq, kind, items, journal)
+    frame = encode(job.id, seq, kind, items, journal, job.term)
     if answer is None:
         return Speaker(job), frame, None
-    segment = pack_segment(seq, [entry_of(frame, job.id, seq)])
+    segment = pack_segment(seq, [entry_of(frame, job.id, seq, job.term)])
     return Speaker(job), frame, End(seq + 1, segment, answer)
 
 
@@ -156,7 +175,7 @@ def deposit(utterance: Utterance, seq: int) -> Deposit:
     """What was said with number `seq`, on its way into the log."""
     speaker, frame, _ = utterance
     job_id = speaker.job.id
-    return Deposit(job_id, pack_segment(seq, [entry_of(frame, job_id, seq)]))
+    return Deposit(job_id, pack_segment(seq, [entry_of(frame, job_id, seq, speaker.job.term)]))
 
 
 _epochs: dict[tuple[JobQueue, str, int], str] = {}
@@ -306,7 +325,7 @@ class Listener:
             heard.append(message["data"])
 
     def frames(self) -> list[Frame]:
-        """The frames since the last look."""
+        """The frames since the last look, without their terms."""
         return [frame for message in self.messages() for frame in decode(message)]
 
     def dropped(self) -> list[str]:

@@ -252,7 +252,8 @@ async def test_who_watches_a_queued_job_is_told_of_everything_later(
     job = await submit(queue, gateway="")
     await queue.watch(job.id, GATEWAY, sees=False)
     leased = await take_one(queue)
-    await say(queue, leased, 1)
+    first = utterance(leased, 1)
+    await emit(queue, [first], deposits=[deposit(first, 1)])
     await finish(queue, leased, 2, answer())
     assert [f[1:3] for f in gateway.frames()] == [(1, FrameKind.CHUNK), (2, FrameKind.DONE)]
 
@@ -278,7 +279,8 @@ async def test_watching_does_not_take_the_lease_from_its_worker(queue: JobQueue)
     for gateway in ("a", "b", "a"):
         await queue.watch(leased.id, gateway, sees=False)
     assert await listeners(queue, leased) == ("a b", False)
-    assert await say(queue, leased, 1) == {}
+    first = utterance(leased, 1)
+    assert await emit(queue, [first], deposits=[deposit(first, 1)]) == {}
     await queue.watch(leased.id, "b", sees=True)
     await queue.watch(leased.id, "c", sees=False)
     assert await listeners(queue, leased) == ("a b c", True)

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from shared import keys
-from shared.channel import FrameKind, decode
+from shared.channel import FrameKind
 from shared.envelope import Folder, Unfolder
 from shared.job import LeasedJob, new_job_id
 from shared.queue import Fenced, JobQueue
@@ -22,6 +22,7 @@ from tests.redis.conftest import (
     WORKER,
     Listener,
     answer,
+    decode,
     deposit,
     emit,
     enter,
@@ -507,7 +508,7 @@ async def test_a_number_that_is_too_high_is_kept_in_an_empty_log(queue: JobQueue
     assert (last.seq, last.items) == (3, (b"x",))
 
 
-async def test_the_end_behind_a_hole_is_found_at_its_number(
+async def test_a_job_whose_log_has_a_hole_fails_and_its_end_is_found_at_its_number(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
     job = await lease(queue)
@@ -517,17 +518,17 @@ async def test_the_end_behind_a_hole_is_found_at_its_number(
         await say(queue, job, seq)
     store.delete(keys.steps(0, WORKER))
     gateway.frames()
-    assert await finish(queue, job, 4, answer()) == "ok"
+    assert await finish(queue, job, 4, answer()) == "failed"
     entries = await queue.entries(job.id, 0)
     assert [(e.seq, e.lost, e.end) for e in entries] == [
         (1, False, ""),
         (2, True, ""),
         (3, True, ""),
-        (4, False, "completed"),
+        (4, False, "failed"),
     ]
     last = await queue.last_entry(job.id)
     assert last == entries[-1]
-    assert gateway.frames() == [(job.id.encode(), 4, FrameKind.DONE, None, b"")]
+    assert gateway.frames() == [(job.id.encode(), 4, FrameKind.ENDED, b"", b"")]
 
 
 async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) -> None:
@@ -564,7 +565,7 @@ async def test_the_last_output_and_the_end_are_one_call_and_one_message(
     (message,) = gateway.messages()
     assert list(decode(message)) == [
         (job.id.encode(), 2, FrameKind.CHUNK, ((0, 0, (2,), b"last"),), (b"last",)),
-        (job.id.encode(), 3, FrameKind.DONE, None, b""),
+        (job.id.encode(), 3, FrameKind.DONE, 3, b""),
     ]
     assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 1)] == [
         (2, (b"last",), ""),
@@ -596,7 +597,7 @@ async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
     assert deltas[1:3] == (1, FrameKind.DELTAS)
     assert read_journal(deltas[3]) == [Delta(0, 0, (1,), "last")]
     content = (200, b"application/json", b"{}")
-    assert result == (job.id.encode(), 2, FrameKind.RESULT, None, content)
+    assert result == (job.id.encode(), 2, FrameKind.RESULT, 3, content)
 
 
 async def test_who_waits_for_the_result_alone_hears_of_nothing_else(

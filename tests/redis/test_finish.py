@@ -217,7 +217,7 @@ async def test_a_long_answer_does_not_travel_in_the_frame(
     leased = await lease(queue, stream=False)
     body = b"\xff" * (INLINE_RESULT_BYTES + 1)
     await finish(queue, leased, 1, answer(body=body, **JSON))
-    assert gateway.frames() == [(leased.id.encode(), 1, FrameKind.ENDED, None, b"")]
+    assert gateway.frames() == [(leased.id.encode(), 1, FrameKind.ENDED, 3, b"")]
     job = await queue.get(leased.id)
     assert job is not None
     assert (job.result, job.content_type) == (body, "application/json")

@@ -137,3 +137,15 @@ async def test_a_declared_model_gives_way_to_a_workers_word(registry: Registry) 
     await registry.register_models("own", [{"id": "a", "max_model_len": 9}])
     await registry.declare_model("pool", {"id": "a"})
     assert (await registry.models())["a"] == ModelInfo("a", "own", {"id": "a", "max_model_len": 9})
+
+
+async def test_an_id_is_one_process_own(registry: Registry, store: Redis) -> None:
+    assert await registry.reserve("w-1", "first", 60)
+    assert await registry.reserve("w-1", "first", 60)
+    assert not await registry.reserve("w-1", "second", 60)
+    assert await registry.reserve("w-2", "second", 60)
+    await registry.leave("w-1", "second")  # which does not have it
+    assert not await registry.reserve("w-1", "second", 60)
+    await registry.leave("w-1", "first")
+    assert await registry.reserve("w-1", "second", 60)
+    assert 0 < store.pttl(keys.life("w-1")) <= 60_000

@@ -24,10 +24,10 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    begin,
     finish,
     open_queue,
     repair,
-    say,
     submit,
     take,
 )
@@ -80,7 +80,7 @@ async def test_a_job_lies_on_its_shards_server_with_all_that_is_its(
     for shard in range(SHARDS):
         (job,) = await take(queue, shard=shard)
         assert job.id == jobs[shard].id
-        assert await say(queue, job, 1) == {}
+        assert await begin(queue, job) == {}
         assert await finish(queue, job, 2, answer()) == "ok"
         assert [entry.seq for entry in await queue.entries(job.id, 0)] == [1, 2]
     for place, server in enumerate(servers):

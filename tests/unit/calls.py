@@ -82,12 +82,12 @@ def take_apart(step: Step) -> Parts:
     entries: dict[str, Entry] = {}
     terms: dict[str, int] = {}
     at = 0
-    for length, term in zip(places[::2], places[1::2], strict=True):
+    for length in places:
         frame, at = step.frames[at : at + length], at + length
-        ((job_id, seq, _, _, _),) = decode(frame)
+        ((job_id, seq, term, _, _, _),) = decode(frame)
         name = job_id.decode()
         assert name not in entries, "a job stands twice in one call"
-        entry = entry_of(frame, name, seq)
+        entry = entry_of(frame, name, seq, term)
         (entries[name],) = parse_segments([pack_segment(seq, [entry])])
         terms[name] = term
     assert at == len(step.frames)
@@ -108,6 +108,7 @@ def _ended(
     nonce: bytes,
     seq: int,
     segment: bytes,
+    tokens: int,
     event: bytes,
     code: bytes,
     watchers: bytes,
@@ -117,6 +118,7 @@ def _ended(
     packed: bytes,
 ) -> Ended:
     ending = Ending(*msgpack.unpackb(packed))
+    assert tokens == ending.completion_tokens
     answer = Answer(
         event=JobEvent(event.decode()), error_code=code.decode(), body=body, **ending._asdict()
     )

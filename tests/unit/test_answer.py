@@ -21,6 +21,7 @@ from shared.envelope import Folder
 from shared.errors import QueueFull
 from shared.job import Job, NewJob
 from shared.metrics import GatewayMetrics
+from shared.queue import LogPart
 from shared.settings import Settings
 from shared.states import JobState
 from shared.token_log import Entry
@@ -42,8 +43,8 @@ class Queue:
     def read_on(self) -> None:
         pass
 
-    async def entries(self, job_id: str, after: int) -> list[Entry]:
-        return self.log[after:]
+    async def read_log(self, job_id: str, after: int) -> LogPart:
+        return LogPart(1, self.log[after:])
 
     async def last_entry(self, job_id: str) -> Entry | None:
         return self.log[-1] if self.log else None

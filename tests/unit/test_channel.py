@@ -24,7 +24,8 @@ records = st.tuples(numbers, numbers, st.lists(numbers).map(tuple), st.binary(ma
 journals = (
     st.none() | numbers | st.lists(numbers | records | st.tuples(numbers, numbers)).map(tuple)
 )
-frames = st.tuples(ids, st.integers(0, 2**53), kinds, payloads, journals)
+terms = st.sampled_from([1, 0x7F, 0x80, 0xFFFF])
+frames = st.tuples(ids, st.integers(0, 2**53), kinds, payloads, journals, terms)
 
 # Where a number takes a byte more.
 EDGES = [0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x10000, 0xFFFFFFFF]
@@ -34,14 +35,15 @@ seqs = st.sampled_from(EDGES) | st.integers(1, 2**32 - 1)
 @settings(deadline=None, derandomize=True)
 @given(st.lists(frames, max_size=20))
 def test_frames_come_out_as_they_went_in(
-    sent: list[tuple[str, int, FrameKind, bytes, Any]],
+    sent: list[tuple[str, int, FrameKind, bytes, Any, int]],
 ) -> None:
     message = b"".join(encode(*frame) for frame in sent)
     got = list(decode(message))
     assert got == [
-        (job.encode(), seq, kind, journal, payload) for job, seq, kind, payload, journal in sent
+        (job.encode(), seq, term, kind, journal, payload)
+        for job, seq, kind, payload, journal, term in sent
     ]
-    assert all(type(frame[4]) is bytes for frame in got)
+    assert all(type(frame[5]) is bytes for frame in got)
 
 
 @settings(deadline=None, derandomize=True)
@@ -50,12 +52,12 @@ def test_items_come_out_as_they_went_in(
     chunks: list[bytes | tuple[int, int]], journal: Any
 ) -> None:
     (got,) = decode(encode("job", 7, FrameKind.CHUNK, chunks, journal))
-    assert got == (b"job", 7, FrameKind.CHUNK, journal, tuple(chunks))
+    assert got == (b"job", 7, 1, FrameKind.CHUNK, journal, tuple(chunks))
 
 
 def test_a_step_without_chunks_is_a_frame_too() -> None:
     (got,) = decode(encode("job", 7, FrameKind.CHUNK, None))
-    assert got == (b"job", 7, FrameKind.CHUNK, None, None)
+    assert got == (b"job", 7, 1, FrameKind.CHUNK, None, None)
 
 
 @pytest.mark.parametrize("seq", [0, 1, *EDGES])
@@ -69,12 +71,14 @@ def test_a_head_with_what_is_packed_behind_it_is_a_frame(seq: int) -> None:
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
-@given(seqs, st.sampled_from([FrameKind.CHUNK, FrameKind.DELTAS]), st.none() | items, journals)
+@given(
+    seqs, st.sampled_from([FrameKind.CHUNK, FrameKind.DELTAS]), st.none() | items, journals, terms
+)
 def test_the_entry_in_a_frame_is_its_journal_and_its_payload(
-    seq: int, kind: FrameKind, chunks: Any, journal: Any
+    seq: int, kind: FrameKind, chunks: Any, journal: Any, term: int
 ) -> None:
     job_id = new_job_id(4)
-    entry = entry_of(encode(job_id, seq, kind, chunks, journal), job_id, seq)
+    entry = entry_of(encode(job_id, seq, kind, chunks, journal, term), job_id, seq, term)
     assert entry == encode("", 0, 0, chunks, journal)[len(encode_head("", 0, 0)) :]
 
 
@@ -113,7 +117,7 @@ def test_the_id_of_a_job_is_a_short_string(shards: int) -> None:
 
 def test_a_frame_may_be_larger_than_any_default_limit() -> None:
     payload = b"x" * (3 << 20)
-    ((_, _, _, _, got),) = decode(encode("job", 1, FrameKind.RESULT, payload))
+    ((_, _, _, _, _, got),) = decode(encode("job", 1, FrameKind.RESULT, payload))
     assert got == payload
 
 

@@ -286,7 +286,11 @@ class Desk:
             outbox.dropped = True
 
     def outbox(self, name: str = "a", shard: int = 0, **changes: Any) -> Outbox:
-        """Of a job that was leased in the epoch that the worker is in."""
+        """Of a job that was leased in the epoch that the worker is in.
+
+        Its log has begun already, unless `logged` is false.
+        """
+        logged = changes.pop("logged", True)
         fields: dict[str, Any] = {
             "id": name,
             "shard": shard,
@@ -303,6 +307,7 @@ class Desk:
         }
         job = LeasedJob(**(fields | changes))
         outbox = Outbox(job, self.publisher)
+        outbox.logged = logged
         self.runs[name] = SimpleNamespace(job=job, outbox=outbox)
         return outbox
 
@@ -950,6 +955,33 @@ async def test_an_older_lease_of_a_job_says_nothing_beside_the_new_one(desk: Des
 # --- what is put into the logs ---
 
 
+async def test_the_first_entry_is_put_into_the_log_by_the_call_that_publishes_it(
+    desk: Desk,
+) -> None:
+    """A job whose log is empty has shown nothing to anyone, so it may be started anew."""
+    outbox = desk.outbox("a", logged=False)
+    calls = [await desk.say(outbox) for _ in range(DEPOSIT_AFTER + 1)]
+    deposits = {n: call.deposits for n, call in enumerate(calls, 1) if call.deposits}
+    assert deposits == {
+        1: {"a": [1]},
+        DEPOSIT_AFTER + 1: {"a": list(range(2, DEPOSIT_AFTER + 2))},
+    }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_job_that_ends_with_its_first_entry_brings_it_with_its_end(
+    desk: Desk, stream: bool
+) -> None:
+    outbox = desk.outbox("a", logged=False, stream=stream)
+    outbox.delta(0, 0, [1], "x")
+    assert await desk.finish(outbox) == "ok"
+    call = await desk.queue.next()
+    end = call.parts.said["a"].end
+    assert end
+    assert [entry.seq for entry in end.before] == [1]
+    assert call.deposits == {}
+
+
 async def test_entries_are_put_into_their_log_together(desk: Desk) -> None:
     outbox = desk.outbox("a")
     calls = [await desk.say(outbox) for _ in range(3 * DEPOSIT_AFTER)]
@@ -1152,7 +1184,8 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
     chance = random.Random(seed)
     talk = chance.choice([0.02, 0.1, 0.5, 1.0])
     trouble = chance.choice([0.0, 0.05, 0.3])
-    live = {f"job-{n}": desk.outbox(f"job-{n}") for n in range(chance.randint(1, 6))}
+    names = [f"job-{n}" for n in range(chance.randint(1, 6))]
+    live = {name: desk.outbox(name, logged=chance.random() < 0.5) for name in names}
     talking = dict(live)  # with those that are lost and do not know it
     verdicts = []
     for n in range(400):

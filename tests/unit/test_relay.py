@@ -19,6 +19,7 @@ from shared.channel import FrameKind, encode
 from shared.envelope import Folder, Item
 from shared.errors import RedisUnavailable, StreamReset
 from shared.metrics import GatewayMetrics
+from shared.queue import LogPart
 from shared.redis import RedisConnectionError
 from shared.token_log import Delta, Entry, Journal, Prompt, make_journal
 from tests.waiting import eventually
@@ -36,6 +37,7 @@ class Log:
 
     def __init__(self) -> None:
         self.ahead: list[Entry] = []
+        self.term = 1
         self.folder = Folder()
         self.reads: list[int] = []
         self.broken: Exception | None = None
@@ -73,14 +75,14 @@ class Log:
     def read_on(self) -> None:
         pass
 
-    async def entries(self, job_id: str, after: int) -> list[Entry]:
+    async def read_log(self, job_id: str, after: int) -> LogPart:
         assert job_id == JOB
         self.reads.append(after)
         found = self.ahead[after:]
         self.while_reading()
         if self.broken is not None:
             raise self.broken
-        return found
+        return LogPart(self.term, found)
 
     async def last_entry(self, job_id: str) -> Entry | None:
         assert job_id == JOB
@@ -792,7 +794,7 @@ FOREIGN = [
     b"\x93\x01\x02\x03",
     encode(JOB, 1, FrameKind.CHUNK, [b"1"])[:-1],
     b"\x92\xbf" + JOB.encode() + b"\x01",  # ours, and not a whole frame
-    b"\x96\xbf" + JOB.encode() + b"\x01\x00\xc0\xc0\xc0",
+    b"\x97\xbf" + JOB.encode() + b"\x01\x01\x00\xc0\xc0\xc0",
     b"\x90",
     b"\x81\x01\x02",
     b"\xc0",
@@ -1351,3 +1353,102 @@ async def test_whatever_happens_all_deltas_come_once_and_in_order(
     async with asyncio.timeout(LONG_S):
         await reading
     assert got[:-1] == [told(seq) for seq in range(kept + 1, count + 1)]
+
+
+# --- attempts, and the count of tokens ---
+
+
+def of_attempt(term: int, *frames: Frame) -> bytes:
+    return b"".join(encode(JOB, *frame, term=term) for frame in frames)
+
+
+@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+async def test_two_attempts_are_never_mixed(relay: Relay, log: Log, want: Want) -> None:
+    """Whatever made the queue start a job anew of which a client has got something."""
+    kind = FrameKind.CHUNK if want is Want.CHUNKS else FrameKind.DELTAS
+    reader = relay.open(JOB, want)
+    relay._hand_out(of_attempt(1, (1, kind, None, 5), (2, kind, None, 6)))
+    assert len(await reader.next(5)) == 2
+    relay._hand_out(of_attempt(2, (3, kind, None, 7)))
+    with pytest.raises(StreamReset):
+        await reader.next(5)
+
+
+async def test_an_attempt_that_has_shown_nothing_is_replaced(relay: Relay) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    relay._hand_out(of_attempt(2, (1, FrameKind.CHUNK, [b"new"], 5)))
+    relay._hand_out(of_attempt(1, (2, FrameKind.CHUNK, [b"old"], 6)))
+    relay._hand_out(of_attempt(2, (2, FrameKind.CHUNK, [b"er"], 6)))
+    assert b"".join(piece.payload for piece in await reader.next(5)) == b"newer"
+
+
+async def test_the_log_of_another_attempt_ends_the_answer(relay: Relay, log: Log) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    publish(relay, chunk(1), chunk(2))
+    assert len(await reader.next(5)) == 2
+    log.term = 2
+    log.write(b"a", b"b", b"c")
+    reader.fall_behind()
+    with pytest.raises(StreamReset):
+        await reader.next(5)
+
+
+@pytest.mark.parametrize("from_log", [False, True])
+@pytest.mark.parametrize(("generated", "whole"), [(3, True), (2, False), (4, False), (None, True)])
+async def test_an_answer_with_another_number_of_tokens_ends_in_an_error(
+    relay: Relay, log: Log, from_log: bool, generated: int | None, whole: bool
+) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    journals: list[Journal] = [5, ((0, 0, (6, 7), "x"),)]
+    for seq, journal in enumerate(journals, 1):
+        log.ahead.append(Entry(seq, (b"%d" % seq,), journal, ""))
+    log.ahead.append(Entry(3, (), None, "completed", tokens=generated))
+    if from_log:
+        reader.fall_behind()
+    else:
+        publish(relay, *log.frames(1, 2), (3, FrameKind.DONE, b"", generated))
+    if whole:
+        assert [piece.seq for piece in await reader.next(5)] == [1, 2, 3]
+    else:
+        with pytest.raises(StreamReset):
+            await reader.next(5)
+
+
+async def test_who_resumes_in_the_middle_has_no_count_to_compare(relay: Relay, log: Log) -> None:
+    log.ahead = [Entry(1, (b"1",), 5, ""), Entry(2, (b"2",), 6, "")]
+    log.ahead.append(Entry(3, (), None, "completed", tokens=2))
+    reader = relay.open(JOB, Want.CHUNKS, after=1)
+    reader.fall_behind()
+    assert [piece.seq for piece in await reader.next(5)] == [2, 3]
+
+
+async def test_an_end_that_stands_where_a_chunk_was_is_an_error(relay: Relay, log: Log) -> None:
+    """A chunk was published that the log does not hold: its client waited for ever."""
+    reader = relay.open(JOB, Want.CHUNKS)
+    publish(relay, chunk(1), chunk(2))
+    await reader.next(5)
+    log.write(b"1", end="failed")
+    reader.fall_behind()
+    with pytest.raises(StreamReset):
+        await reader.next(5)
+
+
+# --- jobs that are gone or have ended, and no frame told of it ---
+
+
+async def test_readers_of_jobs_that_are_gone_are_told(relay: Relay, log: Log) -> None:
+    gone, ended = relay.open(JOB, Want.CHUNKS), relay.open(JOB[:-1] + "1", Want.CHUNKS)
+    relay._ended({gone.job_id: "gone"})
+    with pytest.raises(StreamReset):
+        await gone.next(5)
+    log.write(end="failed")
+    relay._ended({ended.job_id: "failed"})
+    assert ended._behind
+
+
+async def test_a_job_that_is_not_queued_yet_is_not_looked_for(relay: Relay) -> None:
+    reader = relay.open(JOB, Want.CHUNKS)
+    reader.queued = asyncio.get_running_loop().create_future()
+    assert not reader.waits
+    reader.queued.set_result(None)
+    assert reader.waits

@@ -36,12 +36,12 @@ def job(name: str = "a", **changes: Any) -> LeasedJob:
     return LeasedJob(**(fields | changes))
 
 
-def frame(name: str, seq: int = 1) -> bytes:
-    return encode(name, seq, FrameKind.CHUNK, [b"text of %s" % name.encode()])
+def frame(name: str, seq: int = 1, term: int = 1) -> bytes:
+    return encode(name, seq, FrameKind.CHUNK, [b"text of %s" % name.encode()], term=term)
 
 
 def goes_on(name: str = "a", seq: int = 1, **changes: Any) -> Utterance:
-    return Speaker(job(name, **changes)), frame(name, seq), None
+    return Speaker(job(name, **changes)), frame(name, seq, changes.get("term", 1)), None
 
 
 def ends(name: str = "a", *, says: bool = True, answer: Answer = DONE, **changes: Any) -> Utterance:
@@ -66,8 +66,8 @@ def test_an_entry_is_deposited_before_it_falls_out_of_the_step_log() -> None:
 
 def test_a_step_is_its_frames_back_to_back_and_their_places() -> None:
     step = make_step([goes_on("a"), goes_on("b", 300, term=7)])
-    assert step.frames == frame("a") + frame("b", 300)
-    assert msgpack.unpackb(step.places) == [len(frame("a")), 1, len(frame("b", 300)), 7]
+    assert step.frames == frame("a") + frame("b", 300, 7)
+    assert msgpack.unpackb(step.places) == [len(frame("a")), len(frame("b", 300, 7))]
     assert step.rest == b""
     said = take_apart(step).said
     assert {name: (each.seq, each.term) for name, each in said.items()} == {
@@ -150,7 +150,7 @@ def test_a_step_of_nothing_is_nothing() -> None:
 def last_frame(leased: LeasedJob, answer: Answer) -> tuple[tuple[Any, ...], bool, bytes]:
     """As its readers get it, whether the script puts the body behind it, and the body."""
     packed = pack_ending(leased, "gw-1", 2, b"", answer)
-    told, inline, body = packed[7:10]
+    told, inline, body = packed[8:11]
     if inline:
         told += body  # as the script does
     (found,) = decode(told)
@@ -159,21 +159,21 @@ def last_frame(leased: LeasedJob, answer: Answer) -> tuple[tuple[Any, ...], bool
 
 def test_the_end_of_a_stream_says_that_it_is_complete() -> None:
     found, inline, _ = last_frame(job(), DONE)
-    assert (found[1:3], inline) == ((2, FrameKind.DONE), False)
+    assert (found[1:5], inline) == ((2, 1, FrameKind.DONE, DONE.completion_tokens), False)
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65535])
 def test_a_body_of_any_size_stands_behind_its_head(size: int) -> None:
     answer = Answer(JobEvent.COMPLETE, "", 200, "text/plain", b"x" * size, 1, 0)
     found, inline, body = last_frame(job(stream=False), answer)
-    assert (found[4][2], inline) == (body, True)
+    assert (found[5][2], inline) == (body, True)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_whole_answer_comes_with_its_end(stream: bool) -> None:
     refused = Answer(JobEvent.FAIL, "rejected", 400, "application/json", b"{}", 1, 0)
     found, inline, body = last_frame(job(stream=stream), refused)
-    assert found == (b"a", 2, FrameKind.RESULT, None, (400, b"application/json", b"{}"))
+    assert found == (b"a", 2, 1, FrameKind.RESULT, 0, (400, b"application/json", b"{}"))
     assert (inline, body) == (True, b"{}")
 
 
@@ -182,4 +182,4 @@ def test_a_long_answer_is_to_be_fetched(more: int, kind: FrameKind) -> None:
     body = b"x" * (INLINE_RESULT_BYTES + more)
     answer = Answer(JobEvent.COMPLETE, "", 200, "application/json", body, 1, 2)
     found, inline, sent = last_frame(job(stream=False), answer)
-    assert (found[1:3], inline, sent) == ((2, kind), kind is FrameKind.RESULT, body)
+    assert (found[1:5], inline, sent) == ((2, 1, kind, 2), kind is FrameKind.RESULT, body)

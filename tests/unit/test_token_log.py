@@ -66,7 +66,7 @@ def through_a_frame(
     journal: list[Delta | Prompt], chunks: Sequence[Item] = ()
 ) -> list[Delta | Prompt]:
     frame = encode("job", 1, FrameKind.DELTAS, chunks, make_journal(journal, chunks))
-    ((_, _, _, told, payload),) = decode(frame)
+    ((_, _, _, _, told, payload),) = decode(frame)
     return read_journal(told, payload)
 
 

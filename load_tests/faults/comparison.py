@@ -1,0 +1,103 @@
+"""Received tokens beside those that the request must get. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+_COMPARED = 8
+"""So many tokens tell where in the right answer the received ones go on."""
+
+
+class Kind(StrEnum):
+    """How an answer is wrong."""
+
+    SPLICED = "spliced"
+    """The answer begins anew behind its own first part."""
+    REPEATED = "repeated"
+    MISSING = "missing"
+    SHORT = "short"
+    """It ended as complete before its last token."""
+    LONG = "long"
+    """It goes on behind its last token."""
+    FOREIGN = "foreign"
+    """Tokens that are nowhere near in the right answer: damaged, or another request's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where an answer leaves the right one."""
+
+    kind: Kind
+    at: int
+    """So many tokens were right."""
+    received: int
+    expected: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} after {self.at}, {self.received} tokens instead of {self.expected}"
+
+
+def words(text: str) -> list[str]:
+    """The simulated engine's tokens: each but the first begins with a space."""
+    return text.split(" ") if text else []
+
+
+def difference(
+    received: Sequence[str], expected: Sequence[str], *, complete: bool
+) -> Difference | None:
+    """None if it is right. What is not `complete` may end early, but must be right so far."""
+    at = common_prefix(received, expected)
+    if at == len(received) and (at == len(expected) or not complete):
+        return None
+    return Difference(_kind(received, expected, at), at, len(received), len(expected))
+
+
+def common_prefix(left: Sequence[str], right: Sequence[str]) -> int:
+    """How many tokens are the same from the start."""
+    n = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        n += 1
+    return n
+
+
+def _kind(received: Sequence[str], expected: Sequence[str], at: int) -> Kind:
+    if at == len(received):
+        return Kind.SHORT
+    # Two different tokens may have the same text, so the place may be found a few tokens late: a
+    # splice is looked for before it, too.
+    for place in range(at, max(0, at - _COMPARED), -1):
+        if _goes_on(received[place:], expected, 0):
+            return Kind.SPLICED
+    if _goes_on(received[at:], expected, None, before=at):
+        return Kind.REPEATED
+    if at == len(expected):
+        return Kind.LONG
+    if _goes_on(received[at:], expected, None, behind=at):
+        return Kind.MISSING
+    return Kind.FOREIGN
+
+
+def _goes_on(
+    rest: Sequence[str],
+    expected: Sequence[str],
+    start: int | None,
+    *,
+    before: int | None = None,
+    behind: int | None = None,
+) -> bool:
+    """Does `rest` read like `expected` from `start`, or from a place before or behind one?"""
+    if start is not None:
+        starts = range(start, start + 1)
+    elif before is not None:
+        starts = range(before)
+    else:
+        starts = range((behind or 0) + 1, len(expected))
+    for place in starts:
+        compared = min(_COMPARED, len(rest), len(expected) - place)
+        if compared and list(rest[:compared]) == list(expected[place : place + compared]):
+            return True
+    return False

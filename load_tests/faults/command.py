@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from load_tests.faults.fault import FAULTS
+from load_tests.faults.catalogue import FAULTS
 from load_tests.faults.row import Row, table
 from load_tests.faults.run import run_fault
 from load_tests.processes import ProcessError

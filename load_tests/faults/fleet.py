@@ -17,6 +17,7 @@ from load_tests.processes import Process, Processes, RedisServer, answers, pytho
 from load_tests.systems.system import free_port
 from shared import keys
 
+_DOWN_S = 0.5
 _END_S = 40.0
 """A worker has 30 s to drain."""
 
@@ -106,8 +107,9 @@ class Fleet:
         send(process, signal.SIGCONT)
 
     def restart_redis(self) -> None:
-        """Kill -9, and start it on the same data."""
+        """Kill -9, and start it on the same data after a moment."""
         kill(self.redis.process)
+        time.sleep(_DOWN_S)
         self.redis.start()
 
     def since_renewal_s(self, n: int) -> float:

@@ -89,8 +89,11 @@ class Clients:
         outcome.judge()
         return outcome
 
-    async def compare_records(self) -> int:
-        """Compare all outcomes with their jobs' records; how many have none."""
+    async def compare_records(self, outcomes: Sequence[Outcome] | None = None) -> int:
+        """Compare outcomes (all, if none are given) with their jobs' records; how many have none.
+
+        Do it once for each.
+        """
         limit = asyncio.Semaphore(_RECORDS_AT_ONCE)
 
         async def compare(outcome: Outcome) -> bool:
@@ -99,7 +102,8 @@ class Clients:
             outcome.judge_record(record)
             return record is None
 
-        known = [outcome for outcome in self.outcomes if outcome.job_id]
+        asked = self.outcomes if outcomes is None else outcomes
+        known = [outcome for outcome in asked if outcome.job_id]
         return sum(await asyncio.gather(*map(compare, known)))
 
     async def _loop(self, n: int, *, is_job: bool) -> None:

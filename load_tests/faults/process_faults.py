@@ -8,6 +8,7 @@ import time
 from load_tests.faults.fleet import Fleet, kill, send, wait_for_end
 
 _TWIN_S = 8.0
+_DRAIN_S = 3.0
 
 
 def nothing(fleet: Fleet, n: int) -> None:
@@ -58,6 +59,8 @@ def twin(fleet: Fleet, n: int) -> None:
         time.sleep(0.05)
     if other.popen.returncode is None:
         fleet.notes.append("the second worker with the id of another was not refused")
+        send(other, signal.SIGTERM)
+        time.sleep(_DRAIN_S)
         send(other, signal.SIGTERM)
         wait_for_end(other)
     else:

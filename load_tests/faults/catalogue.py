@@ -11,7 +11,7 @@ FAULTS = {
     "worker-kill": Fault("worker kill -9", process.worker_kill, 20),
     "worker-stop": Fault("worker stopped for two leases", process.worker_stop, 8, 5.0),
     "worker-term": Fault("worker SIGTERM with a successor", process.worker_term, 8, 5.0),
-    "twin": Fault("two workers with one id", process.twin, 2, 10.0),
+    "twin": Fault("two workers with one id", process.twin, 1, 12.0),
     "gateway-kill": Fault("gateway kill -9", process.gateway_kill, 6, 6.0),
     "gateway-term": Fault(
         "gateway SIGTERM, two gateways", process.gateway_term, 6, fleet={"gateways": 2}

@@ -35,7 +35,9 @@ class Clients:
         tokens: int = 120,
         patience_s: float = 40.0,
         seed: int = 1,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        """`transport` replaces the network."""
         self.outcomes: list[Outcome] = []
         self.open: dict[str, Outcome] = {}
         """By tag: those that have not ended."""
@@ -48,7 +50,7 @@ class Clients:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(timeout=patience_s, limits=limits)
+        self._http = httpx.AsyncClient(timeout=patience_s, limits=limits, transport=transport)
 
     def start(self) -> None:
         for n in range(self._streams + self._jobs):
@@ -82,8 +84,7 @@ class Clients:
         except (httpx.HTTPError, OSError) as error:
             outcome.end = End.CUT if outcome.job_id else End.REFUSED
             outcome.code = type(error).__name__ if outcome.end is End.REFUSED else ""
-        look.token()
-        outcome.ended = time.monotonic()
+        look.end()
         del self.open[tag]
         self.outcomes.append(outcome)
         outcome.judge()
@@ -103,7 +104,7 @@ class Clients:
             return record is None
 
         asked = self.outcomes if outcomes is None else outcomes
-        known = [outcome for outcome in asked if outcome.job_id]
+        known = [outcome for outcome in asked if outcome.job_id and outcome.accepted]
         return sum(await asyncio.gather(*map(compare, known)))
 
     async def _loop(self, n: int, *, is_job: bool) -> None:
@@ -135,7 +136,8 @@ class Clients:
             outcome.job_id = answer.headers.get("x-flotilla-job-id", "")
             if answer.status_code != 200:
                 await answer.aread()
-                outcome.end = End.FAILED if outcome.job_id else End.REFUSED
+                refused = answer.status_code == 503 or not outcome.job_id
+                outcome.end = End.REFUSED if refused else End.FAILED
                 outcome.code = _error_code(answer)
                 return
             async for line in answer.aiter_lines():
@@ -189,14 +191,21 @@ class _Look:
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        self._last = outcome.began
+        outcome.last_token = outcome.began
 
     def token(self) -> None:
-        """Something has come, or the request has ended."""
+        """One has come."""
         now = time.monotonic()
         outcome = self.outcome
-        outcome.longest_silence_s = max(outcome.longest_silence_s, now - self._last)
-        self._last = now
+        outcome.longest_silence_s = max(outcome.longest_silence_s, now - outcome.last_token)
+        outcome.last_token = now
+
+    def end(self) -> None:
+        """No more will come."""
+        outcome = self.outcome
+        outcome.ended = time.monotonic()
+        silence_s = outcome.ended - outcome.last_token
+        outcome.longest_silence_s = max(outcome.longest_silence_s, silence_s)
 
     def event(self, data: str) -> None:
         """An event of a stream."""

@@ -1,4 +1,7 @@
-"""`python -m load_tests faults`: break a fleet on purpose, and print what its clients saw."""
+"""`python -m load_tests faults`: break a fleet on purpose, and print what its clients saw.
+
+Exit status 1 where an answer was wrong, or where a row has no figures.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +12,100 @@ from dataclasses import asdict
 from pathlib import Path
 
 from load_tests.faults.catalogue import FAULTS
+from load_tests.faults.fuzz import Fuzz, play_drawn
 from load_tests.faults.row import Row, table
-from load_tests.faults.run import run_fault
-from load_tests.processes import ProcessError
+from load_tests.faults.run import LOST_LEASE, LOST_LEASE_TIMES, run_fault, run_lost_lease
+from load_tests.processes import ProcessError, Processes
 from load_tests.session import default_path, names_of, save, say, session
 
 HELP = "break a fleet on purpose: what do its clients see?"
 
 _TOKENS = 120
-_QUICK = {"times": 1, "every_s": 4.0, "tokens": 60}
+_QUICK_TIMES, _QUICK_EVERY_S, _QUICK_TOKENS = 1, 3.0, 40
+_ROWS = (*FAULTS, LOST_LEASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default=",".join(FAULTS), help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("--only", default=",".join(_ROWS), help=f"of {', '.join(_ROWS)}")
     parser.add_argument("--times", type=int, help="how often each fault (default: its own number)")
     parser.add_argument("--quick", action="store_true", help="each fault once, shorter answers")
+    parser.add_argument(
+        "--schedule",
+        action="store_true",
+        help="instead: pauses of worker, Redis and gateway around the lease, drawn from a seed",
+    )
+    parser.add_argument("--rounds", type=int, default=100, help="of --schedule (default 100)")
+    parser.add_argument("--seed", default="1", help="of --schedule: the same rounds again")
+    parser.add_argument("--first", type=int, default=0, help="the first round's number (default 0)")
+    parser.add_argument("--workers", type=int, default=2, help="of --schedule (default 2)")
     parser.add_argument("--json", type=Path, help="the results (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="the table in Markdown")
+    parser.add_argument("--text", action="store_true", help="the table as text, not Markdown")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    path: Path = arguments.json or default_path("faults")
-    names = names_of(arguments.only, FAULTS)
-    rows: list[Row] = []
     with session() as processes:
-        for name in names:
-            fault = FAULTS[name]
-            times = arguments.times or (_QUICK["times"] if arguments.quick else fault.times)
-            every_s = min(fault.every_s, _QUICK["every_s"]) if arguments.quick else fault.every_s
-            tokens = int(_QUICK["tokens"] if arguments.quick else _TOKENS)
-            began = time.monotonic()
-            try:
-                row = asyncio.run(
-                    run_fault(
-                        name,
-                        fault,
-                        processes.folder,
-                        times=int(times),
-                        every_s=every_s,
-                        tokens=tokens,
-                    )
-                )
-            except ProcessError as error:
-                say(f"{name}: no figures: {error}")
-                continue
-            rows.append(row)
-            say(f"{name}: {time.monotonic() - began:.0f} s, {_line(row)}")
+        if arguments.schedule:
+            return _schedule(arguments, processes)
+        return _table(arguments, processes)
+
+
+def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:
+    fuzz: Fuzz = asyncio.run(
+        play_drawn(
+            processes.folder / "schedule",
+            seed=arguments.seed,
+            rounds=arguments.rounds,
+            first=arguments.first,
+            workers=arguments.workers,
+            say=say,
+        )
+    )
+    print("\n".join(["", *(f"WRONG {failure}" for failure in fuzz.failures)]))
+    ends = ", ".join(f"{count} {end}" for end, count in fuzz.ends.most_common())
+    left = ", ".join(f"{count} {name}" for name, count in fuzz.left.items()) or "nothing"
+    print(f"{fuzz.rounds} rounds, {len(fuzz.failures)} with a wrong answer")
+    print(f"answers: {ends}; wrong: {fuzz.wrong}; left over: {left}")
+    print(f"failed, and the client had more than the record: {fuzz.records_behind}")
+    return 1 if fuzz.failures else 0
+
+
+def _table(arguments: argparse.Namespace, processes: Processes) -> int:
+    path: Path = arguments.json or default_path("faults")
+    names = names_of(arguments.only, _ROWS)
+    rows: list[Row] = []
+    for name in names:
+        began = time.monotonic()
+        try:
+            row = asyncio.run(_row(name, arguments, processes.folder))
+        except ProcessError as error:
+            say(f"{name}: no figures: {error}")
+            continue
+        rows.append(row)
+        say(f"{name}: {time.monotonic() - began:.0f} s, {_line(row)}")
     found = table(rows)
-    print(f"\n{found.markdown() if arguments.markdown else found.text()}\n")
+    print(f"\n{found.text() if arguments.text else found.markdown()}\n")
     for row in rows:
         for note in row.notes:
             print(f"{row.title}: {note}")
     save(path, {"rows": [asdict(row) for row in rows]})
     print(f"results: {path}")
     return 1 if any(row.wrong for row in rows) or len(rows) < len(names) else 0
+
+
+async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> Row:
+    quick: bool = arguments.quick
+    if name == LOST_LEASE:
+        usual = _QUICK_TIMES if quick else LOST_LEASE_TIMES
+        return await run_lost_lease(folder, times=arguments.times or usual)
+    fault = FAULTS[name]
+    return await run_fault(
+        name,
+        fault,
+        folder,
+        times=arguments.times or (_QUICK_TIMES if quick else fault.times),
+        every_s=min(fault.every_s, _QUICK_EVERY_S) if quick else fault.every_s,
+        tokens=_QUICK_TOKENS if quick else _TOKENS,
+    )
 
 
 def _line(row: Row) -> str:

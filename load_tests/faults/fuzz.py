@@ -31,9 +31,11 @@ class Fuzz:
     ends: Counter[str] = field(default_factory=Counter)
     """Answers by how they ended."""
     failures: list[str] = field(default_factory=list)
-    """A line for each round with a wrong answer, with what draws it again."""
+    """Each round with a wrong answer: what draws it again, what it was, what was wrong."""
     wrong: int = 0
     hung: int = 0
+    records_behind: int = 0
+    """Answers that failed, of which the client got more than the record has."""
     outcomes: list[Outcome] = field(default_factory=list)
     strikes: list[float] = field(default_factory=list)
     """When the last pause of each round began."""
@@ -47,7 +49,8 @@ class Fuzz:
         self.hung += sum(o.end is End.HUNG for o in outcomes)
         wrong = [o for o in outcomes if o.differences]
         self.wrong += len(wrong)
-        lines = [f"{o.question.tag}: {'; '.join(o.differences)}" for o in wrong]
+        self.records_behind += sum(o.record_behind > 0 for o in outcomes)
+        lines = [f"{o.question.tag} ({o.reason}): {'; '.join(o.differences)}" for o in wrong]
         if lines:
             self.failures.append(f"{name}: {schedule}\n    " + "\n    ".join(lines))
         return lines

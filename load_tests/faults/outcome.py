@@ -45,10 +45,12 @@ class Outcome:
     finish_reason: str = ""
     longest_silence_s: float = 0.0
     """Between the request, its tokens and its end."""
-    told_after_s: float | None = None
-    """Of one that failed: since the fault before it."""
+    last_token: float = 0.0
+    """When the last one came; the same clock."""
     differences: list[str] = field(default_factory=list)
-    """What is wrong with it."""
+    """What is wrong with it: tokens that are not the right ones, or a record that differs."""
+    record_behind: int = 0
+    """Tokens that a client of an answer that failed got, and that are not in the record."""
 
     @property
     def accepted(self) -> bool:
@@ -80,8 +82,8 @@ class Outcome:
         if self.whole and text != self.text:
             got, has = len(words(self.text)), len(words(text))
             self.differences.append(f"{got} tokens at the client, {has} in the record")
-        elif not text.startswith(self.text):
-            self.differences.append("the client got what the record does not have")
+        elif not self.whole:
+            self.record_behind = max(0, len(words(self.text)) - len(words(text)))
         if complete:
             usage = (record.get("usage") or {}).get("completion_tokens")
             if usage != len(self.question.tokens):

@@ -35,7 +35,10 @@ class Row:
     wrong: dict[str, int]
     """Streams and jobs with a wrong answer or record, by what is wrong (without numbers)."""
     told_s: tuple[float, float]
-    """Of what broke or failed: time from the fault until the client knew. p50, max."""
+    """Of what broke or failed, without those that hung: time from the fault until the client knew.
+    p50, max."""
+    records_behind: int
+    """Streams that failed, of which the client got more than the record has."""
     left: dict[str, int]
     notes: list[str] = field(default_factory=list)
 
@@ -54,7 +57,7 @@ def make_row(
     broken = [o for o in streams if not o.whole]
     failed = [o for o in jobs if not o.whole]
     wrong = [o for o in outcomes if o.differences]
-    told = [since(strikes, o.ended) for o in (*broken, *failed)]
+    told = [told_after(strikes, o) for o in (*broken, *failed) if o.end is not End.HUNG]
     known = [seconds for seconds in told if seconds is not None]
     examples = [f"{o.question.tag}: {'; '.join(o.differences)}" for o in wrong[:_SHOWN]]
     return Row(
@@ -73,6 +76,7 @@ def make_row(
         failed=_counted(failed),
         wrong=dict(Counter(kind_of(o) for o in wrong)),
         told_s=(percentile(known, 0.5), percentile(known, 1.0)),
+        records_behind=sum(o.record_behind > 0 for o in outcomes),
         left=dict(left),
         notes=[*notes, *examples],
     )
@@ -93,10 +97,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def since(strikes: Sequence[float], moment: float) -> float | None:
-    """Time from the last fault that began before; None if there was none."""
-    before = [strike for strike in strikes if strike <= moment]
-    return moment - before[-1] if before else None
+def told_after(strikes: Sequence[float], outcome: Outcome) -> float | None:
+    """Time from the fault that broke it until its client knew; None if there was no fault before.
+
+    The fault is the first one after its last token, or the last one before that.
+    """
+    before = [strike for strike in strikes if strike <= outcome.ended]
+    after_token = [strike for strike in before if strike >= outcome.last_token]
+    causes = after_token[:1] or before[-1:]
+    return outcome.ended - causes[0] if causes else None
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -111,6 +120,7 @@ def table(rows: Sequence[Row]) -> Table:
         "jobs",
         "failed",
         "wrong",
+        "record\nbehind",
         "told after\np50 / max s",
         "left over",
     ]
@@ -125,6 +135,7 @@ def table(rows: Sequence[Row]) -> Table:
             str(row.jobs),
             _codes(row.failed),
             _codes(row.wrong),
+            str(row.records_behind),
             _seconds(row.told_s),
             _codes(row.left),
         ]

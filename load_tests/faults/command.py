@@ -13,6 +13,13 @@ from pathlib import Path
 
 from load_tests.faults.catalogue import FAULTS
 from load_tests.faults.fuzz import Fuzz, play_drawn
+from load_tests.faults.hostile import HOSTILE, VLLM_HOSTILE
+from load_tests.faults.hostile_run import (
+    HostileRow,
+    hostile_table,
+    run_hostile,
+    run_hostile_vllm,
+)
 from load_tests.faults.row import Row, table
 from load_tests.faults.run import LOST_LEASE, LOST_LEASE_TIMES, run_fault, run_lost_lease
 from load_tests.processes import ProcessError, Processes
@@ -23,12 +30,36 @@ HELP = "break a fleet on purpose: what do its clients see?"
 _TOKENS = 120
 _QUICK_TIMES, _QUICK_EVERY_S, _QUICK_TOKENS = 1, 3.0, 40
 _ROWS = (*FAULTS, LOST_LEASE)
+_QUICK_ROWS = (
+    "worker-kill",
+    "worker-stop",
+    "twin",
+    "gateway-kill",
+    "redis-stop",
+    "redis-evicts",
+    "job-deleted",
+    "log-deleted",
+    "flushall",
+    "connections",
+    LOST_LEASE,
+)
+_AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
+"""After a hostile request, before memory is looked at again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", default=",".join(_ROWS), help=f"of {', '.join(_ROWS)}")
+    parser.add_argument(
+        "--only",
+        help=f"of {', '.join(_ROWS)}; with --hostile of {', '.join(HOSTILE)}",
+    )
     parser.add_argument("--times", type=int, help="how often each fault (default: its own number)")
-    parser.add_argument("--quick", action="store_true", help="each fault once, shorter answers")
+    parser.add_argument(
+        "--quick", action="store_true", help="some rows, each once, shorter answers"
+    )
+    parser.add_argument(
+        "--hostile", action="store_true", help="instead: what one client's requests do to others"
+    )
+    parser.add_argument("--vllm", action="store_true", help="--hostile with real vLLM")
     parser.add_argument(
         "--schedule",
         action="store_true",
@@ -46,6 +77,8 @@ def main(arguments: argparse.Namespace) -> int:
     with session() as processes:
         if arguments.schedule:
             return _schedule(arguments, processes)
+        if arguments.hostile or arguments.vllm:
+            return _hostile(arguments, processes)
         return _table(arguments, processes)
 
 
@@ -71,7 +104,8 @@ def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:
 
 def _table(arguments: argparse.Namespace, processes: Processes) -> int:
     path: Path = arguments.json or default_path("faults")
-    names = names_of(arguments.only, _ROWS)
+    usual = _QUICK_ROWS if arguments.quick else _ROWS
+    names = names_of(arguments.only or ",".join(usual), _ROWS)
     rows: list[Row] = []
     for name in names:
         began = time.monotonic()
@@ -90,6 +124,26 @@ def _table(arguments: argparse.Namespace, processes: Processes) -> int:
     save(path, {"rows": [asdict(row) for row in rows]})
     print(f"results: {path}")
     return 1 if any(row.wrong for row in rows) or len(rows) < len(names) else 0
+
+
+def _hostile(arguments: argparse.Namespace, processes: Processes) -> int:
+    path: Path = arguments.json or default_path("hostile")
+    after_s = _QUICK_AFTER_S if arguments.quick else _AFTER_S
+    rows: list[HostileRow] = []
+    if arguments.vllm:
+        rows += run_hostile_vllm(VLLM_HOSTILE, processes, after_s)
+        names: list[str] = []
+    else:
+        names = names_of(arguments.only or ",".join(HOSTILE), HOSTILE)
+    for name in names:
+        began = time.monotonic()
+        rows.append(run_hostile(name, HOSTILE[name], processes.folder, after_s))
+        say(f"{name}: {time.monotonic() - began:.0f} s, {rows[-1].answered}")
+    found = hostile_table(rows, after_s)
+    print(f"\n{found.text() if arguments.text else found.markdown()}\n")
+    save(path, {"rows": [asdict(row) for row in rows]})
+    print(f"results: {path}")
+    return 0
 
 
 async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> Row:

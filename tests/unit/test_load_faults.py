@@ -1,9 +1,10 @@
-"""The pure parts of `make faults`: comparison, outcomes, figures, schedules."""
+"""The pure parts of `make faults`: comparison, outcomes, figures, schedules, hostile requests."""
 
 from __future__ import annotations
 
 import json
 import math
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 from load_tests.faults.clients import Clients
 from load_tests.faults.comparison import Kind, difference, words
+from load_tests.faults.hostile import fill, told
 from load_tests.faults.outcome import End, Outcome
 from load_tests.faults.question import Question
 from load_tests.faults.row import make_row, percentile, table, told_after
 from load_tests.faults.schedule import Target, draw, lost_lease
+from load_tests.faults.wire import Answered, read_status, request
 from load_tests.mixed_client import expected
 
 RIGHT = [f"t{n}" for n in range(40)]
@@ -235,3 +238,58 @@ async def test_a_job_that_is_gone_is_told_from_one_that_failed() -> None:
     found = await clients.ask("tag", tokens=12, stream=False, job=True)
     await clients.close()
     assert (found.end, found.code) == (End.GONE, "gone")
+
+
+@pytest.mark.parametrize(
+    ("member", "name", "value"),
+    [
+        ('"x": [{}...]', "x", {}),
+        ('"x": [[]...]', "x", []),
+        ('"prompt": ["a"...]', "prompt", "a"),
+        ('"messages": [{"role":"user"}...]', "messages", {"role": "user"}),
+    ],
+)
+def test_a_large_body_is_json_and_as_large_as_a_body_may_be(
+    member: str, name: str, value: Any
+) -> None:
+    body = fill(member, "some-model")
+    found = json.loads(body)
+    assert 8_300_000 < len(body) <= 8 << 20
+    assert found["model"] == "some-model"
+    assert found[name][0] == found[name][-1] == value
+
+
+def test_a_large_object_has_different_keys() -> None:
+    body = fill('"x": {"k#":0...}', "some-model")
+    assert 8_300_000 < len(body) <= 8 << 20
+    assert len(json.loads(body)["x"]) == body.count(b'"k')
+
+
+def test_answers_are_told_together() -> None:
+    answers = [Answered("200", 1.0, 10), Answered("200", 2.5, 8_000_000), Answered("401", 1.0, 10)]
+    assert told(answers) == "2 x 200, 401 in 2.5 s, 8.0 MB sent"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc", "200"),
+        (b"HTTP/1.1 431 Too Large\r\nconnection: close\r\n\r\n", "431"),
+        (b"HTTP/1.1 20", "closed"),
+        (b"", "closed"),
+    ],
+)
+def test_a_status_is_read_from_the_wire(sent: bytes, status: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(sent)
+        theirs.close()
+        assert read_status(ours) == status
+
+
+def test_a_request_has_a_key_unless_it_shall_have_none() -> None:
+    assert b"authorization: Bearer " in request("GET", "/jobs")
+    assert b"authorization" not in request("GET", "/jobs", key=None, headers={"x-a": "b"})
+    assert request("POST", "/jobs", b"{}").endswith(
+        b"application/json\r\n" + b"authorization: Bearer key-of-the-test\r\n\r\n{}"
+    )

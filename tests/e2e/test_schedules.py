@@ -25,7 +25,7 @@ async def test_an_answer_that_was_begun_is_never_begun_again_behind_its_first_to
     tmp_path: Path,
 ) -> None:
     """A worker that was stopped finds that it has not renewed in time, and drops its jobs."""
-    check(await play_lost_lease(tmp_path / "fleet", rounds=4))
+    check(await play_lost_lease(tmp_path / "fleet", rounds=3))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,6 +1,6 @@
 """`python -m load_tests faults`: break a fleet on purpose, and print what its clients saw.
 
-Exit status 1 where an answer was wrong, or where a row has no figures.
+Exit status 1 where an answer was wrong, a client of a schedule hung, or a row has no figures.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default="1", help="of --schedule: the same rounds again")
     parser.add_argument("--first", type=int, default=0, help="the first round's number (default 0)")
     parser.add_argument("--workers", type=int, default=2, help="of --schedule (default 2)")
+    parser.add_argument("--fleets", type=int, default=3, help="that share the rounds (default 3)")
     parser.add_argument("--json", type=Path, help="the results (default load_tests/results/...)")
     parser.add_argument("--text", action="store_true", help="the table as text, not Markdown")
 
@@ -90,16 +91,20 @@ def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:
             rounds=arguments.rounds,
             first=arguments.first,
             workers=arguments.workers,
+            fleets=arguments.fleets,
             say=say,
         )
     )
-    print("\n".join(["", *(f"WRONG {failure}" for failure in fuzz.failures)]))
+    hung = [f"HUNG {round_}" for round_ in fuzz.hung]
+    print("\n".join(["", *hung, *(f"WRONG {failure}" for failure in fuzz.failures)]))
     ends = ", ".join(f"{count} {end}" for end, count in fuzz.ends.most_common())
     left = ", ".join(f"{count} {name}" for name, count in fuzz.left.items()) or "nothing"
-    print(f"{fuzz.rounds} rounds, {len(fuzz.failures)} with a wrong answer")
+    print(
+        f"{fuzz.rounds} rounds, {len(fuzz.failures)} with a wrong answer, {len(hung)} with a hung client"
+    )
     print(f"answers: {ends}; wrong: {fuzz.wrong}; left over: {left}")
     print(f"failed, and the client had more than the record: {fuzz.records_behind}")
-    return 1 if fuzz.failures else 0
+    return 1 if fuzz.failures or fuzz.hung else 0
 
 
 def _table(arguments: argparse.Namespace, processes: Processes) -> int:

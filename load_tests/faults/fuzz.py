@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from load_tests.faults.clients import Clients
+from load_tests.faults.comparison import words
 from load_tests.faults.fleet import Fleet
 from load_tests.faults.leftovers import leftovers
-from load_tests.faults.outcome import End, Outcome
+from load_tests.faults.outcome import Outcome
 from load_tests.faults.schedule import Schedule, draw, lost_lease
 from load_tests.faults.schedule_round import Round
 
@@ -33,7 +34,8 @@ class Fuzz:
     failures: list[str] = field(default_factory=list)
     """Each round with a wrong answer: what draws it again, what it was, what was wrong."""
     wrong: int = 0
-    hung: int = 0
+    hung: list[str] = field(default_factory=list)
+    """Each round with a client that was told nothing until its patience ended."""
     records_behind: int = 0
     """Answers that failed, of which the client got more than the record has."""
     outcomes: list[Outcome] = field(default_factory=list)
@@ -41,12 +43,27 @@ class Fuzz:
     """When the last pause of each round began."""
     left: dict[str, int] = field(default_factory=dict)
 
+    def merge(self, other: Fuzz) -> None:
+        """Add what another one has found."""
+        self.rounds += other.rounds
+        self.ends += other.ends
+        self.failures += other.failures
+        self.wrong += other.wrong
+        self.hung += other.hung
+        self.records_behind += other.records_behind
+        self.outcomes += other.outcomes
+        self.strikes += other.strikes
+        for name, count in other.left.items():
+            self.left[name] = self.left.get(name, 0) + count
+
     def add(self, name: str, schedule: Schedule, outcomes: list[Outcome]) -> list[str]:
         """Returns what is wrong with the round."""
         self.rounds += 1
         self.outcomes += outcomes
         self.ends.update(o.reason if not o.whole else "whole" for o in outcomes)
-        self.hung += sum(o.end is End.HUNG for o in outcomes)
+        hung = [f"{o.question.tag} had {len(words(o.text))} tokens" for o in outcomes if o.hung]
+        if hung:
+            self.hung.append(f"{name}: {schedule}\n    {'; '.join(hung)}")
         wrong = [o for o in outcomes if o.differences]
         self.wrong += len(wrong)
         self.records_behind += sum(o.record_behind > 0 for o in outcomes)
@@ -63,15 +80,25 @@ async def play_drawn(
     rounds: int,
     first: int = 0,
     workers: int = 2,
+    fleets: int = 1,
     say: Callable[[str], None] = print,
 ) -> Fuzz:
-    """Each round is drawn by seed and number alone, so that one can be repeated by itself."""
-    fleet = await asyncio.to_thread(
-        lambda: Fleet(folder, workers=workers, lease_s=LEASE_S, step_ms=STEP_MS)
-    )
-    names = [f"{seed}-{n}" for n in range(first, first + rounds)]
-    schedules = [(name, draw(name, LEASE_S, workers)) for name in names]
-    return await _play(fleet, schedules, say)
+    """Each round is drawn by seed and number alone, so that one can be repeated by itself.
+
+    Several fleets share the rounds: most of the time they are stopped or wait.
+    """
+
+    async def play(n_fleet: int) -> Fuzz:
+        fleet = await asyncio.to_thread(
+            lambda: Fleet(folder / str(n_fleet), workers=workers, lease_s=LEASE_S, step_ms=STEP_MS)
+        )
+        names = [f"{seed}-{n}" for n in range(first + n_fleet, first + rounds, fleets)]
+        return await _play(fleet, [(name, draw(name, LEASE_S, workers)) for name in names], say)
+
+    total = Fuzz()
+    for fuzz in await asyncio.gather(*map(play, range(min(fleets, rounds)))):
+        total.merge(fuzz)
+    return total
 
 
 async def play_lost_lease(folder: Path, *, rounds: int, say: Callable[[str], None] = print) -> Fuzz:

@@ -61,6 +61,10 @@ class Outcome:
         return self.end is End.WHOLE
 
     @property
+    def hung(self) -> bool:
+        return self.end is End.HUNG
+
+    @property
     def reason(self) -> str:
         """Why it is not whole, for a table."""
         return self.code or str(self.end)

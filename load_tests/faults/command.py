@@ -99,9 +99,8 @@ def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:
     print("\n".join(["", *hung, *(f"WRONG {failure}" for failure in fuzz.failures)]))
     ends = ", ".join(f"{count} {end}" for end, count in fuzz.ends.most_common())
     left = ", ".join(f"{count} {name}" for name, count in fuzz.left.items()) or "nothing"
-    print(
-        f"{fuzz.rounds} rounds, {len(fuzz.failures)} with a wrong answer, {len(hung)} with a hung client"
-    )
+    bad = f"{len(fuzz.failures)} with a wrong answer, {len(hung)} with a hung client"
+    print(f"{fuzz.rounds} rounds, {bad}")
     print(f"answers: {ends}; wrong: {fuzz.wrong}; left over: {left}")
     print(f"failed, and the client had more than the record: {fuzz.records_behind}")
     return 1 if fuzz.failures or fuzz.hung else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -67,36 +67,22 @@ def common_prefix(left: Sequence[str], right: Sequence[str]) -> int:
 def _kind(received: Sequence[str], expected: Sequence[str], at: int) -> Kind:
     if at == len(received):
         return Kind.SHORT
-    # Two different tokens may have the same text, so the place may be found a few tokens late: a
-    # splice is looked for before it, too.
+    # The first tokens behind a splice may fit by chance, so it is looked for before `at`, too.
     for place in range(at, max(0, at - _COMPARED), -1):
-        if _goes_on(received[place:], expected, 0):
+        if _goes_on(received[place:], expected, [0]):
             return Kind.SPLICED
-    if _goes_on(received[at:], expected, None, before=at):
+    if _goes_on(received[at:], expected, range(at)):
         return Kind.REPEATED
     if at == len(expected):
         return Kind.LONG
-    if _goes_on(received[at:], expected, None, behind=at):
+    if _goes_on(received[at:], expected, range(at + 1, len(expected))):
         return Kind.MISSING
     return Kind.FOREIGN
 
 
-def _goes_on(
-    rest: Sequence[str],
-    expected: Sequence[str],
-    start: int | None,
-    *,
-    before: int | None = None,
-    behind: int | None = None,
-) -> bool:
-    """Does `rest` read like `expected` from `start`, or from a place before or behind one?"""
-    if start is not None:
-        starts = range(start, start + 1)
-    elif before is not None:
-        starts = range(before)
-    else:
-        starts = range((behind or 0) + 1, len(expected))
-    for place in starts:
+def _goes_on(rest: Sequence[str], expected: Sequence[str], places: Iterable[int]) -> bool:
+    """Does `rest` read like `expected` from one of these places?"""
+    for place in places:
         compared = min(_COMPARED, len(rest), len(expected) - place)
         if compared and list(rest[:compared]) == list(expected[place : place + compared]):
             return True

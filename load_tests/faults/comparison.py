@@ -41,6 +41,7 @@ class Difference:
 
 def words(text: str) -> list[str]:
     """The simulated engine's tokens: each but the first begins with a space."""
+    text = text.removeprefix(" ")  # it has lost its beginning
     return text.split(" ") if text else []
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from load_tests.faults.outcome import End, Outcome
 from load_tests.report import Table
 
+_ON_THEIR_WAY_S = 0.5
+"""So long after a fault tokens may still come."""
 _SHOWN = 3
 """Examples of wrong answers that a row shows."""
 
@@ -100,10 +102,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 def told_after(strikes: Sequence[float], outcome: Outcome) -> float | None:
     """Time from the fault that broke it until its client knew; None if there was no fault before.
 
-    The fault is the first one after its last token, or the last one before that.
+    That is a fault a moment before its last token (some were on their way), else the first one
+    after it, else the last one before it.
     """
     before = [strike for strike in strikes if strike <= outcome.ended]
-    after_token = [strike for strike in before if strike >= outcome.last_token]
+    after_token = [strike for strike in before if strike >= outcome.last_token - _ON_THEIR_WAY_S]
     causes = after_token[:1] or before[-1:]
     return outcome.ended - causes[0] if causes else None
 

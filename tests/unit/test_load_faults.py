@@ -57,6 +57,12 @@ def test_a_splice_whose_first_token_fits_by_chance_is_a_splice() -> None:
     assert (found.kind, found.at) == (Kind.SPLICED, 15)
 
 
+def test_a_text_that_has_lost_its_beginning_misses_tokens() -> None:
+    found = difference(words(" t5 t6"), RIGHT, complete=False)
+    assert found is not None
+    assert (found.kind, found.at) == (Kind.MISSING, 0)
+
+
 def test_a_difference_tells_its_place() -> None:
     found = difference(RIGHT[:30] + RIGHT[20:], RIGHT, complete=True)
     assert str(found) == "repeated after 30, 50 tokens instead of 40"
@@ -116,6 +122,8 @@ def test_nothing_has_no_percentile() -> None:
         (9.9, 11.0, 1.0),  # the fault at 10 silenced it
         (9.9, 21.0, 11.0),  # the one at 20 had nothing to do with it
         (10.2, 11.0, 1.0),  # it ran on for a moment
+        (10.2, 21.0, 11.0),
+        (15.0, 21.0, 1.0),  # the fault at 10 had nothing to do with it
         (1.0, 2.0, None),
     ],
 )

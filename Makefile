@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-compose lint load clean
+.PHONY: help up install test test-compose lint load faults clean
 # Only the installer knows this one; Flotilla refuses FLOTILLA_ variables that it doesn't know.
 unexport FLOTILLA_BACKEND
 
@@ -32,6 +32,9 @@ load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin
 		.venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts \
 			-c compose/constraints.txt -e '.[load]'
 	@.venv/bin/python -m load_tests $(ARGS)
+
+faults: install ## break a fleet on purpose: what do its clients see? (ARGS: see load_tests/README.md)
+	@.venv/bin/python -m load_tests faults $(ARGS)
 
 clean: ## removes .venv, caches and the data of `make up`
 	rm -rf .venv .flotilla .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ import sys
 from typing import Protocol, cast
 
 from load_tests import autoscale_simulation, compare, queue_depth, real_vllm, run, soak
+from load_tests.faults import command as faults
 
 
 class Command(Protocol):
@@ -27,6 +28,7 @@ COMMANDS = {
     "queue": cast(Command, queue_depth),
     "autoscale": cast(Command, autoscale_simulation),
     "soak": cast(Command, soak),
+    "faults": cast(Command, faults),
     "vllm": cast(Command, real_vllm),
 }
 

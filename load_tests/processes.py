@@ -107,6 +107,7 @@ class Processes:
         """End the last started first: workers still find their Redis."""
         for process in reversed(self._all):
             _signal(process, signal.SIGTERM)
+            _signal(process, signal.SIGCONT)  # one that is stopped would not see it
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.popen.wait(_STOP_S)
             _signal(process, signal.SIGKILL)
@@ -163,13 +164,15 @@ class RedisServer:
     As the one of `flotilla up` it listens on a port and on a socket.
     """
 
-    def __init__(self, processes: Processes, port: int, folder: Path) -> None:
+    def __init__(
+        self, processes: Processes, port: int, folder: Path, *, appendonly: bool = True
+    ) -> None:
         folder.mkdir()
         arguments = {
             "port": port,
             "bind": "127.0.0.1",
             "dir": folder,
-            "appendonly": "yes",
+            "appendonly": "yes" if appendonly else "no",
             "appendfsync": "everysec",
             "maxmemory-policy": "noeviction",
             "save": "",
@@ -181,7 +184,12 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{port}/0"
         self.socket_url = f"unix://{folder}/redis.sock?db=0"
         self.client: redis.Redis = redis.Redis(port=port, socket_timeout=5)
-        self.process = processes.start("redis", "front", command)
+        self._command, self._processes = command, processes
+        self.start()
+
+    def start(self) -> None:
+        """Again after its end, on the same port and data. Raises ProcessError."""
+        self.process = self._processes.start("redis", "front", self._command)
         wait_for(self._ready, "Redis is ready", [self.process])
 
     def counters(self) -> dict[str, float]:

@@ -1,0 +1,52 @@
+"""One fault's row: a fleet, its clients, the fault several times, then what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from load_tests.faults.clients import Clients
+from load_tests.faults.fault import Fault
+from load_tests.faults.fleet import Fleet
+from load_tests.faults.fuzz import play_lost_lease
+from load_tests.faults.leftovers import leftovers
+from load_tests.faults.row import Row, make_row
+
+LOST_LEASE = "lost-lease"
+LOST_LEASE_TIMES = 11
+_WARM_UP_S = 2.0
+_AFTER_S = 1.0
+
+
+async def run_lost_lease(folder: Path, *, times: int) -> Row:
+    """The row of the schedule that gave spliced answers."""
+    fuzz = await play_lost_lease(folder / LOST_LEASE, rounds=times, say=lambda line: None)
+    title = "worker stopped for 0.83 of its lease after Redis for 1/60 (one worker, new calls)"
+    return make_row(title, fuzz.strikes, fuzz.outcomes, fuzz.left)
+
+
+async def run_fault(
+    name: str, fault: Fault, folder: Path, *, times: int, every_s: float, tokens: int
+) -> Row:
+    """Raises ProcessError if the fleet does not start, or does not come back."""
+    fleet = await asyncio.to_thread(lambda: Fleet(folder / name, **fault.fleet))
+    clients = Clients(fleet.urls, tokens=tokens)
+    strikes: list[float] = []
+    try:
+        clients.start()
+        await asyncio.sleep(_WARM_UP_S)
+        for n in range(times):
+            strikes.append(time.monotonic())
+            await asyncio.to_thread(fault.strike, fleet, n)
+            await asyncio.to_thread(fleet.wait_until_ready)
+            await asyncio.sleep(strikes[-1] + every_s - time.monotonic())
+        await asyncio.sleep(_AFTER_S)
+        await clients.stop()
+        gone = await clients.compare_records()
+        left = await asyncio.to_thread(leftovers, fleet.client)
+    finally:
+        await clients.close()
+        await asyncio.to_thread(fleet.close)
+    notes = [*fleet.notes, *([f"{gone} records are gone"] if gone else [])]
+    return make_row(fault.title, strikes, clients.outcomes, left, notes)

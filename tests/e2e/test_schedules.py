@@ -1,0 +1,33 @@
+"""Pauses of worker, Redis and gateway around the time of a lease: no answer may be wrong.
+
+`python -m load_tests faults --schedule` plays as many rounds as wanted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from load_tests.faults.fuzz import Fuzz, play_drawn, play_lost_lease
+
+_ROUNDS = 5
+_SEED = "test"
+
+
+def check(fuzz: Fuzz) -> None:
+    print("\n".join(fuzz.failures))
+    assert not fuzz.failures, "a client got a wrong answer as complete, or its record differs"
+    assert not fuzz.left
+
+
+async def test_an_answer_that_was_begun_is_never_begun_again_behind_its_first_tokens(
+    tmp_path: Path,
+) -> None:
+    """A worker that was stopped finds that it has not renewed in time, and drops its jobs."""
+    check(await play_lost_lease(tmp_path / "fleet", rounds=3))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_no_pause_makes_an_answer_wrong(tmp_path: Path, workers: int) -> None:
+    check(await play_drawn(tmp_path / "fleet", seed=_SEED, rounds=_ROUNDS, workers=workers))

@@ -95,6 +95,11 @@ class Registry:
         await self._redis.pexpire(key, expiry_ms)
         return True
 
+    async def reserved_s(self, worker_id: str) -> float:
+        """How long the id stays reserved unless its process extends that, as a live one does."""
+        left_ms: int = await self._redis.pttl(keys.life(worker_id))
+        return max(0, left_ms) / 1000
+
     async def announce(self, worker: WorkerInfo, expiry_s: float = EXPIRY_S) -> None:
         """A heartbeat."""
         values = {k: json.dumps(v) for k, v in asdict(worker).items()}

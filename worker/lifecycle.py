@@ -221,21 +221,18 @@ class Worker:
 
     async def _reserve_id(self) -> None:
         """Raises WorkerIdTaken. A process with this id that was killed has it a little longer."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + EXPIRY_S + 1
-        reserved = False
-        while not reserved:
-            try:
-                reserved = await self._registry.reserve(self._id, self._process)
-            except (RedisError, OSError):
-                return  # the heartbeats reserve it
-            if not reserved and loop.time() > until:
-                raise WorkerIdTaken(
-                    f"FLOTILLA_WORKER_ID={self._id}: another worker that runs has this id; "
-                    "give each its own, or none"
-                )
-            if not reserved:
+        left_s = EXPIRY_S
+        try:
+            while not await self._registry.reserve(self._id, self._process):
+                before_s, left_s = left_s, await self._registry.reserved_s(self._id)
+                if left_s > before_s:  # its process has extended it
+                    raise WorkerIdTaken(
+                        f"FLOTILLA_WORKER_ID={self._id}: another worker that runs has this id; "
+                        "give each its own, or none"
+                    )
                 await asyncio.sleep(_ENGINE_CHECK_S)
+        except (RedisError, OSError) as error:
+            log.warning("id not reserved yet, the next heartbeat does it: %s", error)
 
     async def _hand_back(self, reason: str, *, blame: bool) -> None:
         assert self._loop is not None

@@ -182,10 +182,26 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: FlotillaError) -> None:
         """Answer what is no request that the application could answer, and end the connection."""
         self._refused = True
+        self._forget_head()
         self._all.count_refused(error)
         if self._busy():  # the answer to an earlier request is being written
             self.transport.close()
+            self._all.linger(self)
             return
+        if self.cycle is None or self._in_head:  # else: in a request that has its answer
+            self._write(error)
+        # Not closed yet: bytes of the client that nobody read would make the kernel reset the
+        # connection, and the client might not get to read the answer.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._all.linger(self)
+
+    def _forget_head(self) -> None:
+        """Give back the memory of what the parser has kept."""
+        self.parser = None  # type: ignore[assignment]  # as uvicorn does at the end
+        self.headers = []
+
+    def _write(self, error: FlotillaError) -> None:
         body = error.to_openai()
         fields = [
             *self.server_state.default_headers,
@@ -197,8 +213,3 @@ class Connection(HttpToolsProtocol):
         ]
         head = b"".join(b"%b: %b\r\n" % field for field in fields)
         self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
-        # Not closed yet: bytes of the client that nobody read would make the kernel reset the
-        # connection, and the client might not get to read the answer.
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._all.linger(self)

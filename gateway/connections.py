@@ -30,7 +30,7 @@ log = logging.getLogger("flotilla.gateway")
 _LOOK_S = 1.0
 _LINGER_S = 2.0
 """For a refused client to read why."""
-_KEPT_BYTES = 4 << 20
+_KEPT_BYTES = 2 << 20
 """Of unfinished heads, of one address."""
 # The program's own files, and what shared/redis.py may open to each server.
 _OWN_DESCRIPTORS = 32

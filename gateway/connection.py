@@ -158,7 +158,8 @@ class Connection(HttpToolsProtocol):
         if self._in_head and not self._refused and not self._busy():
             self._refuse(HeadersTimeout("The request's headers were not complete in time."))
         else:
-            self._all.count_closed("time")
+            if not self._refused:
+                self._all.count_closed("time")
             self.drop()
 
     def drop(self) -> None:

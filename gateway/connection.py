@@ -28,6 +28,7 @@ from shared.errors import (
 _PIECE_BYTES = 16 << 10
 """What is parsed at once; the limits are looked at in between."""
 _MOST_HEADERS = 200
+_BODY = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_AHEAD = 16
 """Requests that may be sent before an earlier one is answered; each costs memory at once."""
 
@@ -116,6 +117,11 @@ class Connection(HttpToolsProtocol):
                 raise self._too_large()
         if len(self.pipeline) >= _MOST_AHEAD:
             raise BadRequest("Too many requests were sent before the first was answered.")
+        if self.parser.should_upgrade() and any(
+            name in _BODY and value != b"0" for name, value in self.headers
+        ):
+            # The parser takes the body for another protocol's.
+            raise BadRequest("There is only HTTP/1.1 here: send a body without `Upgrade`.")
         super().on_headers_complete()
         self._in_head = False
         self._unparsed = 0

@@ -39,7 +39,9 @@ _DESCRIPTORS_PER_REDIS = 72
 
 def raise_descriptor_limit() -> int:
     """Let this process open as many files as it may; how many these are."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:  # not on Linux
+        return now if now != most else 1 << 20
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
 

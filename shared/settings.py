@@ -92,7 +92,10 @@ class Settings(BaseSettings):
     stream_ttl_s: float = Field(900.0, ge=1, description="the same for a /v1 call's job")
 
     grace_s: int = Field(
-        10, ge=1, le=3600, description="what open answers get after SIGTERM before they are cut"
+        10,
+        ge=1,
+        le=3600,
+        description="what open answers get after SIGTERM before they end with an error",
     )
     keyless: bool = Field(
         False,

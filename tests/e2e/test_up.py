@@ -125,11 +125,11 @@ def test_a_second_signal_forces(up: Callable[..., Up]) -> None:
 
 def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> None:
     fleet = Up(tmp_path, command=REAL, FLOTILLA_SIM_STEP_MS="100")
-    body = {"model": "simulated", "prompt": "hello", "max_tokens": 2000, "stream": True}
+    body = {"model": "simulated", "prompt": "hello", "ignore_eos": True, "max_tokens": 2000}
     url = f"http://127.0.0.1:{fleet.port}/v1/completions"
     try:
         fleet.until_ready()
-        with httpx.stream("POST", url, json=body, timeout=30) as answer:
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=30) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith("data: "))
             next(lines)
             fleet.process.kill()

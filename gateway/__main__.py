@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import sys
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from gateway.app import create_app
+from gateway.connection import Connection
+from gateway.connections import Connections, most_connections, raise_descriptor_limit
+from gateway.routes.inference import Inference
 from shared import logs
+from shared.errors import GatewayStopped
 from shared.settings import LOOPBACK, Settings, SettingsError, load_settings
+
+_CLOSE_S = 1
+"""For answers to end and to be read, once they have been given up."""
 
 
 def main() -> None:
@@ -26,27 +37,41 @@ def main() -> None:
     except SettingsError as error:
         print(f"flotilla gateway: {error}", file=sys.stderr)
         sys.exit(2)
+    n_redis = len({settings.redis_url, *settings.server_urls})
+    most = most_connections(raise_descriptor_limit(), n_redis)
+    connection: Any = partial(Connection, Connections(settings, app.metrics, most))
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=connection,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing looks at who a client says it is
-        timeout_graceful_shutdown=settings.grace_s,
+        timeout_graceful_shutdown=settings.grace_s + _CLOSE_S,
     )
-    _Server(config).run(sockets=[listener])
+    _Server(config, app, settings.grace_s).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Looks at the clock once a second, not ten times: each look wakes the process."""
+    """Looks at the clock once a second, not ten times: each look wakes the process.
+
+    SIGTERM: what is not answered after `grace_s` ends with an error. SIGHUP, which the kernel sends
+    when `flotilla up` has died (cli/child.py) and a terminal when it is closed: the same at once.
+    """
 
     _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, config: uvicorn.Config, app: Inference, grace_s: float) -> None:
+        super().__init__(config)
+        self._app = app
+        self._grace_s = grace_s
 
     async def main_loop(self) -> None:
         self._told_to_end = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup
+            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -56,6 +81,22 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._told_to_end.set)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        giving_up = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
+        await super().shutdown(sockets)
+        giving_up.cancel()
+
+    def _give_up(self) -> None:
+        error = GatewayStopped("This gateway was stopped before the answer was complete.")
+        self._app.gateway.relay.fail_all(error)
+
+    def _hang_up(self) -> None:
+        self._give_up()
+        self.should_exit = True
+        self._told_to_end.set()
+        # Redis may have died, too: what waits for it or for a slow client is not worth more time.
+        asyncio.get_running_loop().call_later(_CLOSE_S, os._exit, os.EX_OK)
 
 
 def _check_reach(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from gateway.reader import Piece, Reader, Sink
 from gateway.wire import at_once, begin, when_left, writer
 from shared.channel import FrameKind
 from shared.depths import position
-from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
+from shared.errors import FlotillaError, GatewayStopped, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
 from shared.redis import RedisError
 from shared.states import JobState
@@ -83,7 +83,8 @@ class JobAnswer:
         try:
             ended = await (self._stream() if self._streams else self._once())
         except Exception as error:
-            ended = isinstance(error, FlotillaError)
+            # What nobody waits for any more is cancelled, unless it has ended.
+            ended = isinstance(error, FlotillaError) and not isinstance(error, GatewayStopped)
             await self._fail(in_our_words(error))
         finally:
             forget()

@@ -12,10 +12,10 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
-from starlette.types import ASGIApp
 
 from gateway import errors
 from gateway.answer import cancellations_sent
+from gateway.auth import Authenticator
 from gateway.context import Gateway
 from gateway.fleet import Fleet
 from gateway.middleware import Authentication, RequestId
@@ -47,12 +47,12 @@ async def _warn(servers: Servers) -> None:
                 log.warning("Redis: %s", weakness)
 
 
-def create_app(settings: Settings) -> ASGIApp:
+def create_app(settings: Settings) -> Inference:
     """An application that connects to Redis when it starts. Raises SettingsError."""
-    tenants = settings.tenants()
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
+    authenticator = Authenticator(settings.tenants(), settings.wrong_keys_per_minute, metrics)
     metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
@@ -94,7 +94,7 @@ def create_app(settings: Settings) -> ASGIApp:
     errors.install(app, metrics)
     for part in (inference, jobs, models, autoscale, admin, health):
         app.include_router(part.router)
-    app.add_middleware(Authentication, tenants=tenants, metrics=metrics)
+    app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(RequestId)  # outermost: a 401 has an id too
-    edge = Inference(app, tenants, metrics)
+    edge = Inference(app, authenticator, metrics)
     return edge

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.auth import tenant_of
+from gateway.auth import Authenticator
 from gateway.errors import error_response
-from shared.errors import Unauthorized
+from shared.errors import FlotillaError
 from shared.metrics import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
@@ -53,11 +53,11 @@ class RequestId:
 
 
 class Authentication:
-    """Puts the tenant into the request's state, or answers 401."""
+    """Puts the tenant into the request's state, or answers 401 (or 429, see auth.py)."""
 
-    def __init__(self, app: ASGIApp, tenants: Mapping[str, str], metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, metrics: GatewayMetrics) -> None:
         self._app = app
-        self._tenants = tenants
+        self._authenticator = authenticator
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,10 +66,10 @@ class Authentication:
             return
         # The raw path: what the Host header or a root path make of a URL must not open a door.
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
-            keys = [value for name, value in scope["headers"] if name == b"authorization"]
             try:
-                scope.setdefault("state", {})["tenant"] = tenant_of(keys, self._tenants)
-            except Unauthorized as error:
+                tenant = await self._authenticator.tenant(scope)
+                scope.setdefault("state", {})["tenant"] = tenant
+            except FlotillaError as error:
                 await error_response(error, self._metrics)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -98,6 +98,12 @@ class Relay:
         else:
             del self._readers[key]
 
+    def fail_all(self, error: Exception) -> None:
+        """No reader gets more than it has: `next` of each raises this."""
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.fail(error)
+
     def remind(self, at: float) -> None:
         """Ring all whose time has come then, on the monotonic clock, or a little later."""
         # One timer for all readers: one each is made and cancelled with every request.

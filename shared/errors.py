@@ -8,6 +8,11 @@
     ├── MethodNotAllowed       405
     ├── BodyTimeout            408  the request's body did not arrive
     ├── BodyTooLarge           413
+    ├── HeadersTimeout         408  the request's headers did not arrive
+    ├── HeadersTooLarge        431
+    ├── TooManyWrongKeys       429  one address sends wrong keys faster than they are answered
+    ├── TooManyConnections     503  the process has no file descriptor left for this one
+    ├── GatewayStopped         503  this gateway ends; the answer is not complete
     ├── JobFailed              500  the job ended without an answer; see `code`
     │   ├── WorkerLost         500  its worker was lost in the middle of the answer
     │   ├── TooManyAttempts    500  it took every worker down that tried it
@@ -89,6 +94,30 @@ class BodyTimeout(FlotillaError):
 
 class BodyTooLarge(FlotillaError):
     status, code, type = 413, "body_too_large", "invalid_request_error"
+
+
+class HeadersTimeout(FlotillaError):
+    status, code, type = 408, "headers_timeout", "invalid_request_error"
+
+
+class HeadersTooLarge(FlotillaError):
+    status, code, type = 431, "headers_too_large", "invalid_request_error"
+
+
+class TooManyWrongKeys(FlotillaError):
+    status, code, type = 429, "too_many_wrong_keys", "invalid_request_error"
+    retry_after_s = 10
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"connection", b"close")]
+
+
+class TooManyConnections(FlotillaError):
+    status, code, retry_after_s = 503, "too_many_connections", 2
+
+
+class GatewayStopped(FlotillaError):
+    status, code, retry_after_s = 503, "gateway_stopped", 1
 
 
 class JobFailed(FlotillaError):

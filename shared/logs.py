@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import traceback
 
 
@@ -33,6 +34,26 @@ def show_warnings(library: str) -> None:
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.WARNING)
+
+
+class RareWarning:
+    """A warning that clients can cause: written once in `every_s`, with how many were left out."""
+
+    def __init__(self, log: logging.Logger, every_s: float = 10.0) -> None:
+        self._log = log
+        self._every_s = every_s
+        self._next = 0.0  # on the monotonic clock
+        self._left_out = 0
+
+    def __call__(self, text: str, *values: object) -> None:
+        """Write it, or count it."""
+        now = time.monotonic()
+        if now < self._next:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} such lines left out before)" if self._left_out else ""
+        self._log.warning(text + more, *values)
+        self._next, self._left_out = now + self._every_s, 0
 
 
 class _Formatter(logging.Formatter):

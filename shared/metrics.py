@@ -177,6 +177,30 @@ class GatewayMetrics:
         )
         for code in _refusals():
             self.refused.labels(code)
+        self.wrong_keys = Counter(
+            "flotilla_wrong_keys_total",
+            "Requests with an API key that is not known, by how they were answered",
+            ["answer"],
+            registry=registry,
+        )
+        for answer in ("at_once", "delayed", "refused"):
+            self.wrong_keys.labels(answer)
+        self.connections = Gauge(
+            "flotilla_connections", "Open connections of clients", registry=registry
+        )
+        self.connections_limit = Gauge(
+            "flotilla_connections_limit",
+            "Connections of clients for which there are file descriptors",
+            registry=registry,
+        )
+        self.connections_closed = Counter(
+            "flotilla_connections_closed_total",
+            "Connections closed although their client had no answer, by the limit that was reached",
+            ["limit"],
+            registry=registry,
+        )
+        for limit in ("time", "address", "descriptors"):
+            self.connections_closed.labels(limit)
         self.ttft = FastHistogram(
             "flotilla_ttft_seconds",
             "From a streamed request's arrival to the first bytes of its answer",

@@ -60,6 +60,25 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     max_body_bytes: int = Field(8 << 20, ge=1024)
     body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
+    max_header_bytes: int = Field(
+        32 << 10, ge=1024, description="of a request line and its headers together"
+    )
+    header_timeout_s: float = Field(
+        10.0, gt=0, description="a request's headers must be here by then; a silent client too"
+    )
+    max_waiting_connections: int = Field(
+        512,
+        ge=1,
+        description="of one address (IPv6: one /64) that show no valid key and no request for a "
+        "second or two; the oldest of more are closed. Requests in work do not count, nor do "
+        "connections on which a key was valid once, such as a proxy's",
+    )
+    wrong_keys_per_minute: int = Field(
+        20,
+        ge=0,
+        description="of one address, answered at once; more are answered a second late, and only "
+        "so many at a time. A valid key is never held up",
+    )
     max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
     max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
     keepalive_s: float = Field(10.0, gt=0, description="silence on a stream before a comment")
@@ -73,7 +92,10 @@ class Settings(BaseSettings):
     stream_ttl_s: float = Field(900.0, ge=1, description="the same for a /v1 call's job")
 
     grace_s: int = Field(
-        10, ge=1, le=3600, description="what open answers get after SIGTERM before they are cut"
+        10,
+        ge=1,
+        le=3600,
+        description="what open answers get after SIGTERM before they end with an error",
     )
     keyless: bool = Field(
         False,

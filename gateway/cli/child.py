@@ -30,6 +30,7 @@ class Command:
     environment: Mapping[str, str]
     shows_stdout: bool = True
     inherits: tuple[int, ...] = ()  # file descriptors that it keeps open
+    when_orphaned: signal.Signals = signal.SIGTERM  # what it gets when the supervisor has died
 
 
 class Child:
@@ -59,7 +60,7 @@ class Child:
                 env=command.environment,
                 pass_fds=command.inherits,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
+                preexec_fn=_die_with(os.getpid(), command.when_orphaned),
             )
         except BaseException:
             os.close(read_fd)
@@ -91,15 +92,15 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def _die_with(supervisor: int) -> Callable[[], None]:
-    """Runs in the child before exec: the kernel is to send it SIGTERM when the supervisor ends.
+def _die_with(supervisor: int, number: signal.Signals) -> Callable[[], None]:
+    """Runs in the child before exec: the kernel is to send it a signal when the supervisor ends.
 
     So even `kill -9` of the supervisor leaves nothing behind.
     """
 
     def before_exec() -> None:
         if sys.platform == "linux":
-            _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
             if os.getppid() != supervisor:  # it ended before the call
                 os._exit(1)
 

@@ -21,6 +21,8 @@ from gateway.cli.child import Command
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
+_SOCKET = "redis.sock"
+_PREFIX = "flotilla-"
 _LONGEST_SOCKET_PATH = 107
 """Bytes; what Linux has room for, and Redis does not start with a longer one."""
 
@@ -74,12 +76,29 @@ def _packaged_server() -> str | None:
 
 
 @contextlib.contextmanager
-def socket_path() -> Iterator[Path | None]:
-    """Where Redis' socket can be; None if there is no room for one."""
+def socket_path(run_folder: Path) -> Iterator[Path | None]:
+    """Where Redis' socket can be; None if there is no room for one.
+
+    `run_folder` is locked by this run. It remembers the socket's folder, for the next run to remove
+    should this one be killed.
+    """
+    record = run_folder / "socket_folder"
+    with contextlib.suppress(OSError):
+        _remove(Path(record.read_text()))
     # Not in the folder of the run: that may have a long path, or a file system without sockets.
-    with tempfile.TemporaryDirectory(prefix="flotilla-") as folder:
-        path = Path(folder) / "redis.sock"
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        record.write_text(folder)
+        path = Path(folder) / _SOCKET
         yield path if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH else None
+    record.unlink(missing_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    """Only what a run has put there. Raises OSError."""
+    if not folder.name.startswith(_PREFIX):  # the record was cut off
+        return
+    (folder / _SOCKET).unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def server_command(

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -191,7 +191,7 @@ class Supervisor:
             )
         port = ports.free_port("127.0.0.1")
         self._redis_url = f"redis://127.0.0.1:{port}/0"
-        socket = self._at_end.enter_context(local_redis.socket_path())
+        socket = self._at_end.enter_context(local_redis.socket_path(self._folder))
         self._near_redis_url = f"unix://{quote(str(socket))}?db=0" if socket else self._redis_url
         command = local_redis.server_command(
             server, self._folder / "redis", port, socket, environment, self._lock
@@ -255,7 +255,9 @@ class Supervisor:
         return Service(name, command, is_ready, log=log, console=self._console)
 
     def _gateway_command(self) -> Command:
-        return self._command(self._commands.gateway, port=self._gateway_port)
+        command = self._command(self._commands.gateway, port=self._gateway_port)
+        # SIGTERM would have it wait for answers that cannot come: Redis and the workers end, too.
+        return replace(command, when_orphaned=signal.SIGHUP)
 
     def _command(self, argv: tuple[str, ...], **changes: str | int) -> Command:
         urls = {"redis_url": self._near_redis_url}

@@ -7,7 +7,6 @@ wraps `send`, and no framework looks at the request. Everything else passes thro
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import NoReturn
 
 from fastapi import APIRouter
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admission import admit
 from gateway.answer import JobAnswer
-from gateway.auth import tenant_of
+from gateway.auth import Authenticator
 from gateway.body import parse_object, read_body
 from gateway.context import Gateway
 from gateway.errors import error_response, in_our_words
@@ -30,12 +29,14 @@ router = APIRouter(tags=["OpenAI"])
 class Inference:
     """An ASGI application: the endpoints' calls, and `rest` for all others."""
 
-    def __init__(self, rest: ASGIApp, tenants: Mapping[str, str], metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, rest: ASGIApp, authenticator: Authenticator, metrics: GatewayMetrics
+    ) -> None:
         self.gateway: Gateway
         """Set by the lifespan, before the first request."""
         self._rest = rest
-        self._tenants = tenants
-        self._metrics = metrics
+        self._authenticator = authenticator
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in ENDPOINTS or scope["method"] != "POST":
@@ -48,14 +49,13 @@ class Inference:
             answer = await self._submit(scope, receive, received, request_id)
         except Exception as error:
             identity = (b"x-request-id", request_id or new_request_id())
-            answer = error_response(in_our_words(error), self._metrics, identity)
+            answer = error_response(in_our_words(error), self.metrics, identity)
         await answer(scope, receive, send)
 
     async def _submit(
         self, scope: Scope, receive: Receive, received: float, request_id: bytes | None
     ) -> JobAnswer:
-        keys = [value for name, value in scope["headers"] if name == b"authorization"]
-        tenant = tenant_of(keys, self._tenants)
+        tenant = await self._authenticator.tenant(scope)
         gateway = self.gateway
         settings = gateway.settings
         body = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
@@ -64,7 +64,7 @@ class Inference:
 
         def refused(error: Exception) -> None:
             failure = in_our_words(error)
-            self._metrics.refused.labels(failure.code or failure.type).inc()
+            self.metrics.refused.labels(failure.code or failure.type).inc()
             reader.fail(failure)
 
         # Whoever waits for an answer need not wait for the queue's word first.

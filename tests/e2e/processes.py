@@ -85,6 +85,8 @@ class Stack:
     redis_url: str
     folder: Path
     processes: list[Process] = field(default_factory=list)
+    launcher: tuple[str, ...] = ()
+    """What starts the program of each process, with its command as arguments."""
 
     def gateway(self, **changes: Any) -> Process:
         """A gateway; returns when it is ready."""
@@ -116,7 +118,7 @@ class Stack:
         environment = to_environment(Settings(), redis_url=self.redis_url, **values)
         with log.open("wb") as output:
             popen = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [*self.launcher, sys.executable, "-m", module],
                 env=environment,
                 stdout=output,
                 stderr=output,

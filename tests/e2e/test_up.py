@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -20,7 +21,7 @@ import pytest
 import redis
 
 from gateway.cli import ports
-from tests.e2e.up_run import PATIENCE_S, ROOT, STAND_INS, Up, children, lives, until
+from tests.e2e.up_run import PATIENCE_S, REAL, ROOT, STAND_INS, Up, children, lives, until
 
 
 @pytest.fixture
@@ -122,20 +123,47 @@ def test_a_second_signal_forces(up: Callable[..., Up]) -> None:
     fleet.until_nothing_left()
 
 
-def test_kill_9_leaves_nothing_and_the_folder_can_be_used_again(up: Callable[..., Up]) -> None:
-    fleet = up("1", "has-engine").until_ready()
+def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> None:
+    fleet = Up(tmp_path, command=REAL, FLOTILLA_SIM_STEP_MS="100")
+    body = {"model": "simulated", "prompt": "hello", "ignore_eos": True, "max_tokens": 2000}
+    url = f"http://127.0.0.1:{fleet.port}/v1/completions"
+    try:
+        fleet.until_ready()
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=30) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+            next(lines)
+            fleet.process.kill()
+            killed = time.monotonic()
+            last = list(lines)[-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "gateway_stopped"
+        fleet.until_nothing_left()
+        assert time.monotonic() - killed < 5  # its grace time is 10
+    finally:
+        for pid in filter(lives, {fleet.process.pid, *fleet.pids}):
+            os.kill(pid, signal.SIGKILL)
+        fleet.process.wait()
+
+
+def test_kill_9_leaves_nothing_and_the_folder_can_be_used_again(
+    up: Callable[..., Up], short_folder: Path
+) -> None:
+    fleet = up("1", "has-engine", TMPDIR=str(short_folder)).until_ready()
+    (left,) = short_folder.glob("flotilla-*")
     # Stand-ins' engines lack what real ones have (worker/parent_death.py).
     engine = int(fleet.until_says(r"engine pid=(\d+)")[0])
     fleet.pids.discard(engine)
     try:
         fleet.process.kill()
         fleet.process.wait()
-        again = up("1").until_ready()
+        again = up("1", TMPDIR=str(short_folder)).until_ready()
         fleet.until_nothing_left()
+        (folder,) = short_folder.glob("flotilla-*")
+        assert folder != left
     finally:
         os.kill(engine, signal.SIGKILL)
     again.process.send_signal(signal.SIGINT)
     assert again.status() == 0
+    assert not list(short_folder.glob("flotilla-*"))
 
 
 def test_redis_comes_back_with_its_data(up: Callable[..., Up]) -> None:

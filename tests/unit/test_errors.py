@@ -31,9 +31,9 @@ def test_an_error_has_openais_shape(kind: type[FlotillaError]) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_every_503_says_when_to_come_back(kind: type[FlotillaError]) -> None:
+def test_every_429_and_503_says_when_to_come_back(kind: type[FlotillaError]) -> None:
     headers = dict(kind("x").headers())
-    assert (b"retry-after" in headers) == (kind.status == 503)
+    assert (b"retry-after" in headers) == (kind.status in {429, 503})
     assert all(0 < int(value) <= 120 for name, value in headers.items() if name == b"retry-after")
 
 

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.app import create_app
+from gateway.auth import Authenticator
 from gateway.middleware import Authentication, RequestId
 from shared.metrics import GatewayMetrics
 from shared.settings import Settings
@@ -21,7 +22,7 @@ METRICS = GatewayMetrics(CollectorRegistry())
 
 
 def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
-    return Authentication(app, tenants, METRICS)
+    return Authentication(app, Authenticator(tenants, 20, METRICS), METRICS)
 
 
 TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}

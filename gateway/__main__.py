@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from gateway.app import create_app
+from gateway.connection import Connection
 from shared import logs
 from shared.settings import LOOPBACK, Settings, SettingsError, load_settings
 
@@ -29,7 +30,8 @@ def main() -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=Connection,
+        ws="none",  # there is nothing to upgrade to: such a request is answered as any other
         log_config=None,
         access_log=False,
         server_header=False,

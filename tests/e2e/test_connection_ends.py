@@ -1,0 +1,215 @@
+"""Every way in which a connection can end under a stream: what was its own reaches nobody else.
+
+Sockets and the numbers of sockets are used again at once, so other tenants connect in the very
+moment in which a connection ends, and Redis connections are opened in it. All that anybody gets is
+checked to the last byte. `FAULT_ROUNDS=300` makes a long run of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.processes import Process, Stack
+from tests.e2e.strict_client import CHUNK_ID, Broken, StrictClient, request
+from tests.redis_server import RedisServer
+from tests.waiting import eventually, wait_for
+
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "4"))
+LEAVING = 4
+"""Connections that end in one round."""
+OTHERS = 6
+"""Connections of other tenants that are opened then."""
+CHAT = "/v1/chat/completions"
+KEYS = {"ann": "key-of-ann-123456", "bob": "key-of-bob-123456", "cec": "key-of-cec-123456"}
+ANN = KEYS["ann"]
+UPGRADE = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+def chat(text: str, tokens: int) -> dict[str, Any]:
+    return {
+        "model": "simulated",
+        "messages": [{"role": "user", "content": text}],
+        "stream": True,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
+
+
+HEALTH = request("GET", "/healthz", ANN)
+STREAM = request("POST", CHAT, ANN, chat("pipelined", 8000))
+UPGRADING = request("GET", "/v1/models", ANN, None, *UPGRADE)
+HALF_A_BODY = request("POST", CHAT, ANN, chat("pipelined", 10), pad=300_000)[:-100_000]
+
+BEHIND = {
+    "nothing": b"",
+    "a_request": HEALTH,
+    "many_requests": HEALTH * 12,
+    "a_stream": STREAM,
+    "streams_and_requests": (STREAM + HEALTH) * 3,
+    "half_a_head": HEALTH[:-9],
+    "half_a_body": HALF_A_BODY,
+    "an_upgrade": UPGRADING,
+    "requests_and_an_upgrade": HEALTH + UPGRADING,
+    "an_upgrade_by_post": request("POST", CHAT, ANN, chat("up", 8000), *UPGRADE) + HEALTH,
+    "no_http": b"\x00\xffno http\r\n\r\n",
+    "a_request_and_no_http": HEALTH + b"\x00\xffno http\r\n\r\n",
+}
+"""What a client sends behind the request for a stream, while that runs."""
+ENDS: dict[str, Callable[[StrictClient], None]] = {
+    "close": StrictClient.close,
+    "reset": StrictClient.reset,
+    "half_close": StrictClient.half_close,
+}
+WAYS = [(behind, end) for behind in BEHIND for end in ENDS]
+
+
+@pytest.fixture(scope="module")
+def stack(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with redis_server.client() as client:
+        client.flushall()
+    stack = Stack(redis_server.url, tmp_path_factory.mktemp("connections"))
+    stack.worker(sim_step_ms=4, sim_step_us_per_seq=0, lease_s=15)
+    yield stack
+    stack.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(stack: Stack) -> Process:
+    return start(stack)
+
+
+def start(stack: Stack, **changes: Any) -> Process:
+    keys = ",".join(f"{name}:{key}" for name, key in KEYS.items())
+    gateway = stack.gateway(api_keys=keys, lease_s=15, **changes)
+    wait_for(lambda: gateway.metric("flotilla_open_streams") == 0, "it counts streams")
+    return gateway
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_logged(gateway: Process) -> Iterator[None]:
+    """Beside uvicorn's line for what is no HTTP: no error, no exception."""
+    before = len(gateway.log.read_text())
+    yield
+    gateway.check()
+    lines = gateway.log.read_text()[before:].splitlines()
+    assert [line for line in lines if "Invalid HTTP request received" not in line] == []
+
+
+async def nothing_goes_on(gateway: Process) -> None:
+    """All that had a stream have left, and their jobs have been cancelled long before their end."""
+    client = await StrictClient.connect(gateway.url)
+
+    async def idle() -> bool:
+        listed = []
+        for key in KEYS.values():
+            for state in ("in_progress", "queued"):
+                client.send(request("GET", f"/jobs?state={state}", key))
+                listed += (await client.reply()).json()["data"]
+        return not listed
+
+    await eventually(idle, "all jobs have been cancelled", deadline_s=10)
+    assert gateway.metric("flotilla_open_streams") == 0
+    client.close()
+
+
+async def streaming(gateway: Process, tokens: int = 8000) -> tuple[StrictClient, bytes]:
+    """Ann's client in the middle of an answer, and the id of its job."""
+    client = await StrictClient.connect(gateway.url)
+    client.send(request("POST", CHAT, ANN, chat("ann's secret", tokens)))
+    status, headers = await client.head()
+    assert status == 200
+    job_id = headers[b"x-flotilla-job-id"]
+    for _ in range(3):
+        await client.chunk(job_id)
+    return client, job_id
+
+
+async def another(gateway: Process, n: int) -> None:
+    """Somebody else connects, asks sooner or later, and gets an answer and no byte more."""
+    key = (KEYS["bob"], KEYS["cec"])[n % 2]
+    client = await StrictClient.connect(gateway.url)
+    try:
+        if n % 3 == 0:
+            await client.nothing_more(0.02)
+        if n % 3 == 2:
+            client.send(request("GET", "/v1/models", key))
+            answer = await client.reply()
+            assert answer.status == 200, answer
+            assert [model["id"] for model in answer.json()["data"]] == ["simulated"]
+        else:
+            client.send(request("POST", CHAT, key, chat("another's", 6)))
+            answer = await client.reply()
+            assert answer.status == 200, answer
+            assert answer.body.endswith(b"data: [DONE]\n\n")
+            job_id = answer.headers[b"x-flotilla-job-id"]
+            assert answer.body.count(b'"id":"chatcmpl-' + job_id + b'"') >= 6
+        await client.nothing_more(0.02)
+    finally:
+        client.close()
+
+
+async def leave(gateway: Process, behind: bytes, end: Callable[[StrictClient], None]) -> None:
+    """A connection that ends under a stream."""
+    client, job_id = await streaming(gateway)
+    try:
+        client.send(behind)
+        await asyncio.sleep(0.004)  # most often the gateway has read it: both orders are wanted
+        end(client)
+        if end is StrictClient.half_close:
+            # The gateway need not see it behind many requests: it may go on with the stream.
+            rest = await client.all_that_comes(0.2)
+            own_bytes(rest, job_id)
+    finally:
+        client.close()
+
+
+def own_bytes(data: bytes, job_id: bytes) -> None:
+    """A piece of a stream, then perhaps answers of their own to what came behind it."""
+    stream, *_ = data.partition(b"HTTP/1.1 ")
+    others = set(CHUNK_ID.findall(stream)) - {job_id}
+    if others or b"secret" in data or b"another" in data:
+        raise Broken(f"{others} for {job_id!r}: {data[:300]!r}")
+
+
+async def in_rounds(play: Callable[[int], Any]) -> None:
+    broken = []
+    for n in range(ROUNDS):
+        try:
+            await play(n)
+        except (Broken, AssertionError, ExceptionGroup) as error:
+            broken.append(error)
+    assert not broken, f"{len(broken)} of {ROUNDS} rounds, the last: {_told(broken[-1])}"
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return " | ".join(_told(each) for each in error.exceptions)
+    return str(error)[:300]
+
+
+@pytest.mark.parametrize(("behind", "end"), WAYS)
+async def test_other_tenants_get_their_own_bytes_and_no_others(
+    gateway: Process, behind: str, end: str
+) -> None:
+    async def play(_: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(LEAVING):
+                group.create_task(leave(gateway, BEHIND[behind], ENDS[end]))
+            for n in range(OTHERS):
+                group.create_task(another(gateway, n))
+        async with asyncio.TaskGroup() as group:
+            for n in range(OTHERS):
+                group.create_task(another(gateway, n))
+
+    await in_rounds(play)
+    await nothing_goes_on(gateway)

@@ -63,7 +63,6 @@ class Claims:
         jobs: list[LeasedJob] = []
         for shard in shards:
             missing = count - len(jobs)
-            self._queue.read_on()
             await self._offers.quiet(shard)
             offer, left = self._offers.say(shard), None
             claim = (shard, self._worker, missing, self._lease_s, offer)

@@ -39,9 +39,6 @@ class Queue:
         self.cancelled: list[str] = []
         self.job: Job | None = None
 
-    def read_on(self) -> None:
-        pass
-
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         return self.log[after:]
 

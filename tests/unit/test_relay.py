@@ -70,9 +70,6 @@ class Log:
             if seq in numbers
         ]
 
-    def read_on(self) -> None:
-        pass
-
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         assert job_id == JOB
         self.reads.append(after)

@@ -193,6 +193,18 @@ async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
     assert queue.calls == [(0, [0])] * 2
 
 
+async def test_a_connection_that_is_lost_under_a_call_costs_nobody_a_refusal(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error, queue.fails_on = RedisConnectionError("closed by server"), False
+    await submitter.submit(job(0))
+    assert queue.calls == [(0, [0])] * 2
+    queue.error, queue.fails_on = RedisConnectionError("nobody there"), True
+    with pytest.raises(RedisConnectionError):
+        await submitter.submit(job(1))
+    assert queue.calls[2:] == [(0, [1])] * 2
+
+
 async def test_what_can_not_be_sent_is_told_and_holds_nobody_up(
     submitter: Submitter, queue: Queue
 ) -> None:

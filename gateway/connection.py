@@ -18,11 +18,23 @@ class Connection(HttpToolsProtocol):
 
     _earlier: tuple[RequestResponseCycle, ...] = ()
     """Requests before the newest one that may still be open. Empty unless a client pipelines."""
+    _upgrading = False
+    """A request asked for an upgrade: what follows it may be anything, and is not read."""
+
+    def data_received(self, data: bytes) -> None:
+        """The client has sent something."""
+        if not self._upgrading:
+            super().data_received(data)
 
     def on_headers_complete(self) -> None:
         """httptools has read a request's head."""
         before = self.cycle
         super().on_headers_complete()
+        if self.parser.should_upgrade():
+            # httptools takes no body of such a request: read on, and it would be the next request,
+            # whose answer a proxy in front would give to somebody else.
+            self._upgrading = True
+            self.cycle.keep_alive = False
         if self.pipeline:
             still_open = [cycle for cycle in self._earlier if not cycle.response_complete]
             self._earlier = (*still_open, before)

@@ -213,3 +213,139 @@ async def test_other_tenants_get_their_own_bytes_and_no_others(
 
     await in_rounds(play)
     await nothing_goes_on(gateway)
+
+
+# --- connections to Redis that are opened in that moment ---
+
+
+def pause(server: RedisServer) -> None:
+    """Redis answers nobody for a while."""
+    with server.client() as redis:
+        redis.client_pause(150)
+
+
+def drop_idle_connections(server: RedisServer) -> None:
+    """Those of the gateway's pool: whoever asks for a job next has to open new ones."""
+    with server.client() as redis:
+        for client in redis.client_list():
+            if client["cmd"] == "hgetall":
+                redis.client_kill_filter(_id=client["id"])
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("behind", ["nothing", "a_request", "many_requests", "an_upgrade"])
+async def test_redis_connections_that_are_opened_then_carry_nothing_of_it(
+    gateway: Process, redis_server: RedisServer, behind: str, slow: bool
+) -> None:
+    readers = [await JobReader.open(gateway, name) for name in ("bob", "cec") * 9]
+
+    async def play(n: int) -> None:
+        drop_idle_connections(redis_server)
+        leaving = [await streaming(gateway) for _ in range(LEAVING)]
+        for client, _ in leaving:
+            client.send(BEHIND[behind])
+        await asyncio.sleep(0.01)
+        if slow:
+            pause(redis_server)
+        async with asyncio.TaskGroup() as group:
+            for client, _ in leaving:
+                client.close()
+            for reader in readers[: 4 + 4 * n]:
+                group.create_task(reader.read())
+        async with asyncio.TaskGroup() as group:
+            for reader in readers:
+                group.create_task(reader.read())
+
+    try:
+        await in_rounds(play)
+    finally:
+        for reader in readers:
+            reader.client.close()
+    await nothing_goes_on(gateway)
+
+
+class JobReader:
+    """A tenant that looks at a job of its own."""
+
+    def __init__(self, client: StrictClient, name: str, job_id: str) -> None:
+        self.client = client
+        self._name = name
+        self._job_id = job_id
+
+    @classmethod
+    async def open(cls, gateway: Process, name: str) -> JobReader:
+        client = await StrictClient.connect(gateway.url)
+        body = {**chat(f"of {name}", 5), "stream": False}
+        job = {"endpoint": CHAT, "body": body, "metadata": {"of": name}}
+        client.send(request("POST", "/jobs", KEYS[name], job))
+        reply = await client.reply()
+        assert reply.status == 202, reply
+        return cls(client, name, reply.json()["id"])
+
+    async def read(self) -> None:
+        self.client.send(request("GET", f"/jobs/{self._job_id}", KEYS[self._name]))
+        reply = await self.client.reply()
+        assert reply.status == 200, reply
+        told = reply.json()
+        assert (told["id"], told["metadata"]) == (self._job_id, {"of": self._name})
+
+
+# --- ends that the server brings about ---
+
+
+async def test_a_shutdown_under_streams_logs_nothing_and_cancels_them(stack: Stack) -> None:
+    ending = start(stack, grace_s=1)
+    streams = [await streaming(ending) for _ in range(LEAVING)]
+    for n, behind in enumerate(("nothing", "a_request", "an_upgrade", "many_requests")):
+        streams[n][0].send(BEHIND[behind])
+    ending.terminate()
+    for client, job_id in streams:
+        own_bytes(await client.all_that_comes(20), job_id)
+        client.close()
+    assert ending.popen.wait(20) is not None
+    assert "Traceback" not in ending.log.read_text()
+    another_gateway = start(stack)
+    await nothing_goes_on(another_gateway)
+    another_gateway.terminate()
+
+
+async def test_a_connection_that_is_kept_alive_in_vain_is_closed(gateway: Process) -> None:
+    client, job_id = await streaming(gateway, tokens=10)
+    while await client.chunk(job_id):
+        pass
+    assert await client.all_that_comes(20) == b""
+    client.close()
+    await another(gateway, 0)
+    await nothing_goes_on(gateway)
+
+
+@pytest.mark.parametrize("hidden", [b"", HEALTH, UPGRADING])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_upgrade_is_answered_as_a_plain_request_and_ends_the_connection(
+    gateway: Process, hidden: bytes, at_once: bool
+) -> None:
+    client = await StrictClient.connect(gateway.url)
+    client.send(HEALTH)
+    assert (await client.reply()).status == 200
+    client.send(UPGRADING + hidden if at_once else UPGRADING)
+    status, headers = await client.head()
+    assert (status, headers[b"connection"]) == (200, b"close")
+    if not at_once:
+        client.send(hidden)
+    body = await client.all_that_comes(10)
+    assert len(body) == int(headers[b"content-length"])  # no answer to what is behind it
+    client.close()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_the_body_of_an_upgrade_is_no_request(gateway: Process, at_once: bool) -> None:
+    client = await StrictClient.connect(gateway.url)
+    length = f"Content-Length: {len(HEALTH)}"
+    head = request("POST", CHAT, ANN, None, length, *UPGRADE)
+    client.send(head + HEALTH if at_once else head)
+    status, headers = await client.head()
+    assert (status, headers[b"connection"]) == (400, b"close")
+    if not at_once:
+        client.send(HEALTH)
+    assert len(await client.all_that_comes(10)) == int(headers[b"content-length"])
+    client.close()

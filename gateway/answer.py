@@ -18,7 +18,7 @@ from gateway.reader import Piece, Reader, Sink
 from gateway.wire import at_once, begin, when_left, writer
 from shared.channel import FrameKind
 from shared.depths import position
-from shared.errors import FlotillaError, RedisUnavailable, StreamReset, job_error
+from shared.errors import FlotillaError, GatewayStopping, RedisUnavailable, StreamReset, job_error
 from shared.job import Job, NewJob
 from shared.redis import RedisError
 from shared.states import JobState
@@ -82,6 +82,10 @@ class JobAnswer:
         ended = False
         try:
             ended = await (self._stream() if self._streams else self._once())
+        except asyncio.CancelledError:
+            # The server ends, and has waited for this answer as long as it may: what can be said
+            # without waiting is. Raised, it would be logged as an exception for every answer.
+            at_once(self._fail(GatewayStopping("This gateway stops; try again.")))
         except Exception as error:
             ended = isinstance(error, FlotillaError)
             await self._fail(in_our_words(error))

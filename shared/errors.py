@@ -17,6 +17,7 @@
     ├── NoWorker               503  no worker has ever registered
     ├── AutoscalerSilent       503  how many workers there should be is not known now
     ├── RedisUnavailable       503
+    ├── GatewayStopping        503  it ended before the answer did
     └── StreamReset            500  Redis lost what a reader had already seen
 
 Errors that vLLM answers are vLLM's own, byte for byte, and are not in this tree.
@@ -124,6 +125,10 @@ class AutoscalerSilent(FlotillaError):
 
 class RedisUnavailable(FlotillaError):
     status, code, retry_after_s = 503, "redis_unavailable", 2
+
+
+class GatewayStopping(FlotillaError):
+    status, code, retry_after_s = 503, "gateway_stopping", 2
 
 
 class StreamReset(FlotillaError):

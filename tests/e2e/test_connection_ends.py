@@ -19,9 +19,11 @@ from tests.e2e.strict_client import CHUNK_ID, Broken, StrictClient, request
 from tests.redis_server import RedisServer
 from tests.waiting import eventually, wait_for
 
-ROUNDS = int(os.environ.get("FAULT_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "3"))
 LEAVING = 4
 """Connections that end in one round."""
+STEP_S = 0.012
+"""The engine's."""
 OTHERS = 6
 """Connections of other tenants that are opened then."""
 CHAT = "/v1/chat/completions"
@@ -70,7 +72,12 @@ ENDS: dict[str, Callable[[StrictClient], None]] = {
     "reset": StrictClient.reset,
     "half_close": StrictClient.half_close,
 }
-WAYS = [(behind, end) for behind in BEHIND for end in ENDS]
+WAYS = [
+    (behind, end)
+    for behind in BEHIND
+    for end in ENDS
+    if ROUNDS > 3 or end == "close" or behind in {"nothing", "a_request", "an_upgrade"}
+]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,7 @@ def stack(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
     with redis_server.client() as client:
         client.flushall()
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("connections"))
-    stack.worker(sim_step_ms=4, sim_step_us_per_seq=0, lease_s=15)
+    stack.worker(sim_step_ms=STEP_S * 1000, sim_step_us_per_seq=0, lease_s=15)
     yield stack
     stack.close()
 
@@ -237,21 +244,21 @@ def drop_idle_connections(server: RedisServer) -> None:
 async def test_redis_connections_that_are_opened_then_carry_nothing_of_it(
     gateway: Process, redis_server: RedisServer, behind: str, slow: bool
 ) -> None:
-    readers = [await JobReader.open(gateway, name) for name in ("bob", "cec") * 9]
+    readers = [await JobReader.open(gateway, name) for name in ("bob", "cec") * 6]
 
     async def play(n: int) -> None:
         drop_idle_connections(redis_server)
-        leaving = [await streaming(gateway) for _ in range(LEAVING)]
+        leaving = [await streaming(gateway) for _ in range(2 * LEAVING)]
         for client, _ in leaving:
             client.send(BEHIND[behind])
         await asyncio.sleep(0.01)
+        for client, _ in leaving:
+            client.close()
+        # Of what comes now the first token is sent in vain, the second one fails and ends the
+        # connection, the third one must go nowhere: Redis is slow between those two.
+        await asyncio.sleep((1.5 + n % 4 * 0.4) * STEP_S)
         if slow:
             pause(redis_server)
-        async with asyncio.TaskGroup() as group:
-            for client, _ in leaving:
-                client.close()
-            for reader in readers[: 4 + 4 * n]:
-                group.create_task(reader.read())
         async with asyncio.TaskGroup() as group:
             for reader in readers:
                 group.create_task(reader.read())
@@ -300,7 +307,9 @@ async def test_a_shutdown_under_streams_logs_nothing_and_cancels_them(stack: Sta
         streams[n][0].send(BEHIND[behind])
     ending.terminate()
     for client, job_id in streams:
-        own_bytes(await client.all_that_comes(20), job_id)
+        rest = await client.all_that_comes(20)
+        own_bytes(rest, job_id)
+        assert b'"code": "gateway_stopping"' in rest
         client.close()
     assert ending.popen.wait(20) is not None
     assert "Traceback" not in ending.log.read_text()

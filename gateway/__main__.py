@@ -44,6 +44,7 @@ def main() -> None:
         app,
         loop="uvloop",
         http=connection,
+        ws="none",  # there is nothing to upgrade to: such a request is answered as any other
         log_config=None,
         access_log=False,
         server_header=False,

@@ -3,6 +3,10 @@
 The parser keeps what is no body (request line, headers, trailers) until it is complete; here is
 what limits that, in bytes, number and time. What all connections may take together is
 connections.py's business.
+
+Every request of a connection learns when it ends. uvicorn marks only the newest one as
+disconnected: a stream with another request queued behind it (pipelining) would go on writing to a
+connection that has ended, and its job would go on for nobody.
 """
 
 from __future__ import annotations
@@ -12,7 +16,11 @@ from math import inf
 from typing import Any
 
 from httptools import HttpParserError, HttpParserUpgrade
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from gateway.auth import PEER, Peer, source_of
 from gateway.connections import Connections
@@ -31,6 +39,8 @@ _MOST_HEADERS = 200
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_AHEAD = 16
 """Requests that may be sent before an earlier one is answered; each costs memory at once."""
+_READ_AHEAD = 4
+"""So many queued requests a connection may have and still be read: only who reads sees its end."""
 
 
 class Connection(HttpToolsProtocol):
@@ -52,6 +62,9 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0  # bytes that came since the latest end of a head or piece of a body
         self._in_head = False
         self._refused = False
+        self._upgrading = False  # what follows may be another protocol's, and is not read
+        self._earlier: tuple[RequestResponseCycle, ...] = ()
+        """Requests before the newest that may still be open. Empty unless a client pipelines."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -64,10 +77,15 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.forget(self)
+        for cycle in self._earlier:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._earlier = ()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._refused or self._upgrading:
             return  # read, so that the client gets to read its answer
         self._unset_keepalive_if_required()
         if len(data) <= _PIECE_BYTES:
@@ -122,12 +140,19 @@ class Connection(HttpToolsProtocol):
         ):
             # The parser takes the body for another protocol's.
             raise BadRequest("There is only HTTP/1.1 here: send a body without `Upgrade`.")
+        before = self.cycle
         super().on_headers_complete()
+        if self.pipeline:
+            still_open = [cycle for cycle in self._earlier if not cycle.response_complete]
+            self._earlier = (*still_open, before)
+            if len(self.pipeline) <= _READ_AHEAD:
+                self.flow.resume_reading()  # uvicorn has just paused it
         self._in_head = False
         self._unparsed = 0
         self.headers = []  # what still comes are trailers, which nobody reads
         self._all.serve(self)
         if self.parser.should_upgrade():
+            self._upgrading = True
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:

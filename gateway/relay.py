@@ -164,7 +164,6 @@ class Relay:
 
     def _hand_out(self, message: bytes) -> None:
         self.now = monotonic()
-        self.queue.read_on()
         try:
             for frame in decode(message):
                 for reader in self._readers.get(frame[0], ()):

@@ -13,6 +13,7 @@ from shared.errors import QueueFull
 from shared.job import NewJob
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
+from shared.redis import RedisConnectionError
 from shared.servers import place_of
 
 _CALL_BYTES = 1 << 20
@@ -21,7 +22,6 @@ _CALL_BYTES = 1 << 20
 class _Waiting(NamedTuple):
     job: NewJob
     queued: asyncio.Future[None]
-    patient: bool
     refused: Callable[[Exception], None] | None
 
 
@@ -41,21 +41,16 @@ class Submitter:
         self,
         job: NewJob,
         *,
-        patient: bool = False,
         refused: Callable[[Exception], None] | None = None,
     ) -> asyncio.Future[None]:
         """Done when the job is queued; its exception is QueueFull or one of redis' errors, which
         `refused` is told of.
-
-        `patient`: the caller hears of its job by its answer, so there is no hurry to be done.
         """
         queued: asyncio.Future[None] = self._loop.create_future()
         place = place_of(job.shard, len(self._calls))
         waiting = self._waiting[place]
-        waiting.append(_Waiting(job, queued, patient, refused))
-        if self._calls[place]:
-            self._queue.read_on()
-        elif len(waiting) == 1:
+        waiting.append(_Waiting(job, queued, refused))
+        if not self._calls[place] and len(waiting) == 1:
             self._loop.call_soon(self._send, place)  # with what else comes in this turn
         return queued
 
@@ -69,20 +64,25 @@ class Submitter:
                 self._calls[place] += 1
                 self._call(shard, parcel)
 
-    def _call(self, shard: int, parcel: list[_Waiting]) -> None:
+    def _call(self, shard: int, parcel: list[_Waiting], *, last: bool = False) -> None:
         jobs = [each.job for each in parcel]
-        patient = all(each.patient for each in parcel)
         try:
-            reply = self._queue.start_submit(shard, jobs, self._max_depth, patient=patient)
+            reply = self._queue.start_submit(shard, jobs, self._max_depth)
         except Exception as error:  # others must not wait for ever behind what can't be sent
             reply = self._loop.create_future()
             reply.set_exception(error)
-        reply.add_done_callback(partial(self._sent, shard, parcel))
+        reply.add_done_callback(partial(self._sent, shard, parcel, last))
 
-    def _sent(self, shard: int, parcel: list[_Waiting], reply: asyncio.Future[Any]) -> None:
+    def _sent(
+        self, shard: int, parcel: list[_Waiting], last: bool, reply: asyncio.Future[Any]
+    ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
         if isinstance(error, NoScriptError):
-            self._call(shard, parcel)
+            self._call(shard, parcel, last=last)
+            return
+        if isinstance(error, RedisConnectionError) and not last:
+            # Lost under the call, perhaps with its reply: what is queued already stays as it is.
+            self._call(shard, parcel, last=True)
             return
         if error is not None:
             for each in parcel:

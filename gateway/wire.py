@@ -2,15 +2,17 @@
 
 A token costs more in an ASGI server's `send` (a message, a coroutine, its checks) than in all of
 our own code, and a task that waits in `receive` for a client to leave costs as much as reading the
-request. So with uvicorn the body, the connection's socket and its end are taken from its request
+request. So with uvicorn the body, the connection's transport and its end are taken from its request
 cycle, and a response is begun on it, as its own `receive` and `send` do it (tests hold them
 together). With any other server the calls of ASGI are made.
+
+Only the transport is ever written to, never its socket: when a connection ends, the number of its
+socket is given to the next one, which may be another client's or one to Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,41 +25,29 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from gateway.reader import Sink
 
-_NONE = -1
-"""No file has this number: who writes to it is told so."""
-
 
 def writer(send: Send) -> Sink:
-    """For the body of the response that `send` has begun, until `send` is used again. More of it
-    must follow, and nothing may be written once the client has left (`when_left`)."""
+    """For the body of the response that `send` has begun. More of it must follow."""
     cycle = getattr(send, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
-        socket = cycle.transport.get_extra_info("socket")
-        if socket is not None and cycle.transport.get_extra_info("sslcontext") is None:
-            return _OntoSocket(cycle.transport, socket.fileno())
+        return _OntoTransport(cycle.transport)
     return _Through(send)
 
 
-class _OntoSocket:
+class _OntoTransport:
     # Between two tokens of a stream all that belongs to it has left the processor's caches, so it
-    # is the number of objects which are looked at that costs, not what is done with them. A
-    # transport tells its protocol of the end before it closes its socket.
-    __slots__ = ("_fd", "_transport")
+    # is the number of objects which are looked at that costs, not what is done with them.
+    __slots__ = ("_transport",)
 
-    def __init__(self, transport: asyncio.Transport, fd: int) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._fd = _NONE if transport.get_write_buffer_size() else fd
 
     def take(self, data: bytes) -> bool:
-        data = b"%x\r\n%b\r\n" % (len(data), data)
-        try:
-            n_sent = os.write(self._fd, data)
-        except OSError:  # a slow client, or one that has gone: `send` deals with both
-            self._fd = _NONE
+        transport = self._transport
+        # A client that has gone, or a slow one: `send` deals with both.
+        if transport.is_closing() or transport.get_write_buffer_size():
             return False
-        if n_sent < len(data):
-            self._transport.write(data[n_sent:])
-            self._fd = _NONE
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
 

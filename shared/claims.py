@@ -7,6 +7,7 @@ less than it asked for is followed by the wait for the next job without another 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -55,7 +56,8 @@ class Claims:
         """
         ringing, self._ringing = self._ringing, None
         if ringing is not None:
-            await ringing
+            with contextlib.suppress(RedisError, OSError):  # of a connection that is gone
+                await ringing
         await self._queue.scripts.ready(self._shards[0])
         await self._line.connect()
         shards = tuple(self._shards)
@@ -63,7 +65,6 @@ class Claims:
         jobs: list[LeasedJob] = []
         for shard in shards:
             missing = count - len(jobs)
-            self._queue.read_on()
             await self._offers.quiet(shard)
             offer, left = self._offers.say(shard), None
             claim = (shard, self._worker, missing, self._lease_s, offer)

@@ -9,9 +9,6 @@ over.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import select
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +23,6 @@ Argument = str | bytes | int | float
 
 _ERRORS = {"NOSCRIPT": NoScriptError, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NOTHING = object()
-_READ_BYTES = 1 << 16
-# So long after it was last read a line that rests is still taken for one that stands.
-_TRUST_S = 0.1
 _MESSAGE = b"message"
 
 
@@ -37,21 +31,6 @@ def _error(text: str) -> ResponseError:
         return NoScriptError(text)
     kind: type[ResponseError] = _ERRORS.get(text.partition(" ")[0], ResponseError)
     return kind(text)
-
-
-def _socket_of(transport: asyncio.Transport) -> int:
-    """The number of the transport's socket. -1 for TLS, whose layer stands between."""
-    if transport.get_extra_info("sslcontext") is not None:
-        return -1
-    return int(transport.get_extra_info("socket").fileno())
-
-
-def _epoll_of(loop: asyncio.AbstractEventLoop) -> select.epoll | None:
-    """The epoll of uvloop's loop, to take sockets out. None with others."""
-    backend = getattr(loop, "_get_backend_id", None)
-    if backend is None or not hasattr(select, "epoll"):
-        return None
-    return select.epoll.fromfd(os.dup(backend()))  # closed with the object, so not the loop's own
 
 
 class Line(asyncio.Protocol):
@@ -79,12 +58,7 @@ class Line(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._loop: asyncio.AbstractEventLoop  # the connection's
-        self._epoll: select.epoll | None = None
-        self._fd = -1
         self._watch: asyncio.TimerHandle | None = None
-        self._rests = False  # the loop does not look at the socket
-        self._read_at = 0.0  # on the loop's clock, while it rests
-        self._rest: asyncio.TimerHandle | None = None  # while a reply may wait
         self._n_replies = 0
         self._n_seen = 0
         self.losses = 0
@@ -93,85 +67,26 @@ class Line(asyncio.Protocol):
         """Set while there is no connection."""
         self.lost.set()
 
-    async def call(self, *command: Argument, patience_s: float = 0.0) -> Any:
+    async def call(self, *command: Argument) -> Any:
         """The reply, bytes undecoded. Raises redis' errors; after a RedisTimeoutError or
         RedisConnectionError the command may have been carried out.
-
-        `patience_s`: the reply may wait that long for the next call or `read_on`. Then it wakes
-        nobody, which costs both sides more than the call itself.
         """
-        self.read_on()
         if self._transport is None:
             await self.connect()
-        return await self.send(*command, patience_s=patience_s)
+        return await self.send(*command)
 
-    def read_on(self) -> None:
-        """Replies that were left waiting are read now; a line that was not used for a while finds
-        out whether it still stands."""
-        if self._rests and (self._waiting or self._loop.time() - self._read_at > _TRUST_S):
-            self._catch_up()
-
-    def send(self, *command: Argument, patience_s: float = 0.0) -> asyncio.Future[Any]:
+    def send(self, *command: Argument) -> asyncio.Future[Any]:
         """As `call`, but the command is under way when this returns; there must be a connection."""
-        self.read_on()
         transport = self._transport
         if transport is None:
             raise RedisConnectionError("Connection to Redis lost")
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(reply)
         transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
-        if patience_s and len(self._waiting) == 1:
-            if not self._rests:
-                self._rest_from_now(transport)
-            self._rest = self._loop.call_later(patience_s, self.read_on)
-        elif self._rests:
-            self._look_again()
         if self._watch is None:
             self._n_seen = self._n_replies
             self._watch = self._loop.call_later(self._timeout_s, self._look)
         return reply
-
-    def _rest_from_now(self, transport: asyncio.Transport) -> None:
-        transport.pause_reading()
-        self._rests = True
-        if self._epoll is None or transport.is_closing():  # its number may be another's already
-            return
-        if not transport.get_write_buffer_size():
-            # libuv leaves a socket that it does not read in its epoll until something comes, and
-            # so would be woken by what must not wake us. Later it puts it back in by itself; not
-            # while it waits to write, which it does in the same place.
-            with contextlib.suppress(FileNotFoundError):  # it has not put it in yet
-                self._epoll.unregister(self._fd)
-
-    def _catch_up(self) -> None:
-        """Unless all that is awaited is there: then it is read past the loop, which can go on not
-        looking. Putting the socket in and out of its epoll, and a turn of the loop to read one
-        reply, cost more than the call."""
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
-        transport, self._read_at = self._transport, self._loop.time()
-        if transport is not None and self._fd >= 0 and not transport.is_closing():
-            try:
-                data = os.read(self._fd, _READ_BYTES)
-            except BlockingIOError:
-                if not self._waiting:
-                    return
-            except OSError as error:
-                self._lose(error)
-            else:
-                if data:
-                    self.data_received(data)
-                    if not self._waiting:
-                        return
-                else:
-                    self._lose()
-        self._look_again()
-
-    def _look_again(self) -> None:
-        self._rests = False
-        if self._transport is not None:
-            self._transport.resume_reading()
 
     async def close(self) -> None:
         """Calls that are on their way fail; the next one would connect again."""
@@ -200,9 +115,6 @@ class Line(asyncio.Protocol):
             transport.set_protocol(self)
             self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
             self._connection, self._transport = connection, transport
-            self._fd, self._epoll = _socket_of(transport), None
-            if self._fd >= 0:
-                self._epoll = _epoll_of(self._loop)
             self.lost.clear()
 
     # --- asyncio.Protocol ---
@@ -214,6 +126,9 @@ class Line(asyncio.Protocol):
             if listens is not None and isinstance(reply, list) and reply[0] == _MESSAGE:
                 listens(reply[2])
                 continue
+            if not self._waiting:
+                self._break(RedisConnectionError("Redis sent a reply that nobody waits for"))
+                return
             self._n_replies += 1
             waiting = self._waiting.popleft()
             if self._on_error is not None and isinstance(reply, Exception):
@@ -241,8 +156,6 @@ class Line(asyncio.Protocol):
         """A while after a call: has something come, if something should?"""
         self._watch = None
         if not self._waiting:
-            if self._rests:  # a loss must not go unnoticed while nobody calls
-                self._look_again()
             return
         if self._n_seen == self._n_replies:
             self._break(RedisTimeoutError("Redis does not answer"))
@@ -252,11 +165,9 @@ class Line(asyncio.Protocol):
 
     def _break(self, error: Exception) -> None:
         transport, self._transport = self._transport, None
-        self._rests = False
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
         if transport is not None:
+            # What it may still tell of must not be taken for the next connection's.
+            transport.set_protocol(self._before)
             transport.abort()
             self.losses += 1
         self.lost.set()

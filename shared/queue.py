@@ -32,8 +32,6 @@ from shared.token_log import Entry, parse_segments
 # Redis' cmsgpack knows no `bin` type, so bytes travel to scripts in the old raw strings.
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
-PATIENCE_S = 0.02
-"""Most that the reply to a patient call waits for company, longer than most engine steps."""
 # An idle worker asks for work every few seconds; this is long past any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
 
@@ -94,10 +92,6 @@ class JobQueue:
         """How often its Redis was lost: what was known before the last time may be wrong."""
         return self.scripts.losses(shard)
 
-    def read_on(self) -> None:
-        """Replies to patient calls are read now; otherwise they wait `PATIENCE_S` at most."""
-        self.scripts.read_on()
-
     # --- the gateway's side ---
 
     async def submit(self, job: NewJob, max_depth: int) -> int:
@@ -118,12 +112,11 @@ class JobQueue:
         return self.submitted(jobs, reply)
 
     def start_submit(
-        self, shard: int, jobs: Sequence[NewJob], max_depth: int, *, patient: bool
+        self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> asyncio.Future[Any]:
         """`submit_all` without a coroutine (see Scripts.start); its result is for `submitted`."""
-        patience_s = PATIENCE_S * patient
         batch = _batch(jobs, max_depth)
-        return self.scripts.start("submit", shard, *batch, patience_s=patience_s)
+        return self.scripts.start("submit", shard, *batch)
 
     def submitted(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[int | QueueFull]:
         """What the submit script says of these jobs."""
@@ -246,11 +239,11 @@ class JobQueue:
         )
 
     def start_emit(
-        self, shard: int, worker: str, epoch: str, step: Step, offer: Offer | None, *, patient: bool
+        self, shard: int, worker: str, epoch: str, step: Step, offer: Offer | None
     ) -> asyncio.Future[Any]:
         """`emit` without a coroutine (see Scripts.start); its result is for `emitted`."""
         emission = _emission(worker, epoch, step, False, offer)
-        return self.scripts.start_emit(shard, *emission, patience_s=PATIENCE_S * patient)
+        return self.scripts.start_emit(shard, *emission)
 
     def emitted(self, reply: Sequence[bytes] | None) -> dict[str, str]:
         """What the emit script says; raises Fenced."""

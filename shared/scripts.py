@@ -139,13 +139,11 @@ class _Server:
             await self.load()
             return await self.line.call(*self.command(name, shard, *args))
 
-    def send(
-        self, name: str, shard: int, *args: Argument, patience_s: float
-    ) -> asyncio.Future[Any]:
+    def send(self, name: str, shard: int, *args: Argument) -> asyncio.Future[Any]:
         """Raises RedisConnectionError if there is no connection, or no script was loaded."""
         if not self._calls:
             raise RedisConnectionError("not connected")
-        return self.line.send(*self.command(name, shard, *args), patience_s=patience_s)
+        return self.line.send(*self.command(name, shard, *args))
 
     def command(self, name: str, shard: int, *args: Argument) -> tuple[Argument, ...]:
         return (*self._calls[name], 1, keys.base(shard), *args)
@@ -179,22 +177,15 @@ class Scripts:
         """How often the connection was lost; see Line.losses."""
         return self._of(shard).line.losses
 
-    def start(
-        self, name: str, shard: int, *args: Argument, patience_s: float = 0.0
-    ) -> asyncio.Future[Any]:
+    def start(self, name: str, shard: int, *args: Argument) -> asyncio.Future[Any]:
         """As the method of that name, but where there is a connection no coroutine is needed.
 
         The result may be a NoScriptError then; the next call loads the scripts.
         """
         try:
-            return self._of(shard).send(name, shard, *args, patience_s=patience_s)
+            return self._of(shard).send(name, shard, *args)
         except RedisConnectionError:  # before anything was sent
             return asyncio.ensure_future(self._run(name, shard, *args))
-
-    def read_on(self) -> None:
-        """Replies that were left waiting are read now; see Line.call."""
-        for server in self._servers:
-            server.line.read_on()
 
     async def close(self) -> None:
         """Close its own connections; the servers that were given stay open."""
@@ -218,12 +209,10 @@ class Scripts:
         await self.ready(shard)
         return cast(list[bytes] | None, await self.start_emit(shard, *args))
 
-    def start_emit(
-        self, shard: int, *args: Argument, patience_s: float = 0.0
-    ) -> asyncio.Future[Any]:
+    def start_emit(self, shard: int, *args: Argument) -> asyncio.Future[Any]:
         """`start` of `emit`, which does not connect: with another connection the epoch is over."""
         try:
-            return self._of(shard).send("emit", shard, *args, patience_s=patience_s)
+            return self._of(shard).send("emit", shard, *args)
         except RedisConnectionError as error:
             reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             reply.set_exception(error)

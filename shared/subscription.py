@@ -13,7 +13,7 @@ from shared.redis import RedisError
 
 log = logging.getLogger("flotilla.subscription")
 
-_RECONNECT_S = (0.05, 0.2, 0.5, 1.0, 2.0)
+_RECONNECT_S = (0.02, 0.1, 0.2, 0.5)
 
 
 class Subscription:

@@ -19,7 +19,7 @@ log = logging.getLogger("flotilla.claimer")
 
 # A slot may come free without a run ending (n > 1), and KV use falls unannounced: look again then.
 _LOOK_AGAIN_S = 0.25
-_RECONNECT_S = (0.1, 0.5, 1.0, 2.0, 5.0)
+_RECONNECT_S = (0.02, 0.1, 0.3, 1.0)
 
 
 class Claimer:
@@ -36,21 +36,21 @@ class Claimer:
         self._decide = decide
         self._start = start
         self._ended = False
+        self._failures = 0  # since Redis has answered last
         self._changed = asyncio.Event()
         self._bell: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Claim until the end; ends by cancellation as well."""
-        failures = 0
         try:
             while not self._ended:
                 try:
                     await self._turn()
-                    failures = 0
                 except (RedisError, OSError) as error:
                     log.warning("can't claim: %s", error)
-                    await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
-                    failures += 1
+                    again_s = _RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)]
+                    self._failures += 1
+                    await asyncio.sleep(again_s)
         finally:
             await self._claims.close()
 
@@ -77,6 +77,7 @@ class Claimer:
             jobs = await self._claims.take(decision.count, spare=decision.spare)
         finally:
             self.asked = 0
+        self._failures = 0
         for job in jobs:
             self._start(job)
         if len(jobs) < decision.count:  # no more was waiting

@@ -33,7 +33,7 @@ from worker.runner import Outcome, Run
 log = logging.getLogger("flotilla.loop")
 
 # A message that was sent longer ago has come, or is lost.
-_ON_ITS_WAY_S = 1.0
+_ON_ITS_WAY_S = 0.25
 
 
 @dataclass(slots=True)
@@ -183,6 +183,8 @@ class Loop:
 
     async def _disown(self) -> None:
         await asyncio.sleep(2 * _ON_ITS_WAY_S)
+        for _ in range(2):  # turns of the loop: what came while it stood still is read first
+            await asyncio.sleep(0)
         self.offers.forget()
         with contextlib.suppress(RedisError, OSError):  # then their leases run out
             known = list(self.runs)

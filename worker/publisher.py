@@ -105,11 +105,6 @@ class _Parcel:
     def empty(self) -> bool:
         return not self.said and not self._deposits
 
-    @property
-    def goes_on(self) -> bool:
-        """Another step follows: what Redis says to this one can be read then."""
-        return len(self.endings) < len(self.said)
-
 
 class Publisher:
     """Sends outboxes, in the epochs of `lease`.
@@ -152,7 +147,6 @@ class Publisher:
     def step(self) -> None:
         """The engine has ended a step: the runs it has woken speak first, and whom they wake."""
         self._metrics.steps.inc()
-        self._queue.read_on()  # so that nothing is under way any more when they have spoken
         self._stepping = True
         self._loop.call_soon(self._loop.call_soon, self._flush)
 
@@ -174,7 +168,6 @@ class Publisher:
             self._no_step = None
         for shard, unsent in enumerate(self._unsent):
             if unsent:
-                self._queue.read_on()
                 if self._busy[shard]:
                     self._waiting[shard] = True
                 else:
@@ -201,9 +194,7 @@ class Publisher:
             self._insist_on(shard, parcel)
             return
         offer = self._offers.news(shard) if self._offers else None
-        reply = self._queue.start_emit(
-            shard, self._lease.worker_id, epoch, parcel.step(), offer, patient=parcel.goes_on
-        )
+        reply = self._queue.start_emit(shard, self._lease.worker_id, epoch, parcel.step(), offer)
         reply.add_done_callback(partial(self._sent, shard, parcel, epoch, offer))
 
     def _pack(self, shard: int) -> _Parcel:

@@ -68,7 +68,7 @@ class Inference:
             reader.fail(failure)
 
         # Whoever waits for an answer need not wait for the queue's word first.
-        queued = gateway.submitter.submit(job, patient=True, refused=refused)
+        queued = gateway.submitter.submit(job, refused=refused)
         reader.queued = queued
         return JobAnswer(gateway, job, queued, reader, received, request_id)
 

@@ -40,9 +40,6 @@ class Queue:
         self.cancelled: list[str] = []
         self.job: Job | None = None
 
-    def read_on(self) -> None:
-        pass
-
     async def read_log(self, job_id: str, after: int) -> LogPart:
         return LogPart(1, self.log[after:])
 

@@ -51,7 +51,6 @@ class Call:
     step: Step
     again: bool
     offer: Offer | None
-    patient: bool
 
     @property
     def parts(self) -> Parts:
@@ -103,9 +102,6 @@ class Queue:
     def losses(self, shard: int) -> int:
         return self.n_losses
 
-    def read_on(self) -> None:
-        pass
-
     def fence_off(self, shard: int = 0) -> None:
         """Something has changed, as after a watch."""
         self.fences[shard] = ""
@@ -115,16 +111,16 @@ class Queue:
         self.fence_off(shard)
 
     def start_emit(
-        self, shard: int, worker: str, epoch: str, step: Step, offer: Offer | None, *, patient: bool
+        self, shard: int, worker: str, epoch: str, step: Step, offer: Offer | None
     ) -> asyncio.Future[dict[str, str] | None]:
         assert worker == WORKER
-        return asyncio.ensure_future(self._call(shard, epoch, step, False, offer, patient))
+        return asyncio.ensure_future(self._call(shard, epoch, step, False, offer))
 
     async def emit(
         self, shard: int, worker: str, epoch: str, step: Step, *, again: bool = False
     ) -> dict[str, str]:
         assert worker == WORKER
-        return self.emitted(await self._call(shard, epoch, step, again, None, False))
+        return self.emitted(await self._call(shard, epoch, step, again, None))
 
     def emitted(self, reply: dict[str, str] | None) -> dict[str, str]:
         if reply is None:

@@ -72,9 +72,6 @@ class Log:
             if seq in numbers
         ]
 
-    def read_on(self) -> None:
-        pass
-
     async def read_log(self, job_id: str, after: int) -> LogPart:
         assert job_id == JOB
         self.reads.append(after)
@@ -1366,10 +1363,11 @@ def of_attempt(term: int, *frames: Frame) -> bytes:
 async def test_two_attempts_are_never_mixed(relay: Relay, log: Log, want: Want) -> None:
     """Whatever made the queue start a job anew of which a client has got something."""
     kind = FrameKind.CHUNK if want is Want.CHUNKS else FrameKind.DELTAS
+    journal = make_journal([(0, 0, (5,), "x")])
     reader = relay.open(JOB, want)
-    relay._hand_out(of_attempt(1, (1, kind, None, 5), (2, kind, None, 6)))
+    relay._hand_out(of_attempt(1, (1, kind, None, journal), (2, kind, None, journal)))
     assert len(await reader.next(5)) == 2
-    relay._hand_out(of_attempt(2, (3, kind, None, 7)))
+    relay._hand_out(of_attempt(2, (3, kind, None, journal)))
     with pytest.raises(StreamReset):
         await reader.next(5)
 

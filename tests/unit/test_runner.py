@@ -45,11 +45,8 @@ class Queue:
     def losses(self, shard: int) -> int:
         return 0
 
-    def read_on(self) -> None:
-        pass
-
     def start_emit(
-        self, shard: int, worker: str, epoch: str, step: Step, offer: object, *, patient: bool
+        self, shard: int, worker: str, epoch: str, step: Step, offer: object
     ) -> asyncio.Future[dict[str, str]]:
         said = take_apart(step).said
         self.said += said.values()

@@ -39,35 +39,29 @@ class Queue:
 
     def __init__(self, servers: int = 1) -> None:
         self.servers = range(servers)
-        self.calls: list[tuple[int, list[int], bool]] = []
+        self.calls: list[tuple[int, list[int]]] = []
         self.open = asyncio.Event()
         self.open.set()
         self.full: set[int] = set()
         self.error: Exception | None = None
         self.fails_on = True
         """The error does not go away by itself."""
-        self.read_on_calls = 0
-
-    def read_on(self) -> None:
-        self.read_on_calls += 1
 
     def start_submit(
-        self, shard: int, jobs: list[NewJob], max_depth: int, *, patient: bool
+        self, shard: int, jobs: list[NewJob], max_depth: int
     ) -> asyncio.Future[list[int | QueueFull]]:
         assert max_depth == DEPTH
         if any(each.body == UNSENDABLE for each in jobs):
             raise TypeError("can't be packed")
-        return asyncio.ensure_future(self._call(shard, jobs, patient=patient))
+        return asyncio.ensure_future(self._call(shard, jobs))
 
     def submitted(self, jobs: list[NewJob], reply: list[int | QueueFull]) -> list[int | QueueFull]:
         assert len(jobs) == len(reply)
         return reply
 
-    async def _call(
-        self, shard: int, jobs: list[NewJob], *, patient: bool
-    ) -> list[int | QueueFull]:
+    async def _call(self, shard: int, jobs: list[NewJob]) -> list[int | QueueFull]:
         names = [int(each.id[7:], 16) for each in jobs]
-        self.calls.append((shard, names, patient))
+        self.calls.append((shard, names))
         await self.open.wait()
         if self.error is not None:
             error, self.error = self.error, self.error if self.fails_on else None
@@ -105,7 +99,7 @@ async def test_what_comes_in_one_turn_leaves_in_one_call(
     submitter: Submitter, queue: Queue
 ) -> None:
     await asyncio.gather(*(submitter.submit(job(n)) for n in range(20)))
-    assert queue.calls == [(0, list(range(20)), False)]
+    assert queue.calls == [(0, list(range(20)))]
 
 
 async def test_while_a_call_is_on_its_way_others_wait_for_the_next(
@@ -116,12 +110,11 @@ async def test_while_a_call_is_on_its_way_others_wait_for_the_next(
     await turns()
     others = [submitter.submit(job(n)) for n in (1, 2, 3)]
     await turns()
-    assert queue.calls == [(0, [0], False)]
-    assert queue.read_on_calls == len(others)  # the first one's reply may be there already
+    assert queue.calls == [(0, [0])]
     assert not first.done()
     queue.open.set()
     await asyncio.gather(first, *others)
-    assert queue.calls[1:] == [(0, [1, 2, 3], False)]
+    assert queue.calls[1:] == [(0, [1, 2, 3])]
     assert counted(registry) == 4
 
 
@@ -140,10 +133,10 @@ async def test_a_server_that_does_not_answer_keeps_no_others_jobs_waiting(
     behind = submitter.submit(job(3, shard=3))
     await turns()
     assert not stuck.done()
-    assert [shard for shard, _, _ in queue.calls] == [1, 0, 2]
+    assert [shard for shard, _ in queue.calls] == [1, 0, 2]
     answers.set()
     await asyncio.gather(stuck, behind)
-    assert queue.calls[-1] == (3, [3], False)
+    assert queue.calls[-1] == (3, [3])
 
 
 async def test_one_who_finds_the_lane_full_does_not_concern_the_others(
@@ -171,7 +164,7 @@ async def test_a_failed_call_is_told_to_all_in_it_and_the_next_one_goes_out(
 
 async def test_shards_have_calls_of_their_own(submitter: Submitter, queue: Queue) -> None:
     await asyncio.gather(*(submitter.submit(job(n, shard=n % 3)) for n in range(6)))
-    assert sorted(queue.calls) == [(0, [0, 3], False), (1, [1, 4], False), (2, [2, 5], False)]
+    assert sorted(queue.calls) == [(0, [0, 3]), (1, [1, 4]), (2, [2, 5])]
 
 
 async def test_large_bodies_are_spread_over_calls(
@@ -180,13 +173,7 @@ async def test_large_bodies_are_spread_over_calls(
     monkeypatch.setattr(module, "_CALL_BYTES", 10)
     bodies = [b"x" * size for size in (4, 4, 4, 20, 1)]
     await asyncio.gather(*(submitter.submit(job(n, body=b)) for n, b in enumerate(bodies)))
-    assert sorted(names for _, names, _ in queue.calls) == [[0, 1], [2], [3], [4]]
-
-
-async def test_a_call_is_patient_only_if_all_in_it_are(submitter: Submitter, queue: Queue) -> None:
-    await asyncio.gather(*(submitter.submit(job(n), patient=True) for n in (1, 2)))
-    await asyncio.gather(*(submitter.submit(job(n), patient=n == 3) for n in (3, 4)))
-    assert [patient for _, _, patient in queue.calls] == [True, False]
+    assert sorted(names for _, names in queue.calls) == [[0, 1], [2], [3], [4]]
 
 
 async def test_a_caller_that_has_gone_disturbs_nobody(submitter: Submitter, queue: Queue) -> None:
@@ -203,7 +190,19 @@ async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
 ) -> None:
     queue.error, queue.fails_on = NoScriptError("NOSCRIPT"), False
     await submitter.submit(job(0))
-    assert queue.calls == [(0, [0], False)] * 2
+    assert queue.calls == [(0, [0])] * 2
+
+
+async def test_a_connection_that_is_lost_under_a_call_costs_nobody_a_refusal(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error, queue.fails_on = RedisConnectionError("closed by server"), False
+    await submitter.submit(job(0))
+    assert queue.calls == [(0, [0])] * 2
+    queue.error, queue.fails_on = RedisConnectionError("nobody there"), True
+    with pytest.raises(RedisConnectionError):
+        await submitter.submit(job(1))
+    assert queue.calls[2:] == [(0, [1])] * 2
 
 
 async def test_what_can_not_be_sent_is_told_and_holds_nobody_up(
@@ -212,7 +211,7 @@ async def test_what_can_not_be_sent_is_told_and_holds_nobody_up(
     with pytest.raises(TypeError):
         await submitter.submit(job(0, body=UNSENDABLE))
     await submitter.submit(job(1))
-    assert queue.calls == [(0, [1], False)]
+    assert queue.calls == [(0, [1])]
 
 
 async def test_who_is_refused_is_told_and_nobody_else(submitter: Submitter, queue: Queue) -> None:

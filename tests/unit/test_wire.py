@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import uvloop
 from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.wire import begin, body_at_hand, when_left, writer
+from tests.waiting import eventually
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
 CHUNKS = [b"data: 1\n\n", b"x" * 16, b"\xff" * 70_000, b"\r\n", b"0\r\n\r\n"]
@@ -26,6 +31,7 @@ class Transport:
         self.written = b""
         self.calls: list[str] = []
         self.unsent = 0
+        self.closing = False
         self.extra: dict[str, Any] = {}
 
     def get_extra_info(self, name: str) -> Any:
@@ -34,6 +40,9 @@ class Transport:
     def write(self, data: bytes) -> None:
         self.written += data
         self.calls.append("write")
+
+    def is_closing(self) -> bool:
+        return self.closing
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -82,86 +91,136 @@ def part(data: bytes) -> Any:
     return {"type": "http.response.body", "body": data, "more_body": True}
 
 
-@pytest.fixture
-def client() -> Iterator[socket.socket]:
-    """Reads what is written to `client.server`."""
-    ours, server = Client.pair()
-    with ours, server:
-        yield ours
-
-
-class Client(socket.socket):
-    server: socket.socket
-
-    @classmethod
-    def pair(cls) -> tuple[Client, socket.socket]:
-        a, server = socket.socketpair()
-        server.setblocking(False)
-        client = cls(fileno=a.detach())
-        client.setblocking(False)
-        client.server = server
-        return client, server
-
-    def received(self) -> bytes:
-        data = b""
-        while True:
-            try:
-                more = self.recv(1 << 20)
-            except BlockingIOError:
-                return data
-            data += more
-
-
 @pytest.mark.parametrize("data", CHUNKS)
-async def test_it_writes_what_uvicorn_would(data: bytes, client: Client) -> None:
+async def test_it_writes_what_uvicorn_would(data: bytes) -> None:
     cycle, transport = await opened()
-    transport.extra["socket"] = client.server
     assert writer(cycle.send).take(data)  # type: ignore[arg-type]
-    ours = client.received() + transport.written
-    transport.written = b""
+    ours, transport.written = transport.written, b""
     await cycle.send(part(data))
     assert ours == transport.written != b""
 
 
-async def test_what_a_full_socket_does_not_take_is_the_transports(client: Client) -> None:
+async def test_it_writes_nothing_while_something_waits_to_be_sent() -> None:
     cycle, transport = await opened()
-    transport.extra["socket"] = client.server
     body = writer(cycle.send)  # type: ignore[arg-type]
-    sent = 0
-    while not transport.written:
-        assert body.take(b"x" * 50_000)
-        sent += 1
-    assert not body.take(b"behind it")
-    framed = b"c350\r\n" + b"x" * 50_000 + b"\r\n"
-    assert client.received() + transport.written == framed * sent
-    assert not body.take(b"still the task's")
-    assert client.received() == b""
-
-
-async def test_it_writes_nothing_while_something_waits_to_be_sent(client: Client) -> None:
-    cycle, transport = await opened()
-    transport.extra["socket"] = client.server
     transport.unsent = 1
-    assert not writer(cycle.send).take(b"x")  # type: ignore[arg-type]
+    assert not body.take(b"x")
+    assert transport.written == b""
     transport.unsent = 0
-    assert writer(cycle.send).take(b"x")  # type: ignore[arg-type]
-    assert client.received() == b"1\r\nx\r\n"
+    assert body.take(b"x")
+    assert transport.written == b"1\r\nx\r\n"
 
 
-async def test_a_client_that_has_gone_has_taken_nothing(client: Client) -> None:
+async def test_it_writes_nothing_to_a_connection_that_is_being_closed() -> None:
     cycle, transport = await opened()
-    transport.extra["socket"] = client.server
     body = writer(cycle.send)  # type: ignore[arg-type]
-    client.close()
+    transport.closing = True
     assert not body.take(b"x")
     assert transport.written == b""
 
 
-async def test_nothing_goes_past_encryption(client: Client) -> None:
+# --- the same on real sockets, with the product's own loop and any other ---
+
+RUNNERS = [asyncio.run, uvloop.run]
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[tuple[RequestResponseCycle, Any, socket.socket]]:
+    """A response that has begun on a real connection, its transport, and its client."""
+    made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.set_result(transport)
+
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+    async with server:
+        with socket.create_connection(server.sockets[0].getsockname()) as client:
+            client.setblocking(False)
+            transport = await made
+            cycle, _ = asked()
+            cycle.transport, cycle.flow = transport, FlowControl(transport)
+            cycle.response_started = cycle.chunked_encoding = True
+            try:
+                yield cycle, transport, client
+            finally:
+                transport.abort()
+
+
+async def received(client: socket.socket, size: int) -> bytes:
+    data = b""
+    async with asyncio.timeout(30):
+        while len(data) < size:
+            data += await asyncio.get_running_loop().sock_recv(client, 1 << 20)
+    return data
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_slow_client_gets_all_that_was_taken_and_no_more(runner: Callable[..., None]) -> None:
+    async def run() -> None:
+        async with connected() as (cycle, transport, client):
+            body = writer(cycle.send)  # type: ignore[arg-type]
+            sent = 0
+            while body.take(b"x" * 50_000):
+                sent += 1
+                assert sent < 10_000, "a socket without an end"
+            assert transport.get_write_buffer_size() <= 50_010  # of the last one, the rest
+            assert not body.take(b"behind it")
+            framed = b"c350\r\n" + b"x" * 50_000 + b"\r\n"
+            assert await received(client, sent * len(framed)) == framed * sent
+            assert body.take(b"y")  # it has caught up
+            assert await received(client, 6) == b"1\r\ny\r\n"
+
+    runner(run())
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "client"])
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_socket_of_an_ended_connection_is_somebody_elses(
+    runner: Callable[..., None], end: str
+) -> None:
+    async def run() -> None:
+        async with connected() as (cycle, transport, client):
+            number = transport.get_extra_info("socket").fileno()
+            body = writer(cycle.send)  # type: ignore[arg-type]
+            assert body.take(b"x")
+            if end == "client":
+                client.close()
+            else:
+                getattr(transport, end)()
+            await eventually(partial(_free, number), "the socket is closed")
+            others = socket.socketpair()
+            with others[0], others[1]:
+                # As the next connection that the process opens or accepts would.
+                assert number in (others[0].fileno(), others[1].fileno())
+                assert not body.take(b"secret")
+                assert not writer(cycle.send).take(b"secret")  # type: ignore[arg-type]
+                for each in others:
+                    each.setblocking(False)
+                    with pytest.raises(BlockingIOError):
+                        each.recv(100)
+
+    runner(run())
+
+
+async def _free(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False
+
+
+async def test_nothing_goes_past_encryption() -> None:
     cycle, transport = await opened()
-    transport.extra |= {"socket": client.server, "sslcontext": object()}
-    assert writer(cycle.send).take(b"x")  # type: ignore[arg-type]
-    assert (client.received(), transport.written) == (b"", b"1\r\nx\r\n")
+    ours, plain = socket.socketpair()
+    with ours, plain:
+        transport.extra |= {"socket": plain, "sslcontext": object()}
+        assert writer(cycle.send).take(b"x")  # type: ignore[arg-type]
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(100)
+    assert transport.written == b"1\r\nx\r\n"
 
 
 async def test_a_body_of_known_length_goes_through_uvicorns_send() -> None:

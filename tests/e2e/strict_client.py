@@ -1,0 +1,150 @@
+"""An HTTP client of one connection that accepts nothing but what the server owes it, byte by byte.
+
+httpx forgives or hides a stray byte; for a test of whose bytes go where it must not be forgiven.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import struct
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+_DEADLINE_S = 30.0
+CHUNK_ID = re.compile(rb'"id":"[a-z]+-([^"]+)"')
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+class Broken(AssertionError):
+    """The server sent what is no answer to what was asked."""
+
+
+class Reply(NamedTuple):
+    """One answer."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class StrictClient:
+    """One connection. Each method gives up after a while."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, url: str) -> StrictClient:
+        where = urlsplit(url)
+        return cls(*await asyncio.open_connection(where.hostname, where.port))
+
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def head(self) -> tuple[int, dict[bytes, bytes]]:
+        """The status line and the headers of an answer."""
+        match = re.fullmatch(rb"HTTP/1\.1 (\d{3}) [ -~]*\r\n", line := await self._line())
+        if match is None:
+            raise Broken(f"no status line: {line!r}")
+        headers = {}
+        while (line := await self._line()) != b"\r\n":
+            field = re.fullmatch(rb"([a-z0-9-]+): ([^\r\n]*)\r\n", line)
+            if field is None:
+                raise Broken(f"no header: {line!r}")
+            headers[field[1]] = field[2]
+        return int(match[1]), headers
+
+    async def chunk(self, job_id: bytes) -> bytes:
+        """The next chunk of a chunked body; empty at its end. All that it tells of is `job_id`."""
+        size = await self._line()
+        if re.fullmatch(rb"[0-9a-f]+\r\n", size) is None:
+            raise Broken(f"no chunk size: {size!r}")
+        data = await self._exactly(int(size, 16) + 2)
+        if not data.endswith(b"\r\n"):
+            raise Broken(f"no end of a chunk: {data!r}")
+        data = data[:-2]
+        if data and not re.fullmatch(rb"((data: [^\n]+|: [^\n]*)\n\n)+", data):
+            raise Broken(f"no events: {data!r}")
+        others = set(CHUNK_ID.findall(data)) - {job_id}
+        if others:
+            raise Broken(f"a chunk of {others} for {job_id!r}")
+        return data
+
+    async def reply(self) -> Reply:
+        """A whole answer."""
+        status, headers = await self.head()
+        if b"content-length" in headers:
+            return Reply(status, headers, await self._exactly(int(headers[b"content-length"])))
+        if headers.get(b"transfer-encoding") != b"chunked":
+            raise Broken(f"neither length nor chunks: {headers}")
+        body = b""
+        while data := await self.chunk(headers.get(b"x-flotilla-job-id", b"")):
+            body += data
+        return Reply(status, headers, body)
+
+    async def nothing_more(self, wait_s: float) -> None:
+        """That long nothing comes."""
+        try:
+            async with asyncio.timeout(wait_s):
+                data = await self._reader.read(1 << 16)
+        except TimeoutError:
+            return
+        raise Broken(f"nobody asked for {data!r}")
+
+    async def all_that_comes(self, wait_s: float) -> bytes:
+        """What comes in that time, or until the server closes the connection."""
+        data = b""
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(wait_s):
+                while more := await self._reader.read(1 << 16):
+                    data += more
+        return data
+
+    def close(self) -> None:
+        """Leave; the server gets a FIN, or a RST if it has sent what was not read."""
+        self._writer.transport.abort()
+
+    def reset(self) -> None:
+        """Leave with a RST."""
+        self._writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
+        )
+        self._writer.transport.abort()
+
+    def half_close(self) -> None:
+        """Send nothing more, but read on."""
+        self._writer.write_eof()
+
+    async def _line(self) -> bytes:
+        async with asyncio.timeout(_DEADLINE_S):
+            line = await self._reader.readline()
+        if not line.endswith(b"\n"):
+            raise Broken(f"the connection ended with {line!r}")
+        return line
+
+    async def _exactly(self, size: int) -> bytes:
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError as error:
+            raise Broken(f"the connection ended with {error.partial!r}") from error
+
+
+def request(
+    method: str, path: str, key: str, body: Any = None, *headers: str, pad: int = 0
+) -> bytes:
+    """A request as bytes; `pad` bytes more in its JSON."""
+    content = b"" if body is None else json.dumps(body).encode()
+    content += b" " * pad
+    lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Authorization: Bearer {key}", *headers]
+    if content:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + content

@@ -21,7 +21,7 @@ from load_tests.faults.hostile_run import (
     run_hostile_vllm,
 )
 from load_tests.faults.row import Row, table
-from load_tests.faults.run import LOST_LEASE, LOST_LEASE_TIMES, run_fault, run_lost_lease
+from load_tests.faults.run import GIVEN_TIMES, GIVEN_TITLES, run_fault, run_given
 from load_tests.processes import ProcessError, Processes
 from load_tests.session import default_path, names_of, save, say, session
 
@@ -29,7 +29,7 @@ HELP = "break a fleet on purpose: what do its clients see?"
 
 _TOKENS = 120
 _QUICK_TIMES, _QUICK_EVERY_S, _QUICK_TOKENS = 1, 3.0, 40
-_ROWS = (*FAULTS, LOST_LEASE)
+_ROWS = (*FAULTS, *GIVEN_TITLES)
 _QUICK_ROWS = (
     "worker-kill",
     "worker-stop",
@@ -41,7 +41,8 @@ _QUICK_ROWS = (
     "log-deleted",
     "flushall",
     "connections",
-    LOST_LEASE,
+    "lost-lease",
+    "silent-redis",
 )
 _AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
 """After a hostile request, before memory is looked at again."""
@@ -152,9 +153,9 @@ def _hostile(arguments: argparse.Namespace, processes: Processes) -> int:
 
 async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> Row:
     quick: bool = arguments.quick
-    if name == LOST_LEASE:
-        usual = _QUICK_TIMES if quick else LOST_LEASE_TIMES
-        return await run_lost_lease(folder, times=arguments.times or usual)
+    if name in GIVEN_TITLES:
+        usual = _QUICK_TIMES if quick else GIVEN_TIMES
+        return await run_given(name, folder, times=arguments.times or usual)
     fault = FAULTS[name]
     return await run_fault(
         name,

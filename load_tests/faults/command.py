@@ -51,7 +51,8 @@ _AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
-        help=f"of {', '.join(_ROWS)}; with --hostile of {', '.join(HOSTILE)}",
+        help=f"of {', '.join(_ROWS)}; with --hostile of {', '.join(HOSTILE)}; "
+        f"with --vllm of {', '.join(VLLM_HOSTILE)}",
     )
     parser.add_argument("--times", type=int, help="how often each fault (default: its own number)")
     parser.add_argument(
@@ -135,12 +136,12 @@ def _hostile(arguments: argparse.Namespace, processes: Processes) -> int:
     path: Path = arguments.json or default_path("hostile")
     after_s = _QUICK_AFTER_S if arguments.quick else _AFTER_S
     rows: list[HostileRow] = []
+    known = VLLM_HOSTILE if arguments.vllm else HOSTILE
+    names = names_of(arguments.only or ",".join(known), known)
     if arguments.vllm:
-        rows += run_hostile_vllm(VLLM_HOSTILE, processes, after_s)
-        names: list[str] = []
-    else:
-        names = names_of(arguments.only or ",".join(HOSTILE), HOSTILE)
-    for name in names:
+        chosen = {name: VLLM_HOSTILE[name] for name in names}
+        rows += run_hostile_vllm(chosen, processes, after_s)
+    for name in () if arguments.vllm else names:
         began = time.monotonic()
         rows.append(run_hostile(name, HOSTILE[name], processes.folder, after_s))
         say(f"{name}: {time.monotonic() - began:.0f} s, {rows[-1].answered}")

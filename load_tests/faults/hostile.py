@@ -18,7 +18,7 @@ from load_tests.faults.wire import (
     Answered,
     can_connect,
     exchange,
-    read_status,
+    read_answer,
     request,
 )
 
@@ -31,6 +31,7 @@ _DESCRIPTORS = 256
 _GUESSING_S = 3.0
 _NOTHING_S = 3.0
 _LONG_S = 120.0
+_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,7 @@ def guess_keys(target: Target) -> str:
         while time.monotonic() < until and "closed" not in found:
             n += 1
             c.sendall(request("GET", "/v1/models", key=f"guess-{n}"))
-            found[read_status(c)] += 1
+            found[read_answer(c)[0]] += 1
     rate = sum(found.values()) / _GUESSING_S
     shown = ", ".join(f"{count} x {status}" for status, count in found.items())
     return f"{shown or 'no answer'}; {rate:.0f} a second"
@@ -237,7 +238,17 @@ def told(answers: Iterable[Answered]) -> str:
     statuses = Counter(answered.status for answered in answers)
     shown = ", ".join(f"{n} x {s}" if n > 1 else s for s, n in statuses.items())
     slowest = max(answers, key=lambda answered: answered.seconds)
-    return f"{shown} in {slowest.seconds:.1f} s, {slowest.sent / 1e6:.1f} MB sent"
+    words = next((message(a.body) for a in answers if a.status[0] in "45"), "")
+    said = f" ({words})" if words else ""
+    return f"{shown}{said} in {slowest.seconds:.1f} s, {slowest.sent / 1e6:.1f} MB sent"
+
+
+def message(body: bytes) -> str:
+    """The beginning of an error's message, as it fits into a table."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(body)["error"]["message"])
+        return " ".join(text.replace("|", "/").split())[:_SHOWN]
+    return ""
 
 
 HOSTILE = {

@@ -31,6 +31,7 @@ _DESCRIPTORS = 256
 _GUESSING_S = 3.0
 _NOTHING_S = 3.0
 _LONG_S = 120.0
+_PROMPTS = 1024
 _SHOWN = 80
 
 
@@ -133,7 +134,8 @@ def upgrade(target: Target) -> str:
         "sec-websocket-version": "13",
         "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
     }
-    data = request("POST", CHAT, key=None, headers=fields).replace(b"content-length: 0\r\n", b"")
+    data = request("POST", CHAT, key=None, headers=fields)
+    data = data.replace(b"content-length: 0", b"content-length: 10")  # which never come
     return silent(target, data)
 
 
@@ -177,9 +179,10 @@ def truncated_prompt(target: Target) -> str:
 
 
 def short_prompts(target: Target) -> str:
-    """8 MB of prompts of one letter, once."""
-    body = fill('"prompt": ["a"...]', target.model)
-    data = request("POST", "/v1/completions", body)
+    """8 MB of prompts that each fit into the model, as many as vLLM takes."""
+    prompt = "one two three " * (_BODY_BYTES // _PROMPTS // 14 - 1)
+    body = {"model": target.model, "prompt": [prompt] * _PROMPTS, "max_tokens": 1}
+    data = request("POST", "/v1/completions", json.dumps(body).encode())
     return told([exchange(target.port, data, _LONG_S)])
 
 
@@ -286,7 +289,7 @@ HOSTILE = {
 }
 VLLM_HOSTILE = {
     "vllm-nothing": Hostile("real vLLM: nothing", nothing),
-    "vllm-prompts": Hostile("real vLLM: 8 MB of short prompts", short_prompts),
+    "vllm-prompts": Hostile("real vLLM: 8 MB in 1024 prompts", short_prompts),
     "vllm-truncate": Hostile(
         "real vLLM: 4 MB prompt with `truncate_prompt_tokens`", truncated_prompt
     ),

@@ -21,7 +21,7 @@ from load_tests.faults.hostile_run import (
     run_hostile_vllm,
 )
 from load_tests.faults.row import Row, table
-from load_tests.faults.run import LOST_LEASE, LOST_LEASE_TIMES, run_fault, run_lost_lease
+from load_tests.faults.run import GIVEN_TIMES, GIVEN_TITLES, run_fault, run_given
 from load_tests.processes import ProcessError, Processes
 from load_tests.session import default_path, names_of, save, say, session
 
@@ -29,7 +29,7 @@ HELP = "break a fleet on purpose: what do its clients see?"
 
 _TOKENS = 120
 _QUICK_TIMES, _QUICK_EVERY_S, _QUICK_TOKENS = 1, 3.0, 40
-_ROWS = (*FAULTS, LOST_LEASE)
+_ROWS = (*FAULTS, *GIVEN_TITLES)
 _QUICK_ROWS = (
     "worker-kill",
     "worker-stop",
@@ -41,7 +41,8 @@ _QUICK_ROWS = (
     "log-deleted",
     "flushall",
     "connections",
-    LOST_LEASE,
+    "lost-lease",
+    "silent-redis",
 )
 _AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
 """After a hostile request, before memory is looked at again."""
@@ -50,7 +51,8 @@ _AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
-        help=f"of {', '.join(_ROWS)}; with --hostile of {', '.join(HOSTILE)}",
+        help=f"of {', '.join(_ROWS)}; with --hostile of {', '.join(HOSTILE)}; "
+        f"with --vllm of {', '.join(VLLM_HOSTILE)}",
     )
     parser.add_argument("--times", type=int, help="how often each fault (default: its own number)")
     parser.add_argument(
@@ -134,12 +136,12 @@ def _hostile(arguments: argparse.Namespace, processes: Processes) -> int:
     path: Path = arguments.json or default_path("hostile")
     after_s = _QUICK_AFTER_S if arguments.quick else _AFTER_S
     rows: list[HostileRow] = []
+    known = VLLM_HOSTILE if arguments.vllm else HOSTILE
+    names = names_of(arguments.only or ",".join(known), known)
     if arguments.vllm:
-        rows += run_hostile_vllm(VLLM_HOSTILE, processes, after_s)
-        names: list[str] = []
-    else:
-        names = names_of(arguments.only or ",".join(HOSTILE), HOSTILE)
-    for name in names:
+        chosen = {name: VLLM_HOSTILE[name] for name in names}
+        rows += run_hostile_vllm(chosen, processes, after_s)
+    for name in () if arguments.vllm else names:
         began = time.monotonic()
         rows.append(run_hostile(name, HOSTILE[name], processes.folder, after_s))
         say(f"{name}: {time.monotonic() - began:.0f} s, {rows[-1].answered}")
@@ -152,9 +154,9 @@ def _hostile(arguments: argparse.Namespace, processes: Processes) -> int:
 
 async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> Row:
     quick: bool = arguments.quick
-    if name == LOST_LEASE:
-        usual = _QUICK_TIMES if quick else LOST_LEASE_TIMES
-        return await run_lost_lease(folder, times=arguments.times or usual)
+    if name in GIVEN_TITLES:
+        usual = _QUICK_TIMES if quick else GIVEN_TIMES
+        return await run_given(name, folder, times=arguments.times or usual)
     fault = FAULTS[name]
     return await run_fault(
         name,

@@ -14,13 +14,15 @@ from load_tests.faults.comparison import words
 from load_tests.faults.fleet import Fleet
 from load_tests.faults.leftovers import leftovers
 from load_tests.faults.outcome import Outcome
-from load_tests.faults.schedule import Schedule, draw, lost_lease
+from load_tests.faults.schedule import Schedule, draw, lost_lease, silent_redis
 from load_tests.faults.schedule_round import Round
 
 LEASE_S = 0.9
 STEP_MS = 2.5
 """After a pause of 0.83 of a lease 60 steps are left of it; a worker's step list keeps 36."""
-LOST_LEASE_S = 1.5
+GIVEN_LEASE_S = 1.5
+GIVEN = {"lost-lease": lost_lease, "silent-redis": silent_redis}
+"""Schedules that gave clients wrong answers as complete ones."""
 _PATIENCE_S = 25.0
 
 
@@ -101,14 +103,16 @@ async def play_drawn(
     return total
 
 
-async def play_lost_lease(folder: Path, *, rounds: int, say: Callable[[str], None] = print) -> Fuzz:
-    """The schedule that gave spliced answers, with a lease of a tenth of the usual one."""
-    step_ms = 25 * LOST_LEASE_S / 15
+async def play_given(
+    name: str, folder: Path, *, rounds: int, say: Callable[[str], None] = print
+) -> Fuzz:
+    """One of GIVEN on a fleet with one worker and a lease of a tenth of the usual one."""
+    step_ms = 25 * GIVEN_LEASE_S / 15
     fleet = await asyncio.to_thread(
-        lambda: Fleet(folder, workers=1, lease_s=LOST_LEASE_S, step_ms=step_ms)
+        lambda: Fleet(folder, workers=1, lease_s=GIVEN_LEASE_S, step_ms=step_ms)
     )
-    schedules = [(f"lost-lease-{n}", lost_lease(LOST_LEASE_S)) for n in range(rounds)]
-    return await _play(fleet, schedules, say)
+    schedule = GIVEN[name](GIVEN_LEASE_S)
+    return await _play(fleet, [(f"{name}-{n}", schedule) for n in range(rounds)], say)
 
 
 async def _play(

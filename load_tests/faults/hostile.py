@@ -18,7 +18,7 @@ from load_tests.faults.wire import (
     Answered,
     can_connect,
     exchange,
-    read_status,
+    read_answer,
     request,
 )
 
@@ -31,6 +31,8 @@ _DESCRIPTORS = 256
 _GUESSING_S = 3.0
 _NOTHING_S = 3.0
 _LONG_S = 120.0
+_PROMPTS = 1024
+_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,8 @@ def upgrade(target: Target) -> str:
         "sec-websocket-version": "13",
         "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
     }
-    data = request("POST", CHAT, key=None, headers=fields).replace(b"content-length: 0\r\n", b"")
+    data = request("POST", CHAT, key=None, headers=fields)
+    data = data.replace(b"content-length: 0", b"content-length: 10")  # which never come
     return silent(target, data)
 
 
@@ -176,9 +179,10 @@ def truncated_prompt(target: Target) -> str:
 
 
 def short_prompts(target: Target) -> str:
-    """8 MB of prompts of one letter, once."""
-    body = fill('"prompt": ["a"...]', target.model)
-    data = request("POST", "/v1/completions", body)
+    """8 MB of prompts that each fit into the model, as many as vLLM takes."""
+    prompt = "one two three " * (_BODY_BYTES // _PROMPTS // 14 - 1)
+    body = {"model": target.model, "prompt": [prompt] * _PROMPTS, "max_tokens": 1}
+    data = request("POST", "/v1/completions", json.dumps(body).encode())
     return told([exchange(target.port, data, _LONG_S)])
 
 
@@ -191,7 +195,7 @@ def guess_keys(target: Target) -> str:
         while time.monotonic() < until and "closed" not in found:
             n += 1
             c.sendall(request("GET", "/v1/models", key=f"guess-{n}"))
-            found[read_status(c)] += 1
+            found[read_answer(c)[0]] += 1
     rate = sum(found.values()) / _GUESSING_S
     shown = ", ".join(f"{count} x {status}" for status, count in found.items())
     return f"{shown or 'no answer'}; {rate:.0f} a second"
@@ -237,7 +241,17 @@ def told(answers: Iterable[Answered]) -> str:
     statuses = Counter(answered.status for answered in answers)
     shown = ", ".join(f"{n} x {s}" if n > 1 else s for s, n in statuses.items())
     slowest = max(answers, key=lambda answered: answered.seconds)
-    return f"{shown} in {slowest.seconds:.1f} s, {slowest.sent / 1e6:.1f} MB sent"
+    words = next((message(a.body) for a in answers if a.status[0] in "45"), "")
+    said = f" ({words})" if words else ""
+    return f"{shown}{said} in {slowest.seconds:.1f} s, {slowest.sent / 1e6:.1f} MB sent"
+
+
+def message(body: bytes) -> str:
+    """The beginning of an error's message, as it fits into a table."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = str(json.loads(body)["error"]["message"])
+        return " ".join(text.replace("|", "/").split())[:_SHOWN]
+    return ""
 
 
 HOSTILE = {
@@ -275,7 +289,7 @@ HOSTILE = {
 }
 VLLM_HOSTILE = {
     "vllm-nothing": Hostile("real vLLM: nothing", nothing),
-    "vllm-prompts": Hostile("real vLLM: 8 MB of short prompts", short_prompts),
+    "vllm-prompts": Hostile("real vLLM: 8 MB in 1024 prompts", short_prompts),
     "vllm-truncate": Hostile(
         "real vLLM: 4 MB prompt with `truncate_prompt_tokens`", truncated_prompt
     ),

@@ -92,6 +92,15 @@ def lost_lease(lease_s: float) -> Schedule:
     )
 
 
+def silent_redis(lease_s: float) -> Schedule:
+    """Redis stops for 0.9 of a lease while streams are young and new calls wait.
+
+    Workers drop their jobs after 0.8 of a lease, and begin the new ones.
+    """
+    pause = Pause(Target.REDIS, 0.9 * lease_s, calls=3)
+    return Schedule(streams=4, jobs=0, tokens=200, after=5, pauses=(pause,))
+
+
 def draw(seed: str, lease_s: float, workers: int) -> Schedule:
     """The same for the same arguments."""
     dice = random.Random(seed)

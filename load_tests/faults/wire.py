@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _PIECE = 1 << 20
+_KEPT = 2000
 _TIMEOUT_S = 60.0
 KEY = "key-of-the-test"
 """Of everybody who has one."""
@@ -27,6 +28,8 @@ class Answered:
     seconds: float
     sent: int
     """Bytes that the server took."""
+    body: bytes = b""
+    """Its beginning."""
 
 
 def request(
@@ -55,7 +58,7 @@ def post(path: str, body: Mapping[str, Any]) -> bytes:
 def exchange(port: int, data: bytes, timeout_s: float = _TIMEOUT_S) -> Answered:
     """Send on a connection of its own, read the answer to its end or until the time is over."""
     began = time.monotonic()
-    sent = 0
+    sent, body = 0, b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout_s) as connection:
             try:
@@ -63,29 +66,30 @@ def exchange(port: int, data: bytes, timeout_s: float = _TIMEOUT_S) -> Answered:
                     sent += connection.send(data[sent : sent + _PIECE])
             except OSError:
                 pass  # it may have answered before it closed
-            status = read_status(connection)
+            status, body = read_answer(connection)
     except OSError as error:
         status = type(error).__name__
-    return Answered(status, time.monotonic() - began, sent)
+    return Answered(status, time.monotonic() - began, sent, body)
 
 
-def read_status(connection: socket.socket) -> str:
-    """The status of the next answer, read to its end where its length is known."""
+def read_answer(connection: socket.socket) -> tuple[str, bytes]:
+    """Status and beginning of the next answer, read to its end where its length is known."""
     head = b""
     while b"\r\n\r\n" not in head:
         data = connection.recv(1 << 16)
         if not data:
-            return "closed"
+            return "closed", b""
         head += data
-    head, _, rest = head.partition(b"\r\n\r\n")
-    left = -len(rest)
+    head, _, body = head.partition(b"\r\n\r\n")
+    left = -len(body)
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
             left += int(line.partition(b":")[2])
     with contextlib.suppress(TimeoutError):
         while left > 0 and (data := connection.recv(1 << 20)):
             left -= len(data)
-    return head.split(b" ", 2)[1].decode()
+            body = (body + data)[:_KEPT]
+    return head.split(b" ", 2)[1].decode(), body
 
 
 def can_connect(port: int, timeout_s: float = 5.0) -> bool:

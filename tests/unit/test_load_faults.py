@@ -18,7 +18,7 @@ from load_tests.faults.outcome import End, Outcome
 from load_tests.faults.question import Question
 from load_tests.faults.row import make_row, percentile, table, told_after
 from load_tests.faults.schedule import Target, draw, lost_lease
-from load_tests.faults.wire import Answered, read_status, request
+from load_tests.faults.wire import Answered, read_answer, request
 from load_tests.mixed_client import expected
 
 RIGHT = [f"t{n}" for n in range(40)]
@@ -276,23 +276,25 @@ def test_a_large_object_has_different_keys() -> None:
 def test_answers_are_told_together() -> None:
     answers = [Answered("200", 1.0, 10), Answered("200", 2.5, 8_000_000), Answered("401", 1.0, 10)]
     assert told(answers) == "2 x 200, 401 in 2.5 s, 8.0 MB sent"
+    refusal = b'{"error": {"message": "No a|b\\nhere."}}'
+    assert told([Answered("400", 1.0, 10, refusal)]) == "400 (No a/b here.) in 1.0 s, 0.0 MB sent"
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
+    ("sent", "answer"),
     [
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc", "200"),
-        (b"HTTP/1.1 431 Too Large\r\nconnection: close\r\n\r\n", "431"),
-        (b"HTTP/1.1 20", "closed"),
-        (b"", "closed"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc", ("200", b"abc")),
+        (b"HTTP/1.1 431 Too Large\r\nconnection: close\r\n\r\n", ("431", b"")),
+        (b"HTTP/1.1 20", ("closed", b"")),
+        (b"", ("closed", b"")),
     ],
 )
-def test_a_status_is_read_from_the_wire(sent: bytes, status: str) -> None:
+def test_an_answer_is_read_from_the_wire(sent: bytes, answer: tuple[str, bytes]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(sent)
         theirs.close()
-        assert read_status(ours) == status
+        assert read_answer(ours) == answer
 
 
 def test_a_request_has_a_key_unless_it_shall_have_none() -> None:

@@ -21,7 +21,7 @@ from shared.errors import QueueFull
 from shared.job import Job, LeasedJob, NewJob, checked_shard, shard_in, shard_of
 from shared.lanes import LANES
 from shared.line import Argument
-from shared.record import parse_job, submission
+from shared.record import WHOLE, read_job, submission
 from shared.redis import UNAVAILABLE
 from shared.scripts import Scripts
 from shared.servers import Servers
@@ -140,13 +140,12 @@ class JobQueue:
         await self.scripts.watch(checked_shard(job_id), job_id, gateway, sees)
 
     async def get(self, job_id: str) -> Job | None:
-        """The job, whosever it is."""
+        """The job, whosever it is; the request's body is not read."""
         shard = shard_of(job_id)
         if shard is None:
             return None
         redis = self.servers.of(shard)
-        raw: Mapping[bytes, bytes] = await redis.hgetall(keys.job(shard, job_id))
-        return parse_job(job_id, raw) if raw else None
+        return read_job(job_id, WHOLE, await redis.hmget(keys.job(shard, job_id), WHOLE))
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""

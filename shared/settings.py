@@ -59,6 +59,15 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     max_body_bytes: int = Field(8 << 20, ge=1024)
+    max_body_values: int = Field(
+        1_000_000, ge=1000, description="values in one request's body, of prompts of token ids too"
+    )
+    max_body_objects: int = Field(
+        100_000, ge=1000, description="objects, lists and keys in one request's body"
+    )
+    max_sequences: int = Field(
+        1024, ge=1, description="prompts times `n` of one completions request"
+    )
     body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
     max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
     max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")

@@ -111,9 +111,8 @@ def check_size(body: bytes, limits: Limits) -> None:
     """Refuse a body that holds too much, before anything is built of it. Raises BodyTooLarge."""
     if _count(body).within(limits):
         return  # the rule: no need to tell text from structure
-    plain = body.replace(b"\\\\", b"").replace(
-        b'\\"', b""
-    )  # now each quote begins or ends a string
+    # Without these each quote begins or ends a string.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     counted, inside = Limits(0, 0), 0
     for start in range(0, len(plain), _PIECE_BYTES):
         parts = plain[start : start + _PIECE_BYTES].split(b'"')

@@ -25,11 +25,11 @@ def sequences(fields: Mapping[str, Any], at_most: int) -> int:
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompts = len(prompt)
     if prompts > at_most:
-        raise BadRequest(f"A call may have {at_most} prompts at most, not {prompts}.", "prompt")
+        raise BadRequest(f"A call may have at most {at_most} prompts, not {prompts}.", "prompt")
     choices = n if isinstance(n, int) and n > 1 else 1
     if prompts > 1 and prompts * choices > at_most:
         raise BadRequest(
-            f"Prompts times `n` may be {at_most} at most in one call, not {prompts} times {choices}.",
+            f"Prompts times `n` may be at most {at_most} in one call, not {prompts} * {choices}.",
             "n",
         )
     return prompts * choices

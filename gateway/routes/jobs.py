@@ -16,6 +16,7 @@ from gateway.body import Limits, parsed, raw_member, read_body
 from gateway.context import Gateway, Tenant, TheGateway
 from gateway.events import Place, events
 from gateway.job_object import full, summaries
+from gateway.query import known_only
 from gateway.reader import Want
 from shared.endpoints import ENDPOINTS
 from shared.envelope import Unfolder
@@ -25,7 +26,7 @@ from shared.lanes import CLIENT_LANES
 from shared.listing import page
 from shared.states import JobState
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
 # Between two looks at a job that somebody waits for; its end is told at once, its start is not.
 _LOOK_S = 1.0

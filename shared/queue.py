@@ -55,6 +55,14 @@ class Offer(NamedTuple):
 NO_NEWS = Offer("", "", 0, UNKNOWN)
 
 
+class Repaired(NamedTuple):
+    """What was put right in one way."""
+
+    times: int
+    ids: tuple[str, ...]
+    """Of some of the jobs."""
+
+
 class Fenced(Exception):
     """The worker's epoch is over: before it writes again it must renew."""
 
@@ -314,15 +322,18 @@ class JobQueue:
 
     async def repair(
         self, shard: int, word: str, place: str, members: Sequence[bytes]
-    ) -> dict[str, int]:
+    ) -> dict[str, Repaired]:
         """Put right what is wrong with these members of a key; see lua/repair.lua.
 
-        Returns what was done, and how often; empty is the rule. Redis serves nobody else meanwhile,
-        so a few hundred members at most.
+        Returns what was done; empty is the rule. Redis serves nobody else meanwhile, so a few
+        hundred members at most.
         """
         reply: Sequence[Any] = await self.scripts.repair(shard, word, place, members)
-        done = zip(reply[::2], reply[1::2], strict=True)
-        return {what.decode(): times for what, times in done}
+        done = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        return {
+            what.decode(): Repaired(times, tuple(ids.decode(errors="replace").split()))
+            for what, times, ids in done
+        }
 
 
 def _batch(jobs: Iterable[NewJob], max_depth: int) -> tuple[Argument, ...]:

@@ -11,7 +11,7 @@ from types import FrameType
 import uvicorn
 
 from gateway.app import create_app
-from shared import logs
+from shared import eviction, logs
 from shared.settings import LOOPBACK, Settings, SettingsError, load_settings
 
 
@@ -21,6 +21,7 @@ def main() -> None:
         settings = load_settings()
         _check_reach(settings)
         logs.set_up(settings.log_level)
+        asyncio.run(eviction.refuse(settings.all_redis_urls))
         app = create_app(settings)
         listener = _listen(settings)
     except SettingsError as error:

@@ -199,6 +199,11 @@ class Settings(BaseSettings):
         """Where shards lie: the n-th on the n-th of these, modulo how many there are."""
         return self.shard_redis_urls or (self.redis_url,)
 
+    @property
+    def all_redis_urls(self) -> tuple[str, ...]:
+        """Every server that holds something of the fleet."""
+        return tuple(dict.fromkeys((self.redis_url, *self.server_urls)))
+
     def announced_model(self) -> str:
         """The name that a worker of these settings gives its model, unless vLLM's own arguments do.
 

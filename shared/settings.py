@@ -66,7 +66,7 @@ class Settings(BaseSettings):
         100_000, ge=1000, description="objects, lists and keys in one request's body"
     )
     max_sequences: int = Field(
-        1024, ge=1, description="prompts times `n` of one completions request"
+        512, ge=1, le=1024, description="prompts times `n` of one completions request"
     )
     body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
     max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")

@@ -264,6 +264,26 @@ def test_an_unknown_query_parameter_is_refused(api: httpx.Client, url: str) -> N
         assert "cursor, limit, model, state" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["x"] * 513}, "prompt"),
+        ({"prompt": [[1]] * 513}, "prompt"),
+        ({"prompt": ["x"] * 257, "n": 2}, "n"),
+        ({"prompt": "x" * 140_000, "truncate_prompt_tokens": 10}, "truncate_prompt_tokens"),
+    ],
+)
+def test_prompts_that_would_keep_a_worker_from_others(
+    api: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": MODEL, **fields}
+    job = {"endpoint": "/v1/completions", "body": body}
+    for answer in (api.post("/v1/completions", json=body), api.post("/jobs", json=job)):
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
 def test_a_large_job_is_taken_as_it_stands(api: httpx.Client) -> None:
     """With spaces and escapes as they were sent; parsed in a thread."""
     text = '{"metadata": {"a": "b"}, "body" : {"model": "simulated", "max_tokens": 1, "messages": '

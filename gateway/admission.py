@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.context import Gateway
-from gateway.prompts import check_truncated, sequences, truncated_chars
+from gateway.prompts import Longest, check_length, check_messages, longest, sequences
 from shared.errors import BadRequest
 from shared.job import NewJob, new_job_id, shard_in
 from shared.lanes import DEFAULT, FLEX, PRIORITY
+from shared.settings import Settings
 
 _TRIES = 16
 _LANE_OF_TIER = {"priority": PRIORITY, "flex": FLEX}
@@ -25,11 +26,10 @@ class Asked(NamedTuple):
     stream: bool
     lane: str
     """That OpenAI's `service_tier` asks for."""
-    truncated: int
-    """Characters of the longest prompt, if vLLM is to truncate it; else 0."""
+    prompt: Longest
 
 
-def asked(fields: Mapping[str, Any], max_sequences: int) -> Asked:
+def asked(fields: Mapping[str, Any], settings: Settings) -> Asked:
     """What a body asks for. Raises BadRequest."""
     name = fields.get("model")
     if not isinstance(name, str) or not name:
@@ -39,8 +39,9 @@ def asked(fields: Mapping[str, Any], max_sequences: int) -> Asked:
         raise BadRequest("`stream` must be true or false.", "stream")
     tier = fields.get("service_tier")
     lane = _LANE_OF_TIER.get(tier, DEFAULT) if isinstance(tier, str) else DEFAULT
-    sequences(fields, max_sequences)
-    return Asked(name, stream is True, lane, truncated_chars(fields))
+    sequences(fields, settings.max_sequences)
+    check_messages(fields, settings.max_messages)
+    return Asked(name, stream is True, lane, longest(fields))
 
 
 async def admit(
@@ -60,7 +61,7 @@ async def admit(
     `attached` jobs have a client that waits. Raises BadRequest, ModelNotFound, NoWorker.
     """
     model = await gateway.fleet.model(wanted.model)
-    check_truncated(wanted.truncated, model.card)
+    check_length(wanted.prompt, model.card)
     settings = gateway.settings
     return NewJob(
         id=_job_id(gateway),

@@ -68,6 +68,7 @@ class Settings(BaseSettings):
     max_sequences: int = Field(
         512, ge=1, le=1024, description="prompts times `n` of one completions request"
     )
+    max_messages: int = Field(10_000, ge=1, description="messages of one chat request")
     body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
     max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
     max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")

@@ -60,7 +60,7 @@ class Inference:
         settings = gateway.settings
         body = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
         limits = Limits(settings.max_body_values, settings.max_body_objects)
-        wanted = await parsed(body, limits, lambda fields: asked(fields, settings.max_sequences))
+        wanted = await parsed(body, limits, lambda fields: asked(fields, settings))
         job = await admit(gateway, tenant, scope["path"], body, wanted, attached=True)
         reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
 

@@ -24,6 +24,7 @@ from shared.errors import BadRequest, NotFound, StreamReset
 from shared.job import Job
 from shared.lanes import CLIENT_LANES
 from shared.listing import page
+from shared.settings import Settings
 from shared.states import JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
@@ -58,7 +59,7 @@ async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Respo
     )
     limits = Limits(settings.max_body_values, settings.max_body_objects)
     wanted, inner, body = await parsed(
-        raw, limits, lambda fields: _read_request(raw, fields, settings.max_sequences)
+        raw, limits, lambda fields: _read_request(raw, fields, settings)
     )
     new = await admit(
         gateway,
@@ -172,7 +173,7 @@ async def cancel(job_id: str, gateway: TheGateway, tenant: Tenant) -> dict[str, 
 
 
 def _read_request(
-    raw: bytes, fields: dict[str, Any], max_sequences: int
+    raw: bytes, fields: dict[str, Any], settings: Settings
 ) -> tuple[JobRequest, Asked, bytes]:
     """What the body of POST /jobs asks for, and the endpoint's own body as it stands in it.
 
@@ -190,7 +191,7 @@ def _read_request(
     if wanted.lane is not None and wanted.lane not in CLIENT_LANES:
         raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
     without_body = wanted.model_copy(update={"body": {}})
-    return without_body, asked(wanted.body, max_sequences), raw_member(raw, "body")
+    return without_body, asked(wanted.body, settings), raw_member(raw, "body")
 
 
 async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:

@@ -270,6 +270,7 @@ def test_an_unknown_query_parameter_is_refused(api: httpx.Client, url: str) -> N
         ({"prompt": ["x"] * 513}, "prompt"),
         ({"prompt": [[1]] * 513}, "prompt"),
         ({"prompt": ["x"] * 257, "n": 2}, "n"),
+        ({"prompt": [1] * 70_000}, "prompt"),
         ({"prompt": "x" * 140_000, "truncate_prompt_tokens": 10}, "truncate_prompt_tokens"),
     ],
 )

@@ -404,7 +404,7 @@ async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> Non
             turn += 1
 
     class Nothing(Journal):
-        def prompt(self, call: int, tokens: int) -> None:
+        def prompt(self, call: int, n_tokens: int) -> None:
             pass
 
     async def start(engine: JournalledEngine, number: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.prompts import check_truncated, sequences, truncated_chars
+from gateway.prompts import Longest, check_length, check_messages, longest, sequences
 from shared.errors import BadRequest
 
 
@@ -47,39 +47,58 @@ PARTS = {"role": "user", "content": [{"type": "text", "text": "de"}, {"type": "i
 
 
 @pytest.mark.parametrize(
-    ("fields", "chars"),
+    ("fields", "tokens", "chars"),
     [
-        ({"prompt": "abc"}, 0),
-        ({"prompt": "abc", "truncate_prompt_tokens": None}, 0),
-        ({"prompt": "abc", "truncate_prompt_tokens": 1}, 3),
-        ({"prompt": ["a", "abcd"], "truncate_prompt_tokens": -1}, 4),
-        ({"prompt": [1, 2], "truncate_prompt_tokens": 1}, 0),
-        ({"messages": [TEXT, PARTS, None, {}], "truncate_prompt_tokens": 1}, 5),
-        ({"messages": "what is this", "truncate_prompt_tokens": 1}, 0),
+        ({}, 0, 0),
+        ({"prompt": "abc"}, 0, 0),
+        ({"prompt": "abc", "truncate_prompt_tokens": None}, 0, 0),
+        ({"prompt": "abc", "truncate_prompt_tokens": 1}, 0, 3),
+        ({"prompt": ["a", "abcd"], "truncate_prompt_tokens": -1}, 0, 4),
+        ({"prompt": [1, 2], "truncate_prompt_tokens": 1}, 2, 0),
+        ({"prompt": [[1, 2], [1], [], "abc"]}, 2, 0),
+        ({"prompt": []}, 0, 0),
+        ({"messages": [TEXT, PARTS, None, {}], "truncate_prompt_tokens": 1}, 0, 5),
+        ({"messages": "what is this", "truncate_prompt_tokens": 1}, 0, 0),
     ],
 )
-def test_characters_that_are_to_be_truncated(fields: dict[str, Any], chars: int) -> None:
-    assert truncated_chars(fields) == chars
+def test_the_longest_prompts(fields: dict[str, Any], tokens: int, chars: int) -> None:
+    assert longest(fields) == Longest(tokens, chars)
+
+
+def test_messages_are_counted() -> None:
+    for fields in ({"messages": [TEXT] * 10}, {"messages": "x" * 11}, {"prompt": "x"}):
+        check_messages(fields, 10)
+    with pytest.raises(BadRequest, match="at most 10 messages, not 11"):
+        check_messages({"messages": [TEXT] * 11}, 10)
 
 
 @pytest.mark.parametrize(
-    ("chars", "card"),
+    ("prompt", "card"),
     [
-        (0, {"max_model_len": 100}),
-        (1 << 16, {"max_model_len": 100}),
-        (160_000, {"max_model_len": 10_000}),
-        (10**7, {}),
-        (10**7, {"max_model_len": None}),
+        (Longest(0, 0), {"max_model_len": 100}),
+        (Longest(1 << 16, 1 << 16), {"max_model_len": 100}),
+        (Longest(0, 160_000), {"max_model_len": 10_000}),
+        (Longest(100_000, 0), {"max_model_len": 100_000}),
+        (Longest(10**6, 10**7), {}),
+        (Longest(10**6, 10**7), {"max_model_len": None}),
     ],
 )
-def test_a_text_that_is_not_far_too_long_is_taken(chars: int, card: dict[str, Any]) -> None:
-    check_truncated(chars, card)
+def test_a_prompt_that_is_not_far_too_long_is_taken(prompt: Longest, card: dict[str, Any]) -> None:
+    check_length(prompt, card)
 
 
 @pytest.mark.parametrize(
-    ("chars", "card"), [(160_001, {"max_model_len": 10_000}), (65_537, {"max_model_len": 100})]
+    ("prompt", "card", "param"),
+    [
+        (Longest(0, 160_001), {"max_model_len": 10_000}, "truncate_prompt_tokens"),
+        (Longest(0, 65_537), {"max_model_len": 100}, "truncate_prompt_tokens"),
+        (Longest(65_537, 0), {"max_model_len": 100}, "prompt"),
+        (Longest(100_001, 0), {"max_model_len": 100_000}, "prompt"),
+    ],
 )
-def test_a_text_that_is_far_too_long_is_refused(chars: int, card: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match="too long") as caught:
-        check_truncated(chars, card)
-    assert caught.value.param == "truncate_prompt_tokens"
+def test_a_prompt_that_is_far_too_long_is_refused(
+    prompt: Longest, card: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_length(prompt, card)
+    assert caught.value.param == param

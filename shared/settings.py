@@ -63,7 +63,7 @@ class Settings(BaseSettings):
         1_000_000, ge=1000, description="values in one request's body, of prompts of token ids too"
     )
     max_body_objects: int = Field(
-        100_000, ge=1000, description="objects, lists and keys in one request's body"
+        200_000, ge=1000, description="objects, lists and strings in one request's body"
     )
     max_sequences: int = Field(
         512, ge=1, le=1024, description="prompts times `n` of one completions request"

@@ -294,7 +294,7 @@ def test_a_large_job_is_taken_as_it_stands(api: httpx.Client) -> None:
     done = wait_for(lambda: (j := api.get(url).json())["finished_at"] and j, "it ends")
     assert done["metadata"] == {"a": "b"}
     assert "context length" in done["error"]["message"]
-    many = '{"body": {"model": "simulated", "prompt": [%s1]}}' % ("[1]," * 100_000)
+    many = '{"body": {"model": "simulated", "prompt": [%s1]}}' % ("[1]," * 200_000)
     answer = api.post("/jobs", content=many, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 

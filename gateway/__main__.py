@@ -18,7 +18,7 @@ from gateway.app import create_app
 from gateway.connection import Connection
 from gateway.connections import Connections, most_connections, raise_descriptor_limit
 from gateway.routes.inference import Inference
-from shared import logs
+from shared import eviction, logs
 from shared.errors import GatewayStopped
 from shared.settings import LOOPBACK, Settings, SettingsError, load_settings
 
@@ -32,6 +32,7 @@ def main() -> None:
         settings = load_settings()
         _check_reach(settings)
         logs.set_up(settings.log_level)
+        asyncio.run(eviction.refuse(settings.all_redis_urls))
         app = create_app(settings)
         listener = _listen(settings)
     except SettingsError as error:

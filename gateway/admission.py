@@ -6,20 +6,42 @@ Everything else about the body is vLLM's to judge, on the worker, with vLLM's ow
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.context import Gateway
+from gateway.prompts import Longest, check_length, check_messages, longest, sequences
 from shared.errors import BadRequest
 from shared.job import NewJob, new_job_id, shard_in
 from shared.lanes import DEFAULT, FLEX, PRIORITY
+from shared.settings import Settings
 
 _TRIES = 16
 _LANE_OF_TIER = {"priority": PRIORITY, "flex": FLEX}
 
 
-def lane_of(body: Mapping[str, Any]) -> str:
-    """The lane that OpenAI's `service_tier` asks for; anything else is the default lane."""
-    return _LANE_OF_TIER.get(str(body.get("service_tier")), DEFAULT)
+class Asked(NamedTuple):
+    """What the gateway looks at in a request's body."""
+
+    model: str
+    stream: bool
+    lane: str
+    """That OpenAI's `service_tier` asks for."""
+    prompt: Longest
+
+
+def asked(fields: Mapping[str, Any], settings: Settings) -> Asked:
+    """What a body asks for. Raises BadRequest."""
+    name = fields.get("model")
+    if not isinstance(name, str) or not name:
+        raise BadRequest("`model` must name a model; GET /v1/models lists them.", "model")
+    stream = fields.get("stream", False)
+    if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
+        raise BadRequest("`stream` must be true or false.", "stream")
+    tier = fields.get("service_tier")
+    lane = _LANE_OF_TIER.get(tier, DEFAULT) if isinstance(tier, str) else DEFAULT
+    sequences(fields, settings.max_sequences)
+    check_messages(fields, settings.max_messages)
+    return Asked(name, stream is True, lane, longest(fields))
 
 
 async def admit(
@@ -27,7 +49,7 @@ async def admit(
     tenant: str,
     endpoint: str,
     body: bytes,
-    fields: Mapping[str, Any],
+    wanted: Asked,
     *,
     lane: str | None = None,
     attached: bool,
@@ -36,26 +58,20 @@ async def admit(
 ) -> NewJob:
     """A job for this request, not submitted yet.
 
-    `fields` is `body` parsed; `attached` jobs have a client that waits. Raises BadRequest,
-    ModelNotFound, NoWorker.
+    `attached` jobs have a client that waits. Raises BadRequest, ModelNotFound, NoWorker.
     """
-    name = fields.get("model")
-    if not isinstance(name, str) or not name:
-        raise BadRequest("`model` must name a model; GET /v1/models lists them.", "model")
-    stream = fields.get("stream", False)
-    if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
-        raise BadRequest("`stream` must be true or false.", "stream")
-    model = await gateway.fleet.model(name)
+    model = await gateway.fleet.model(wanted.model)
+    check_length(wanted.prompt, model.card)
     settings = gateway.settings
     return NewJob(
         id=_job_id(gateway),
         tenant=tenant,
         pool=model.pool,
-        lane=lane or lane_of(fields),
-        model=name,
+        lane=lane or wanted.lane,
+        model=wanted.model,
         endpoint=endpoint,
         body=body,
-        stream=stream is True,
+        stream=wanted.stream,
         ttl_s=settings.stream_ttl_s if attached else settings.result_ttl_s,
         max_attempts=settings.max_attempts,
         gateway=gateway.id if attached else "",

@@ -23,6 +23,7 @@ from gateway.relay import Relay
 from gateway.routes import admin, autoscale, health, inference, jobs, models
 from gateway.routes.inference import Inference
 from gateway.submitter import Submitter
+from shared import eviction
 from shared import redis as connections
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
@@ -63,12 +64,13 @@ def create_app(settings: Settings) -> Inference:
         buffer_bytes = settings.stream_buffer_bytes
         relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
         fleet = Fleet(Registry(servers.home), ScaleStore(servers.home))
+        watch = eviction.Watch(servers)
         submitter = Submitter(queue, settings.max_queue_depth, metrics)
         edge.gateway = app.state.gateway = Gateway(
-            gateway_id, settings, queue, submitter, relay, fleet, metrics, registry
+            gateway_id, settings, queue, submitter, relay, fleet, watch, metrics, registry
         )
         reaper = Reaper(queue, settings.lease_s, metrics.reaper)
-        tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper)]
+        tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper, watch)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
                 await relay.connected()

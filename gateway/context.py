@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from gateway.fleet import Fleet
 from gateway.relay import Relay
 from gateway.submitter import Submitter
+from shared.eviction import Watch
 from shared.metrics import GatewayMetrics
 from shared.queue import JobQueue
 from shared.settings import Settings
@@ -26,6 +27,7 @@ class Gateway:
     submitter: Submitter
     relay: Relay
     fleet: Fleet
+    eviction: Watch
     metrics: GatewayMetrics
     prometheus: CollectorRegistry
 

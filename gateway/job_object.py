@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from gateway.context import Gateway
-from shared.depths import position
+from shared.depths import position, positions
 from shared.errors import job_error
 from shared.job import Job
+from shared.listing import ERROR_BYTES, with_errors
 from shared.states import JobState
 from shared.token_log import Transcript, read_journal
+
+_POSITION_QUESTIONS = 10_000
+"""Most questions to Redis for the positions in one list; with more shards than that it has none."""
 
 
 def summary(job: Job) -> dict[str, Any]:
@@ -51,8 +56,23 @@ def summary(job: Job) -> dict[str, Any]:
     }
 
 
+async def summaries(gateway: Gateway, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """What a list shows: of each job its summary, and its position if it waits."""
+    shown = [summary(job) for job in await with_errors(gateway.queue, jobs)]
+    queued = [number for number, job in enumerate(jobs) if job.state is JobState.QUEUED]
+    if len(queued) * gateway.queue.shards <= _POSITION_QUESTIONS:
+        places = await positions(gateway.queue, [jobs[number] for number in queued])
+        for number, place in zip(queued, places, strict=True):
+            shown[number]["position"] = place
+    return shown
+
+
 async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
-    """All of it: position while it waits, text so far while it runs, result when it has one."""
+    """All of it: position while it waits, text so far while it runs, result when it has one.
+
+    `usage` is what the worker counted at the end, here as in a list. A job that runs, or was ended
+    by somebody else, has what its journal adds up to in `usage_so_far`.
+    """
     shown = summary(job)
     if job.state is JobState.QUEUED:
         place = shown["position"] = await position(gateway.queue, job)
@@ -67,7 +87,7 @@ async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
         shown["text"] = choices[0]["text"] if choices else ""
         shown["choices"] = choices
         if shown["usage"] is None and transcript.prompt_tokens:
-            shown["usage"] = transcript.usage()
+            shown["usage_so_far"] = transcript.usage()
     if job.result and job.content_type.startswith("application/json"):
         shown["result"] = json.loads(job.result)
     return shown
@@ -85,7 +105,7 @@ def _error(job: Job) -> dict[str, Any] | None:
     """OpenAI's error object: vLLM's own if it refused the request, else ours."""
     if not job.error_code:
         return None
-    if job.result:
+    if 0 < len(job.result) <= ERROR_BYTES:
         try:
             error: dict[str, Any] = json.loads(job.result)["error"]
         except (ValueError, KeyError, TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared import keys
@@ -75,15 +76,39 @@ async def position(queue: JobQueue, job: Job) -> int | None:
 
     Those of a server that is away do not go first. Raises redis' errors if its own is away.
     """
-    ask, own = queue.servers.ask(), checked_shard(job.id)
-    better = CLIENT_LANES[: CLIENT_LANES.index(job.lane)]
-    ask.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
-    for shard in range(queue.shards):
-        ask.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
-        for lane in better:
-            ask.of(shard).zcard(keys.waiting(shard, job.pool, lane))
-    waits, *ahead = await ask.answers(partly=True)
-    if isinstance(waits, Exception):
-        raise waits
-    known = (count for count in ahead if not isinstance(count, Exception))
-    return None if waits is None else max(1, sum(known))
+    (place,) = await positions(queue, [job])
+    return place
+
+
+async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
+    """`position` of each of these jobs, asked at once."""
+    ask = queue.servers.ask()
+    lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _better(job))
+    for pool, lane in lanes:
+        for shard in range(queue.shards):
+            ask.of(shard).zcard(keys.waiting(shard, pool, lane))
+    for job in jobs:
+        own = checked_shard(job.id)
+        ask.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
+        for shard in range(queue.shards):
+            ask.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
+    replies = iter(await ask.answers(partly=True))
+
+    def total() -> int:
+        counts = [next(replies) for _ in range(queue.shards)]
+        return sum(count for count in counts if not isinstance(count, Exception))
+
+    waiting = {lane: total() for lane in lanes}
+    places: list[int | None] = []
+    for job in jobs:
+        waits = next(replies)
+        if isinstance(waits, Exception):
+            raise waits
+        ahead = total() + sum(waiting[job.pool, lane] for lane in _better(job))
+        places.append(None if waits is None else max(1, ahead))
+    return places
+
+
+def _better(job: Job) -> Sequence[str]:
+    """The lanes whose jobs go before this one."""
+    return CLIENT_LANES[: CLIENT_LANES.index(job.lane)]

@@ -116,8 +116,8 @@ def pools(shard: int) -> str:
     return f"{base(shard)}{POOLS}"
 
 
-JOBS_PATTERN: Final = "flotilla:{*}:job*:*"
-"""Of `job` and `jobs` in all shards, for Redis' SCAN."""
+JOBS_PATTERN: Final = "flotilla:{*}:[jl]o[bg]*:*"
+"""Of `job`, `jobs` and `log` in all shards, for Redis' SCAN."""
 _OF_SHARD: Final = re.compile(r"flotilla:\{(\d+)\}:(\w+):(.*)", re.DOTALL)
 
 

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from shared import errors
+from shared import errors, eviction
 from shared.collectors import FastCounter, FastCounters, FastHistogram, FastHistograms
 from shared.states import JobState
 
@@ -112,6 +112,12 @@ _REDIS: Sequence[
         "flotilla_redis_evicted_keys_total",
         "Keys that Redis threw away to make room: jobs among them",
         lambda info: info["evicted_keys"],
+    ),
+    (
+        GaugeMetricFamily,
+        "flotilla_redis_evicts",
+        "1 if Redis is set to throw keys away when its memory is full",
+        lambda info: bool(eviction.problem(info)),
     ),
 )
 

@@ -21,7 +21,7 @@ from shared.errors import QueueFull
 from shared.job import Job, LeasedJob, NewJob, checked_shard, shard_in, shard_of
 from shared.lanes import LANES
 from shared.line import Argument
-from shared.record import parse_job, submission
+from shared.record import WHOLE, read_job, submission
 from shared.redis import UNAVAILABLE
 from shared.scripts import Scripts
 from shared.servers import Servers
@@ -51,6 +51,14 @@ class Offer(NamedTuple):
 
 
 NO_NEWS = Offer("", "", 0, UNKNOWN)
+
+
+class Repaired(NamedTuple):
+    """What was put right in one way."""
+
+    times: int
+    ids: tuple[str, ...]
+    """Of some of the jobs."""
 
 
 class Fenced(Exception):
@@ -141,13 +149,12 @@ class JobQueue:
         await self.scripts.watch(checked_shard(job_id), job_id, gateway, sees)
 
     async def get(self, job_id: str) -> Job | None:
-        """The job, whosever it is."""
+        """The job, whosever it is; the request's body is not read."""
         shard = shard_of(job_id)
         if shard is None:
             return None
         redis = self.servers.of(shard)
-        raw: Mapping[bytes, bytes] = await redis.hgetall(keys.job(shard, job_id))
-        return parse_job(job_id, raw) if raw else None
+        return read_job(job_id, WHOLE, await redis.hmget(keys.job(shard, job_id), WHOLE))
 
     async def read_log(self, job_id: str, after: int) -> LogPart:
         """The job's log behind entry number `after`."""
@@ -335,15 +342,18 @@ class JobQueue:
 
     async def repair(
         self, shard: int, word: str, place: str, members: Sequence[bytes]
-    ) -> dict[str, int]:
+    ) -> dict[str, Repaired]:
         """Put right what is wrong with these members of a key; see lua/repair.lua.
 
-        Returns what was done, and how often; empty is the rule. Redis serves nobody else meanwhile,
-        so a few hundred members at most.
+        Returns what was done; empty is the rule. Redis serves nobody else meanwhile, so a few
+        hundred members at most.
         """
         reply: Sequence[Any] = await self.scripts.repair(shard, word, place, members)
-        done = zip(reply[::2], reply[1::2], strict=True)
-        return {what.decode(): times for what, times in done}
+        done = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        return {
+            what.decode(): Repaired(times, tuple(ids.decode(errors="replace").split()))
+            for what, times, ids in done
+        }
 
 
 def _batch(jobs: Iterable[NewJob], max_depth: int) -> tuple[Argument, ...]:

@@ -22,7 +22,7 @@ in time (Lua, the append-only file) and in memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgpack
@@ -32,6 +32,14 @@ from shared.states import JobState
 
 # Redis' cmsgpack knows no `bin` type.
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
+
+
+SUMMARY = (
+    "state", "request", "created_us", "deadline_us", "lease", "history", "finished_us",
+    "error_code", "ending",
+)  # fmt: skip
+"""The fields that a Job is made of, but for its result. None of them is large; `body` may be."""
+WHOLE = (*SUMMARY, "result")
 
 
 class Request(NamedTuple):
@@ -96,6 +104,13 @@ def submission(job: NewJob) -> tuple[str | bytes | int, ...]:
 def read_lease(packed: bytes) -> LastLease:
     """From the record's field."""
     return LastLease(*msgpack.unpackb(packed))
+
+
+def read_job(job_id: str, fields: Sequence[str], values: Sequence[bytes | None]) -> Job | None:
+    """A Job from what HMGET returns for these fields of its hash; None if there is no such hash."""
+    found = zip(fields, values, strict=True)
+    raw = {name.encode(): value for name, value in found if value is not None}
+    return parse_job(job_id, raw) if raw else None
 
 
 def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:

@@ -68,17 +68,16 @@ def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionP
 
 
 async def weaknesses(redis: Redis) -> list[str]:
-    """How this Redis could lose jobs by its settings; empty where it says nothing of them."""
+    """How this Redis could lose jobs by its settings; empty where it says nothing of them.
+
+    What it may evict is another matter (eviction.py).
+    """
     settings: Any = {}
     with contextlib.suppress(ResponseError):  # managed ones keep CONFIG to themselves
-        settings = await redis.config_get("maxmemory", "maxmemory-policy", "appendonly")
-    found = []
-    if settings.get(b"maxmemory", b"0") != b"0" and settings[b"maxmemory-policy"] != b"noeviction":
-        policy = settings[b"maxmemory-policy"].decode()
-        found.append(f"maxmemory-policy is {policy}: full memory evicts jobs; set noeviction")
+        settings = await redis.config_get("appendonly")
     if settings.get(b"appendonly", b"yes") == b"no":
-        found.append("appendonly is no: jobs do not survive its end; set yes")
-    return found
+        return ["appendonly is no: jobs do not survive its end; set yes"]
+    return []
 
 
 def unwritable(error: BaseException) -> bool:

@@ -267,7 +267,7 @@ class Scripts:
     async def repair(
         self, shard: int, word: str, place: str, members: Iterable[bytes]
     ) -> list[bytes | int]:
-        """Flat `what was done, how often, ...`; see lua/repair.lua."""
+        """Flat `what was done, how often, ids of some, ...`; see lua/repair.lua."""
         return cast(list[bytes | int], await self._run("repair", shard, word, place, *members))
 
     async def watch(self, shard: int, job_id: str, gateway: str, sees: bool) -> str | None:

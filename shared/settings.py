@@ -59,6 +59,16 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     max_body_bytes: int = Field(8 << 20, ge=1024)
+    max_body_values: int = Field(
+        1_000_000, ge=1000, description="values in one request's body, of prompts of token ids too"
+    )
+    max_body_objects: int = Field(
+        200_000, ge=1000, description="objects, lists and strings in one request's body"
+    )
+    max_sequences: int = Field(
+        512, ge=1, le=1024, description="prompts times `n` of one completions request"
+    )
+    max_messages: int = Field(10_000, ge=1, description="messages of one chat request")
     body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
     max_header_bytes: int = Field(
         32 << 10, ge=1024, description="of a request line and its headers together"
@@ -211,6 +221,11 @@ class Settings(BaseSettings):
     def server_urls(self) -> tuple[str, ...]:
         """Where shards lie: the n-th on the n-th of these, modulo how many there are."""
         return self.shard_redis_urls or (self.redis_url,)
+
+    @property
+    def all_redis_urls(self) -> tuple[str, ...]:
+        """Every server that holds something of the fleet."""
+        return tuple(dict.fromkeys((self.redis_url, *self.server_urls)))
 
     def announced_model(self) -> str:
         """The name that a worker of these settings gives its model, unless vLLM's own arguments do.

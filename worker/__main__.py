@@ -9,7 +9,7 @@ import sys
 
 import uvloop
 
-from shared import logs
+from shared import eviction, logs
 from shared.settings import Settings, SettingsError, load_settings
 from worker.engines.protocol import Engine
 from worker.lifecycle import Worker
@@ -27,6 +27,7 @@ def _engine(settings: Settings) -> Engine:
 
 
 async def _run(settings: Settings) -> int:
+    await eviction.refuse(settings.all_redis_urls)
     worker = Worker(settings, _engine(settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

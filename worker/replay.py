@@ -10,6 +10,7 @@ at once, past the request's queue (vllm_collector.py) and task.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -34,6 +35,7 @@ class JournalledEngine:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
+        self._starting = asyncio.Lock()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -73,6 +75,11 @@ class JournalledEngine:
             return ""
 
         collector: Collector | None = None
+        if call:
+            # A call's prompts come all at once: started in one turn of the event loop, a thousand
+            # of them keep it for a second, and no other request's tokens leave meanwhile.
+            async with self._starting:
+                await asyncio.sleep(0)
         outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
         LATEST.set(None)
         try:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 
 from gateway.chores.walk import Step, walk
 from shared import keys
-from shared.queue import JobQueue
+from shared.queue import JobQueue, Repaired
 from shared.redis import UNAVAILABLE
 from shared.registry import Registry, pool_name
 
@@ -22,6 +21,7 @@ STEPS_A_ROUND = 200
 ROUND_S = 5.0
 """Other chores wait meanwhile."""
 _KEYS_AT_ONCE = 500
+_IDS_TOLD = 5
 
 
 class Housekeeping:
@@ -35,10 +35,11 @@ class Housekeeping:
     async def repair(self) -> None:
         """Go on with the walk over all jobs and what leads to them, and put right what is wrong.
 
-        A job that waits is found by workers again although Redis lost its entry; entries and index
-        members whose jobs are gone are taken out. A small fleet is walked over in one round.
+        A job that waits is found by workers again although Redis lost its entry; entries, index
+        members and logs whose jobs are gone are taken out. A small fleet is walked over in one
+        round.
         """
-        done: Counter[str] = Counter()
+        done: dict[str, Repaired] = {}
         lost: Exception | None = None
         n_servers = len(self._queue.servers)
         began_s = asyncio.get_running_loop().time()
@@ -50,11 +51,11 @@ class Housekeeping:
                     lost = error
         finally:
             if done:
-                log.warning("repaired: %s", ", ".join(f"{n} {what}" for what, n in done.items()))
+                log.warning("repaired: %s", _told(done))
         if lost is not None:
             raise lost
 
-    async def _go_on(self, server: int, done: Counter[str], until_s: float) -> None:
+    async def _go_on(self, server: int, done: dict[str, Repaired], until_s: float) -> None:
         """Some steps more of a server's walk; the next time it is a new one if that is over."""
         clock = asyncio.get_running_loop().time
         # A generator that has raised has nothing more to give: it is kept if nothing happens.
@@ -64,7 +65,7 @@ class Housekeeping:
             if step is None:
                 return
             if step.members:
-                done.update(await self._queue.repair(*step))
+                _add(done, await self._queue.repair(*step))
             if clock() > until_s:
                 break
         self._walks[server] = steps
@@ -94,3 +95,19 @@ class Housekeeping:
         found = [f"{n} {what} records" for what, n in dropped.items() if n]
         if found:
             log.info("nobody needs them any more: %s", ", ".join(found))
+
+
+def _add(done: dict[str, Repaired], more: Mapping[str, Repaired]) -> None:
+    for what, repaired in more.items():
+        before = done.get(what, Repaired(0, ()))
+        ids = (before.ids + repaired.ids)[:_IDS_TOLD]
+        done[what] = Repaired(before.times + repaired.times, ids)
+
+
+def _told(done: Mapping[str, Repaired]) -> str:
+    """`2 stray logs (job_1, job_2), 9 entries (job_3, ...)`."""
+    parts = []
+    for what, (times, ids) in done.items():
+        more = ", ..." if len(ids) < times else ""
+        parts.append(f"{times} {what} ({', '.join(ids)}{more})")
+    return ", ".join(parts)

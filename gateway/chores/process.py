@@ -17,7 +17,7 @@ from gateway.chores.app import LONGEST_S, create_app
 from gateway.chores.bridge import Bridge
 from gateway.chores.broker import broker, refusal
 from gateway.chores.rota import intervals
-from shared import logs
+from shared import eviction, logs
 from shared.settings import Settings, SettingsError
 
 log = logging.getLogger("flotilla.chores")
@@ -32,6 +32,7 @@ def run(settings: Settings) -> NoReturn:
     bridge = Bridge(settings, LONGEST_S, on_stuck=lambda: _exit(1))
     app = create_app(settings, bridge.perform)
     app.set_default()  # in all threads: parts of Celery look for their application there
+    asyncio.run(eviction.refuse(settings.all_redis_urls))
     if problem := asyncio.run(refusal(settings)):
         raise SettingsError(problem)
     for library in ("celery", "kombu"):

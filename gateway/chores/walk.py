@@ -53,22 +53,22 @@ async def walk(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
 
 
 async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
-    """The hashes of jobs, and the lists of tenants' jobs; nothing else knows all of them."""
+    """The hashes and logs of jobs, and the lists of tenants' jobs; nothing else knows them all."""
     cursor = None
     while cursor != 0:
         cursor, found = await redis.scan(cursor or 0, keys.JOBS_PATTERN, AT_ONCE)
-        ids: dict[int, list[bytes]] = {}
+        ids: dict[tuple[int, str], list[bytes]] = {}
         for key in found:
             shard, word, rest = keys.parse(key.decode()) or (-1, "", "")
             if shard not in shards:
                 continue
-            if word == keys.JOB:
-                ids.setdefault(shard, []).append(rest.encode())
+            if word in {keys.JOB, keys.LOG}:
+                ids.setdefault((shard, word), []).append(rest.encode())
             elif word == keys.JOBS:
                 async for members in _members(redis, key):
                     yield Step(shard, keys.JOBS, rest, members)
-        for shard, members in ids.items():
-            yield Step(shard, keys.JOB, "", members)
+        for (shard, word), members in ids.items():
+            yield Step(shard, word, "", members)
         yield Step(shards[0], keys.JOB, "", ())  # a look at keys is work for Redis too
 
 

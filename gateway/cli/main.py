@@ -99,8 +99,12 @@ def up(
     settings = _settings(**flags)
     if autoscale is not None:
         settings = _settings(**flags, autoscale=f"{settings.announced_model()}={autoscale}")
-    with alone_in_foreground():
-        status = asyncio.run(run_up(settings, workers or 1))
+    try:
+        with alone_in_foreground():
+            status = asyncio.run(run_up(settings, workers or 1))
+    except SettingsError as error:
+        print(f"flotilla up: {error}", file=sys.stderr)
+        status = EXIT_USAGE
     raise typer.Exit(status)
 
 

@@ -11,6 +11,7 @@ from gateway.cli.console import Console, wants_colours
 from gateway.cli.run_file import FOLDER
 from gateway.cli.service import USAGE_ERROR
 from gateway.cli.supervisor import EXIT_FAILED, CannotStartError, Commands, Supervisor
+from shared import eviction
 from shared.autoscale import parse_autoscale
 from shared.settings import Settings, SettingsError, to_environment
 
@@ -27,6 +28,8 @@ async def up(
     except ValueError as error:
         print(f"flotilla: {error}", file=sys.stderr)
         return USAGE_ERROR
+    if "redis_url" in settings.model_fields_set:  # else it is our own
+        await eviction.refuse(settings.all_redis_urls)
     names = ["flotilla", "redis", "gateway", "chores", *(f"worker-{n + 1}" for n in range(most))]
     console = Console(names, colours=wants_colours(to_environment(settings)))
     try:

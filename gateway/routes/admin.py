@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.context import TheGateway
+from gateway.query import known_only
 from gateway.scale_object import whole
 
-router = APIRouter(prefix="/admin", tags=["operators"])
+router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 
 _HISTORY = 20
 

@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.context import TheGateway
+from gateway.query import known_only
 from gateway.scale_object import decision
 from shared.errors import AutoscalerSilent, NotFound
 
-router = APIRouter(tags=["operators"])
+router = APIRouter(tags=["operators"], dependencies=[known_only])
 
 
 @router.get("/autoscale/{name:path}")

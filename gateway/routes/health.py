@@ -50,6 +50,7 @@ async def _checks(gateway: Gateway) -> dict[str, str]:
     """What must work for requests to be taken, and what is wrong with it."""
     return {
         "redis": await _redis(gateway),
+        "eviction": gateway.eviction.problem,
         "relay": "" if _reached(gateway) else "not subscribed",
     }
 

@@ -12,10 +12,10 @@ from typing import NoReturn
 from fastapi import APIRouter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.admission import admit
+from gateway.admission import admit, asked
 from gateway.answer import JobAnswer
 from gateway.auth import Authenticator
-from gateway.body import parse_object, read_body
+from gateway.body import Limits, parsed, read_body
 from gateway.context import Gateway
 from gateway.errors import error_response, in_our_words
 from gateway.middleware import new_request_id, sent_request_id
@@ -59,7 +59,9 @@ class Inference:
         gateway = self.gateway
         settings = gateway.settings
         body = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
-        job = await admit(gateway, tenant, scope["path"], body, parse_object(body), attached=True)
+        limits = Limits(settings.max_body_values, settings.max_body_objects)
+        wanted = await parsed(body, limits, lambda fields: asked(fields, settings))
+        job = await admit(gateway, tenant, scope["path"], body, wanted, attached=True)
         reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
 
         def refused(error: Exception) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -11,12 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from gateway import sse
-from gateway.admission import admit, lane_of
+from gateway.admission import Asked, admit, asked
 from gateway.answer import whole_answer
-from gateway.body import parse_object, read_body
+from gateway.body import Limits, parsed, raw_member, read_body
 from gateway.context import Gateway, Tenant, TheGateway
 from gateway.events import Place, events
-from gateway.job_object import full, summary
+from gateway.job_object import full, summaries
+from gateway.query import known_only
 from gateway.reader import Want
 from shared.endpoints import ENDPOINTS
 from shared.envelope import Unfolder
@@ -24,9 +24,10 @@ from shared.errors import BadRequest, NotFound, StreamReset
 from shared.job import Job
 from shared.lanes import CLIENT_LANES
 from shared.listing import page
+from shared.settings import Settings
 from shared.states import JobState
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
 # Between two looks at a job that somebody waits for; its end is told at once, its start is not.
 _LOOK_S = 1.0
@@ -56,24 +57,17 @@ async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Respo
     raw = await read_body(
         request.scope, request.receive, settings.max_body_bytes, settings.body_timeout_s
     )
-    try:
-        wanted = JobRequest.model_validate(parse_object(raw))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{place}: {first['msg']}", place) from error
-    if wanted.endpoint not in ENDPOINTS:
-        known = ", ".join(ENDPOINTS)
-        raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
-    if wanted.lane is not None and wanted.lane not in CLIENT_LANES:
-        raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
+    limits = Limits(settings.max_body_values, settings.max_body_objects)
+    wanted, inner, body = await parsed(
+        raw, limits, lambda fields: _read_request(raw, fields, settings)
+    )
     new = await admit(
         gateway,
         tenant,
         wanted.endpoint,
-        json.dumps(wanted.body).encode(),
-        wanted.body,
-        lane=wanted.lane or lane_of(wanted.body),
+        body,
+        inner,
+        lane=wanted.lane,
         attached=False,
         deadline_s=wanted.deadline_s,
         metadata=wanted.metadata,
@@ -98,9 +92,10 @@ async def list_jobs(
     found: list[Job] = []
     scanned = 0
     more = True
+    at_once = limit if state is None and model is None else _PAGE_SCAN // 10
     while more and len(found) < limit and scanned < _PAGE_SCAN:
-        rows = await page(gateway.queue, tenant, before, 100)
-        more = len(rows) == 100
+        rows = await page(gateway.queue, tenant, before, at_once)
+        more = len(rows) == at_once
         for created_us, _, job in rows:
             before = created_us
             scanned += 1
@@ -111,7 +106,7 @@ async def list_jobs(
                     break
     return {
         "object": "list",
-        "data": [summary(job) for job in found],
+        "data": await summaries(gateway, found),
         "has_more": more,
         "next_cursor": str(before) if more else None,
     }
@@ -175,6 +170,28 @@ async def cancel(job_id: str, gateway: TheGateway, tenant: Tenant) -> dict[str, 
     if await gateway.queue.cancel(job_id, tenant) is None:
         raise _not_found(job_id)
     return await full(gateway, await _job(gateway, tenant, job_id))
+
+
+def _read_request(
+    raw: bytes, fields: dict[str, Any], settings: Settings
+) -> tuple[JobRequest, Asked, bytes]:
+    """What the body of POST /jobs asks for, and the endpoint's own body as it stands in it.
+
+    The parsed body is not among them: it may be large. Raises BadRequest.
+    """
+    try:
+        wanted = JobRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise BadRequest(f"{place}: {first['msg']}", place) from error
+    if wanted.endpoint not in ENDPOINTS:
+        known = ", ".join(ENDPOINTS)
+        raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
+    if wanted.lane is not None and wanted.lane not in CLIENT_LANES:
+        raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
+    without_body = wanted.model_copy(update={"body": {}})
+    return without_body, asked(wanted.body, settings), raw_member(raw, "body")
 
 
 async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:

@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.context import Gateway, TheGateway
+from gateway.query import known_only
 from shared.registry import ModelInfo
 from shared.states import WorkerState
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 
 _SERVES = (WorkerState.READY, WorkerState.BUSY)
 

@@ -4,13 +4,18 @@
 --       job, '': ids of hashes. A job that has not ended is put into what leads to it.
 --       queue, '<pool>:<lane>': ids of entries; waiting, '<pool>:<lane>', or deadlines, '', or
 --       jobs, '<tenant>': ids of jobs. What does not lead to such a job is taken out.
--- Returns a flat array what was done, how often, ...
+--       log, '': ids of logs. One that lives for ever and has no job is deleted.
+-- Returns a flat array what was done, how often, ids of some of these (with spaces between them), ...
 -- Invariant: what the other scripts left is not changed: an entry that nobody has read belongs to a
 -- job that is queued, an entry that somebody has read and not acknowledged to one in progress.
 local word, place = ARGV[1], ARGV[2]
-local done = {}
-local function did(what, times)
-  if times > 0 then done[what] = (done[what] or 0) + times end
+local SHOWN = 3
+local done, ids = {}, {}
+local function did(what, times, id)
+  if times == 0 then return end
+  done[what] = (done[what] or 0) + times
+  ids[what] = ids[what] or {}
+  if #ids[what] < SHOWN then table.insert(ids[what], id) end
 end
 
 -- Whether the group of a stream has gone past an entry. An entry that it has passed without delivering
@@ -52,14 +57,14 @@ local function has_entry(id, job)
 end
 
 local function put_back(id, job)
-  did('pools', redis.call('SADD', base .. WORD.pools, job.pool))
-  did('jobs', redis.call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id))
+  did('pools', redis.call('SADD', base .. WORD.pools, job.pool), id)
+  did('jobs', redis.call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id), id)
   if job.deadline_us ~= '' then
-    did('deadlines', redis.call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id))
+    did('deadlines', redis.call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id), id)
   end
   if FROM.acquire[job.state] then
     local waiting = waiting_key(job.pool .. ':' .. job.lane)
-    did('waiting', redis.call('ZADD', waiting, 'NX', job.created_us, id))
+    did('waiting', redis.call('ZADD', waiting, 'NX', job.created_us, id), id)
   end
   if not has_entry(id, job) then
     local stream = queue_key(job.queue)
@@ -71,7 +76,7 @@ local function put_back(id, job)
     -- Of a job in progress: whoever reads it leaves it to the holder, who renews it, or to the reaper.
     redis.call('HSET', key('job', id), 'entry', redis.call('XADD', stream, '*', 'job', id))
     ring(job.pool, 1)
-    did('entries', 1)
+    did('entries', 1, id)
   end
 end
 
@@ -94,18 +99,29 @@ elseif word == WORD.queue then
     local job = entry and load_job(entry[2][2], TO_FIND)
     if entry and not (job and job.queue == place and job.entry == ARGV[i] and FROM.expire[job.state]) then
       redis.call('XACK', queue_key(place), GROUP, ARGV[i])
-      did('stray entries', redis.call('XDEL', queue_key(place), ARGV[i]))
+      did('stray entries', redis.call('XDEL', queue_key(place), ARGV[i]), entry[2][2])
+    end
+  end
+elseif word == WORD.log then
+  for i = 3, #ARGV do
+    -- A log gets its time to live with the end of its job; without a job it will never get one.
+    if redis.call('EXISTS', key('job', ARGV[i])) == 0 and redis.call('PTTL', key('log', ARGV[i])) == -1 then
+      did('stray logs', redis.call('DEL', key('log', ARGV[i])), ARGV[i])
     end
   end
 else
   local set = base .. word .. (place ~= '' and ':' .. place or '')
   for i = 3, #ARGV do
     local job = load_job(ARGV[i], TO_FIND)
-    local leads = job and word == WORD.jobs or job and FROM.expire[job.state]
+    local leads = job and FROM.expire[job.state]
+    if word == WORD.jobs then
+      -- The hash of an ended job expires by itself, some time before `sweep` takes its id out here.
+      leads = job or redis.call('ZSCORE', base .. WORD.expiring, ARGV[i] .. ' ' .. place)
+    end
     if word == WORD.waiting then
       leads = job and FROM.acquire[job.state] and job.pool .. ':' .. job.lane == place
     end
-    if not leads then did('stray ' .. word, redis.call('ZREM', set, ARGV[i])) end
+    if not leads then did('stray ' .. word, redis.call('ZREM', set, ARGV[i]), ARGV[i]) end
   end
 end
 
@@ -113,5 +129,6 @@ local reply = {}
 for what, times in pairs(done) do
   reply[#reply + 1] = what
   reply[#reply + 1] = times
+  reply[#reply + 1] = table.concat(ids[what], ' ')
 end
 return reply

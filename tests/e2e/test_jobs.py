@@ -222,6 +222,83 @@ def test_the_list_is_filtered_and_paged(api: httpx.Client) -> None:
     assert api.get("/jobs", params={"model": "nope"}).json()["data"] == []
 
 
+def test_the_list_and_the_job_agree(api: httpx.Client) -> None:
+    running = [submit(api, f"agree {i}", max_tokens=5000, ignore_eos=True) for i in range(2)]
+    waiting = [submit(api, "waits"), submit(api, "waits too")]
+    refused = submit(api, "refused", max_tokens=-1, lane="priority")
+    wait_for(lambda: api.get(f"/jobs/{running[0]['id']}").json().get("text"), "some text is there")
+    cancelled = api.post(f"/jobs/{running[0]['id']}/cancel").json()
+    assert cancelled["usage_so_far"]["completion_tokens"] > 0
+    url = f"/jobs/{refused['id']}"
+    wait_for(lambda: api.get(url).json()["state"] == "failed", "it is refused")
+    listed = {job["id"]: job for job in api.get("/jobs", params={"limit": 10}).json()["data"]}
+    for job_id, shown in listed.items():
+        job = api.get(f"/jobs/{job_id}").json()
+        assert shown.keys() <= job.keys()
+        if shown["state"] == job["state"] == "queued":
+            assert shown["position"] == job["position"] is not None
+        elif shown["state"] == job["state"]:
+            assert shown == {name: job[name] for name in shown}
+    assert "max_tokens" in listed[refused["id"]]["error"]["message"]
+    for job in [*running, *waiting]:
+        api.post(f"/jobs/{job['id']}/cancel")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/jobs?foo=1",
+        "/jobs?metadata.a=b",
+        "/jobs/job_x?foo=1",
+        "/jobs/job_x/result?foo",
+        "/v1/models?foo=",
+    ],
+)
+def test_an_unknown_query_parameter_is_refused(api: httpx.Client, url: str) -> None:
+    answer = api.get(url)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] in {"foo", "metadata.a"}
+    if url.startswith("/jobs?"):
+        assert "cursor, limit, model, state" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ["x"] * 513}, "prompt"),
+        ({"prompt": [[1]] * 513}, "prompt"),
+        ({"prompt": ["x"] * 257, "n": 2}, "n"),
+        ({"prompt": [1] * 70_000}, "prompt"),
+        ({"prompt": "x" * 140_000, "truncate_prompt_tokens": 10}, "truncate_prompt_tokens"),
+    ],
+)
+def test_prompts_that_would_keep_a_worker_from_others(
+    api: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": MODEL, **fields}
+    job = {"endpoint": "/v1/completions", "body": body}
+    for answer in (api.post("/v1/completions", json=body), api.post("/jobs", json=job)):
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+def test_a_large_job_is_taken_as_it_stands(api: httpx.Client) -> None:
+    """With spaces and escapes as they were sent; parsed in a thread."""
+    text = '{"metadata": {"a": "b"}, "body" : {"model": "simulated", "max_tokens": 1, "messages": '
+    text += '[{"role": "user", "content": "%s \\u00fc, {x}"}]}}' % ("long " * 20_000)
+    job = api.post("/jobs", content=text, headers={"content-type": "application/json"}).json()
+    url = f"/jobs/{job['id']}?wait=20"
+    done = wait_for(lambda: (j := api.get(url).json())["finished_at"] and j, "it ends")
+    assert done["metadata"] == {"a": "b"}
+    assert "context length" in done["error"]["message"]
+    many = '{"body": {"model": "simulated", "prompt": [%s1]}}' % ("[1]," * 200_000)
+    answer = api.post("/jobs", content=many, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

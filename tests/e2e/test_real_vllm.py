@@ -28,7 +28,7 @@ from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
-from worker.engines.protocol import Engine
+from worker.engines.protocol import JOURNAL, Engine, Journal
 from worker.lifecycle import Worker
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
@@ -381,3 +381,40 @@ async def test_the_readmes_examples(number: int, gateway: Process) -> None:
         2: "Hello from a Flotilla",
     }
     assert expected[number] in output.decode()
+
+
+async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> None:
+    """Others' tokens leave between them."""
+    from vllm.sampling_params import SamplingParams
+
+    from worker.replay import JournalledEngine
+
+    turn, turns = 0, []
+
+    class Starts:
+        async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+            turns.append(turn)
+            return
+            yield
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    class Nothing(Journal):
+        def prompt(self, call: int, n_tokens: int) -> None:
+            pass
+
+    async def start(engine: JournalledEngine, number: int) -> None:
+        JOURNAL.set(Nothing())
+        params = SamplingParams(max_tokens=1)
+        async for _ in engine.generate({}, params, f"cmpl-x-{number}"):
+            raise AssertionError
+
+    counting = asyncio.create_task(count())
+    engine = JournalledEngine(Starts())
+    await asyncio.gather(*(start(engine, number) for number in range(50)))
+    counting.cancel()
+    assert len(set(turns)) >= 49

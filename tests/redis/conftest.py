@@ -133,7 +133,8 @@ async def repair(queue: JobQueue) -> dict[str, int]:
     for place in range(len(queue.servers)):
         async for step in walk(queue, place):
             if step.members:
-                done.update(await queue.repair(*step))
+                repaired = await queue.repair(*step)
+                done.update({what: each.times for what, each in repaired.items()})
     return dict(done)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
 from redis import Redis
 
 from shared import keys
-from shared.depths import LaneDepth, depths, position
+from shared.depths import LaneDepth, depths, position, positions
 from shared.job import NewJob
 from shared.lanes import DEFAULT, FLEX, LANES, PRIORITY
-from shared.listing import page
+from shared.listing import page, with_errors
 from shared.queue import JobQueue
+from shared.states import JobEvent
 from tests.redis.conftest import (
     POOL,
     TENANT,
@@ -24,6 +26,7 @@ from tests.redis.conftest import (
     open_queue,
     submit,
     take,
+    take_one,
     utterance,
 )
 from tests.waiting import eventually
@@ -211,3 +214,54 @@ async def test_entries_behind_a_number_and_the_last_one(queue: JobQueue) -> None
     last = await queue.last_entry(job.id)
     assert last is not None
     assert (last.seq, last.end) == (1, "cancelled")
+
+
+# --- what a look at jobs costs ---
+
+
+def sent(store: Redis) -> int:
+    """Bytes that Redis has sent to anybody."""
+    return int(store.info("stats")["total_net_output_bytes"])
+
+
+async def test_no_body_is_read_to_show_jobs(queue: JobQueue, store: Redis) -> None:
+    jobs = [await submit(queue, body=b"x" * 1_000_000) for _ in range(5)]
+    before = sent(store)
+    rows = await page(queue, TENANT, None, 100)
+    shown = [job for _, _, job in rows if job is not None]
+    assert {job.id for job in shown} == {job.id for job in jobs}
+    assert await with_errors(queue, shown) == shown
+    assert (await queue.get(jobs[0].id)) in shown
+    assert sent(store) - before < 50_000
+
+
+async def test_a_list_reads_short_errors_only(queue: JobQueue, store: Redis) -> None:
+    refusal = answer(event=JobEvent.FAIL, error_code="rejected", status=400)
+    bodies = {}
+    for body in (b'{"error": {}}', b"x" * 1_000_000, b"fine"):
+        await submit(queue, stream=False)
+        job = await take_one(queue)
+        kind = answer() if body == b"fine" else refusal
+        await finish(queue, job, 1, dataclasses.replace(kind, body=body))
+        bodies[job.id] = body
+    before = sent(store)
+    shown = [job for _, _, job in await page(queue, TENANT, None, 100) if job is not None]
+    assert {job.result for job in shown} == {b""}
+    found = {bodies[job.id]: job.result for job in await with_errors(queue, shown)}
+    assert found == {b'{"error": {}}': b'{"error": {}}', b"x" * 1_000_000: b"", b"fine": b""}
+    assert sent(store) - before < 50_000
+
+
+async def test_positions_of_many_jobs_are_those_of_each(sharded: JobQueue) -> None:
+    jobs = [
+        await submit(sharded, id=job_id(i % SHARDS, i), lane=lane, pool=pool)
+        for i, (lane, pool) in enumerate(
+            [(FLEX, POOL), (DEFAULT, POOL), (PRIORITY, POOL), (FLEX, "other"), (DEFAULT, POOL)] * 3
+        )
+    ]
+    await take(sharded, 2)
+    there = [job for each in jobs if (job := await sharded.get(each.id))]
+    expected = [await position(sharded, job) for job in there]
+    assert None in expected
+    assert await positions(sharded, there) == expected
+    assert await positions(sharded, []) == []

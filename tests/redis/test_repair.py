@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from gateway.chores.walk import Step
 from shared import keys
 from shared.depths import depths
 from shared.job import new_job_id
 from shared.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
-from shared.queue import JobQueue
+from shared.queue import JobQueue, Repaired
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
     TENANT,
     WORKER,
     answer,
+    deposit,
+    emit,
     entries_of,
     finish,
     grow_old,
@@ -33,6 +36,7 @@ from tests.redis.conftest import (
     submit,
     take,
     take_one,
+    utterance,
 )
 from tests.waiting import eventually
 
@@ -211,6 +215,50 @@ async def test_members_without_a_job(queue: JobQueue, store: Redis) -> None:
     assert NOBODY.encode() not in store.zrange(LISTED, 0, -1)
     assert store.zcard(LISTED) == 3
     assert await repair(queue) == {}
+
+
+async def test_the_log_of_a_job_that_was_deleted(queue: JobQueue, store: Redis) -> None:
+    gone, fine, ended = await submit(queue), await submit(queue), await submit(queue)
+    leased = {job.id: job for job in await take(queue)}
+    for job in leased.values():
+        await say(queue, job, 1)
+        await emit(queue, [], deposits=[deposit(utterance(job, 1), 1)], worker=WORKER)
+    await finish(queue, leased[ended.id], 2, answer())
+    logs = {job.id: keys.log(0, job.id) for job in (gone, fine, ended)}
+    assert store.exists(*logs.values()) == 3
+    store.delete(keys.job(0, gone.id), keys.job(0, ended.id))
+    step = Step(0, keys.LOG, "", [job_id.encode() for job_id in logs])
+    assert await queue.repair(*step) == {"stray logs": Repaired(1, (gone.id,))}
+    assert [store.exists(key) for key in logs.values()] == [0, 1, 1]  # the last has a time to live
+    done = await repair(queue)
+    assert done == {"stray entries": 1, "stray jobs": 1}
+    assert await repair(queue) == {}
+
+
+async def test_a_walk_finds_logs_without_a_job(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await say(queue, job, 1)
+    await emit(queue, [], deposits=[deposit(utterance(job, 1), 1)], worker=WORKER)
+    store.delete(keys.job(0, job.id))
+    done = await repair(queue)
+    assert done == {"stray logs": 1, "stray entries": 1, "stray jobs": 1}
+    assert list(store.scan_iter(f"*{job.id}*")) == []
+
+
+async def test_jobs_that_expired_and_wait_for_the_sweep_are_no_damage(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await submit(queue, ttl_s=0.001)
+    await queue.cancel(job.id, TENANT)
+
+    async def expired() -> bool:
+        return not store.exists(keys.job(0, job.id))
+
+    await eventually(expired, "its record has expired")
+    assert await repair(queue) == {}
+    assert store.zcard(LISTED) == 1
+    assert await queue.sweep(0) == 1
+    assert store.zcard(LISTED) == 0
 
 
 async def test_damaged_hashes_stop_nothing(queue: JobQueue, store: Redis) -> None:

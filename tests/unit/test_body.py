@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import tracemalloc
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from gateway.body import parse_object, read_body
+from gateway import body as body_module
+from gateway.body import Limits, check_size, parse_object, parsed, raw_member, read_body
 from shared.errors import BadRequest, BodyTimeout, BodyTooLarge
 
 LIMIT = 1000
@@ -167,3 +172,137 @@ def test_half_a_character_is_refused(text: bytes) -> None:
 
 def test_a_character_in_two_halves_is_one() -> None:
     assert parse_object(rb'{"a": "\ud83d\ude00"}') == {"a": "\U0001f600"}
+
+
+# --- large bodies ---
+
+LIMITS = Limits(values=1000, objects=100)
+KEYS = ",".join(f'"k{n}": 1' for n in range(101))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" + "1," * 1000 + "1]", id="numbers"),
+        pytest.param("[" + '"",' * 100 + '""]', id="empty strings"),
+        pytest.param("[" + "[]," * 100 + "[]]", id="lists"),
+        pytest.param("[" + "{}," * 100 + "{}]", id="objects"),
+        pytest.param("{" + KEYS + "}", id="keys"),
+        pytest.param("[" * 101 + "]" * 101, id="nested lists"),
+        pytest.param('["\\\\",' + "[]," * 100 + '"\\""]', id="behind a backslash in a string"),
+        pytest.param('["' + "x" * 600_000 + '",' + "[]," * 100 + '""]', id="behind a long text"),
+    ],
+)
+def test_a_body_that_holds_too_much_is_refused(text: str) -> None:
+    with pytest.raises(BodyTooLarge, match="1000 values"):
+        check_size(b'{"x": ' + text.encode() + b"}", LIMITS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" + "1," * 900 + "1]", id="numbers"),
+        pytest.param("[" + '"\\"",' * 90 + "1]", id="strings"),
+        pytest.param("[" + "[]," * 90 + "[]]", id="lists"),
+        pytest.param(json.dumps("a, b: [c] {d} " * 50_000), id="text"),
+        pytest.param(json.dumps('{"a": ["\\", 1]}\n' * 50_000), id="JSON in a text"),
+        pytest.param(json.dumps("\\" * 300_001 + "[,:{" * 50_000), id="backslashes"),
+    ],
+)
+def test_what_stands_in_strings_does_not_count(text: str) -> None:
+    check_size(b'{"x": ' + text.encode() + b"}", LIMITS)
+
+
+def held(value: Any) -> Limits:
+    """What is in a parsed value: commas, containers, strings."""
+    if isinstance(value, str):
+        return Limits(0, 1)
+    if not isinstance(value, dict | list):
+        return Limits(0, 0)
+    members = [*value, *value.values()] if isinstance(value, dict) else value
+    inner = [held(each) for each in members]
+    return Limits(
+        max(0, len(value) - 1) + 1 + sum(each.values for each in inner),
+        1 + sum(each.objects for each in inner),
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_count_is_exact_where_it_matters(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any JSON, cut into pieces anywhere."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(body_module, "_PIECE_BYTES", chance.randint(1, 40))
+
+    def make(depth: int) -> Any:
+        kind = chance.randrange(3 if depth < 4 else 1)
+        if kind == 1:
+            return [make(depth + 1) for _ in range(chance.randrange(5))]
+        if kind == 2:
+            return {text() + str(n): make(depth + 1) for n in range(chance.randrange(5))}
+        return chance.choice([text(), 1, None, 1.5])
+
+    def text() -> str:
+        return "".join(chance.choice('\\",:[{}] aü') for _ in range(chance.randrange(8)))
+
+    value = {"x": [make(0) for _ in range(5)]}
+    raw = json.dumps(value).encode()
+    there = held(value)
+    check_size(raw, there)
+    for less in (
+        there._replace(values=there.values - 1),
+        there._replace(objects=there.objects - 1),
+    ):
+        with pytest.raises(BodyTooLarge):
+            check_size(raw, less)
+
+
+async def test_the_loop_goes_on_while_a_large_body_is_parsed() -> None:
+    body = b'{"prompt": [' + b"12345," * 900_000 + b"1]}"
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    before = turns
+    limits = Limits(1_000_000, 100_000)
+    assert await parsed(body, limits, lambda fields: len(fields["prompt"])) == 900_001
+    assert turns > before + 3
+    beside.cancel()
+
+
+async def test_what_is_refused_was_not_built() -> None:
+    body = b'{"x": [' + b"{}," * 2_000_000 + b"1]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            await parsed(body, Limits(1_000_000, 100_000), len)
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_large_bodys_errors_are_those_of_a_small_one() -> None:
+    padding = b'"p": "' + b"x" * 100_000 + b'"'
+    for wrong, words in ((b'"a": 1, "a": 2', "twice"), (b'"a": NaN', "NaN"), (b'"a": 01', "valid")):
+        with pytest.raises(BadRequest, match=words):
+            await parsed(b"{" + padding + b"," + wrong + b"}", LIMITS, dict)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"body":{"a":1}}',
+        ' {\n"x" : "body" ,\t"body" : {"body": [1, "}", 2.50]} , "z": [] }\n',
+        '{"a\\"body\\"": {"body": 1}, "b\\u006fdy": "ü\\u00fc"}',
+        '{"x": {}, "body": -1e5}',
+    ],
+)
+def test_a_member_is_found_as_it_stands(text: str) -> None:
+    raw = raw_member(text.encode(), "body")
+    assert raw in text.encode()
+    assert json.loads(raw) == json.loads(text)["body"]

@@ -195,7 +195,7 @@ class JobAnswer:
             return b""
         news = f"{job.state}, position {place}" if place else job.state
         if place and job.state is JobState.QUEUED:
-            waits_for = self._gateway.fleet.prospect(job.pool, place).waits_for
+            waits_for = self._gateway.fleet.waits_for(job.pool)
             news += f"; {waits_for}" if waits_for else ""
         return sse.comment(news)
 

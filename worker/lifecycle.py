@@ -248,6 +248,7 @@ class Worker:
             metrics_port=self._health.port,
             reason=reason,
             start_s=self._start_s,
+            ages=self._loop.ages() if self._loop else (),
             **(asdict(self._loop.done) if self._loop else {}),
         )
         await self._registry.announce(info, **({"expiry_s": expiry_s} if expiry_s else {}))

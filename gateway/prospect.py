@@ -15,7 +15,7 @@ from shared.states import WorkerState
 
 _SERVES = (WorkerState.READY, WorkerState.BUSY)
 _TIMES_TOO_OLD = 2
-"""If even the youngest running job is so many times older than a job takes, that figure is wrong."""
+"""Times longer than a job takes: where even the youngest one runs so long, the figure is wrong."""
 
 
 class Prospect(NamedTuple):
@@ -121,12 +121,12 @@ def _nth_s(position: int, slots: Sequence[tuple[float, float]], job_s: float) ->
     total = sum(n for _, n in slots)
     if not total:
         return None
-    rounds, rest = divmod(position - 1, total)
+    rounds, before = divmod(position - 1, total)
     for seconds, n in slots:
-        rest -= n
-        if rest < 0:
-            break
-    return rounds * job_s + seconds
+        if before < n:
+            return rounds * job_s + seconds
+        before -= n
+    return rounds * job_s + slots[-1][0]
 
 
 def _freed(until_s: float, slots: Sequence[tuple[float, float]], job_s: float | None) -> float:

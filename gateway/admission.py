@@ -14,12 +14,22 @@ from shared.job import NewJob, new_job_id, shard_in
 from shared.lanes import DEFAULT, FLEX, PRIORITY
 
 _TRIES = 16
-_LANE_OF_TIER = {"priority": PRIORITY, "flex": FLEX}
+_LANE_OF_TIER = {
+    None: DEFAULT,
+    "auto": DEFAULT,
+    "default": DEFAULT,
+    "flex": FLEX,
+    "priority": PRIORITY,
+}
 
 
 def lane_of(body: Mapping[str, Any]) -> str:
-    """The lane that OpenAI's `service_tier` asks for; anything else is the default lane."""
-    return _LANE_OF_TIER.get(str(body.get("service_tier")), DEFAULT)
+    """The lane that OpenAI's `service_tier` asks for. Raises BadRequest for other tiers."""
+    tier = body.get("service_tier")
+    if not isinstance(tier, str | None) or tier not in _LANE_OF_TIER:
+        known = ", ".join(name for name in _LANE_OF_TIER if name)
+        raise BadRequest(f"`service_tier` must be one of: {known}.", "service_tier")
+    return _LANE_OF_TIER[tier]
 
 
 async def admit(
@@ -45,13 +55,14 @@ async def admit(
     stream = fields.get("stream", False)
     if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
         raise BadRequest("`stream` must be true or false.", "stream")
+    tier_lane = lane_of(fields)
     model = await gateway.fleet.model(name)
     settings = gateway.settings
     return NewJob(
         id=_job_id(gateway),
         tenant=tenant,
         pool=model.pool,
-        lane=lane or lane_of(fields),
+        lane=lane or tier_lane,
         model=name,
         endpoint=endpoint,
         body=body,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from gateway import sse
-from gateway.admission import admit, lane_of
+from gateway.admission import admit
 from gateway.answer import whole_answer
 from gateway.body import parse_object, read_body
 from gateway.context import Gateway, Tenant, TheGateway
@@ -73,7 +73,7 @@ async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Respo
         wanted.endpoint,
         json.dumps(wanted.body).encode(),
         wanted.body,
-        lane=wanted.lane or lane_of(wanted.body),
+        lane=wanted.lane,
         attached=False,
         deadline_s=wanted.deadline_s,
         metadata=wanted.metadata,

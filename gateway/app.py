@@ -15,10 +15,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.types import ASGIApp
 
 from gateway import errors
+from gateway.access_log import AccessLog
 from gateway.answer import cancellations_sent
 from gateway.context import Gateway
 from gateway.fleet import Fleet
-from gateway.middleware import Authentication, RequestId
+from gateway.middleware import Authentication, Head, RequestId
 from gateway.relay import Relay
 from gateway.routes import admin, autoscale, health, inference, jobs, models
 from gateway.routes.inference import Inference
@@ -95,6 +96,8 @@ def create_app(settings: Settings) -> ASGIApp:
     for part in (inference, jobs, models, autoscale, admin, health):
         app.include_router(part.router)
     app.add_middleware(Authentication, tenants=tenants, metrics=metrics)
-    app.add_middleware(RequestId)  # outermost: a 401 has an id too
-    edge = Inference(app, tenants, metrics)
+    app.add_middleware(Head)
+    access = AccessLog(settings.access_log)
+    app.add_middleware(RequestId, access=access)  # outermost: a 401 has an id too
+    edge = Inference(app, tenants, metrics, access)
     return edge

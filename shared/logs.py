@@ -1,7 +1,8 @@
 """Our own log lines: short, one a line, on stdout. What libraries print goes to stderr.
 
-`12:01:02 info    claimed 3 jobs`: a supervisor shows stdout to people and keeps stderr in a file.
-Prompts and keys are never logged.
+`2026-11-22 12:01:02 info    claimed 3 jobs`: a supervisor shows stdout to people and keeps stderr
+in a file. A line for each request (`flotilla.access`) would be too many for people, so these go to
+stderr, too. Prompts and keys are never logged.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ def set_up(level: str) -> None:
     root.handlers = [handler]
     root.propagate = False
     root.setLevel(level.upper())
+    access = logging.getLogger("flotilla.access")
+    access.handlers = [logging.StreamHandler(sys.stderr)]
+    access.handlers[0].setFormatter(_FORMATTER)
+    access.propagate = False
 
 
 def show_warnings(library: str) -> None:
@@ -47,4 +52,4 @@ class _Formatter(logging.Formatter):
         return super().format(record).replace("\n", "\\n").replace("\r", "\\r")
 
 
-_FORMATTER = _Formatter("%(asctime)s %(level)-7s %(message)s", "%H:%M:%S")
+_FORMATTER = _Formatter("%(asctime)s %(level)-7s %(message)s", "%Y-%m-%d %H:%M:%S")

@@ -72,6 +72,7 @@ class Settings(BaseSettings):
     result_ttl_s: float = Field(86_400.0, ge=1, description="how long an ended /jobs job is kept")
     stream_ttl_s: float = Field(900.0, ge=1, description="the same for a /v1 call's job")
 
+    access_log: bool = Field(True, description="a line in the gateway's log for each request")
     grace_s: int = Field(
         10, ge=1, le=3600, description="what open answers get after SIGTERM before they are cut"
     )

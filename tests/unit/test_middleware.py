@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access_log import AccessLog
 from gateway.app import create_app
-from gateway.middleware import Authentication, RequestId
+from gateway.middleware import Authentication, Head, RequestId
 from shared.metrics import GatewayMetrics
 from shared.settings import Settings
 
@@ -22,6 +23,10 @@ METRICS = GatewayMetrics(CollectorRegistry())
 
 def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
     return Authentication(app, tenants, METRICS)
+
+
+def request_id(app: ASGIApp) -> RequestId:
+    return RequestId(app, AccessLog(True))
 
 
 TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
@@ -77,7 +82,7 @@ def request_ids(headers: Headers) -> list[bytes]:
 
 @pytest.mark.parametrize("sent", [b"a", b"req-1_2.3:4", b"X" * 128])
 async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
-    _, headers, _ = await ask(RequestId(Inside()), headers=[(b"x-request-id", sent)])
+    _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
     assert request_ids(headers) == [sent]
 
 
@@ -85,13 +90,13 @@ async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
     "sent", [b"", b" ", b"a b", b"X" * 129, b"a\r\nset-cookie: x", b"<script>", b"\xff", b"a;b"]
 )
 async def test_an_unsound_request_id_is_replaced(sent: bytes) -> None:
-    _, headers, _ = await ask(RequestId(Inside()), headers=[(b"x-request-id", sent)])
+    _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
     (made,) = request_ids(headers)
     assert re.fullmatch(rb"req_[0-9a-f]{24}", made)
 
 
 async def test_a_request_without_an_id_gets_one_of_its_own() -> None:
-    made = {request_ids((await ask(RequestId(Inside())))[1])[0] for _ in range(50)}
+    made = {request_ids((await ask(request_id(Inside())))[1])[0] for _ in range(50)}
     assert len(made) == 50
 
 
@@ -101,7 +106,7 @@ async def test_what_is_not_http_passes() -> None:
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
-    for layer in (RequestId(inside), authentication(inside, TENANTS)):
+    for layer in (request_id(inside), authentication(inside, TENANTS)):
         await layer({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"] * 2
 
@@ -119,7 +124,7 @@ async def test_without_keys_everyone_comes_in() -> None:
     assert inside.tenants == ["default"]
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/health", "/ping"])
 async def test_probes_carry_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200
@@ -131,6 +136,9 @@ TRICKS = [
     "//jobs",
     "/jobs",
     "/healthz/",
+    "/health/",
+    "/ping/x",
+    "/version",
     "//healthz",
     "/healthz/../jobs",
     "/healthz/..%2fjobs",
@@ -216,3 +224,48 @@ async def test_a_refused_key_is_counted() -> None:
     before = count.get()
     assert (await ask(authentication(Inside(), TENANTS)))[0] == 401
     assert count.get() == before + 1
+
+
+async def test_head_is_get_without_a_body() -> None:
+    methods = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        methods.append(scope["method"])
+        await Inside()(scope, receive, send)
+
+    for path in ("/healthz", "/v1/models", "/jobs/job_1/events"):
+        await ask(Head(inside), path, method="HEAD")
+    await ask(Head(inside), method="POST")
+    assert methods == ["GET", "GET", "HEAD", "POST"]
+
+
+async def test_every_request_has_a_line_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flotilla.access")
+    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
+    path = "/v1/models/a b"
+    await ask(
+        app,
+        path,
+        [(b"x-request-id", b"mine"), (b"authorization", b"Bearer wrong-key")],
+        raw_path=b"/v1/models/a%20b",
+        query_string=b"key=secret",
+    )
+    await ask(app, "/v1/chat/completions", [(b"x-request-id", b"other")], method="POST")
+    await ask(app, "/healthz")  # probes would be most of the lines
+    first, second = (record.getMessage() for record in caplog.records)
+    assert re.fullmatch(
+        r"GET /v1/models/a%20b 401 0\.\d{3} s request=mine job=- tenant=-", first
+    ), first
+    assert re.fullmatch(
+        r"POST /v1/chat/completions 401 0\.\d{3} s request=other job=- tenant=- "
+        r"error=invalid_api_key",
+        second,
+    ), second
+
+
+async def test_the_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flotilla.access")
+    app = create_app(Settings(access_log=False, api_keys=(SecretStr(KEY),)))
+    await ask(app, "/nowhere")
+    await ask(app, "/v1/chat/completions", method="POST")
+    assert caplog.records == []

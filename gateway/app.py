@@ -14,14 +14,14 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 from starlette.types import ASGIApp
 
-from gateway import errors
+from gateway import errors, openapi
 from gateway.access_log import AccessLog
 from gateway.answer import cancellations_sent
 from gateway.context import Gateway
 from gateway.fleet import Fleet
 from gateway.middleware import Authentication, Head, RequestId
 from gateway.relay import Relay
-from gateway.routes import admin, autoscale, health, inference, jobs, models
+from gateway.routes import admin, autoscale, docs, health, inference, jobs, models
 from gateway.routes.inference import Inference
 from gateway.submitter import Submitter
 from shared import redis as connections
@@ -91,9 +91,12 @@ def create_app(settings: Settings) -> ASGIApp:
         version=version("flotilla"),
         description="OpenAI-compatible inference; every request is a durable job.",
         lifespan=lifespan,
+        docs_url=None,  # docs.py has one that loads nothing from foreign hosts
+        redoc_url=None,
     )
     errors.install(app, metrics)
-    for part in (inference, jobs, models, autoscale, admin, health):
+    openapi.install(app, with_keys=bool(tenants))
+    for part in (inference, jobs, models, autoscale, admin, health, docs):
         app.include_router(part.router)
     app.add_middleware(Authentication, tenants=tenants, metrics=metrics)
     app.add_middleware(Head)

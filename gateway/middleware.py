@@ -13,12 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.access_log import AccessLog
 from gateway.auth import tenant_of
 from gateway.errors import error_response
+from gateway.routes import docs
 from shared.errors import Unauthorized
 from shared.metrics import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
-# Probes carry no key. Everything else needs one where keys are configured, whatever routes come.
-_OPEN_PATHS = frozenset({"/healthz", "/readyz", "/health", "/ping"})
+# Probes carry no key, and the API's description is public. Everything else needs a key where keys
+# are configured, whatever routes come.
+OPEN_PATHS = docs.PATHS | {"/healthz", "/readyz", "/health", "/ping"}
 
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -91,7 +93,7 @@ class Authentication:
             await send({"type": "websocket.close", "code": 1008})
             return
         # The raw path: what the Host header or a root path make of a URL must not open a door.
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             keys = [value for name, value in scope["headers"] if name == b"authorization"]
             try:
                 scope.setdefault("state", {})["tenant"] = tenant_of(keys, self._tenants)

@@ -124,8 +124,10 @@ async def test_without_keys_everyone_comes_in() -> None:
     assert inside.tenants == ["default"]
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/health", "/ping"])
-async def test_probes_carry_no_key(path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/healthz", "/readyz", "/health", "/ping", "/docs", "/openapi.json"]
+)
+async def test_what_is_open_needs_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200
     assert inside.tenants == [None]
@@ -151,8 +153,10 @@ TRICKS = [
     "/HEALTHZ",
     "/readyz/./jobs",
     "/metrics",
-    "/docs",
-    "/openapi.json",
+    "/docs/",
+    "/docs/other",
+    "/docs/../jobs",
+    "/openapi.json/",
     "",
 ]
 

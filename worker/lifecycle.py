@@ -88,7 +88,7 @@ class Worker:
                 f"can't listen on {where} ({error.strerror}): choose another FLOTILLA_WORKER_PORT"
             ) from error
         await self._quietly(self._announce(_LOADING_EXPIRY_S))
-        log.info("%s loads %s", self._id, self._settings.model or "the demo model")
+        log.info("%s loads %s", self._id, _what_loads(self._settings))
         began = time.monotonic()
         try:
             await self._unless_stopped(self._engine.start())
@@ -289,6 +289,12 @@ class Worker:
         """For what the worker can do without: Redis may be away."""
         with contextlib.suppress(RedisError, OSError):
             await work
+
+
+def _what_loads(settings: Settings) -> str:
+    if settings.engine == "simulated":
+        return "the simulated engine"
+    return settings.model or "the demo model"
 
 
 def _process_age_s() -> float | None:

@@ -50,7 +50,7 @@ class Housekeeping:
                     lost = error
         finally:
             if done:
-                log.warning("repaired: %s", ", ".join(f"{n} {what}" for what, n in done.items()))
+                log.warning("repaired: %s", ", ".join(_count(n, what) for what, n in done.items()))
         if lost is not None:
             raise lost
 
@@ -91,6 +91,12 @@ class Housekeeping:
         for name in await redis.hkeys(keys.CHORES):
             if name.decode() not in chores:
                 dropped["chore"] = dropped.get("chore", 0) + await redis.hdel(keys.CHORES, name)
-        found = [f"{n} {what} records" for what, n in dropped.items() if n]
+        found = [_count(n, f"{what} records") for what, n in dropped.items() if n]
         if found:
             log.info("nobody needs them any more: %s", ", ".join(found))
+
+
+def _count(n: int, what: str) -> str:
+    if n == 1:
+        what = f"{what[:-3]}y" if what.endswith("ies") else what.removesuffix("s")
+    return f"{n} {what}"

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access_log import AccessLog
 from gateway.app import create_app
-from gateway.middleware import Authentication, Head, RequestId
+from gateway.middleware import OPEN_PATHS, Authentication, Head, RequestId
 from shared.metrics import GatewayMetrics
 from shared.settings import Settings
 
@@ -118,15 +118,23 @@ async def test_a_key_opens_and_names_the_tenant() -> None:
     assert inside.tenants == ["alice"]
 
 
+def test_only_probes_and_the_description_are_open() -> None:
+    assert {path for path in OPEN_PATHS if not path.startswith("/docs")} == {
+        "/healthz",
+        "/readyz",
+        "/health",
+        "/ping",
+        "/openapi.json",
+    }
+
+
 async def test_without_keys_everyone_comes_in() -> None:
     inside = Inside()
     assert (await ask(authentication(inside, {})))[0] == 200
     assert inside.tenants == ["default"]
 
 
-@pytest.mark.parametrize(
-    "path", ["/healthz", "/readyz", "/health", "/ping", "/docs", "/openapi.json"]
-)
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
 async def test_what_is_open_needs_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200

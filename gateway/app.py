@@ -54,6 +54,7 @@ def create_app(settings: Settings) -> ASGIApp:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
+    access = AccessLog(settings.access_log, settings.log_level)
     metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
@@ -84,6 +85,7 @@ def create_app(settings: Settings) -> ASGIApp:
             await end(tasks)
             await queue.close()
             await servers.close()
+            access.write()
             log.info("gateway has ended")
 
     app = FastAPI(
@@ -100,7 +102,6 @@ def create_app(settings: Settings) -> ASGIApp:
         app.include_router(part.router)
     app.add_middleware(Authentication, tenants=tenants, metrics=metrics)
     app.add_middleware(Head)
-    access = AccessLog(settings.access_log)
     app.add_middleware(RequestId, access=access)  # outermost: a 401 has an id too
     edge = Inference(app, tenants, metrics, access)
     return edge

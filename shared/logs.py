@@ -1,8 +1,7 @@
 """Our own log lines: short, one a line, on stdout. What libraries print goes to stderr.
 
 `2026-11-22 12:01:02 info    claimed 3 jobs`: a supervisor shows stdout to people and keeps stderr
-in a file. A line for each request (`flotilla.access`) would be too many for people, so these go to
-stderr, too. Prompts and keys are never logged.
+in a file. Prompts and keys are never logged.
 """
 
 from __future__ import annotations
@@ -24,10 +23,6 @@ def set_up(level: str) -> None:
     root.handlers = [handler]
     root.propagate = False
     root.setLevel(level.upper())
-    access = logging.getLogger("flotilla.access")
-    access.handlers = [logging.StreamHandler(sys.stderr)]
-    access.handlers[0].setFormatter(_FORMATTER)
-    access.propagate = False
 
 
 def show_warnings(library: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,6 +18,7 @@ from gateway.app import create_app
 from gateway.middleware import OPEN_PATHS, Authentication, Head, RequestId
 from shared.metrics import GatewayMetrics
 from shared.settings import Settings
+from tests.waiting import eventually
 
 KEY = "sk-1"
 METRICS = GatewayMetrics(CollectorRegistry())
@@ -26,7 +29,7 @@ def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
 
 
 def request_id(app: ASGIApp) -> RequestId:
-    return RequestId(app, AccessLog(True))
+    return RequestId(app, AccessLog(True, "info"))
 
 
 TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
@@ -251,8 +254,9 @@ async def test_head_is_get_without_a_body() -> None:
     assert methods == ["GET", "GET", "HEAD", "POST"]
 
 
-async def test_every_request_has_a_line_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "flotilla.access")
+async def test_every_request_has_a_line_in_the_access_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
     path = "/v1/models/a b"
     await ask(
@@ -264,20 +268,49 @@ async def test_every_request_has_a_line_in_the_access_log(caplog: pytest.LogCapt
     )
     await ask(app, "/v1/chat/completions", [(b"x-request-id", b"other")], method="POST")
     await ask(app, "/healthz")  # probes would be most of the lines
-    first, second = (record.getMessage() for record in caplog.records)
+    await ask(app, "/a\nb", raw_path=b"/a\nb\xff?key=secret")
+    written: list[str] = []
+
+    async def all_of_them() -> bool:
+        written.extend(capsys.readouterr().err.splitlines())
+        return len(written) >= 3
+
+    await eventually(all_of_them, "the lines are written")
+    first, second, third = written
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    "
     assert re.fullmatch(
-        r"GET /v1/models/a%20b 401 0\.\d{3} s request=mine job=- tenant=-", first
+        when + r"GET /v1/models/a%20b 401 0\.\d{3} s request=mine job=- tenant=-", first
     ), first
     assert re.fullmatch(
-        r"POST /v1/chat/completions 401 0\.\d{3} s request=other job=- tenant=- "
+        when + r"POST /v1/chat/completions 401 0\.\d{3} s request=other job=- tenant=- "
         r"error=invalid_api_key",
         second,
     ), second
+    assert r"GET /a\nb\xff 401 " in third
 
 
-async def test_the_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "flotilla.access")
-    app = create_app(Settings(access_log=False, api_keys=(SecretStr(KEY),)))
-    await ask(app, "/nowhere")
-    await ask(app, "/v1/chat/completions", method="POST")
-    assert caplog.records == []
+@pytest.mark.parametrize(
+    "settings", [{"access_log": False}, {"log_level": "warning"}, {"log_level": "error"}]
+)
+async def test_the_access_log_can_be_turned_off(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = Settings(**settings, api_keys=(SecretStr(KEY),))
+    access = AccessLog(values.access_log, values.log_level)
+    access.note({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
+    access.write()
+    assert capsys.readouterr().err == ""
+
+
+def test_probes_have_lines_for_those_who_look_for_mistakes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def note(level: str) -> None:
+        access = AccessLog(True, level)
+        access.note({"path": "/healthz", "method": "GET"}, 200, 0.0, b"mine")
+        access.write()
+
+    asyncio.run(note("info"))
+    assert capsys.readouterr().err == ""
+    asyncio.run(note("debug"))
+    assert "GET /healthz 200 " in capsys.readouterr().err

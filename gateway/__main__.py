@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -116,10 +117,10 @@ def _listen(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        raise SettingsError(
-            f"can't listen on {settings.host}:{settings.port} ({error.strerror}): "
-            "choose another FLOTILLA_PORT"
-        ) from error
+        where = f"{settings.host}:{settings.port}"
+        if error.errno == errno.EADDRINUSE:
+            raise SettingsError(f"{where} is in use; choose another with --port") from error
+        raise SettingsError(f"can't listen on {where}: {error.strerror}") from error
 
 
 if __name__ == "__main__":

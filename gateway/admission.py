@@ -16,7 +16,13 @@ from shared.lanes import DEFAULT, FLEX, PRIORITY
 from shared.settings import Settings
 
 _TRIES = 16
-_LANE_OF_TIER = {"priority": PRIORITY, "flex": FLEX}
+_LANE_OF_TIER = {
+    None: DEFAULT,
+    "auto": DEFAULT,
+    "default": DEFAULT,
+    "flex": FLEX,
+    "priority": PRIORITY,
+}
 
 
 class Asked(NamedTuple):
@@ -37,11 +43,19 @@ def asked(fields: Mapping[str, Any], settings: Settings) -> Asked:
     stream = fields.get("stream", False)
     if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
         raise BadRequest("`stream` must be true or false.", "stream")
-    tier = fields.get("service_tier")
-    lane = _LANE_OF_TIER.get(tier, DEFAULT) if isinstance(tier, str) else DEFAULT
+    lane = lane_of(fields)
     sequences(fields, settings.max_sequences)
     check_messages(fields, settings.max_messages)
     return Asked(name, stream is True, lane, longest(fields))
+
+
+def lane_of(body: Mapping[str, Any]) -> str:
+    """The lane that OpenAI's `service_tier` asks for. Raises BadRequest for other tiers."""
+    tier = body.get("service_tier")
+    if not isinstance(tier, str | None) or tier not in _LANE_OF_TIER:
+        known = ", ".join(name for name in _LANE_OF_TIER if name)
+        raise BadRequest(f"`service_tier` must be one of: {known}.", "service_tier")
+    return _LANE_OF_TIER[tier]
 
 
 async def admit(

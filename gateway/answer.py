@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from gateway import sse
+from gateway.access_log import CLIENT_LEFT
 from gateway.context import Gateway
 from gateway.errors import in_our_words
 from gateway.reader import Piece, Reader, Sink
@@ -25,6 +26,9 @@ from shared.states import JobState
 
 log = logging.getLogger("flotilla.gateway")
 
+_FIRST_NEWS_S = 0.4
+"""A stream whose first chunk takes longer begins with a comment. Until then an error is answered
+with its own status; afterwards it comes as an event in the stream."""
 _CANCEL_TRIES = 10
 _CANCEL_AGAIN_S = 1.0
 _pending: set[asyncio.Task[None]] = set()
@@ -43,7 +47,6 @@ class JobAnswer:
 
     __slots__ = (
         "_gateway",
-        "_job_id",
         "_left",
         "_opened",
         "_queued",
@@ -52,7 +55,10 @@ class JobAnswer:
         "_request_id",
         "_send",
         "_streams",
-        "_tenant",
+        "error",
+        "job_id",
+        "status",
+        "tenant",
     )
 
     def __init__(
@@ -67,7 +73,7 @@ class JobAnswer:
         """`queued` is done when the job is; should that fail, the reader is told by the caller."""
         self._gateway = gateway
         # Not the job itself: its body may be large, and a stream long.
-        self._job_id, self._tenant, self._streams = job.id, job.tenant, job.stream
+        self.job_id, self.tenant, self._streams = job.id, job.tenant, job.stream
         self._queued = queued
         self._reader = reader
         self._received = received
@@ -75,6 +81,10 @@ class JobAnswer:
         self._opened = False
         self._left = False
         self._request_id = request_id
+        self.status = CLIENT_LEFT
+        """Of the response, once it has begun."""
+        self.error = ""
+        """The code of what went wrong, if so."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
@@ -96,6 +106,7 @@ class JobAnswer:
 
     def _leave(self) -> None:
         self._left = True
+        self.error = "client_left"
         self._reader.wake()
 
     async def _stream(self) -> bool:
@@ -103,7 +114,10 @@ class JobAnswer:
         settings = self._gateway.settings
         sink: Sink | None = None if settings.stream_pace_s else self
         while True:
-            pieces = await self._reader.next(settings.keepalive_s, sink)
+            silence_s = settings.keepalive_s
+            if not self._opened:
+                silence_s = min(silence_s, _FIRST_NEWS_S)
+            pieces = await self._reader.next(silence_s, sink)
             if self._left:
                 return False
             data = b"".join([piece.payload for piece in pieces if piece.kind == FrameKind.CHUNK])
@@ -173,7 +187,7 @@ class JobAnswer:
             status, content_type, body = last.payload
             return Whole(status, content_type.decode(), body)
         try:
-            job = await self._gateway.queue.get(self._job_id)
+            job = await self._gateway.queue.get(self.job_id)
         except (RedisError, OSError) as error:
             raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
         if job is None:
@@ -186,7 +200,7 @@ class JobAnswer:
         Raises StreamReset if it waits in vain.
         """
         try:
-            job = await self._gateway.queue.get(self._job_id)
+            job = await self._gateway.queue.get(self.job_id)
             place = job and await position(self._gateway.queue, job)
         except (RedisError, OSError):
             return sse.comment("waiting for the queue")
@@ -196,7 +210,7 @@ class JobAnswer:
             return b""
         news = f"{job.state}, position {place}" if place else job.state
         if place and job.state is JobState.QUEUED:
-            waits_for = self._gateway.fleet.prospect(job.pool, place).waits_for
+            waits_for = self._gateway.fleet.waits_for(job.pool)
             news += f"; {waits_for}" if waits_for else ""
         return sse.comment(news)
 
@@ -209,6 +223,7 @@ class JobAnswer:
     async def _begin(
         self, status: int, headers: list[tuple[bytes, bytes]], data: bytes, *, more: bool
     ) -> None:
+        self.status = status
         self._opened = begin(self._send, status, headers, data, more=more)
         if not self._opened:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -222,7 +237,7 @@ class JobAnswer:
         return sending
 
     def _identity(self) -> list[tuple[bytes, bytes]]:
-        job_id = self._job_id.encode()
+        job_id = self.job_id.encode()
         return [(b"x-flotilla-job-id", job_id), (b"x-request-id", self._request_id or job_id)]
 
     async def _send_whole(self, whole: Whole, *headers: tuple[bytes, bytes]) -> None:
@@ -235,6 +250,7 @@ class JobAnswer:
         await self._begin(whole.status, fields, whole.body, more=False)
 
     async def _fail(self, failure: FlotillaError) -> None:
+        self.error = failure.code or failure.type
         if self._opened:
             await self._write(sse.error(failure), more=False)
             return
@@ -252,12 +268,12 @@ class JobAnswer:
         await asyncio.wait({self._queued})  # what is not queued yet can't be cancelled
         for _ in range(_CANCEL_TRIES):
             try:
-                await self._gateway.queue.cancel(self._job_id, self._tenant)
+                await self._gateway.queue.cancel(self.job_id, self.tenant)
             except (RedisError, OSError):
                 await asyncio.sleep(_CANCEL_AGAIN_S)
             else:
                 return
-        log.warning("%s could not be cancelled", self._job_id)
+        log.warning("%s could not be cancelled", self.job_id)
 
 
 async def cancellations_sent() -> None:
@@ -273,4 +289,4 @@ def whole_answer(job: Job) -> Whole | None:
         return Whole(job.status, job.content_type, job.result)
     if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and job.status == 200):
         return None
-    raise job_error(job.error_code)
+    raise job_error(job.error_code, job.id)

@@ -13,14 +13,15 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway import errors
+from gateway import errors, openapi
+from gateway.access_log import AccessLog
 from gateway.answer import cancellations_sent
 from gateway.auth import Authenticator
 from gateway.context import Gateway
 from gateway.fleet import Fleet
-from gateway.middleware import Authentication, RequestId
+from gateway.middleware import Authentication, Head, RequestId
 from gateway.relay import Relay
-from gateway.routes import admin, autoscale, health, inference, jobs, models
+from gateway.routes import admin, autoscale, docs, health, inference, jobs, models
 from gateway.routes.inference import Inference
 from gateway.submitter import Submitter
 from shared import eviction
@@ -54,6 +55,7 @@ def create_app(settings: Settings) -> Inference:
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
     authenticator = Authenticator(settings.tenants(), settings.wrong_keys_per_minute, metrics)
+    access = AccessLog(settings.access_log, settings.log_level)
     metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
@@ -85,6 +87,7 @@ def create_app(settings: Settings) -> Inference:
             await end(tasks)
             await queue.close()
             await servers.close()
+            access.write()
             log.info("gateway has ended")
 
     app = FastAPI(
@@ -92,11 +95,15 @@ def create_app(settings: Settings) -> Inference:
         version=version("flotilla"),
         description="OpenAI-compatible inference; every request is a durable job.",
         lifespan=lifespan,
+        docs_url=None,  # docs.py has one that loads nothing from foreign hosts
+        redoc_url=None,
     )
     errors.install(app, metrics)
-    for part in (inference, jobs, models, autoscale, admin, health):
+    openapi.install(app, with_keys=bool(settings.tenants()))
+    for part in (inference, jobs, models, autoscale, admin, health, docs):
         app.include_router(part.router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
-    app.add_middleware(RequestId)  # outermost: a 401 has an id too
-    edge = Inference(app, authenticator, metrics)
+    app.add_middleware(Head)
+    app.add_middleware(RequestId, access=access)  # outermost: a 401 has an id too
+    edge = Inference(app, authenticator, metrics, access)
     return edge

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope
 
 from gateway import memory
 from gateway.wire import body_at_hand
-from shared.errors import BadRequest, BodyTimeout, BodyTooLarge
+from shared.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 T = TypeVar("T")
 
@@ -43,12 +43,17 @@ class Limits(NamedTuple):
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises BodyTooLarge, BodyTimeout, BadRequest."""
+    """The whole body. Raises UnsupportedMediaType, BodyTooLarge, BodyTimeout,
+    BadRequest."""
     headers = dict(scope["headers"])
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if media_type != b"application/json":
-        # vLLM's rule too; and a web page of somebody else's can't send this type unasked.
-        raise BadRequest("Unsupported Media Type: Only 'application/json' is allowed")
+        # vLLM takes no other type either; and a foreign web page can't send this one unasked.
+        sent = repr(media_type[:64]) if media_type else "none"
+        raise UnsupportedMediaType(
+            "Send the body as JSON, with the header `Content-Type: application/json`; "
+            f"the type of this request is {sent}."
+        )
     too_large = BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
     if encoding != "identity":

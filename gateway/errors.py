@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from gateway.not_supported import not_supported
 from shared.errors import (
     BadRequest,
     FlotillaError,
@@ -55,6 +56,8 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 404:
+            if missing := not_supported(request.url.path):
+                return answer(missing)
             return answer(NotFound(f"There is no {request.method} {request.url.path[:200]} here."))
         if error.status_code == 405:
             response = answer(MethodNotAllowed(f"{request.method} is not allowed here."))

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 
-from gateway.prospect import Prospect, prospect
+from gateway.pace import Pace
+from gateway.prospect import Prospect, Running, prospect, reason
 from shared.errors import ModelNotFound, NoWorker
 from shared.redis import RedisError
 from shared.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
@@ -31,6 +32,7 @@ class Fleet:
         self.history = scales.history
         self._registry = registry
         self._scales = scales
+        self._pace = Pace()
         self._redis_ahead_s = 0.0
         self._looked = float("-inf")
         self._looking = asyncio.Lock()
@@ -49,6 +51,7 @@ class Fleet:
         self._looked = time.monotonic()
         self.models = await self._registry.models()
         self.workers = await self._registry.workers()
+        self._pace.look(self.workers, time.monotonic())
         pools = sorted({model.pool for model in self.models.values()})
         now_s, self.scales = await self._scales.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
@@ -78,7 +81,13 @@ class Fleet:
 
     def prospect(self, pool: str, position: int) -> Prospect:
         """What the job at this position in the pool is to be told."""
-        return prospect(position, self.workers_of(pool), self.scales.get(pool), self.now_s())
+        running = Running(self._pace.job_s(pool), time.monotonic() - self._looked)
+        workers, scale = self.workers_of(pool), self.scales.get(pool)
+        return prospect(position, workers, scale, self.now_s(), running)
+
+    def waits_for(self, pool: str) -> str:
+        """What keeps the pool's jobs waiting, if no worker is ready; else empty."""
+        return reason(self.workers_of(pool), self.scales.get(pool), self.now_s())
 
     def workers_of(self, pool: str) -> list[WorkerInfo]:
         """The pool's workers that announced themselves lately."""

@@ -112,5 +112,5 @@ def _error(job: Job) -> dict[str, Any] | None:
             pass
         else:
             return error
-    ours: dict[str, Any] = json.loads(job_error(job.error_code).to_openai())["error"]
+    ours: dict[str, Any] = json.loads(job_error(job.error_code, job.id).to_openai())["error"]
     return ours | {"code": job.error_code}

@@ -1,21 +1,26 @@
-"""What every request passes that FastAPI answers: it gets an id, and its key is looked at."""
+"""What every request passes that FastAPI answers: it gets an id, its key is looked at, and one line
+in the access log tells of it."""
 
 from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access_log import AccessLog
 from gateway.auth import Authenticator
 from gateway.errors import error_response
+from gateway.routes import docs
 from shared.errors import FlotillaError
 from shared.metrics import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
-# Probes carry no key. Everything else needs one where keys are configured, whatever routes come.
-_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+# Probes carry no key, and the API's description is public. Everything else needs a key where keys
+# are configured, whatever routes come.
+OPEN_PATHS = docs.PATHS | {"/healthz", "/readyz", "/health", "/ping"}
 
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -32,10 +37,11 @@ def new_request_id() -> bytes:
 
 
 class RequestId:
-    """Every answer carries `x-request-id`."""
+    """Every answer carries `x-request-id`; the access log has it, too."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, access: AccessLog) -> None:
         self._app = app
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,13 +49,35 @@ class RequestId:
             return
         request_id = sent_request_id(scope["headers"]) or new_request_id()
         identity = (b"x-request-id", request_id)
+        began, status, job_id = time.monotonic(), 500, b"-"
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status, job_id
             if message["type"] == "http.response.start":
+                status = message["status"]
+                job_id = dict(message["headers"]).get(b"x-flotilla-job-id", job_id)
                 message["headers"] = [*message["headers"], identity]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            tenant = scope.get("state", {}).get("tenant", "-")
+            job = job_id.decode("ascii")
+            self._access.note(scope, status, began, request_id, tenant=tenant, job_id=job)
+
+
+class Head:
+    """HEAD is answered as GET is, without the body, which the server leaves out."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # An event stream has no end that somebody who asks for no body should wait for.
+        if scope.get("method") == "HEAD" and not scope["path"].endswith("/events"):
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
 
 
 class Authentication:
@@ -65,7 +93,7 @@ class Authentication:
             await send({"type": "websocket.close", "code": 1008})
             return
         # The raw path: what the Host header or a root path make of a URL must not open a door.
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 tenant = await self._authenticator.tenant(scope)
                 scope.setdefault("state", {})["tenant"] = tenant

@@ -300,7 +300,9 @@ def _drain(now: Observation, limits: Limits, crew: Crew) -> _Need:
     if more:
         return _Need(crew.size + more, _wait(now.waiting) + _work(now, crew, backlog))
     clear_s = backlog.clear_s(crew)
-    takes = f"clear the queue in {_figure(clear_s)} s" if math.isfinite(clear_s) else "take them"
+    s = "s" if crew.size == 1 else ""
+    cleared = math.isfinite(clear_s)
+    takes = f"clear{s} the queue in {_figure(clear_s)} s" if cleared else f"take{s} them"
     why = f"{_who(crew)} {takes}; a new one takes {_figure(start_s)} s"
     if not crew.loading:
         return _Need(crew.ready, why)
@@ -413,9 +415,13 @@ def _work(now: Observation, crew: Crew, backlog: Backlog) -> str:
 
 
 def _who(crew: Crew) -> str:
-    at_work = f"the {crew.ready} at work" if crew.ready else ""
-    loading = f"the {crew.size - crew.ready} being started" if crew.loading else ""
+    at_work = f"the {_one(crew.ready)} at work" if crew.ready else ""
+    loading = f"the {_one(crew.size - crew.ready)} being started" if crew.loading else ""
     return " and ".join(filter(None, (at_work, loading)))
+
+
+def _one(count: int) -> str:
+    return "one" if count == 1 else str(count)
 
 
 def _count(count: int, noun: str) -> str:

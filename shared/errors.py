@@ -5,6 +5,7 @@
     ├── Unauthorized           401  no key, or an unknown one
     ├── NotFound               404  no such job, or another tenant's
     ├── ModelNotFound          404  no worker ever served this model
+    ├── NotSupported           404  a route of OpenAI's or vLLM's that is not served yet
     ├── MethodNotAllowed       405
     ├── BodyTimeout            408  the request's body did not arrive
     ├── BodyTooLarge           413
@@ -13,6 +14,7 @@
     ├── TooManyWrongKeys       429  one address sends wrong keys faster than they are answered
     ├── TooManyConnections     503  the process has no file descriptor left for this one
     ├── GatewayStopped         503  this gateway ends; the answer is not complete
+    ├── UnsupportedMediaType   415  the body's content type is not JSON
     ├── JobFailed              500  the job ended without an answer; see `code`
     │   ├── WorkerLost         500  its worker was lost in the middle of the answer
     │   ├── TooManyAttempts    500  it took every worker down that tried it
@@ -42,6 +44,8 @@ class FlotillaError(Exception):
     type: ClassVar[str] = "server_error"
     retry_after_s: ClassVar[int | None] = None
     """For `retry-after`; OpenAI's SDK obeys it up to 120 s."""
+    final: ClassVar[bool] = False
+    """To try again is of no use, though OpenAI's SDK does so at this status."""
     param: str | None = None
 
     def to_openai(self) -> bytes:
@@ -56,6 +60,8 @@ class FlotillaError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What the answer needs beside its content type."""
+        if self.final:
+            return [(b"x-should-retry", b"false")]
         if self.retry_after_s is None:
             return []
         return [(b"retry-after", str(self.retry_after_s).encode())]
@@ -82,6 +88,10 @@ class NotFound(FlotillaError):
 
 class ModelNotFound(FlotillaError):
     status, code, type, param = 404, "model_not_found", "invalid_request_error", "model"
+
+
+class NotSupported(FlotillaError):
+    status, code, type = 404, "not_supported", "invalid_request_error"
 
 
 class MethodNotAllowed(FlotillaError):
@@ -120,6 +130,10 @@ class GatewayStopped(FlotillaError):
     status, code, retry_after_s = 503, "gateway_stopped", 1
 
 
+class UnsupportedMediaType(FlotillaError):
+    status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+
+
 class JobFailed(FlotillaError):
     code = "job_failed"
 
@@ -137,11 +151,11 @@ class LogLost(JobFailed):
 
 
 class Cancelled(JobFailed):
-    status, code, type = 409, "cancelled", "invalid_request_error"
+    status, code, type, final = 409, "cancelled", "job_cancelled", True
 
 
 class DeadlineExceeded(JobFailed):
-    status, code = 504, "deadline_exceeded"
+    status, code, final = 504, "deadline_exceeded", True
 
 
 class QueueFull(FlotillaError):
@@ -168,12 +182,16 @@ _ENDS: dict[str, tuple[type[JobFailed], str]] = {
     "worker_lost": (WorkerLost, "The worker was lost in the middle of this answer; try again."),
     "too_many_attempts": (TooManyAttempts, "Every worker that tried this job was lost with it."),
     "log_lost": (LogLost, "Redis has lost tokens of this answer; try again."),
-    "cancelled": (Cancelled, "This job was cancelled."),
+    "cancelled": (
+        Cancelled,
+        "This job was cancelled. What it had generated is kept: `text` and `choices` of "
+        "GET /jobs/{job_id}.",
+    ),
     "deadline_exceeded": (DeadlineExceeded, "This job's deadline passed before it was done."),
 }
 
 
-def job_error(code: str) -> JobFailed:
+def job_error(code: str, job_id: str) -> JobFailed:
     """The error for a job that ended with this code (`error_code` of the job)."""
     kind, message = _ENDS.get(code, (JobFailed, "This job failed."))
-    return kind(message)
+    return kind(message.format(job_id=job_id))

@@ -1,7 +1,7 @@
 """Our own log lines: short, one a line, on stdout. What libraries print goes to stderr.
 
-`12:01:02 info    claimed 3 jobs`: a supervisor shows stdout to people and keeps stderr in a file.
-Prompts and keys are never logged.
+`2026-11-22 12:01:02 info    claimed 3 jobs`: a supervisor shows stdout to people and keeps stderr
+in a file. Prompts and keys are never logged.
 """
 
 from __future__ import annotations
@@ -68,4 +68,4 @@ class _Formatter(logging.Formatter):
         return super().format(record).replace("\n", "\\n").replace("\r", "\\r")
 
 
-_FORMATTER = _Formatter("%(asctime)s %(level)-7s %(message)s", "%H:%M:%S")
+_FORMATTER = _Formatter("%(asctime)s %(level)-7s %(message)s", "%Y-%m-%d %H:%M:%S")

@@ -56,6 +56,8 @@ class WorkerInfo:
     """Their bodies."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    ages: tuple[float, ...] = ()
+    """How long it has had the jobs in its hands, the oldest first; of many, a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ def _parse_worker(raw: dict[bytes, bytes]) -> WorkerInfo | None:
         values = {name.decode(): json.loads(value) for name, value in raw.items()}
         values["state"] = WorkerState(values["state"])
         values["models"] = tuple(values["models"])
+        values["ages"] = tuple(values.get("ages", ()))
         return WorkerInfo(**{name: value for name, value in values.items() if name in known})
     except (KeyError, TypeError, ValueError) as error:
         log.warning("a worker's entry can't be read: %r", error)

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as SettingsSourceError
 
@@ -28,6 +29,7 @@ from shared.autoscale import parse_autoscale
 PREFIX = "FLOTILLA_"
 SECRETS = Path("/run/secrets")
 _TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+_PLAIN_ADDRESS = re.compile(r"[\w./-]*(:\d+(/\d+)?)?")
 _WORKER_ID = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 DEMO_MODEL = "flotilla-demo"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -101,6 +103,7 @@ class Settings(BaseSettings):
     result_ttl_s: float = Field(86_400.0, ge=1, description="how long an ended /jobs job is kept")
     stream_ttl_s: float = Field(900.0, ge=1, description="the same for a /v1 call's job")
 
+    access_log: bool = Field(True, description="a line in the gateway's log for each request")
     grace_s: int = Field(
         10,
         ge=1,
@@ -170,6 +173,12 @@ class Settings(BaseSettings):
     sim_faults: str = Field(
         "", description="faults by name, see worker/engines/simulated/engine.py"
     )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        _server(url)
+        return url
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -256,8 +265,11 @@ def _server(url: str) -> tuple[str | None, int | None, str]:
     if parts.scheme == "unix":
         return None, None, parts.path
     if parts.scheme not in {"redis", "rediss"}:
-        raise ValueError("an address begins with redis://, rediss:// or unix://")
-    return parts.hostname, parts.port or 6379, ""
+        raise ValueError("must start with redis://, rediss:// or unix://")
+    try:
+        return parts.hostname, parts.port or 6379, ""
+    except ValueError:
+        raise ValueError("the port is no number") from None  # it may be a password
 
 
 def _read_keys(path: Path) -> list[str]:
@@ -305,12 +317,21 @@ def load_settings(**flags: Any) -> Settings:
     except SettingsSourceError as error:  # not readable for this user, or no text
         raise SettingsError(f"{secrets}: {error.__cause__ or error}") from error
     except ValidationError as error:
-        for item in error.errors():
-            name = PREFIX + str(item["loc"][0]).upper() if item["loc"] else PREFIX
-            secret = "KEY" in name or "URL" in name
-            value = "" if secret else f"={item['input']!r}"
-            problems.append(f"{name}{value}: {item['msg']}")
+        problems += [_problem(item, given) for item in error.errors()]
         raise SettingsError("\n".join(problems)) from error
+
+
+def _problem(item: ErrorDetails, given: Mapping[str, Any]) -> str:
+    """What is wrong with a setting, by the name that the user typed, without a secret."""
+    field = str(item["loc"][0]) if item["loc"] else ""
+    value = str(item["input"])
+    # An address may hold a password in several places.
+    secret = "key" in field or ("url" in field and not _PLAIN_ADDRESS.fullmatch(value))
+    if field in given:
+        name = f"--{field.replace('_', '-')}" + ("" if secret else f" {value}")
+    else:
+        name = PREFIX + field.upper() + ("" if secret else f"={item['input']!r}")
+    return f"{name}: {item['msg'].removeprefix('Value error, ')}"
 
 
 def _misspelt(names: Iterable[str], spelt: Callable[[str], str] = str.upper) -> list[str]:

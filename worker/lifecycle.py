@@ -98,7 +98,7 @@ class Worker:
         except WorkerIdTaken as error:
             raise SettingsError(str(error)) from error
         await self._quietly(self._announce(_LOADING_EXPIRY_S))
-        log.info("%s loads %s", self._id, self._settings.model or "the demo model")
+        log.info("%s loads %s", self._id, _what_loads(self._settings))
         began = time.monotonic()
         try:
             await self._unless_stopped(self._engine.start())
@@ -280,6 +280,7 @@ class Worker:
             metrics_port=self._health.port,
             reason=reason,
             start_s=self._start_s,
+            ages=self._loop.ages() if self._loop else (),
             **(asdict(self._loop.done) if self._loop else {}),
         )
         await self._registry.announce(info, **({"expiry_s": expiry_s} if expiry_s else {}))
@@ -320,6 +321,12 @@ class Worker:
         """For what the worker can do without: Redis may be away."""
         with contextlib.suppress(RedisError, OSError):
             await work
+
+
+def _what_loads(settings: Settings) -> str:
+    if settings.engine == "simulated":
+        return "the simulated engine"
+    return settings.model or "the demo model"
 
 
 def _process_age_s() -> float | None:

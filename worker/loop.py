@@ -34,6 +34,8 @@ log = logging.getLogger("flotilla.loop")
 
 # A message that was sent longer ago has come, or is lost.
 _ON_ITS_WAY_S = 0.25
+_AGES = 16
+"""Most ages in a heartbeat."""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,12 @@ class Loop:
         metrics.slots.labels("busy").set_function(lambda: engine.load().unfinished)
         metrics.slots.labels("free").set_function(lambda: max(0, slots - engine.load().unfinished))
         metrics.kv_usage.set_function(lambda: engine.load().kv_usage)
+
+    def ages(self) -> tuple[float, ...]:
+        """How long the jobs in hand have been so, the oldest first; of many, an even sample."""
+        now = time.monotonic()
+        ages = sorted((now - run.started for run in self.runs.values()), reverse=True)
+        return tuple(round(age, 1) for age in ages[:: -(-len(ages) // _AGES) or 1])
 
     async def run(self) -> None:
         """Claim until told to drain; ends by cancellation as well."""

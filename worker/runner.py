@@ -16,6 +16,7 @@ from worker.asgi import Exchange
 from worker.engines.protocol import JOURNAL, Engine
 from worker.outbox import Outbox
 from worker.publisher import Publisher
+from worker.service_tier import TieredOutbox, named_in, tier_of
 
 log = logging.getLogger("flotilla.runner")
 
@@ -42,7 +43,10 @@ class Run:
         self, job: LeasedJob, engine: Engine, publisher: Publisher, metrics: WorkerMetrics
     ) -> None:
         self.job = job
-        self.outbox = Outbox(job, publisher)
+        self._tier = tier_of(job.body)
+        self.outbox = (
+            TieredOutbox(job, publisher, self._tier) if self._tier else Outbox(job, publisher)
+        )
         self._engine = engine
         self._publisher = publisher
         self._metrics = metrics
@@ -143,6 +147,8 @@ class Run:
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
         if self._failed:
             code = "engine_error"
+        if self._tier and not code and body:
+            body = named_in(body, self._tier)
         return Answer(
             event=JobEvent.FAIL if code else JobEvent.COMPLETE,
             error_code=code,

@@ -92,7 +92,7 @@ class Housekeeping:
         for name in await redis.hkeys(keys.CHORES):
             if name.decode() not in chores:
                 dropped["chore"] = dropped.get("chore", 0) + await redis.hdel(keys.CHORES, name)
-        found = [f"{n} {what} records" for what, n in dropped.items() if n]
+        found = [_count(n, f"{what} records") for what, n in dropped.items() if n]
         if found:
             log.info("nobody needs them any more: %s", ", ".join(found))
 
@@ -105,9 +105,15 @@ def _add(done: dict[str, Repaired], more: Mapping[str, Repaired]) -> None:
 
 
 def _told(done: Mapping[str, Repaired]) -> str:
-    """`2 stray logs (job_1, job_2), 9 entries (job_3, ...)`."""
+    """`1 stray log (job_1), 9 entries (job_3, ...)`."""
     parts = []
     for what, (times, ids) in done.items():
         more = ", ..." if len(ids) < times else ""
-        parts.append(f"{times} {what} ({', '.join(ids)}{more})")
+        parts.append(f"{_count(times, what)} ({', '.join(ids)}{more})")
     return ", ".join(parts)
+
+
+def _count(n: int, what: str) -> str:
+    if n == 1:
+        what = f"{what[:-3]}y" if what.endswith("ies") else what.removesuffix("s")
+    return f"{n} {what}"

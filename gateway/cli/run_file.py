@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(".flotilla")
 _NAME = "run.json"
@@ -29,11 +30,25 @@ def written(folder: Path, *, redis_url: str, gateway_url: str) -> Iterator[None]
         path.unlink(missing_ok=True)
 
 
-def redis_url(folder: Path = FOLDER) -> str | None:
-    """The Redis of the `flotilla up` that runs in `folder`; None if none does."""
+class Running(NamedTuple):
+    """A `flotilla up` that runs."""
+
+    pid: int
+    redis_url: str
+    gateway_url: str
+
+
+def running(folder: Path = FOLDER) -> Running | None:
+    """The one in `folder`, if there is one."""
     try:
         run = json.loads((folder / _NAME).read_text())
         os.kill(run["pid"], 0)
-        return str(run["redis_url"])
+        return Running(run["pid"], str(run["redis_url"]), str(run["gateway_url"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def redis_url(folder: Path = FOLDER) -> str | None:
+    """The Redis of the `flotilla up` that runs in `folder`; None if none does."""
+    run = running(folder)
+    return run.redis_url if run else None

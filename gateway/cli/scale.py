@@ -25,7 +25,11 @@ async def explain(redis_url: str, name: str | None, *, as_json: bool) -> int:
         pools, known = await _read(redis_url, name)
     except (RedisError, OSError) as error:
         where = without_password(redis_url)
-        print(f"flotilla: no Redis answers at {where}: {error}", file=sys.stderr)
+        print(
+            f"flotilla: no Redis answers at {where}: {error}; run this in the folder of "
+            "`flotilla up`, or give --redis-url",
+            file=sys.stderr,
+        )
         return EXIT_FAILED
     if name is not None and not known:
         print(f"flotilla: there is no pool and no model {name!r} in this fleet", file=sys.stderr)

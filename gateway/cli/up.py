@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
 
-from gateway.cli import local_redis, ports
+from gateway.cli import local_redis, ports, run_file
 from gateway.cli.console import Console, wants_colours
 from gateway.cli.run_file import FOLDER
 from gateway.cli.service import USAGE_ERROR
@@ -33,6 +34,7 @@ async def up(
     names = ["flotilla", "redis", "gateway", "chores", *(f"worker-{n + 1}" for n in range(most))]
     console = Console(names, colours=wants_colours(to_environment(settings)))
     try:
+        _check_folder(folder)
         _check_gateway_port(settings)
         lock = await local_redis.lock_folder(folder)
     except (CannotStartError, local_redis.FolderInUseError) as error:
@@ -65,11 +67,22 @@ def _how_many(settings: Settings, workers: int) -> tuple[int, int]:
     return ranges[model]
 
 
+def _check_folder(folder: Path) -> None:
+    run = run_file.running(folder)
+    if run is not None:
+        raise CannotStartError(
+            f"another `flotilla up` already uses {folder}: pid {run.pid}, {run.gateway_url}"
+        )
+
+
 def _check_gateway_port(settings: Settings) -> None:
     problem = ports.listen_problem(settings.host, settings.port)
-    if problem is not None:
+    if problem is None:
+        return
+    where = f"{settings.host}:{settings.port}"
+    if problem.errno == errno.EADDRINUSE:
         other = ports.free_port("127.0.0.1", settings.port + 1)
         raise CannotStartError(
-            f"the gateway can't listen on {settings.host}:{settings.port} "
-            f"({problem.strerror}); another port: FLOTILLA_PORT={other} make up"
+            f"{where} is in use; choose another with --port, for example --port {other}"
         )
+    raise CannotStartError(f"the gateway can't listen on {where}: {problem.strerror}")

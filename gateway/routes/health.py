@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from importlib.metadata import version
 from math import nan
 from typing import Any
 
@@ -23,11 +24,27 @@ from shared.states import JobState
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")
 
+_VERSION = version("flotilla")  # looking it up reads files
+
 
 @router.get("/healthz")
 async def healthz() -> dict[str, str]:
     """200 while the process turns; looks at nothing else, so that nothing else gets it killed."""
     return {"status": "ok"}
+
+
+@router.get("/health")
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
+async def health(gateway: TheGateway) -> Response:
+    """vLLM's names for `/readyz`: 200 if requests can be taken, else 503; no body."""
+    return Response(status_code=503 if any((await _checks(gateway)).values()) else 200)
+
+
+@router.get("/version")
+async def get_version() -> dict[str, str]:
+    """Of this gateway. Each worker's, vLLM's included, is in `GET /v1/models` (`engines`)."""
+    return {"version": _VERSION}
 
 
 @router.get("/readyz")

@@ -12,6 +12,7 @@ from typing import NoReturn
 from fastapi import APIRouter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.access_log import AccessLog
 from gateway.admission import admit, asked
 from gateway.answer import JobAnswer
 from gateway.auth import Authenticator
@@ -30,13 +31,18 @@ class Inference:
     """An ASGI application: the endpoints' calls, and `rest` for all others."""
 
     def __init__(
-        self, rest: ASGIApp, authenticator: Authenticator, metrics: GatewayMetrics
+        self,
+        rest: ASGIApp,
+        authenticator: Authenticator,
+        metrics: GatewayMetrics,
+        access: AccessLog,
     ) -> None:
         self.gateway: Gateway
         """Set by the lifespan, before the first request."""
         self._rest = rest
         self._authenticator = authenticator
         self.metrics = metrics
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in ENDPOINTS or scope["method"] != "POST":
@@ -44,13 +50,27 @@ class Inference:
             return
         received = time.monotonic()
         request_id = sent_request_id(scope["headers"])
-        answer: ASGIApp
         try:
             answer = await self._submit(scope, receive, received, request_id)
         except Exception as error:
-            identity = (b"x-request-id", request_id or new_request_id())
-            answer = error_response(in_our_words(error), self.metrics, identity)
-        await answer(scope, receive, send)
+            failure, request_id = in_our_words(error), request_id or new_request_id()
+            refusal = error_response(failure, self.metrics, (b"x-request-id", request_id))
+            await refusal(scope, receive, send)
+            code = failure.code or failure.type
+            self._access.note(scope, failure.status, received, request_id, error=code)
+            return
+        try:
+            await answer(scope, receive, send)
+        finally:
+            self._access.note(
+                scope,
+                answer.status,
+                received,
+                request_id or answer.job_id.encode(),
+                tenant=answer.tenant,
+                job_id=answer.job_id,
+                error=answer.error,
+            )
 
     async def _submit(
         self, scope: Scope, receive: Receive, received: float, request_id: bytes | None

@@ -158,7 +158,9 @@ async def get_events(
     place = Place.parse(last_event_id)
     if job.state.terminal:
         last = await gateway.queue.last_entry(job_id)
-        if last is not None and place.entry >= last.seq:
+        if last is not None and place.entry > last.seq:
+            raise BadRequest(f"Last-Event-ID is behind the last event, {last.seq}.")
+        if last is not None and place.entry == last.seq:
             return Response(status_code=204)  # tells an EventSource to stop
     headers = _job_header(job) | _SSE_HEADERS
     return StreamingResponse(events(gateway, job, place), headers=headers)
@@ -168,7 +170,7 @@ async def get_events(
 async def cancel(job_id: str, gateway: TheGateway, tenant: Tenant) -> dict[str, Any]:
     """End the job; what it has generated so far is kept. A job that has ended stays as it is."""
     if await gateway.queue.cancel(job_id, tenant) is None:
-        raise _not_found(job_id)
+        raise _not_found(gateway, job_id)
     return await full(gateway, await _job(gateway, tenant, job_id))
 
 
@@ -184,6 +186,10 @@ def _read_request(
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(JobRequest.model_fields)
+            message = f"There is no field `{place[:64]}`; known: {known}."
+            raise BadRequest(message, place) from error
         raise BadRequest(f"{place}: {first['msg']}", place) from error
     if wanted.endpoint not in ENDPOINTS:
         known = ", ".join(ENDPOINTS)
@@ -198,7 +204,7 @@ async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
     job = await gateway.queue.get(job_id)
     # Another tenant's job must look like none.
     if job is None or job.tenant != tenant:
-        raise _not_found(job_id)
+        raise _not_found(gateway, job_id)
     return job
 
 
@@ -206,8 +212,18 @@ def _job_header(job: Job) -> dict[str, str]:
     return {"x-flotilla-job-id": job.id}
 
 
-def _not_found(job_id: str) -> NotFound:
-    return NotFound(f"There is no job {job_id[:64]!r} (any more).")
+def _not_found(gateway: Gateway, job_id: str) -> NotFound:
+    kept, kept_attached = gateway.settings.result_ttl_s, gateway.settings.stream_ttl_s
+    return NotFound(
+        f"There is no job {job_id[:64]!r}: the id is wrong, or it has expired. A job is kept for "
+        f"{_duration(kept)} after its end, that of a /v1 call for {_duration(kept_attached)}."
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:g} h"
+    return f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
 
 
 async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Job:

@@ -16,6 +16,7 @@ router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 _SERVES = (WorkerState.READY, WorkerState.BUSY)
 
 
+@router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(gateway: TheGateway) -> dict[str, Any]:
     """OpenAI's list; `flotilla` in each entry says who serves it."""

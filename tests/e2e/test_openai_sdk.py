@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -210,3 +211,26 @@ def test_the_services_own_documentation_lists_its_routes(fleet: tuple[Process, P
 def state(gateway: Process, job_id: str) -> str:
     answer = httpx.get(f"{gateway.url}/jobs/{job_id}")
     return str(json.loads(answer.content)["state"])
+
+
+@pytest.mark.parametrize(("asked", "named"), [("flex", "flex"), ("auto", "default")])
+def test_the_answer_names_its_service_tier(client: OpenAI, asked: str, named: str) -> None:
+    def create(**fields: Any) -> Any:
+        return client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=4, service_tier=asked, **fields
+        )
+
+    assert create().service_tier == named
+    chunks = list(create(stream=True))
+    assert len(chunks) > 4
+    assert {chunk.service_tier for chunk in chunks} == {named}
+    plain = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4)
+    assert plain.service_tier is None
+
+
+def test_a_tier_that_does_not_exist_here_is_refused(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="must be one of: auto, default, flex") as no:
+        client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=4, service_tier="scale"
+        )
+    assert no.value.param == "service_tier"

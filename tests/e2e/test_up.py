@@ -222,15 +222,22 @@ def test_without_chores_nobody_would_scale(up: Callable[..., Up]) -> None:
 def test_what_is_in_use_is_said_in_one_line(up: Callable[..., Up]) -> None:
     fleet = up("1").until_ready()
     for changes, line in (
-        ({}, r"flotilla: another `flotilla up` already uses \.flotilla\n"),
         (
-            {"FLOTILLA_PORT": str(fleet.port)},
-            rf"flotilla: .*{fleet.port} \(Address already in use\); .*FLOTILLA_PORT=\d+ make up\n",
+            {"FLOTILLA_PORT": str(fleet.port)},  # what holds the port is this one
+            rf"flotilla: another `flotilla up` already uses \.flotilla: pid {fleet.process.pid}, "
+            rf"http://127\.0\.0\.1:{fleet.port}\n",
+        ),
+        (
+            {"FLOTILLA_PORT": str(fleet.port), "folder": "other"},
+            rf"flotilla: 127\.0\.0\.1:{fleet.port} is in use; choose another with --port, "
+            r"for example --port \d+\n",
         ),
     ):
+        folder = fleet.folder / changes.pop("folder", ".")
+        folder.mkdir(exist_ok=True)
         second = subprocess.run(
             [*STAND_INS, "1"],
-            cwd=fleet.folder,
+            cwd=folder,
             env=fleet.environment | {"FLOTILLA_PORT": "0"} | changes,
             capture_output=True,
             text=True,

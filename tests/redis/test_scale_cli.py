@@ -114,3 +114,4 @@ def test_no_redis() -> None:
     assert shown.exit_code == 1
     assert shown.stderr.startswith("flotilla: no Redis answers at redis://127.0.0.1:")
     assert "secret" not in shown.stderr
+    assert "run this in the folder of `flotilla up`, or give --redis-url" in shown.stderr

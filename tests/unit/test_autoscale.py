@@ -517,3 +517,17 @@ def test_the_setting_is_checked_at_start(monkeypatch: pytest.MonkeyPatch) -> Non
         load_settings()
     monkeypatch.setenv("FLOTILLA_AUTOSCALE", "demo=0:3")
     assert load_settings().autoscale == "demo=0:3"
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (replace(FULL, ready=1, running=8, waiting=24, start_s=120.0), "the one at work clears"),
+        (
+            replace(FULL, ready=0, running=0, waiting=8, starting=1, start_s=3.0),
+            "the one being started clears",
+        ),
+    ],
+)
+def test_one_worker_is_spoken_of_in_the_singular(now: Observation, words: str) -> None:
+    assert words in first(now).reason

@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from gateway import body as body_module
 from gateway.body import Limits, check_size, parse_object, parsed, raw_member, read_body
-from shared.errors import BadRequest, BodyTimeout, BodyTooLarge
+from shared.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 LIMIT = 1000
 
@@ -160,8 +160,10 @@ def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
 
 @pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded"])
 async def test_a_type_that_any_web_page_can_send_is_refused(media_type: str) -> None:
-    with pytest.raises(BadRequest, match="application/json"):
+    with pytest.raises(UnsupportedMediaType, match="`Content-Type: application/json`") as refused:
         await read(request([b"{}"], content_type=media_type))
+    assert (repr(media_type) if media_type else "none") in str(refused.value)
+    assert refused.value.status == 415
 
 
 @pytest.mark.parametrize("text", [rb'{"a": "\ud800"}', rb'{"\udfff": 1}', rb'{"a": ["\uD83D x"]}'])

@@ -16,6 +16,7 @@ def classes(root: type[FlotillaError] = FlotillaError) -> list[type[FlotillaErro
 
 
 EVERY = classes()
+JOB = "job_000" + "0" * 24
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -25,8 +26,8 @@ def test_an_error_has_openais_shape(kind: type[FlotillaError]) -> None:
     error = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] == 'a "message"\nwith ümläuts'
-    assert error["type"] in {"invalid_request_error", "server_error"}
-    assert (error["type"] == "invalid_request_error") == (400 <= kind.status < 500)
+    assert error["type"] in {"invalid_request_error", "job_cancelled", "server_error"}
+    assert (error["type"] != "server_error") == (400 <= kind.status < 500)
     assert error["code"] == kind.code
 
 
@@ -74,12 +75,19 @@ def test_a_401_asks_for_a_key() -> None:
     ],
 )
 def test_a_jobs_code_becomes_its_error(code: str, status: int) -> None:
-    error = job_error(code)
+    error = job_error(code, JOB)
     assert (error.code, error.status) == (code, status)
     assert str(error)
 
 
 @pytest.mark.parametrize("code", ["", "rejected", "engine_error", "never heard of"])
 def test_any_other_code_is_a_failed_job(code: str) -> None:
-    assert type(job_error(code)) is JobFailed
-    assert job_error(code).status == 500
+    assert type(job_error(code, JOB)) is JobFailed
+    assert job_error(code, JOB).status == 500
+
+
+def test_a_cancelled_job_says_where_its_text_is_and_that_it_stays_cancelled() -> None:
+    error = job_error("cancelled", JOB)
+    assert f"GET /jobs/{JOB}" in str(error)
+    assert error.type == "job_cancelled"
+    assert error.headers() == [(b"x-should-retry", b"false")]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access_log import AccessLog
 from gateway.app import create_app
 from gateway.auth import Authenticator
-from gateway.middleware import Authentication, RequestId
+from gateway.middleware import OPEN_PATHS, Authentication, Head, RequestId
 from shared.metrics import GatewayMetrics
 from shared.settings import Settings
+from tests.waiting import eventually
 
 KEY = "sk-1"
 METRICS = GatewayMetrics(CollectorRegistry())
@@ -23,6 +27,10 @@ METRICS = GatewayMetrics(CollectorRegistry())
 
 def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
     return Authentication(app, Authenticator(tenants, 20, METRICS), METRICS)
+
+
+def request_id(app: ASGIApp) -> RequestId:
+    return RequestId(app, AccessLog(True, "info"))
 
 
 TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
@@ -78,7 +86,7 @@ def request_ids(headers: Headers) -> list[bytes]:
 
 @pytest.mark.parametrize("sent", [b"a", b"req-1_2.3:4", b"X" * 128])
 async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
-    _, headers, _ = await ask(RequestId(Inside()), headers=[(b"x-request-id", sent)])
+    _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
     assert request_ids(headers) == [sent]
 
 
@@ -86,13 +94,13 @@ async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
     "sent", [b"", b" ", b"a b", b"X" * 129, b"a\r\nset-cookie: x", b"<script>", b"\xff", b"a;b"]
 )
 async def test_an_unsound_request_id_is_replaced(sent: bytes) -> None:
-    _, headers, _ = await ask(RequestId(Inside()), headers=[(b"x-request-id", sent)])
+    _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
     (made,) = request_ids(headers)
     assert re.fullmatch(rb"req_[0-9a-f]{24}", made)
 
 
 async def test_a_request_without_an_id_gets_one_of_its_own() -> None:
-    made = {request_ids((await ask(RequestId(Inside())))[1])[0] for _ in range(50)}
+    made = {request_ids((await ask(request_id(Inside())))[1])[0] for _ in range(50)}
     assert len(made) == 50
 
 
@@ -102,7 +110,7 @@ async def test_what_is_not_http_passes() -> None:
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         seen.append(scope["type"])
 
-    for layer in (RequestId(inside), authentication(inside, TENANTS)):
+    for layer in (request_id(inside), authentication(inside, TENANTS)):
         await layer({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == ["lifespan"] * 2
 
@@ -114,14 +122,24 @@ async def test_a_key_opens_and_names_the_tenant() -> None:
     assert inside.tenants == ["alice"]
 
 
+def test_only_probes_and_the_description_are_open() -> None:
+    assert {path for path in OPEN_PATHS if not path.startswith("/docs")} == {
+        "/healthz",
+        "/readyz",
+        "/health",
+        "/ping",
+        "/openapi.json",
+    }
+
+
 async def test_without_keys_everyone_comes_in() -> None:
     inside = Inside()
     assert (await ask(authentication(inside, {})))[0] == 200
     assert inside.tenants == ["default"]
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_probes_carry_no_key(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_what_is_open_needs_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200
     assert inside.tenants == [None]
@@ -132,6 +150,9 @@ TRICKS = [
     "//jobs",
     "/jobs",
     "/healthz/",
+    "/health/",
+    "/ping/x",
+    "/version",
     "//healthz",
     "/healthz/../jobs",
     "/healthz/..%2fjobs",
@@ -144,8 +165,10 @@ TRICKS = [
     "/HEALTHZ",
     "/readyz/./jobs",
     "/metrics",
-    "/docs",
-    "/openapi.json",
+    "/docs/",
+    "/docs/other",
+    "/docs/../jobs",
+    "/openapi.json/",
     "",
 ]
 
@@ -217,3 +240,78 @@ async def test_a_refused_key_is_counted() -> None:
     before = count.get()
     assert (await ask(authentication(Inside(), TENANTS)))[0] == 401
     assert count.get() == before + 1
+
+
+async def test_head_is_get_without_a_body() -> None:
+    methods = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        methods.append(scope["method"])
+        await Inside()(scope, receive, send)
+
+    for path in ("/healthz", "/v1/models", "/jobs/job_1/events"):
+        await ask(Head(inside), path, method="HEAD")
+    await ask(Head(inside), method="POST")
+    assert methods == ["GET", "GET", "HEAD", "POST"]
+
+
+async def test_every_request_has_a_line_in_the_access_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
+    path = "/v1/models/a b"
+    await ask(
+        app,
+        path,
+        [(b"x-request-id", b"mine"), (b"authorization", b"Bearer wrong-key")],
+        raw_path=b"/v1/models/a%20b",
+        query_string=b"key=secret",
+    )
+    await ask(app, "/v1/chat/completions", [(b"x-request-id", b"other")], method="POST")
+    await ask(app, "/healthz")  # probes would be most of the lines
+    await ask(app, "/a\nb", raw_path=b"/a\nb\xff?key=secret")
+    written: list[str] = []
+
+    async def all_of_them() -> bool:
+        written.extend(capsys.readouterr().err.splitlines())
+        return len(written) >= 3
+
+    await eventually(all_of_them, "the lines are written")
+    first, second, third = written
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    "
+    assert re.fullmatch(
+        when + r"GET /v1/models/a%20b 401 0\.\d{3} s request=mine job=- tenant=-", first
+    ), first
+    assert re.fullmatch(
+        when + r"POST /v1/chat/completions 401 0\.\d{3} s request=other job=- tenant=- "
+        r"error=invalid_api_key",
+        second,
+    ), second
+    assert r"GET /a\nb\xff 401 " in third
+
+
+@pytest.mark.parametrize(
+    "settings", [{"access_log": False}, {"log_level": "warning"}, {"log_level": "error"}]
+)
+async def test_the_access_log_can_be_turned_off(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = Settings(**settings, api_keys=(SecretStr(KEY),))
+    access = AccessLog(values.access_log, values.log_level)
+    access.note({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
+    access.write()
+    assert capsys.readouterr().err == ""
+
+
+def test_probes_have_lines_for_those_who_look_for_mistakes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def note(level: str) -> None:
+        access = AccessLog(True, level)
+        access.note({"path": "/healthz", "method": "GET"}, 200, 0.0, b"mine")
+        access.write()
+
+    asyncio.run(note("info"))
+    assert capsys.readouterr().err == ""
+    asyncio.run(note("debug"))
+    assert "GET /healthz 200 " in capsys.readouterr().err

@@ -282,8 +282,8 @@ def test_servers_of_shards_come_comma_separated_or_by_lines() -> None:
         (1, "redis://a,redis://b", "2 servers need FLOTILLA_SHARDS=2 or more"),
         (2, "redis://a:6379/0,redis://u:pw@a/1", "a server stands there twice"),
         (2, "unix:///a?db=0,unix:///a?db=1", "a server stands there twice"),
-        (2, "redis://a,b:6379", "begins with redis://"),
-        (2, "redis://a,redis://u:pw@b:port", "Port could not be cast"),
+        (2, "redis://a,b:6379", "must start with redis://"),
+        (2, "redis://a,redis://u:pw@b:port", "the port is no number"),
     ],
 )
 def test_servers_that_can_not_be_are_named_without_their_passwords(
@@ -291,7 +291,7 @@ def test_servers_that_can_not_be_are_named_without_their_passwords(
 ) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings(shards=shards, shard_redis_urls=urls)
-    assert str(caught.value).startswith("FLOTILLA_SHARD_REDIS_URLS: ")
+    assert str(caught.value).startswith("--shard-redis-urls: ")
     assert problem in str(caught.value)
     assert "pw" not in str(caught.value)
 

@@ -196,7 +196,12 @@ def test_console(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "line"),
     [
-        (["up", "--engine", "magic"], {}, "FLOTILLA_ENGINE='magic': Input should be"),
+        (["up", "--engine", "magic"], {}, "--engine magic: Input should be"),
+        (["up", "--port", "99999"], {}, "--port 99999: Input should be less than or equal to"),
+        (["gateway", "--redis-url", "foo"], {}, "--redis-url foo: must start with redis://, re"),
+        (["gateway"], {"FLOTILLA_REDIS_URL": "foo"}, "FLOTILLA_REDIS_URL='foo': must start with"),
+        (["gateway"], {"FLOTILLA_REDIS_URL": "u:p@h"}, "FLOTILLA_REDIS_URL: must start with"),
+        (["gateway", "--redis-url", "h?password=p"], {}, "--redis-url: must start with"),
         (["gateway"], {"FLOTILLA_PORT": "99999"}, "FLOTILLA_PORT='99999': Input should be"),
         (["worker"], {"FLOTILLA_MODLE": "x"}, "FLOTILLA_MODLE: there is no such setting; did you"),
     ],

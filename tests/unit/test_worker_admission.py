@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from shared.settings import Settings
 from shared.states import WorkerState
+from worker import lifecycle
 from worker.admission import CLAIM_BATCH, Snapshot, decide, free_slots
 
 READY, BUSY, DRAINING = WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING
@@ -51,3 +55,15 @@ def test_never_more_than_can_run(unfinished: int, entering: int) -> None:
     decision = decide(IDLE._replace(unfinished=unfinished, entering=entering))
     assert 0 <= decision.count <= max(0, 64 - unfinished - entering)
     assert (decision.count == 0) == (decision.state is BUSY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "the demo model"),
+        ({"model": "org/m"}, "org/m"),
+        ({"engine": "simulated"}, "the simulated engine"),
+    ],
+)
+def test_what_a_worker_says_it_loads(settings: dict[str, Any], words: str) -> None:
+    assert lifecycle._what_loads(Settings(**settings)) == words

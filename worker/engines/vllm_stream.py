@@ -45,7 +45,8 @@ _KNOWN = {
 
 # What a request may set without its chunks looking different.
 _HARMLESS = (
-    "messages prompt model user stream stream_options request_id session_id priority cache_salt "
+    "messages prompt model user stream stream_options service_tier "
+    "request_id session_id priority cache_salt "
     "max_tokens max_completion_tokens min_tokens stop stop_token_ids include_stop_str_in_output "
     "ignore_eos skip_special_tokens spaces_between_special_tokens stream_interval "
     "temperature top_p top_k min_p seed frequency_penalty presence_penalty repetition_penalty "

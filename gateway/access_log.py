@@ -1,0 +1,101 @@
+"""One line in the log for each request that was answered: how to find what a client asks about.
+
+`2026-11-22 12:01:02 info    POST /v1/chat/completions 200 1.204 s request=req-7 job=job_000...
+tenant=team-a`: `request` is the `x-request-id` of the answer. Keys, query strings and bodies are
+never in it.
+
+The lines go to stderr: a supervisor keeps that in a file, and shows stdout to people. They are
+written some at a time, past `logging`, with which a short request costs the gateway a third more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import NamedTuple
+
+from starlette.types import Scope
+
+CLIENT_LEFT = 499
+"""nginx's word for a request whose client left before there was an answer."""
+_WRITE_AFTER_S = 0.2
+_PATH_BYTES = 200
+# Asked every few seconds by those who watch the gateway: only with FLOTILLA_LOG_LEVEL=debug.
+_PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping", "/metrics"})
+
+
+class _Line(NamedTuple):
+    at_s: float
+    method: str
+    path: bytes
+    status: int
+    seconds: float
+    request_id: bytes
+    tenant: str
+    job_id: str
+    error: str
+
+
+class AccessLog:
+    """Takes lines until they are written."""
+
+    def __init__(self, wanted: bool, log_level: str) -> None:
+        self._wanted = wanted and log_level in {"debug", "info"}
+        self._probes_wanted = log_level == "debug"
+        self._lines: list[_Line] = []
+
+    def note(
+        self,
+        scope: Scope,
+        status: int,
+        began: float,
+        request_id: bytes,
+        *,
+        tenant: str = "-",
+        job_id: str = "-",
+        error: str = "",
+    ) -> None:
+        """A request has been answered. `began` is of the monotonic clock."""
+        if not self._wanted or (scope["path"] in _PROBES and not self._probes_wanted):
+            return
+        if not self._lines:
+            asyncio.get_running_loop().call_later(_WRITE_AFTER_S, self.write)
+        # The scope itself would keep the request's headers.
+        path = scope.get("raw_path") or scope["path"].encode()
+        seconds = time.monotonic() - began
+        self._lines.append(
+            _Line(
+                time.time(),
+                scope["method"],
+                path,
+                status,
+                seconds,
+                request_id,
+                tenant,
+                job_id,
+                error,
+            )
+        )
+
+    def write(self) -> None:
+        """Write what has been noted."""
+        lines, self._lines = self._lines, []
+        sys.stderr.write("".join(map(_text, lines)))
+        sys.stderr.flush()
+
+
+def _text(line: _Line) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.at_s))
+    error = f" error={line.error}" if line.error else ""
+    return (
+        f"{when} info    {line.method} {_shown(line.path)} {line.status} "
+        f"{line.seconds:.3f} s request={line.request_id.decode('ascii')} job={line.job_id} "
+        f"tenant={line.tenant}{error}\n"
+    )
+
+
+def _shown(raw_path: bytes) -> str:
+    """As the client sent it: percent-encoded, so that it can't look like another field or line."""
+    path = raw_path.partition(b"?")[0][:_PATH_BYTES].decode("latin-1")
+    return path.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,46 @@
+"""The API's description for people: Swagger UI, from this server alone.
+
+Its files are those of the package fastapi-offline. They and the description need no API key: a
+browser could not send one, and they tell nothing that is not public.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import APIRouter
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.responses import Response
+
+from shared.errors import NotFound
+
+router = APIRouter(include_in_schema=False)
+
+_ASSETS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+PATHS = frozenset({"/docs", "/openapi.json", *(f"/docs/{name}" for name in _ASSETS)})
+
+
+@router.get("/docs")
+async def docs() -> Response:
+    """Swagger UI; `Authorize` takes an API key."""
+    return get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="Flotilla",
+        swagger_js_url="/docs/swagger-ui-bundle.js",
+        swagger_css_url="/docs/swagger-ui.css",
+        swagger_favicon_url="/docs/favicon.png",
+        swagger_ui_parameters={"validatorUrl": None},  # it is a foreign host
+    )
+
+
+@router.get("/docs/{name}")
+async def asset(name: str) -> Response:
+    """A file of Swagger UI's."""
+    if name not in _ASSETS:
+        raise NotFound(f"There is no GET /docs/{name[:100]} here.")
+    content = (files("fastapi_offline") / "static" / name).read_bytes()
+    return Response(content, media_type=_ASSETS[name], headers={"cache-control": "max-age=86400"})

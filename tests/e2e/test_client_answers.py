@@ -1,0 +1,222 @@
+"""What people and programs meet first: probes, wrong requests, waiting, and what the log tells."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from gateway.not_supported import NOT_SUPPORTED
+from tests.e2e.processes import Process, Stack
+from tests.redis_server import RedisServer
+from tests.waiting import wait_for
+
+MODEL = "simulated"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """And one worker with one slot: a second job waits."""
+    with redis_server.client() as client:
+        client.flushall()
+    stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
+    stack.worker(sim_step_ms=10, sim_step_us_per_seq=0, sim_max_num_seqs=1)
+    yield stack.gateway()
+    stack.close()
+
+
+@pytest.fixture
+def api(gateway: Process) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+        yield client
+
+
+def body(max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hello"}]
+    fields = {"ignore_eos": True, "max_tokens": max_tokens} | fields
+    return {"model": MODEL, "messages": messages, **fields}
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.fixture
+def busy(api: httpx.Client) -> Iterator[None]:
+    """The only slot is taken."""
+    job = api.post("/jobs", json={"body": body(6000)}).json()
+    wait_for(
+        lambda: api.get(f"/jobs/{job['id']}").json()["state"] == "in_progress", "it is running"
+    )
+    yield
+    api.post(f"/jobs/{job['id']}/cancel")
+
+
+def test_vllms_probes(api: httpx.Client) -> None:
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        answer = api.request(method, path)
+        assert (answer.status_code, answer.content) == (200, b""), path
+    assert re.fullmatch(r"\d+\.\d+.*", api.get("/version").json()["version"])
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/jobs", "/version"])
+def test_head(api: httpx.Client, path: str) -> None:
+    whole, head = api.get(path), api.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert api.head("/nowhere").status_code == 404
+    assert api.head(CHAT).status_code == 405
+
+
+def test_the_list_of_models_with_a_slash(api: httpx.Client) -> None:
+    assert [model["id"] for model in api.get("/v1/models/").json()["data"]] == [MODEL]
+
+
+@pytest.mark.parametrize("path", [*NOT_SUPPORTED, "/v1/files/file-1/content", "/v1/audio/speech"])
+def test_a_route_that_is_not_supported_yet_says_so(api: httpx.Client, path: str) -> None:
+    for method in ("GET", "POST"):
+        answer = api.request(method, path, json={} if method == "POST" else None)
+        assert answer.status_code == 404
+        error = error_of(answer)
+        assert error["code"] == "not_supported"
+        assert "does not support" in error["message"]
+        assert "README.md" in error["message"]
+    assert error_of(api.get("/v1/nothing"))["code"] == "not_found"
+
+
+def test_the_sdk_names_what_is_not_supported(gateway: Process) -> None:
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any") as client,
+        pytest.raises(openai.NotFoundError, match="does not support Responses yet"),
+    ):
+        client.responses.create(model=MODEL, input="hello")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/jobs"])
+def test_a_body_of_another_type(api: httpx.Client, path: str) -> None:
+    answer = api.post(path, content="{}", headers={"content-type": "text/plain"})
+    assert answer.status_code == 415
+    error = error_of(answer)
+    assert error["code"] == "unsupported_media_type"
+    assert "`Content-Type: application/json`" in error["message"]
+    assert "'text/plain'" in error["message"]
+
+
+def test_an_unknown_field_of_a_job(api: httpx.Client) -> None:
+    answer = api.post("/jobs", json={"body": body(), "webhook": "http://x"})
+    assert answer.status_code == 400
+    assert error_of(answer) == {
+        "message": "There is no field `webhook`; "
+        "known: endpoint, body, lane, deadline_s, metadata.",
+        "type": "invalid_request_error",
+        "param": "webhook",
+        "code": None,
+    }
+
+
+def test_an_unknown_job(api: httpx.Client) -> None:
+    answer = api.get("/jobs/job_nothing")
+    assert answer.status_code == 404
+    message = error_of(answer)["message"]
+    assert "the id is wrong, or it has expired" in message
+    assert "24 h" in message
+    assert "15 min" in message
+
+
+def test_a_cancelled_jobs_result_is_asked_for_once(api: httpx.Client, gateway: Process) -> None:
+    job = api.post("/jobs", json={"body": body(6000)}).json()
+    api.post(f"/jobs/{job['id']}/cancel")
+    answer = api.get(f"/jobs/{job['id']}/result")
+    assert answer.status_code == 409
+    assert answer.headers["x-should-retry"] == "false"
+    error = error_of(answer)
+    assert (error["type"], error["code"]) == ("job_cancelled", "cancelled")
+    assert f"GET /jobs/{job['id']}" in error["message"]
+    requests = []
+    with (
+        httpx.Client(event_hooks={"request": [requests.append]}) as http,
+        openai.OpenAI(base_url=gateway.url, api_key="any", http_client=http) as client,
+        pytest.raises(openai.ConflictError),
+    ):
+        client.get(f"/jobs/{job['id']}/result", cast_to=object)
+    assert len(requests) == 1
+
+
+def test_a_last_event_id_behind_the_end(api: httpx.Client) -> None:
+    job = api.post("/jobs", json={"body": body()}).json()
+    done = api.get(f"/jobs/{job['id']}/events").text
+    last = re.findall(r"^id: (.*)$", done, re.MULTILINE)[-1]
+    path = f"/jobs/{job['id']}/events"
+    assert api.get(path, headers={"last-event-id": last}).status_code == 204
+    answer = api.get(path, headers={"last-event-id": "999999"})
+    assert answer.status_code == 400
+    assert f"the last event, {last}" in error_of(answer)["message"]
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_stream_that_waits_begins_soon(api: httpx.Client) -> None:
+    began = time.monotonic()
+    with api.stream("POST", CHAT, json=body(stream=True)) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert next(answer.iter_lines()) == ": queued, position 1"
+    assert time.monotonic() - began < 5  # the next comment would come after 10 s
+
+
+def test_a_refusal_that_comes_at_once_has_its_own_status(api: httpx.Client) -> None:
+    answer = api.post(CHAT, json=body(stream=True, temperature=-1))
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+
+
+def lines(gateway: Process, having: str) -> list[str]:
+    return [line for line in gateway.log.read_text().splitlines() if having in line]
+
+
+def line(gateway: Process, having: str) -> str:
+    (found,) = wait_for(lambda: lines(gateway, having), f"a line with {having}")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    ", found), found
+    return found.split("info    ", 1)[1]
+
+
+def test_what_the_access_log_tells(api: httpx.Client, gateway: Process) -> None:
+    secret = {"authorization": "Bearer sk-secret"}
+    plain = api.post(CHAT, json=body(), headers={"x-request-id": "plain-1", **secret})
+    stream = api.post(CHAT, json=body(stream=True), headers={"x-request-id": "stream-1"})
+    api.post(CHAT, json={"model": "none"}, headers={"x-request-id": "none-1"})
+    job = api.post("/jobs?api_key=sk-secret", json={"body": body()})
+    api.get("/healthz", headers={"x-request-id": "probe-1"})
+    api.get("/nowhere?sk-secret", headers={"x-request-id": "nowhere-1"})
+    seconds = r"\d+\.\d{3} s"
+    for answer, name in ((plain, "plain-1"), (stream, "stream-1")):
+        job_id = answer.headers["x-flotilla-job-id"]
+        expected = rf"POST {CHAT} 200 {seconds} request={name} job={job_id} tenant=default"
+        assert re.fullmatch(expected, line(gateway, name))
+    refused = line(gateway, "none-1")
+    assert re.fullmatch(rf"POST {CHAT} 404 {seconds} .* error=model_not_found", refused)
+    job_id = job.json()["id"]
+    expected = rf"POST /jobs 202 {seconds} request=req_\w+ job={job_id} tenant=default"
+    assert re.fullmatch(expected, line(gateway, job_id))
+    assert re.fullmatch(rf"GET /nowhere 404 {seconds} .*", line(gateway, "nowhere-1"))
+    assert lines(gateway, "probe-1") == []
+    assert lines(gateway, "sk-secret") == []
+    assert lines(gateway, "hello") == []
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_client_that_left_is_in_the_access_log(api: httpx.Client, gateway: Process) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        api.post(CHAT, json=body(), headers={"x-request-id": "left-1"}, timeout=0.5)
+    assert re.fullmatch(
+        rf"POST {CHAT} 499 .* tenant=default error=client_left", line(gateway, "left-1")
+    )

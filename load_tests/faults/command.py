@@ -29,18 +29,18 @@ HELP = "break a fleet on purpose: what do its clients see?"
 
 _TOKENS = 120
 _QUICK_TIMES, _QUICK_EVERY_S, _QUICK_TOKENS = 1, 3.0, 40
+_PATIENCE_S, _QUICK_PATIENCE_S = 40.0, 15.0
+"""After so long without an end a client leaves."""
 _ROWS = (*FAULTS, *GIVEN_TITLES)
 _QUICK_ROWS = (
     "worker-kill",
     "worker-stop",
     "twin",
-    "gateway-kill",
     "redis-stop",
     "redis-evicts",
     "job-deleted",
     "log-deleted",
     "flushall",
-    "connections",
     "lost-lease",
     "silent-redis",
 )
@@ -165,6 +165,7 @@ async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> Row:
         times=arguments.times or (_QUICK_TIMES if quick else fault.times),
         every_s=min(fault.every_s, _QUICK_EVERY_S) if quick else fault.every_s,
         tokens=_QUICK_TOKENS if quick else _TOKENS,
+        patience_s=_QUICK_PATIENCE_S if quick else _PATIENCE_S,
     )
 
 

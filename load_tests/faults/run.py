@@ -29,11 +29,18 @@ async def run_given(name: str, folder: Path, *, times: int) -> Row:
 
 
 async def run_fault(
-    name: str, fault: Fault, folder: Path, *, times: int, every_s: float, tokens: int
+    name: str,
+    fault: Fault,
+    folder: Path,
+    *,
+    times: int,
+    every_s: float,
+    tokens: int,
+    patience_s: float,
 ) -> Row:
     """Raises ProcessError if the fleet does not start, or does not come back."""
     fleet = await asyncio.to_thread(lambda: Fleet(folder / name, **fault.fleet))
-    clients = Clients(fleet.urls, tokens=tokens)
+    clients = Clients(fleet.urls, tokens=tokens, patience_s=patience_s)
     strikes: list[float] = []
     try:
         clients.start()

@@ -8,11 +8,11 @@ from typing import Any
 
 from gateway.context import Gateway
 from shared.depths import position, positions
-from shared.errors import job_error
+from shared.errors import StreamReset, job_error
 from shared.job import Job
 from shared.listing import ERROR_BYTES, with_errors
 from shared.states import JobState
-from shared.token_log import Transcript, read_journal
+from shared.token_log import Entry, Transcript, read_journal, tokens_missing
 
 _POSITION_QUESTIONS = 10_000
 """Most questions to Redis for the positions in one list; with more shards than that it has none."""
@@ -82,21 +82,27 @@ async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
             if waits_for:
                 shown["waits_for"] = waits_for
     else:
-        transcript = await read_transcript(gateway, job)
-        choices = transcript.choices()
-        shown["text"] = choices[0]["text"] if choices else ""
-        shown["choices"] = choices
-        if shown["usage"] is None and transcript.prompt_tokens:
-            shown["usage_so_far"] = transcript.usage()
+        entries = await gateway.queue.entries(job.id, 0)
+        if job.state is JobState.COMPLETED and (not entries or tokens_missing(entries)):
+            lost = StreamReset("The log of this job has lost tokens since it was completed.")
+            shown["error"] = json.loads(lost.to_openai())["error"]
+            shown["text"], shown["choices"] = None, []
+        else:
+            transcript = transcript_of(entries)
+            choices = transcript.choices()
+            shown["text"] = choices[0]["text"] if choices else ""
+            shown["choices"] = choices
+            if shown["usage"] is None and transcript.prompt_tokens:
+                shown["usage_so_far"] = transcript.usage()
     if job.result and job.content_type.startswith("application/json"):
         shown["result"] = json.loads(job.result)
     return shown
 
 
-async def read_transcript(gateway: Gateway, job: Job) -> Transcript:
-    """What the job's journal adds up to so far."""
+def transcript_of(entries: Sequence[Entry]) -> Transcript:
+    """What a job's log adds up to."""
     transcript = Transcript.empty()
-    for entry in await gateway.queue.entries(job.id, 0):
+    for entry in entries:
         transcript.add(read_journal(entry.journal, entry.items))
     return transcript
 

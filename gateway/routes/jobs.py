@@ -26,6 +26,7 @@ from shared.lanes import CLIENT_LANES
 from shared.listing import page
 from shared.settings import Settings
 from shared.states import JobState
+from shared.token_log import tokens_missing
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
@@ -139,8 +140,8 @@ async def get_result(job_id: str, gateway: TheGateway, tenant: Tenant) -> Respon
         headers = _job_header(job) | {"content-type": whole.content_type}
         return Response(whole.body, whole.status, headers)
     entries = await gateway.queue.entries(job.id, 0)
-    if any(entry.lost for entry in entries):
-        raise StreamReset("The log of this job has lost entries.")
+    if not entries or tokens_missing(entries):
+        raise StreamReset("The log of this job has lost tokens.")
     unfolder = Unfolder()
     body = b"".join([unfolder.unfold(entry.items) for entry in entries])
     return Response(body, headers=_job_header(job) | _SSE_HEADERS)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from shared import keys
+from shared.job import shard_in
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for
@@ -350,3 +353,54 @@ def test_tenants_do_not_see_each_other(stack: Stack) -> None:
             assert "secret" not in answer.text
         assert api.get("/jobs", headers=theirs).json()["data"] == []
         assert len(api.get("/jobs", headers=mine).json()["data"]) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_job_whose_log_is_deleted_while_it_runs_is_not_completed(
+    api: httpx.Client, redis_server: RedisServer, stream: bool
+) -> None:
+    job_id = submit(api, "hello", stream=stream, max_tokens=120, ignore_eos=True)["id"]
+    key = keys.log(shard_in(job_id), job_id)
+    with redis_server.client() as client:
+        wait_for(lambda: client.exists(key) == 1, "its log has begun")
+        client.delete(key)
+    job = api.get(f"/jobs/{job_id}", params={"wait": 30}).json()
+    while job["state"] in {"queued", "in_progress"}:
+        job = api.get(f"/jobs/{job_id}", params={"wait": 30}).json()
+    assert (job["state"], job["error"]["code"]) == ("failed", "log_lost")
+    result = api.get(f"/jobs/{job_id}/result")
+    assert (result.status_code, result.json()["error"]["code"]) == (500, "log_lost")
+
+
+def test_a_job_whose_log_is_deleted_after_its_end_says_so(
+    api: httpx.Client, redis_server: RedisServer
+) -> None:
+    job_id = submit(api, "hello", stream=True, max_tokens=5)["id"]
+    wait_for(lambda: api.get(f"/jobs/{job_id}").json()["state"] == "completed", "it is completed")
+    assert api.get(f"/jobs/{job_id}").json()["text"]
+    with redis_server.client() as client:
+        client.delete(keys.log(shard_in(job_id), job_id))
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["text"], job["error"]["code"]) == (None, "stream_reset")
+    assert api.get(f"/jobs/{job_id}/result").json()["error"]["code"] == "stream_reset"
+
+
+@pytest.mark.parametrize("what", ["job", "everything"])
+def test_who_reads_a_job_that_is_deleted_learns_it_at_once(
+    api: httpx.Client, redis_server: RedisServer, what: str
+) -> None:
+    body = request("hello", stream=True, max_tokens=4000, ignore_eos=True)
+    with api.stream("POST", CHAT, json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        job_id = answer.headers["x-flotilla-job-id"]
+        with redis_server.client() as client:
+            if what == "job":
+                client.delete(keys.job(shard_in(job_id), job_id))
+            else:
+                for key in client.scan_iter(f"{keys.base(shard_in(job_id))}*{job_id}*"):
+                    client.delete(key)
+        deleted = time.monotonic()
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "stream_reset"
+    assert time.monotonic() - deleted < 5.0  # on an idle machine it is half a second

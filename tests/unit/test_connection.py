@@ -8,16 +8,21 @@ import datetime as dt
 import ipaddress
 import ssl
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
 import uvloop
+from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
 from gateway.connection import Connection
+from gateway.connections import Connections
 from gateway.wire import when_left, writer
+from shared.metrics import GatewayMetrics
+from shared.settings import Settings
 from tests.waiting import eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -48,8 +53,10 @@ class Endless:
 @contextlib.asynccontextmanager
 async def served(app: Endless, tls: tuple[str, str] | None) -> AsyncIterator[int]:
     options: dict[str, Any] = {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]} if tls else {}
+    connections = Connections(Settings(), GatewayMetrics(CollectorRegistry()), 1000)
+    protocol: Any = partial(Connection, connections)
     config = uvicorn.Config(
-        app, port=0, http=Connection, ws="none", lifespan="off", log_config=None, **options
+        app, port=0, http=protocol, ws="none", lifespan="off", log_config=None, **options
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve())

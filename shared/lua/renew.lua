@@ -18,7 +18,7 @@ for i = 5, #ARGV, 2 do
     -- There may be no such stream or group any more: repair.lua puts the job back into one.
     redis.pcall('XCLAIM', queue_key(job.queue), GROUP, worker, 0, job.entry, 'JUSTID')
     state = ''
-  elseif not job then
+  elseif not job and redis.call('EXISTS', key('job', id)) == 0 then
     redis.call('DEL', key('log', id)) -- no one can read it any more, and it has no time to live
   end
   for _, word in ipairs({id, state, job and job.watchers or '', job and job.watched or ''}) do

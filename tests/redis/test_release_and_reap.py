@@ -27,6 +27,7 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     Listener,
+    begin,
     deposit,
     emit,
     entries_of,
@@ -376,3 +377,29 @@ async def test_a_watched_job_stays_watched_when_another_worker_starts_it(
         (0, FrameKind.STARTED),
         (1, FrameKind.DELTAS),
     ]
+
+
+async def test_the_log_of_a_job_that_is_deleted_goes_with_the_next_renewal(
+    queue: JobQueue, store: Redis
+) -> None:
+    """It has no time to live, and nobody could read it."""
+    for _ in range(2):
+        await submit(queue)
+    gone, damaged = await take(queue)
+    for job in (gone, damaged):
+        await begin(queue, job)
+    store.delete(keys.job(0, gone.id))
+    store.hset(keys.job(0, damaged.id), "request", "damaged")
+    assert await renew(queue, WORKER, [gone, damaged]) == {gone.id: "gone", damaged.id: "gone"}
+    assert not store.exists(keys.log(0, gone.id))
+    assert store.exists(keys.log(0, damaged.id))
+
+
+async def test_an_entry_of_a_deleted_job_leaves_no_log(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    store.delete(keys.job(0, job.id))
+    first = utterance(job, 1)
+    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [])).epoch
+    step = make_step([first], [deposit(first, 1)])
+    assert await queue.emit(0, WORKER, epoch, step) == {}
+    assert not store.exists(keys.log(0, job.id))

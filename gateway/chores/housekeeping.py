@@ -94,7 +94,7 @@ class Housekeeping:
                 dropped["chore"] = dropped.get("chore", 0) + await redis.hdel(keys.CHORES, name)
         found = [_count(n, f"{what} records") for what, n in dropped.items() if n]
         if found:
-            log.info("nobody needs them any more: %s", ", ".join(found))
+            log.info("removed stale records: %s", ", ".join(found))
 
 
 def _add(done: dict[str, Repaired], more: Mapping[str, Repaired]) -> None:

@@ -194,7 +194,8 @@ def test_what_the_access_log_tells(api: httpx.Client, gateway: Process) -> None:
     plain = api.post(CHAT, json=body(), headers={"x-request-id": "plain-1", **secret})
     stream = api.post(CHAT, json=body(stream=True), headers={"x-request-id": "stream-1"})
     api.post(CHAT, json={"model": "none"}, headers={"x-request-id": "none-1"})
-    job = api.post("/jobs?api_key=sk-secret", json={"body": body()})
+    job = api.post("/jobs", json={"body": body()})
+    api.get("/jobs?api_key=sk-secret", headers={"x-request-id": "query-1"})
     api.get("/healthz", headers={"x-request-id": "probe-1"})
     api.get("/nowhere?sk-secret", headers={"x-request-id": "nowhere-1"})
     seconds = r"\d+\.\d{3} s"
@@ -208,6 +209,7 @@ def test_what_the_access_log_tells(api: httpx.Client, gateway: Process) -> None:
     expected = rf"POST /jobs 202 {seconds} request=req_\w+ job={job_id} tenant=default"
     assert re.fullmatch(expected, line(gateway, job_id))
     assert re.fullmatch(rf"GET /nowhere 404 {seconds} .*", line(gateway, "nowhere-1"))
+    assert re.fullmatch(rf"GET /jobs 400 {seconds} .*", line(gateway, "query-1"))
     assert lines(gateway, "probe-1") == []
     assert lines(gateway, "sk-secret") == []
     assert lines(gateway, "hello") == []

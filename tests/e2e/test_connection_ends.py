@@ -97,7 +97,7 @@ def gateway(stack: Stack) -> Process:
 
 def start(stack: Stack, **changes: Any) -> Process:
     keys = ",".join(f"{name}:{key}" for name, key in KEYS.items())
-    gateway = stack.gateway(api_keys=keys, lease_s=15, **changes)
+    gateway = stack.gateway(api_keys=keys, lease_s=15, access_log=False, **changes)
     wait_for(lambda: gateway.metric("flotilla_open_streams") == 0, "it counts streams")
     return gateway
 

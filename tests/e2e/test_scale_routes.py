@@ -171,7 +171,7 @@ def test_a_ready_worker_ends_the_wait(stack: Stack, api: httpx.Client, redis_url
     told = _worker(redis_url)
     assert told["start_s"] > 0
     assert told["job_seconds"] > 0
-    assert told["request_bytes"] == len(json.dumps(body))
+    assert told["request_bytes"] == len(json.dumps(body, separators=(",", ":")))  # as it came
     assert told["prompt_tokens"] == done["usage"]["prompt_tokens"]
     assert told["completion_tokens"] == 4
 

@@ -129,7 +129,7 @@ async def test_records_that_nobody_needs_are_taken_out(
     assert store.smembers(keys.WORKERS) == set()
     assert {key.decode() for key in store.keys("flotilla:{fleet}:scal*")} == set(kept)
     assert store.hkeys(keys.CHORES) == [REPAIR.encode()]
-    line = "nobody needs them any more: 1 worker records, 2 scale records, 1 chore records"
+    line = "removed stale records: 1 worker record, 2 scale records, 1 chore record"
     assert line in told.text
     told.clear()
     await keeper.tidy(["named"], [REPAIR])

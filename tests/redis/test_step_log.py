@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared import keys
-from shared import queue as queue_module
 from shared.channel import FrameKind, encode, entry_of
 from shared.envelope import Unfolder
 from shared.job import LeasedJob
@@ -707,7 +706,6 @@ def heard_of(outbox: Outbox, entries: Sequence[Entry]) -> list[str]:
 @pytest.fixture
 async def flaky(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flaky]:
     """One that nothing disturbs yet."""
-    monkeypatch.setattr(queue_module, "PATIENCE_S", 0.0)  # no step here waits for the next one
     monkeypatch.setattr(publisher_module, "_RETRY_S", (0.0,))
     queue = Flaky(Servers(redis_url), 1)
     yield queue

@@ -83,9 +83,10 @@ async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
                 shown["waits_for"] = waits_for
     else:
         entries = await gateway.queue.entries(job.id, 0)
-        if job.state is JobState.COMPLETED and (not entries or tokens_missing(entries)):
-            lost = StreamReset("The log of this job has lost tokens since it was completed.")
-            shown["error"] = json.loads(lost.to_openai())["error"]
+        completed = job.state is JobState.COMPLETED
+        if tokens_missing(entries) or (completed and not entries):
+            lost = StreamReset("The log of this job has lost tokens.")
+            shown["error"] = shown["error"] or json.loads(lost.to_openai())["error"]
             shown["text"], shown["choices"] = None, []
         else:
             transcript = transcript_of(entries)

@@ -231,13 +231,15 @@ class _Look:
     def job(self, job: Json) -> bool:
         """A job's record; has it ended?"""
         outcome = self.outcome
-        text = job.get("text", "")
+        text = job.get("text") or ""
         if text != outcome.text:
             self.token()
             outcome.text = text
         if job["state"] in ("queued", "in_progress"):
             return False
-        outcome.end = End.WHOLE if job["state"] == "completed" else End.FAILED
+        # A record that has lost its text says so.
+        lost = job.get("text", "") is None
+        outcome.end = End.WHOLE if job["state"] == "completed" and not lost else End.FAILED
         if outcome.end is End.FAILED:
             outcome.code = str((job.get("error") or {}).get("code", job["state"]))
         if outcome.whole and "result" in job:

@@ -78,6 +78,9 @@ class Outcome:
         if record is None:
             return
         text = record.get("text", "")
+        if text is None:  # it says that tokens were lost
+            self.record_behind = len(words(self.text))
+            return
         complete = record["state"] == "completed"
         found = difference(words(text), self.question.tokens, complete=complete)
         self._note("record ", found)

@@ -42,6 +42,8 @@ local function end_job(id, nonce, seq, segment, tokens, event, code, watchers, f
   if not job or not held(job, nonce) then
     -- The reply to the first call was lost: this worker has ended the job itself.
     if job and job.nonce == nonce and job.state == TO[event] then return end
+    -- Nobody can read the log of a job that is gone, and it has no time to live.
+    if not job and redis.call('EXISTS', key('job', id)) == 0 then redis.call('DEL', key('log', id)) end
     lost[#lost + 1] = id
     lost[#lost + 1] = job and job.state or 'gone'
     return

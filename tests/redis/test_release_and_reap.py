@@ -27,6 +27,7 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     Listener,
+    answer,
     begin,
     deposit,
     emit,
@@ -402,4 +403,14 @@ async def test_an_entry_of_a_deleted_job_leaves_no_log(queue: JobQueue, store: R
     epoch = (await queue.renew(0, WORKER, "", LEASE_S, [])).epoch
     step = make_step([first], [deposit(first, 1)])
     assert await queue.emit(0, WORKER, epoch, step) == {}
+    assert not store.exists(keys.log(0, job.id))
+
+
+async def test_the_end_of_a_deleted_job_leaves_no_log(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    await begin(queue, job)
+    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [job])).epoch
+    store.delete(keys.job(0, job.id))
+    step = make_step([utterance(job, 2, answer=answer())])
+    assert await queue.emit(0, WORKER, epoch, step) == {job.id: "gone"}
     assert not store.exists(keys.log(0, job.id))

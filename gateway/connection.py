@@ -39,6 +39,8 @@ _MOST_HEADERS = 200
 _BODY = frozenset({b"content-length", b"transfer-encoding"})
 _MOST_AHEAD = 16
 """Requests that may be sent before an earlier one is answered; each costs memory at once."""
+_MOST_UNWANTED = 1 << 20
+"""Bytes that are read of a client that has been refused."""
 _READ_AHEAD = 4
 """So many queued requests a connection may have and still be read: only who reads sees its end."""
 
@@ -62,6 +64,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed = 0  # bytes that came since the latest end of a head or piece of a body
         self._in_head = False
         self._refused = False
+        self._unwanted = 0  # bytes that came after the refusal
         self._upgrading = False  # what follows may be another protocol's, and is not read
         self._earlier: tuple[RequestResponseCycle, ...] = ()
         """Requests before the newest that may still be open. Empty unless a client pipelines."""
@@ -86,7 +89,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self._upgrading:
-            return  # read, so that the client gets to read its answer
+            # Read, so that the client gets to read its answer; not for ever, as reading costs time.
+            self._unwanted += len(data)
+            if self._unwanted > _MOST_UNWANTED:
+                self.drop()
+            return
         self._unset_keepalive_if_required()
         if len(data) <= _PIECE_BYTES:
             self._parse(data)

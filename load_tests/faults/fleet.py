@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Fleet:
         step_ms: float = 25.0,
         lease_s: float = 1.5,
         appendonly: bool = True,
+        descriptors: int | None = None,
         **settings: Any,
     ) -> None:
         folder.mkdir(parents=True)
@@ -41,6 +42,7 @@ class Fleet:
         self._processes = Processes(folder)
         self._timing = EngineTiming(step_ms=step_ms, step_us_per_seq=0, max_num_seqs=64)
         self._settings = settings
+        self._descriptors = descriptors
         self._n_started = 0
         self.notes: list[str] = []
         """What a fault has to say beside the figures."""
@@ -133,7 +135,10 @@ class Fleet:
         environment = self._timing.environment(
             redis_url=self.redis.url, lease_s=self.lease_s, **settings, **self._settings
         )
-        process = self._processes.start(module, "front", python(module), environment)
+        command: Sequence[str] = python(module)
+        if module == "gateway" and self._descriptors is not None:
+            command = ("prlimit", f"--nofile={self._descriptors}:{self._descriptors}", *command)
+        process = self._processes.start(module, "front", command, environment)
         self._ready[process.popen.pid] = lambda: answers(at, "/readyz")
         return process
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from load_tests.faults.fleet import Fleet
-from load_tests.faults.hostile import Hostile, Target
+from load_tests.faults.hostile import DESCRIPTORS, Hostile, Target
 from load_tests.faults.wire import KEY
 from load_tests.faults.witness import Witness
 from load_tests.processes import Process, Processes
@@ -42,7 +42,13 @@ class HostileRow:
 
 def run_hostile(name: str, hostile: Hostile, folder: Path, after_s: float) -> HostileRow:
     """On a fleet of its own. Raises ProcessError."""
-    fleet = Fleet(folder / f"hostile-{name}", workers=1, lease_s=15.0, api_keys=f"tenant:{KEY}")
+    fleet = Fleet(
+        folder / f"hostile-{name}",
+        workers=1,
+        lease_s=15.0,
+        descriptors=DESCRIPTORS,
+        api_keys=f"tenant:{KEY}",
+    )
     try:
         gateway = fleet.gateways[0]
         processes = {"gateway": gateway, "redis": fleet.redis.process, "worker": fleet.workers[0]}

@@ -93,7 +93,7 @@ class JobAnswer:
         try:
             ended = await (self._stream() if self._streams else self._once())
         except Exception as error:
-            # What nobody waits for any more is cancelled, unless it has ended.
+            # A stopped gateway cancels the job; every other error tells of the job's end.
             ended = isinstance(error, FlotillaError) and not isinstance(error, GatewayStopped)
             await self._fail(in_our_words(error))
         finally:

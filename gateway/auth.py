@@ -1,9 +1,9 @@
 """Who is calling: an API key stands for a tenant. Keys are kept and compared as hashes.
 
-Wrong keys are counted, logged and slowed down by address, so that nobody guesses in silence. A
-valid key is never held up: tenants behind one proxy share its address, and one of them must not
-lock out the others. That is also the limit of this: who opens a connection for each guess is held
-up by that alone.
+Wrong keys are counted, logged and answered late, by address, so that guessing is seen. A valid
+key is never delayed: tenants behind one proxy share its address, and one of them must not
+lock out the others. The limit of this: a client that opens a connection for each guess is not
+slowed down, only counted and refused.
 """
 
 from __future__ import annotations

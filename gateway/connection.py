@@ -6,7 +6,7 @@ connections.py's business.
 
 Every request of a connection learns when it ends. uvicorn marks only the newest one as
 disconnected: a stream with another request queued behind it (pipelining) would go on writing to a
-connection that has ended, and its job would go on for nobody.
+connection that has ended, and its job would go on without a client.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
                 self.flow.resume_reading()  # uvicorn has just paused it
         self._in_head = False
         self._unparsed = 0
-        self.headers = []  # what still comes are trailers, which nobody reads
+        self.headers = []  # what still comes are trailers, which are not used
         self._all.serve(self)
         if self.parser.should_upgrade():
             self._upgrading = True
@@ -229,8 +229,8 @@ class Connection(HttpToolsProtocol):
             return
         if self.cycle is None or self._in_head:  # else: in a request that has its answer
             self._write(error)
-        # Not closed yet: bytes of the client that nobody read would make the kernel reset the
-        # connection, and the client might not get to read the answer.
+        # Not closed yet: with unread bytes of the client the kernel would reset the connection,
+        # and the client might not get to read the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._all.linger(self)

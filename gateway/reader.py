@@ -187,8 +187,11 @@ class Reader:
             self._deltas(seq, journal, payload)
 
     def _begin_attempt(self, term: int) -> bool:
-        """Whether entries of this attempt may be handed out. One that has given its reader
-        something can't be replaced by a later one; an earlier one has been replaced."""
+        """Switch to the attempt with this term; whether its entries may be handed out.
+
+        False for an earlier attempt, which was replaced. Once entries were handed out, a later
+        attempt fails the reader.
+        """
         if term < self._term:
             return False
         if self._term and self._after > self._start:
@@ -357,7 +360,7 @@ class Reader:
 
     async def _check_still_there(self) -> None:
         last = await self._relay.queue.last_entry(self.job_id)
-        # An end that is not behind what was handed out is the end of a log that lacks some of it.
+        # The end has the number of an entry that was handed out: the log lacks that entry.
         stops_short = last is None or last.seq < self._after
         if stops_short or (last and last.end and last.seq == self._after and not self._ended):
             raise StreamReset("The log of this job lacks what its client has got already.")

@@ -31,9 +31,9 @@ log = logging.getLogger("flotilla.relay")
 _COARSE_S = 0.1
 """Readers are not looked through more often than this."""
 _LOOK_S = 0.5
-"""How often Redis is asked which jobs have ended: a reader may wait for what nobody sends."""
+"""How often Redis is asked which jobs have ended: a frame may be lost, a record deleted."""
 _AT_ONCE = 1000
-"""Jobs in one such call: Redis serves nobody else meanwhile."""
+"""Most jobs in one such call, which blocks Redis while it runs."""
 
 
 class Relay:
@@ -99,7 +99,7 @@ class Relay:
             del self._readers[key]
 
     def fail_all(self, error: Exception) -> None:
-        """No reader gets more than it has: `next` of each raises this."""
+        """End all readers: `next` of each raises `error`."""
         for readers in self._readers.values():
             for reader in readers:
                 reader.fail(error)
@@ -127,8 +127,8 @@ class Relay:
             self.remind(max(soonest, now + _COARSE_S))
 
     async def _look(self, place: int) -> None:
-        """Find the readers of jobs that are gone or have ended. No frame tells of a record that was
-        deleted, and a frame can be lost."""
+        """Find the readers of jobs that are gone or have ended: a deleted record sends no frame,
+        and a frame can be lost."""
         n_servers = len(self._subscriptions)
         while True:
             await asyncio.sleep(_LOOK_S)

@@ -21,11 +21,11 @@ from shared.states import JobState
 log = logging.getLogger("flotilla.reaper")
 
 
-# Of a lease: rounds that lie further apart mean that Redis stood still, or was away. Two rounds are
-# at most 1.25 of a quarter apart, and a holder renews every third.
+# Share of a lease: a longer time between two rounds means that Redis stood still, or was away.
+# Rounds are at most 1.25 quarters of a lease apart, and a holder renews after each third.
 _STOOD_STILL = 0.5
 _LOCK = 0.7
-"""Of the time between two rounds: shorter than a round of the same process comes after the last."""
+"""Share of the interval that the lock lasts; it ends before the same process' next round."""
 _SWEEP_S = 10.0
 _AT_ONCE = 200
 """Jobs in one call: Redis serves nobody else meanwhile."""

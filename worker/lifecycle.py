@@ -220,15 +220,15 @@ class Worker:
         return 1
 
     async def _reserve_id(self) -> None:
-        """Raises WorkerIdTaken. A process with this id that was killed has it a little longer."""
+        """Reserve the id; a killed process keeps it for five heartbeats. Raises WorkerIdTaken."""
         left_s = EXPIRY_S
         try:
             while not await self._registry.reserve(self._id, self._process):
                 before_s, left_s = left_s, await self._registry.reserved_s(self._id)
-                if left_s > before_s:  # its process has extended it
+                if left_s > before_s:  # the other process is alive and has extended it
                     raise WorkerIdTaken(
-                        f"FLOTILLA_WORKER_ID={self._id}: another worker that runs has this id; "
-                        "give each its own, or none"
+                        f"FLOTILLA_WORKER_ID={self._id}: a running worker has this id; "
+                        "give each worker its own id, or none"
                     )
                 await asyncio.sleep(_ENGINE_CHECK_S)
         except (RedisError, OSError) as error:

@@ -16,12 +16,12 @@ from typing import Any
 import uvicorn
 
 from gateway.app import create_app
-from gateway.connection import Connection
-from gateway.connections import Connections, most_connections, raise_descriptor_limit
+from gateway.http.connection import Connection
+from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
 from gateway.routes.inference import Inference
-from shared import eviction, logs
-from shared.errors import GatewayStopped
-from shared.settings import LOOPBACK, Settings, SettingsError, load_settings
+from shared.api.errors import GatewayStopped
+from shared.platform import eviction, logs
+from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
 
 _CLOSE_S = 1
 """For answers to end and to be read, once they have been given up."""

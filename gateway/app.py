@@ -13,27 +13,27 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway import errors, openapi
-from gateway.access_log import AccessLog
-from gateway.answer import cancellations_sent
-from gateway.auth import Authenticator
 from gateway.context import Gateway
-from gateway.fleet import Fleet
-from gateway.middleware import Authentication, Head, RequestId
-from gateway.relay import Relay
+from gateway.http import errors, openapi
+from gateway.http.access_log import AccessLog
+from gateway.http.auth import Authenticator
+from gateway.http.middleware import Authentication, Head, RequestId
+from gateway.jobs.fleet_view import Fleet
+from gateway.jobs.submitter import Submitter
 from gateway.routes import admin, autoscale, docs, health, inference, jobs, models
 from gateway.routes.inference import Inference
-from gateway.submitter import Submitter
-from shared import eviction
-from shared import redis as connections
-from shared.metrics import GatewayMetrics
-from shared.queue import JobQueue
-from shared.reaper import Reaper
-from shared.registry import Registry
-from shared.scaling import ScaleStore
-from shared.servers import Servers
-from shared.settings import Settings
-from shared.tasks import end
+from gateway.streaming.answer import cancellations_sent
+from gateway.streaming.relay import Relay
+from shared.fleet.registry import Registry
+from shared.fleet.scale_decisions import ScaleStore
+from shared.fleet.servers import Servers
+from shared.platform import eviction
+from shared.platform import redis_client as connections
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.settings import Settings
+from shared.platform.tasks import end
+from shared.queue.job_queue import JobQueue
+from shared.queue.reaper import Reaper
 
 log = logging.getLogger("flotilla.gateway")
 

@@ -8,13 +8,13 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from gateway.fleet import Fleet
-from gateway.relay import Relay
-from gateway.submitter import Submitter
-from shared.eviction import Watch
-from shared.metrics import GatewayMetrics
-from shared.queue import JobQueue
-from shared.settings import Settings
+from gateway.jobs.fleet_view import Fleet
+from gateway.jobs.submitter import Submitter
+from gateway.streaming.relay import Relay
+from shared.platform.eviction import Watch
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.settings import Settings
+from shared.queue.job_queue import JobQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from shared.autoscale import Limits, Memory, Observation, decide
+from shared.fleet.autoscale_policy import Limits, Memory, Observation, decide
 
 _POLLING_S = 30.0
 _COOLDOWN_S = 300.0
@@ -16,7 +16,7 @@ _PODS_AT_ONCE = 4
 
 
 class Flotilla:
-    """shared/autoscale.py, asked as often as the chores ask it."""
+    """shared/fleet/autoscale_policy.py, asked as often as the chores ask it."""
 
     every_s = 2.0
     stops_loading = False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from load_tests.autoscale_shapes import TOKENS_PER_S, Arrival
-from shared.autoscale import Observation
+from shared.fleet.autoscale_policy import Observation
 
 _EPOCH_S = 1.7e9
 _WINDOW_S = 30.0

@@ -22,8 +22,8 @@ from load_tests.autoscale_pool import Policy, Pool
 from load_tests.autoscale_shapes import Shape, shapes
 from load_tests.report import Table
 from load_tests.session import names_of
-from shared.autoscale import Limits
-from shared.settings import Settings
+from shared.fleet.autoscale_policy import Limits
+from shared.platform.settings import Settings
 
 HELP = "the autoscaler's policy beside KEDA's and fixed sizes, simulated"
 

@@ -16,9 +16,9 @@ from statistics import median, quantiles
 
 from load_tests.processes import Processes, RedisServer, python, wait_for
 from load_tests.queue_costs import POOL, new_job, open_queue, submit
-from shared.line import Line
-from shared.queue import JobQueue
-from shared.redis import TIMEOUT_S
+from shared.platform.pipelined_connection import Line
+from shared.platform.redis_client import TIMEOUT_S
+from shared.queue.job_queue import JobQueue
 
 OTHER_POOL = "other"
 _PAUSE_S = (0.015, 0.035)

@@ -17,14 +17,14 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from shared import keys
-from shared.metrics import WorkerMetrics
-from shared.queue import JobQueue
-from shared.servers import Servers
-from shared.subscription import Subscription
+from shared.fleet.servers import Servers
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.subscription import Subscription
+from shared.protocol import keys
+from shared.queue.job_queue import JobQueue
 from worker.engines.protocol import Capacity, Load
-from worker.loop import Loop
-from worker.runner import Run
+from worker.run.loop import Loop
+from worker.run.runner import Run
 
 _WORKER = "w-clock"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shared.settings import Settings, to_environment
+from shared.platform.settings import Settings, to_environment
 
 MODEL = "simulated"
 """The name that clients use."""

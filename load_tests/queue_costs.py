@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from load_tests.processes import ProcessError, RedisServer, wait_for
 from load_tests.session import say
-from shared.ending import Answer
-from shared.job import LeasedJob, NewJob, new_job_id
-from shared.lanes import DEFAULT
-from shared.queue import JobQueue
-from shared.servers import Servers
-from shared.states import JobEvent
-from shared.step_log import End, Speaker, make_step
+from shared.fleet.servers import Servers
+from shared.protocol.job import LeasedJob, NewJob, new_job_id
+from shared.protocol.lanes import DEFAULT
+from shared.protocol.result import Answer
+from shared.protocol.states import JobEvent
+from shared.protocol.step_log import End, Speaker, make_step
+from shared.queue.job_queue import JobQueue
 
 POOL = "load"
 OPERATIONS = ("submit", "claim", "finish")

@@ -11,7 +11,7 @@ from typing import Any
 from load_tests.engine import EngineTiming
 from load_tests.processes import Processes, Role, answers, python, tree, wait_for
 from load_tests.systems.system import System, free_port
-from shared import keys
+from shared.protocol import keys
 
 TENANTS = {"red": "key-red", "green": "key-green", "blue": "key-blue"}
 _N_WORKERS = 2

@@ -11,9 +11,9 @@ from typing import Any
 from load_tests.engine import PACED
 from load_tests.processes import Processes, Role, answers, python, wait_for
 from load_tests.systems.system import System, free_port
-from shared.settings import Settings, to_environment
+from shared.platform.settings import Settings, to_environment
 from worker.demo import MODEL_DIR, MODEL_NAME
-from worker.engines.vllm import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
+from worker.engines.vllm.engine import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
 LOADED_S = 300.0
 _GENERATED = "vllm:generation_tokens_total"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from shared.settings import Settings
+from shared.platform.settings import Settings
 from tests.redis_server import RedisServer
 from worker.engines.protocol import Engine
 
@@ -64,7 +64,7 @@ async def simulated_engine() -> AsyncIterator[Engine]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_engine() -> AsyncIterator[Engine]:
     """Real vLLM with the demo model, in this process; started once per run."""
-    from worker.engines.vllm import VllmEngine
+    from worker.engines.vllm.engine import VllmEngine
 
     engine = VllmEngine(Settings())
     await engine.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import redis
 
-from gateway.cli import ports
+from gateway.launcher import ports
 
 DEADLINE_S = 20.0
 _SYNCED = "tests:synced"

@@ -16,9 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "gateway", "worker")
 MODEL_FILES = (
-    "worker/engines/vllm.py",
-    "worker/engines/vllm_collector.py",
-    "worker/replay.py",
+    "worker/engines/vllm/",
     "worker/demo/",
 )
 
@@ -71,7 +69,7 @@ def literals(path: str) -> Iterator[str]:
     [
         ("shared", {"gateway", "worker", "fastapi", "celery", "vllm", "torch"}, ()),
         ("gateway", {"worker", "vllm", "torch", "transformers"}, ()),
-        ("gateway", {"celery"}, ("gateway/chores/",)),
+        ("gateway", {"celery"}, ("gateway/maintenance/",)),
         ("worker", {"gateway", "celery", "fastapi"}, ()),
         ("worker", {"vllm", "torch", "transformers"}, MODEL_FILES),
     ],
@@ -92,8 +90,8 @@ def test_a_package_imports_only_what_it_may(
 @pytest.mark.parametrize(
     ("what", "pattern", "home"),
     [
-        ("Redis keys", r"flotilla:\S", "shared/keys.py"),
-        ("metrics", r"flotilla_[a-z_]+$", "shared/metrics.py"),
+        ("Redis keys", r"flotilla:\S", "shared/protocol/keys.py"),
+        ("metrics", r"flotilla_[a-z_]+$", "shared/platform/metrics.py"),
     ],
 )
 def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None:
@@ -109,7 +107,7 @@ def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None
 
 
 def test_lua_takes_its_key_names_from_python() -> None:
-    scripts = sorted((ROOT / "shared" / "lua").glob("*.lua"))
+    scripts = sorted((ROOT / "shared" / "protocol" / "lua").glob("*.lua"))
     assert scripts
     wrong = [s.name for s in scripts if re.search(r"""["']\s*flotilla""", s.read_text())]
     assert not wrong
@@ -119,7 +117,7 @@ def test_only_the_settings_look_at_the_environment() -> None:
     wrong = [
         f"{path}:{node.lineno}"
         for path in files(*PACKAGES)
-        if path != "shared/settings.py"
+        if path != "shared/platform/settings.py"
         for node in ast.walk(tree(path))
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv"})
         or (isinstance(node, ast.ImportFrom) and node.module == "os")

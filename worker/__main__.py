@@ -9,10 +9,10 @@ import sys
 
 import uvloop
 
-from shared import eviction, logs
-from shared.settings import Settings, SettingsError, load_settings
+from shared.platform import eviction, logs
+from shared.platform.settings import Settings, SettingsError, load_settings
 from worker.engines.protocol import Engine
-from worker.lifecycle import Worker
+from worker.run.lifecycle import Worker
 
 
 def _engine(settings: Settings) -> Engine:
@@ -21,7 +21,7 @@ def _engine(settings: Settings) -> Engine:
         from worker.engines.simulated.engine import SimulatedEngine
 
         return SimulatedEngine(settings)
-    from worker.engines.vllm import VllmEngine
+    from worker.engines.vllm.engine import VllmEngine
 
     return VllmEngine(settings)
 

@@ -1,4 +1,4 @@
-"""The `flotilla` command. Every flag is one of the settings in shared/settings.py."""
+"""The `flotilla` command. Every flag is one of the settings in shared/platform/settings.py."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli import run_file
 from gateway.cli.scale import explain
 from gateway.cli.terminal import alone_in_foreground
-from gateway.cli.up import up as run_up
-from shared.settings import Settings, SettingsError, load_settings, to_environment
+from gateway.launcher import run_file
+from gateway.launcher.up import up as run_up
+from shared.platform.settings import Settings, SettingsError, load_settings, to_environment
 
 EXIT_USAGE = 2
 
@@ -159,7 +159,7 @@ def worker(
 @app.command()
 def chores(redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
     """Run the chores: housekeeping and the autoscaler's decisions. One process is enough."""
-    _become("gateway.chores", _settings(redis_url=redis_url, log_level=log_level))
+    _become("gateway.maintenance", _settings(redis_url=redis_url, log_level=log_level))
 
 
 @scale.command("explain")

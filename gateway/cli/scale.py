@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.cli.local_redis import without_password
-from gateway.scale_object import whole
-from shared import redis as connections
-from shared.redis import RedisError
-from shared.registry import Registry
-from shared.scaling import ScaleStore
+from gateway.autoscaler.scale_object import whole
+from gateway.launcher.local_redis import without_password
+from shared.fleet.registry import Registry
+from shared.fleet.scale_decisions import ScaleStore
+from shared.platform import redis_client as connections
+from shared.platform.redis_client import RedisError
 
 EXIT_FAILED = 1
 _SHOWN = 10
@@ -74,7 +74,7 @@ async def _read(redis_url: str, name: str | None) -> tuple[list[dict[str, Any]],
 
 
 def text(pool: dict[str, Any]) -> str:
-    """One pool, as `gateway.scale_object.whole` has it, for people."""
+    """One pool, as `gateway.autoscaler.scale_object.whole` has it, for people."""
     seen, limits = pool["inputs"], pool["limits"]
     lines = [
         f"{pool['model']} (pool {pool['pool']})",

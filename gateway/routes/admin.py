@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from gateway.autoscaler.scale_object import whole
 from gateway.context import TheGateway
-from gateway.query import known_only
-from gateway.scale_object import whole
+from gateway.http.query import known_only
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from gateway.autoscaler.scale_object import decision
 from gateway.context import TheGateway
-from gateway.query import known_only
-from gateway.scale_object import decision
-from shared.errors import AutoscalerSilent, NotFound
+from gateway.http.query import known_only
+from shared.api.errors import AutoscalerSilent, NotFound
 
 router = APIRouter(tags=["operators"], dependencies=[known_only])
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import Response
 
-from shared.errors import NotFound
+from shared.api.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
 

@@ -15,11 +15,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from gateway.context import Gateway, TheGateway
-from shared import keys
-from shared.depths import depths
-from shared.queue import JobQueue
-from shared.redis import RedisError
-from shared.states import JobState
+from shared.platform.redis_client import RedisError
+from shared.protocol import keys
+from shared.protocol.states import JobState
+from shared.queue.depths import depths
+from shared.queue.job_queue import JobQueue
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")

@@ -12,17 +12,17 @@ from typing import NoReturn
 from fastapi import APIRouter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.access_log import AccessLog
-from gateway.admission import admit, asked
-from gateway.answer import JobAnswer
-from gateway.auth import Authenticator
-from gateway.body import Limits, parsed, read_body
 from gateway.context import Gateway
-from gateway.errors import error_response, in_our_words
-from gateway.middleware import new_request_id, sent_request_id
-from gateway.reader import Want
-from shared.endpoints import ENDPOINTS
-from shared.metrics import GatewayMetrics
+from gateway.http.access_log import AccessLog
+from gateway.http.auth import Authenticator
+from gateway.http.body import Limits, parsed, read_body
+from gateway.http.errors import error_response, in_our_words
+from gateway.http.middleware import new_request_id, sent_request_id
+from gateway.jobs.admission import admit, asked
+from gateway.streaming.answer import JobAnswer
+from gateway.streaming.reader import Want
+from shared.api.endpoints import ENDPOINTS
+from shared.platform.metrics import GatewayMetrics
 
 router = APIRouter(tags=["OpenAI"])
 

@@ -9,24 +9,24 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from gateway import sse
-from gateway.admission import Asked, admit, asked
-from gateway.answer import whole_answer
-from gateway.body import Limits, parsed, raw_member, read_body
 from gateway.context import Gateway, Tenant, TheGateway
-from gateway.events import Place, events
-from gateway.job_object import full, summaries
-from gateway.query import known_only
-from gateway.reader import Want
-from shared.endpoints import ENDPOINTS
-from shared.envelope import Unfolder
-from shared.errors import BadRequest, NotFound, StreamReset
-from shared.job import Job
-from shared.lanes import CLIENT_LANES
-from shared.listing import page
-from shared.settings import Settings
-from shared.states import JobState
-from shared.token_log import tokens_missing
+from gateway.http import sse
+from gateway.http.body import Limits, parsed, raw_member, read_body
+from gateway.http.query import known_only
+from gateway.jobs.admission import Asked, admit, asked
+from gateway.jobs.job_object import full, summaries
+from gateway.streaming.answer import whole_answer
+from gateway.streaming.events import Place, events
+from gateway.streaming.reader import Want
+from shared.api.endpoints import ENDPOINTS
+from shared.api.errors import BadRequest, NotFound, StreamReset
+from shared.platform.settings import Settings
+from shared.protocol.chunk_template import Unfolder
+from shared.protocol.job import Job
+from shared.protocol.job_log import tokens_missing
+from shared.protocol.lanes import CLIENT_LANES
+from shared.protocol.states import JobState
+from shared.queue.listing import page
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 

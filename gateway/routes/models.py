@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.context import Gateway, TheGateway
-from gateway.query import known_only
-from shared.registry import ModelInfo
-from shared.states import WorkerState
+from gateway.http.query import known_only
+from shared.fleet.registry import ModelInfo
+from shared.protocol.states import WorkerState
 
 router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 

@@ -15,7 +15,7 @@ import redis
 from load_tests.engine import EngineTiming
 from load_tests.processes import Process, Processes, RedisServer, answers, python, wait_for
 from load_tests.systems.system import free_port
-from shared import keys
+from shared.protocol import keys
 
 _DOWN_S = 0.5
 _END_S = 40.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from shared import keys
+from shared.protocol import keys
 
 _SETTLED_S = 10.0
 _MORTAL = {keys.JOB, keys.LOG, keys.STEPS, keys.FENCE}

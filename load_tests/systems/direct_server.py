@@ -29,7 +29,7 @@ from load_tests.systems.chat_models import (
 )
 from load_tests.systems.chat_request import ChatRequest
 from load_tests.systems.direct_app import build_app
-from shared.settings import load_settings
+from shared.platform.settings import load_settings
 from worker.engines.simulated.batch import Delta, Generation, Prompt
 from worker.engines.simulated.engine import SimulatedEngine
 

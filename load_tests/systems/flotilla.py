@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from load_tests.processes import RedisServer, Role, answers, python, wait_for
 from load_tests.systems.system import System, free_port
-from shared import keys
+from shared.protocol import keys
 
 
 class Flotilla(System):

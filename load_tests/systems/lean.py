@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from load_tests.systems.system import System
-from shared.settings import load_settings
+from shared.platform.settings import load_settings
 from worker.engines.simulated.engine import SimulatedEngine
 
 

@@ -17,7 +17,7 @@ from load_tests.engine import MODEL
 from load_tests.systems.chat_models import first_chunk, token_chunk
 from load_tests.systems.chat_request import ChatRequest
 from load_tests.systems.naive_gateway import DONE, MAX_CONNECTIONS, QUEUE, channel
-from shared.settings import load_settings
+from shared.platform.settings import load_settings
 from worker.engines.simulated.engine import SimulatedEngine
 
 _GROUP = "workers"

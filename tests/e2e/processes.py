@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from shared.settings import Settings, to_environment
+from shared.platform.settings import Settings, to_environment
 from tests.redis_server import free_port
 from tests.waiting import wait_for
 
@@ -111,7 +111,7 @@ class Stack:
 
     def chores(self, **changes: Any) -> Process:
         """A chores process; it has no port to ask at."""
-        return self._start("gateway.chores", "", {"lease_s": LEASE_S, **changes})
+        return self._start("gateway.maintenance", "", {"lease_s": LEASE_S, **changes})
 
     def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:
         log = self.folder / f"{module}-{len(self.processes)}.log"

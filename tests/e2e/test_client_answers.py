@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.not_supported import NOT_SUPPORTED
+from gateway.http.not_supported import NOT_SUPPORTED
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for

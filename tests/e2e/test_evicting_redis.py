@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.settings import Settings, to_environment
+from shared.platform.settings import Settings, to_environment
 from tests.e2e.processes import Stack, metric
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for
@@ -32,7 +32,7 @@ def evicting(tmp_path: Path) -> Iterator[RedisServer]:
     [
         ["-m", "gateway"],
         ["-m", "worker"],
-        ["-m", "gateway.chores"],
+        ["-m", "gateway.maintenance"],
         ["-c", "from gateway.cli.main import main; main()", "up"],
     ],
 )

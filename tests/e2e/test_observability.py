@@ -20,10 +20,10 @@ import yaml
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector
 
-from gateway.chores import rota
-from shared.lanes import LANES
-from shared.settings import Settings
-from shared.states import JobState, WorkerState
+from gateway.maintenance import schedule as rota
+from shared.platform.settings import Settings
+from shared.protocol.lanes import LANES
+from shared.protocol.states import JobState, WorkerState
 from tests.e2e.lasting import Lasting
 from tests.e2e.processes import Process, Stack
 from tests.e2e.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
@@ -32,7 +32,7 @@ from tests.redis_server import RedisServer, free_port
 from tests.waiting import wait_for
 from worker.demo import MODEL_NAME
 from worker.engines.protocol import Engine
-from worker.lifecycle import Worker
+from worker.run.lifecycle import Worker
 
 CHAT = "/v1/chat/completions"
 DASHBOARDS = FOLDER / "grafana" / "dashboards"
@@ -89,7 +89,7 @@ def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
         # A long lease: on a machine that is busy with other things no worker must look lost.
         lease = {"lease_s": 15}
         scaling = {"autoscale": "simulated=1:3", "autoscale_tick_s": 0.5}
-        chores = stack.start("gateway.chores", **lease, **scaling)
+        chores = stack.start("gateway.maintenance", **lease, **scaling)
         slow = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 2}
         worker = stack.worker(**lease, **slow)
         fleet = Fleet(stack, stack.gateway(**lease), worker, chores)

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.asgi_client import Recorder
-from worker.engines import vllm_stream
-from worker.engines.vllm import VllmEngine
+from worker.engines.vllm import stream as vllm_stream
+from worker.engines.vllm.engine import VllmEngine
 
 pytestmark = pytest.mark.vllm
 
@@ -319,8 +319,8 @@ def test_the_same_chunks_whatever_is_said(
 def test_what_is_not_taken_waits_in_the_queue_and_so_does_what_follows(vllm_engine: Any) -> None:
     from vllm.sampling_params import RequestOutputKind
 
-    from worker.engines.vllm_collector import Collector
-    from worker.replay import _tap
+    from worker.engines.vllm.collector import Collector
+    from worker.engines.vllm.journal import _tap
 
     def take(item: Any) -> str | None:
         if item.outputs[0].text == "?":

@@ -21,7 +21,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client import CollectorRegistry
 
-from shared.settings import Settings
+from shared.platform.settings import Settings
 from tests.asgi_client import call
 from tests.e2e.lasting import Lasting
 from tests.e2e.processes import Process, Stack
@@ -29,7 +29,7 @@ from tests.redis_server import RedisServer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
 from worker.engines.protocol import JOURNAL, Engine, Journal
-from worker.lifecycle import Worker
+from worker.run.lifecycle import Worker
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
@@ -387,7 +387,7 @@ async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> Non
     """Others' tokens leave between them."""
     from vllm.sampling_params import SamplingParams
 
-    from worker.replay import JournalledEngine
+    from worker.engines.vllm.journal import JournalledEngine
 
     turn, turns = 0, []
 

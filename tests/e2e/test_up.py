@@ -20,7 +20,7 @@ import httpx
 import pytest
 import redis
 
-from gateway.cli import ports
+from gateway.launcher import ports
 from tests.e2e.up_run import PATIENCE_S, REAL, ROOT, STAND_INS, Up, children, lives, until
 
 
@@ -149,7 +149,7 @@ def test_kill_9_leaves_nothing_and_the_folder_can_be_used_again(
 ) -> None:
     fleet = up("1", "has-engine", TMPDIR=str(short_folder)).until_ready()
     (left,) = short_folder.glob("flotilla-*")
-    # Stand-ins' engines lack what real ones have (worker/parent_death.py).
+    # Stand-ins' engines lack what real ones have (worker/engines/vllm/parent_death.py).
     engine = int(fleet.until_says(r"engine pid=(\d+)")[0])
     fleet.pids.discard(engine)
     try:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.cli import ports
+from gateway.launcher import ports
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = (sys.executable, str(Path(__file__).parent / "stand_ins" / "run_up.py"))

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from shared import keys
-from shared.lanes import DEFAULT
-from shared.metrics import GatewayMetrics
-from shared.registry import pool_name
-from shared.states import JobState
+from shared.fleet.registry import pool_name
+from shared.platform.metrics import GatewayMetrics
+from shared.protocol import keys
+from shared.protocol.lanes import DEFAULT
+from shared.protocol.states import JobState
 from tests.kubernetes.manifests import COMPOSITIONS, called, composed, container_of
 from tests.promql import Exports
 

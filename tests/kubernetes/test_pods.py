@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.settings import Settings, load_settings
+from shared.platform.settings import Settings, load_settings
 from tests.kubernetes.images import images_of_compose
 from tests.kubernetes.manifests import (
     COMPOSITIONS,
@@ -131,7 +131,7 @@ def test_a_gateway_may_end_its_answers_before_it_is_killed(
 def test_a_worker_may_load_for_as_long_as_it_is_thought_to_live(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from worker.lifecycle import _LOADING_EXPIRY_S
+    from worker.run.lifecycle import _LOADING_EXPIRY_S
 
     for worker in deployments("worker"):
         probe = container_of(worker)["startupProbe"]

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import redis as sync_redis
 
-from gateway.chores.walk import walk
-from shared import keys
-from shared.channel import ControlKind, FrameKind, decode_control, encode, entry_of
-from shared.channel import decode as decode_frames
-from shared.ending import Answer
-from shared.job import LeasedJob, NewJob, new_job_id
-from shared.lanes import DEFAULT, LANES
-from shared.queue import UNKNOWN, Fenced, JobQueue, Offer, _claim
-from shared.record import parse_job, read_lease
-from shared.servers import Servers
-from shared.states import TRANSITIONS, JobEvent
-from shared.step_log import Deposit, End, Speaker, Utterance, make_step
-from shared.token_log import Journal, make_journal, pack_segment
+from gateway.maintenance.scan import walk
+from shared.fleet.servers import Servers
+from shared.protocol import keys
+from shared.protocol.frames import ControlKind, FrameKind, decode_control, encode, entry_of
+from shared.protocol.frames import decode as decode_frames
+from shared.protocol.job import LeasedJob, NewJob, new_job_id
+from shared.protocol.job_log import Journal, make_journal, pack_segment
+from shared.protocol.lanes import DEFAULT, LANES
+from shared.protocol.record import parse_job, read_lease
+from shared.protocol.result import Answer
+from shared.protocol.states import TRANSITIONS, JobEvent
+from shared.protocol.step_log import Deposit, End, Speaker, Utterance, make_step
+from shared.queue.job_queue import UNKNOWN, Fenced, JobQueue, Offer, _claim
 from tests.redis_server import RedisServer
 
 POOL = "pool"

@@ -10,15 +10,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from shared import keys
-from shared.metrics import WorkerMetrics
-from shared.queue import JobQueue
-from shared.settings import Settings
-from shared.subscription import Subscription
-from shared.tasks import end
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.settings import Settings
+from shared.platform.subscription import Subscription
+from shared.platform.tasks import end
+from shared.protocol import keys
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, WORKER
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.loop import Loop
+from worker.run.loop import Loop
 
 
 def chat(max_tokens: int, **more: Any) -> bytes:

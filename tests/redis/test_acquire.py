@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind
-from shared.depths import position
-from shared.lanes import DEFAULT, FLEX, PRIORITY
-from shared.queue import JobQueue
-from shared.states import JobState
-from shared.step_log import make_step
+from shared.protocol import keys
+from shared.protocol.frames import FrameKind
+from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
+from shared.protocol.states import JobState
+from shared.protocol.step_log import make_step
+from shared.queue.depths import position
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind
-from shared.job import LeasedJob, new_job_id
-from shared.lanes import DEFAULT
-from shared.queue import Fenced, JobQueue, Renewal
-from shared.states import JobState
-from shared.step_log import make_step
+from shared.protocol import keys
+from shared.protocol.frames import FrameKind
+from shared.protocol.job import LeasedJob, new_job_id
+from shared.protocol.lanes import DEFAULT
+from shared.protocol.states import JobState
+from shared.protocol.step_log import make_step
+from shared.queue.job_queue import Fenced, JobQueue, Renewal
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

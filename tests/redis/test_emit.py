@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind
-from shared.envelope import Folder, Unfolder
-from shared.job import LeasedJob, new_job_id
-from shared.queue import Fenced, JobQueue
-from shared.states import JobEvent, JobState
-from shared.step_log import STEPS, Deposit, Utterance, make_step
-from shared.token_log import Delta, make_journal, pack_segment, read_journal
+from shared.protocol import keys
+from shared.protocol.chunk_template import Folder, Unfolder
+from shared.protocol.frames import FrameKind
+from shared.protocol.job import LeasedJob, new_job_id
+from shared.protocol.job_log import Delta, make_journal, pack_segment, read_journal
+from shared.protocol.states import JobEvent, JobState
+from shared.protocol.step_log import STEPS, Deposit, Utterance, make_step
+from shared.queue.job_queue import Fenced, JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from shared import eviction
-from shared.eviction import Watch
-from shared.servers import Servers
-from shared.settings import SettingsError
+from shared.fleet.servers import Servers
+from shared.platform import eviction
+from shared.platform.eviction import Watch
+from shared.platform.settings import SettingsError
 from tests.redis_server import free_port
 
 

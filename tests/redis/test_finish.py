@@ -6,14 +6,14 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from shared import keys
-from shared.channel import FrameKind, entry_of
-from shared.ending import INLINE_RESULT_BYTES
-from shared.lanes import DEFAULT
-from shared.queue import JobQueue
-from shared.states import JobEvent, JobState
-from shared.step_log import End, Speaker, make_step
-from shared.token_log import pack_segment
+from shared.protocol import keys
+from shared.protocol.frames import FrameKind, entry_of
+from shared.protocol.job_log import pack_segment
+from shared.protocol.lanes import DEFAULT
+from shared.protocol.result import INLINE_RESULT_BYTES
+from shared.protocol.states import JobEvent, JobState
+from shared.protocol.step_log import End, Speaker, make_step
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

@@ -1,7 +1,7 @@
 """Two workers, a canceller, an expirer, a reaper and a repairer on a few jobs, in random order.
 
 After every step what Redis holds is compared with what the steps so far allow. The workers go by
-the rules of worker/publisher.py and worker/lease.py, but late, and with lost calls and replies. The
+the rules of worker/publish/publisher.py and worker/claim/lease.py, but late, and with lost calls and replies. The
 number in a failing test's name is its seed: the same test makes the same steps again.
 """
 
@@ -17,15 +17,15 @@ from typing import Any, TypeVar, cast
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind, encode
-from shared.ending import Answer
-from shared.job import Job, LeasedJob, NewJob
-from shared.lanes import CLIENT_LANES, LANES
-from shared.queue import Fenced, JobQueue
-from shared.record import parse_job, read_lease
-from shared.states import TRANSITIONS, JobEvent, JobState
-from shared.step_log import (
+from shared.protocol import keys
+from shared.protocol.frames import FrameKind, encode
+from shared.protocol.job import Job, LeasedJob, NewJob
+from shared.protocol.job_log import Entry, pack_segment, parse_segments
+from shared.protocol.lanes import CLIENT_LANES, LANES
+from shared.protocol.record import parse_job, read_lease
+from shared.protocol.result import Answer
+from shared.protocol.states import TRANSITIONS, JobEvent, JobState
+from shared.protocol.step_log import (
     DEPOSIT_AFTER,
     STEPS,
     Deposit,
@@ -35,7 +35,7 @@ from shared.step_log import (
     Utterance,
     make_step,
 )
-from shared.token_log import Entry, pack_segment, parse_segments
+from shared.queue.job_queue import Fenced, JobQueue
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
@@ -53,8 +53,8 @@ from tests.redis.conftest import (
     silent_end,
     take,
 )
-from worker.outbox import Outbox
-from worker.publisher import Publisher
+from worker.publish.output_buffer import Outbox
+from worker.publish.publisher import Publisher
 
 SEEDS = range(40)
 ACTS = 80

@@ -12,7 +12,7 @@ from load_tests.claim_latency import measure_latencies
 from load_tests.processes import Processes, RedisServer
 from load_tests.queue_costs import OPERATIONS, fill, measure_round, open_queue
 from load_tests.systems.system import free_port
-from shared.depths import depths
+from shared.queue.depths import depths
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind
-from shared.metrics import WorkerMetrics
-from shared.queue import JobQueue
-from shared.settings import Settings
-from shared.states import JobEvent, JobState
-from shared.step_log import DEPOSIT_AFTER
-from shared.tasks import end
-from shared.token_log import Transcript, read_journal
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.settings import Settings
+from shared.platform.tasks import end
+from shared.protocol import keys
+from shared.protocol.frames import FrameKind
+from shared.protocol.job_log import Transcript, read_journal
+from shared.protocol.states import JobEvent, JobState
+from shared.protocol.step_log import DEPOSIT_AFTER
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -35,8 +35,8 @@ from tests.redis.conftest import (
 from tests.redis.loops import chat, serving
 from tests.waiting import eventually
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.loop import Loop
-from worker.runner import Run
+from worker.run.loop import Loop
+from worker.run.runner import Run
 
 
 @pytest.fixture

@@ -13,16 +13,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind
-from shared.depths import depths
-from shared.lanes import DEFAULT, PRIORITY
-from shared.listing import page
-from shared.metrics import ReaperMetrics
-from shared.queue import JobQueue
-from shared.reaper import Reaper
-from shared.redis import RedisError, unwritable
-from shared.registry import Registry
+from shared.fleet.registry import Registry
+from shared.platform.metrics import ReaperMetrics
+from shared.platform.redis_client import RedisError, unwritable
+from shared.protocol import keys
+from shared.protocol.frames import FrameKind
+from shared.protocol.lanes import DEFAULT, PRIORITY
+from shared.queue.depths import depths
+from shared.queue.job_queue import JobQueue
+from shared.queue.listing import page
+from shared.queue.reaper import Reaper
 from tests.redis.conftest import (
     GATEWAY,
     POOL,

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.depths import LaneDepth, depths, position, positions
-from shared.job import NewJob
-from shared.lanes import DEFAULT, FLEX, LANES, PRIORITY
-from shared.listing import page, with_errors
-from shared.queue import JobQueue
-from shared.states import JobEvent
+from shared.protocol import keys
+from shared.protocol.job import NewJob
+from shared.protocol.lanes import DEFAULT, FLEX, LANES, PRIORITY
+from shared.protocol.states import JobEvent
+from shared.queue.depths import LaneDepth, depths, position, positions
+from shared.queue.job_queue import JobQueue
+from shared.queue.listing import page, with_errors
 from tests.redis.conftest import (
     POOL,
     TENANT,

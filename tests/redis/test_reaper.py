@@ -11,11 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared import keys
-from shared import reaper as module
-from shared.metrics import ReaperMetrics
-from shared.queue import JobQueue
-from shared.reaper import Reaper
+from shared.platform.metrics import ReaperMetrics
+from shared.protocol import keys
+from shared.queue import reaper as module
+from shared.queue.job_queue import JobQueue
+from shared.queue.reaper import Reaper
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.queue import JobQueue
-from shared.registry import ModelInfo, Registry, WorkerInfo, pool_name
-from shared.states import WorkerState
+from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, pool_name
+from shared.protocol import keys
+from shared.protocol.states import WorkerState
+from shared.queue.job_queue import JobQueue
 from tests.waiting import eventually
 
 INFO = WorkerInfo(

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind
-from shared.depths import position
-from shared.job import Job, LeasedJob
-from shared.lanes import DEFAULT, FLEX, RETRY_LANE
-from shared.queue import Fenced, JobQueue
-from shared.record import read_lease
-from shared.states import JobState
-from shared.step_log import make_step
-from shared.token_log import Delta, read_journal
+from shared.protocol import keys
+from shared.protocol.frames import FrameKind
+from shared.protocol.job import Job, LeasedJob
+from shared.protocol.job_log import Delta, read_journal
+from shared.protocol.lanes import DEFAULT, FLEX, RETRY_LANE
+from shared.protocol.record import read_lease
+from shared.protocol.states import JobState
+from shared.protocol.step_log import make_step
+from shared.queue.depths import position
+from shared.queue.job_queue import Fenced, JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

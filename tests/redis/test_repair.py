@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.chores.walk import Step
-from shared import keys
-from shared.depths import depths
-from shared.job import new_job_id
-from shared.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
-from shared.queue import JobQueue, Repaired
+from gateway.maintenance.scan import Step
+from shared.protocol import keys
+from shared.protocol.job import new_job_id
+from shared.protocol.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
+from shared.queue.depths import depths
+from shared.queue.job_queue import JobQueue, Repaired
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

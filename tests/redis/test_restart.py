@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import pytest
 import redis
 
-from shared import keys
-from shared.queue import JobQueue
-from shared.redis import RedisConnectionError, RedisError, connect
-from shared.step_log import make_step
+from shared.platform.redis_client import RedisConnectionError, RedisError, connect
+from shared.protocol import keys
+from shared.protocol.step_log import make_step
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     TENANT,
     WORKER,

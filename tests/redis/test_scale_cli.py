@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.chores.autoscale import tick
-from gateway.cli import run_file
+from gateway.autoscaler.tick import tick
 from gateway.cli.main import app
-from shared.registry import Registry
-from shared.settings import Settings
+from gateway.launcher import run_file
+from shared.fleet.registry import Registry
+from shared.platform.settings import Settings
 from tests.redis.conftest import POOL, open_queue, submit
 from tests.redis_server import free_port
-from tests.unit.test_observation import worker
+from tests.unit.gateway.test_observation import worker
 
 
 @pytest.fixture(autouse=True)

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.cli.child import Command
-from gateway.cli.scaler import Scaler
-from gateway.cli.service import GaveUpError, Service
-from gateway.cli.workers import Workers
-from shared import keys
-from shared.autoscale import Limits
-from shared.queue import JobQueue
-from shared.registry import Registry
-from shared.scaling import Scale, ScaleStore
-from shared.settings import Settings
-from shared.states import WorkerState
-from shared.tasks import end
+from gateway.launcher.child import Command
+from gateway.launcher.scaler import Scaler
+from gateway.launcher.service import GaveUpError, Service
+from gateway.launcher.workers import Workers
+from shared.fleet.autoscale_policy import Limits
+from shared.fleet.registry import Registry
+from shared.fleet.scale_decisions import Scale, ScaleStore
+from shared.platform.settings import Settings
+from shared.platform.tasks import end
+from shared.protocol import keys
+from shared.protocol.states import WorkerState
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import POOL
-from tests.unit.test_observation import look as look_at
-from tests.unit.test_observation import see
-from tests.unit.test_observation import worker as worker_info
+from tests.unit.gateway.test_observation import look as look_at
+from tests.unit.gateway.test_observation import see
+from tests.unit.gateway.test_observation import worker as worker_info
 from tests.waiting import eventually
 
 

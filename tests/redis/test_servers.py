@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from shared import keys
-from shared.depths import depths, position
-from shared.job import NewJob
-from shared.listing import page
-from shared.metrics import ReaperMetrics
-from shared.queue import JobQueue
-from shared.reaper import Reaper
-from shared.redis import UNAVAILABLE
-from shared.states import JobState
+from shared.platform.metrics import ReaperMetrics
+from shared.platform.redis_client import UNAVAILABLE
+from shared.protocol import keys
+from shared.protocol.job import NewJob
+from shared.protocol.states import JobState
+from shared.queue.depths import depths, position
+from shared.queue.job_queue import JobQueue
+from shared.queue.listing import page
+from shared.queue.reaper import Reaper
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

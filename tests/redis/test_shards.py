@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from shared import keys
-from shared.job import new_job_id, shard_of
-from shared.lanes import CLIENT_LANES
-from shared.queue import Fenced, JobQueue
-from shared.step_log import make_step
+from shared.protocol import keys
+from shared.protocol.job import new_job_id, shard_of
+from shared.protocol.lanes import CLIENT_LANES
+from shared.protocol.step_log import make_step
+from shared.queue.job_queue import Fenced, JobQueue
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,

@@ -13,19 +13,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared import keys
-from shared.channel import FrameKind, encode, entry_of
-from shared.envelope import Unfolder
-from shared.job import LeasedJob
-from shared.metrics import WorkerMetrics
-from shared.queue import Fenced, JobQueue, Renewal
-from shared.record import read_lease
-from shared.redis import RedisTimeoutError
-from shared.servers import Servers
-from shared.states import JobState
-from shared.step_log import DEPOSIT_AFTER, STEPS, Deposit, Step, Utterance, make_step
-from shared.tasks import end
-from shared.token_log import Delta, Entry, pack_segment, read_journal
+from shared.fleet.servers import Servers
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.redis_client import RedisTimeoutError
+from shared.platform.tasks import end
+from shared.protocol import keys
+from shared.protocol.chunk_template import Unfolder
+from shared.protocol.frames import FrameKind, encode, entry_of
+from shared.protocol.job import LeasedJob
+from shared.protocol.job_log import Delta, Entry, pack_segment, read_journal
+from shared.protocol.record import read_lease
+from shared.protocol.states import JobState
+from shared.protocol.step_log import DEPOSIT_AFTER, STEPS, Deposit, Step, Utterance, make_step
+from shared.queue.job_queue import Fenced, JobQueue, Renewal
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -48,10 +48,10 @@ from tests.redis.conftest import (
     take_one,
     utterance,
 )
-from worker import publisher as publisher_module
-from worker.lease import Lease
-from worker.outbox import Outbox
-from worker.publisher import Publisher
+from worker.claim.lease import Lease
+from worker.publish import publisher as publisher_module
+from worker.publish.output_buffer import Outbox
+from worker.publish.publisher import Publisher
 
 DEADLINE_S = 60.0
 
@@ -633,7 +633,7 @@ class Worker:
             self.runs[job.id].outbox.dropped = True
 
     def start(self, job: LeasedJob) -> Outbox:
-        """As worker/loop.py does."""
+        """As worker/run/loop.py does."""
         if job.id in self.runs:
             self.runs[job.id].outbox.dropped = True
         outbox = Outbox(job, self.publisher)

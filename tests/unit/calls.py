@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import msgpack
 
-from shared.channel import decode, entry_of
-from shared.ending import Answer
-from shared.envelope import Unfolder
-from shared.record import Ending
-from shared.states import JobEvent
-from shared.step_log import Step
-from shared.token_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
+from shared.protocol.chunk_template import Unfolder
+from shared.protocol.frames import decode, entry_of
+from shared.protocol.job_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
+from shared.protocol.record import Ending
+from shared.protocol.result import Answer
+from shared.protocol.states import JobEvent
+from shared.protocol.step_log import Step
 
 
 @dataclass(frozen=True)

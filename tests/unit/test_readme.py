@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gateway.not_supported import NOT_SUPPORTED
-from shared.errors import FlotillaError
+from gateway.http.not_supported import NOT_SUPPORTED
+from shared.api.errors import FlotillaError
 from tests.test_architecture import ROOT
 
 TEXT = (ROOT / "README.md").read_text()

@@ -7,10 +7,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from gateway.cli.supervisor import Commands
 from gateway.cli.terminal import alone_in_foreground
-from gateway.cli.up import up
-from shared.settings import load_settings
+from gateway.launcher.supervisor import Commands
+from gateway.launcher.up import up
+from shared.platform.settings import load_settings
 
 server = str(Path(__file__).with_name("server.py"))
 commands = Commands(

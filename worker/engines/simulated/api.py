@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from shared.settings import Settings
+from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
 from worker.engines.simulated.answer import DEAD, Answer, ChatAnswer, CompletionAnswer
 from worker.engines.simulated.batch import EngineDeadError, Generation

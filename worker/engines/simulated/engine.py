@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
-from shared.settings import Settings, SettingsError
+from shared.platform.settings import Settings, SettingsError
 from worker.engines.protocol import Capacity, Load
 from worker.engines.simulated.api import SimulatedApi
 from worker.engines.simulated.batch import Batch, Disconnected, EngineDeadError, Generation

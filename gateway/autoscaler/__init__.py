@@ -1,0 +1,1 @@
+"""The autoscaler: observe a pool, decide, start or drain workers."""

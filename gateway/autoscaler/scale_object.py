@@ -1,0 +1,37 @@
+"""A pool's scale as the API and the command line show it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shared.fleet.registry import WorkerInfo
+from shared.fleet.scale_decisions import Scale, Scaling
+
+
+def decision(scale: Scale, now_s: float) -> dict[str, Any]:
+    """How many workers, and why. Times are by Redis' clock; `wait_s` None is not known."""
+    return {
+        "pool": scale.pool,
+        "model": scale.model,
+        "wanted": scale.wanted,
+        "reason": scale.reason,
+        "wait_s": scale.wait_s,
+        "decided_at": scale.at_s,
+        "age_s": round(max(0.0, now_s - scale.at_s), 1),
+    }
+
+
+def whole(
+    scale: Scale, workers: Iterable[WorkerInfo], history: Sequence[Scaling], now_s: float
+) -> dict[str, Any]:
+    """Decision, facts behind it, and the last decisions that changed something, newest first."""
+    return decision(scale, now_s) | {
+        "silent": scale.stale(now_s),
+        "workers": dict(Counter(str(worker.state) for worker in workers)),
+        "limits": asdict(scale.limits),
+        "inputs": asdict(scale.seen),
+        "history": [asdict(scaling) for scaling in history],
+    }

@@ -1,0 +1,188 @@
+"""The autoscaler's tick: look at each pool, decide, write it down, act.
+
+The decision is shared/fleet/autoscale_policy.py's, a pure function; this is the shell around it. One process at
+a time may run it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+
+import httpx
+from pydantic import TypeAdapter
+
+from gateway.autoscaler.actuators import actuator
+from gateway.autoscaler.observation import Flow, Look, observe
+from shared.fleet.autoscale_policy import (
+    Decision,
+    Limits,
+    Memory,
+    Observation,
+    decide,
+    parse_autoscale,
+)
+from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, pool_name
+from shared.fleet.scale_decisions import Scale, ScaleStore, Scaling, parse
+from shared.platform.redis_client import UNAVAILABLE
+from shared.platform.settings import Settings, SettingsError
+from shared.protocol import keys
+from shared.queue.depths import LaneDepth, depths
+from shared.queue.job_queue import JobQueue
+
+log = logging.getLogger("flotilla.autoscale")
+
+_SAMPLE = 32
+"""Waiting jobs whose size is looked at, of each lane."""
+_SAMPLE_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """What one tick leaves for the next."""
+
+    memory: Memory
+    flow: Flow
+    told: list[str]
+    """What the actuator has told to drain."""
+
+
+_NOTES = TypeAdapter(_Notes)
+
+
+async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
+    """One decision for each pool of `settings.autoscale`.
+
+    A pool that fails does not stop the others. Raises redis' errors if Redis can't be reached
+    (nothing is decided then, the next tick goes on), SettingsError for settings that make no sense.
+    """
+    ranges = parse_autoscale(settings.autoscale)
+    if settings.autoscale_actuator == "docker" and len(ranges) > 1:
+        raise SettingsError(
+            "FLOTILLA_AUTOSCALE: the docker actuator scales one service, so it takes one model"
+        )
+    models, workers = await registry.models(), await registry.workers()
+    lanes = await depths(queue)
+    for model, (least, most) in ranges.items():
+        limits = Limits(
+            min=least,
+            max=most,
+            target_wait_s=settings.autoscale_target_wait_s,
+            utilization=settings.autoscale_utilization,
+            down_after_s=settings.autoscale_down_after_s,
+            idle_s=settings.autoscale_idle_s,
+        )
+        try:
+            pool = await _pool(model, models, registry, settings)
+            scaler = _Pool(queue, settings, model, pool, limits)
+            await scaler.tick(
+                [depth for depth in lanes if depth.pool == pool],
+                [worker for worker in workers if worker.pool == pool],
+            )
+        except UNAVAILABLE:
+            raise
+        except Exception:
+            log.exception("%s could not be scaled", model)
+
+
+async def _pool(
+    model: str, models: dict[str, ModelInfo], registry: Registry, settings: Settings
+) -> str:
+    """The pool that serves a model; a model that nobody has announced yet is made known."""
+    if model in models:
+        return models[model].pool
+    pool = settings.pool or pool_name(model)
+    card = {"id": model, "object": "model", "created": 0, "owned_by": "flotilla"}
+    await registry.declare_model(pool, card)
+    return pool
+
+
+class _Pool:
+    """One tick for one pool."""
+
+    def __init__(
+        self, queue: JobQueue, settings: Settings, model: str, pool: str, limits: Limits
+    ) -> None:
+        self._queue = queue
+        self._settings = settings
+        self._model = model
+        self._pool = pool
+        self._limits = limits
+        self._store = ScaleStore(queue.servers.home)
+
+    async def tick(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
+        """Look, decide, act, write down."""
+        before = parse(_NOTES, await self._store.notes(self._pool))
+        memory, last = (before.memory, before.flow) if before else (None, None)
+        seen, flow = observe(await self._look(lanes, workers), last, memory)
+        decision = decide(seen, self._limits, memory)
+        # Written before anybody acts: what was wanted can be read even where nobody could.
+        told = before.told if before else []
+        change = _change(decision, seen, memory)
+        await self._write(seen, decision, _Notes(decision.memory, flow, told), change)
+        if change is not None:
+            log.info("%s: workers wanted: %d (%s)", self._pool, decision.wanted, decision.reason)
+        told = await self._act(decision.wanted, workers, told)
+        if before is None or told != before.told:
+            await self._write(seen, decision, _Notes(decision.memory, flow, told), None)
+
+    async def _look(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> Look:
+        waiting_bytes = 0.0
+        for depth in lanes:
+            if depth.waiting:
+                waiting_bytes += depth.waiting * await self._mean_bytes(depth.lane)
+        seconds, micros = await self._queue.servers.home.time()
+        return Look(
+            at_s=int(seconds) + int(micros) / 1e6,
+            waiting=sum(depth.waiting for depth in lanes),
+            waiting_bytes=waiting_bytes,
+            oldest_s=max((depth.oldest_s for depth in lanes), default=0.0),
+            running=sum(depth.in_progress for depth in lanes),
+            workers=workers,
+        )
+
+    async def _mean_bytes(self, lane: str) -> float:
+        """Of the bodies of some jobs that wait there; 0 if they have all left meanwhile."""
+        every = range(self._queue.shards)
+        shards = random.sample(every, min(len(every), _SAMPLE_SHARDS))
+        ask = self._queue.servers.ask()
+        for shard in shards:
+            key = keys.waiting(shard, self._pool, lane)
+            ask.of(shard).zrandmember(key, _SAMPLE // len(shards))
+        found, ask = await ask.answers(), self._queue.servers.ask()
+        for shard, job_ids in zip(shards, found, strict=True):
+            for job_id in job_ids:
+                ask.of(shard).hstrlen(keys.job(shard, job_id.decode()), "body")
+        sizes = [size for size in await ask.answers() if size]
+        return sum(sizes) / len(sizes) if sizes else 0.0
+
+    async def _write(
+        self, seen: Observation, decision: Decision, notes: _Notes, change: Scaling | None
+    ) -> None:
+        scale = Scale(
+            pool=self._pool,
+            model=self._model,
+            wanted=decision.wanted,
+            reason=decision.reason,
+            wait_s=decision.wait_s,
+            seen=seen,
+            limits=self._limits,
+            tick_s=self._settings.autoscale_tick_s,
+        )
+        await self._store.write(scale, _NOTES.dump_json(notes), change)
+
+    async def _act(self, wanted: int, workers: list[WorkerInfo], told: list[str]) -> list[str]:
+        try:
+            return await actuator(self._settings).converge(wanted, workers, told)
+        except (OSError, httpx.HTTPError) as error:
+            log.warning("%s: %d workers are wanted, nobody acts: %s", self._pool, wanted, error)
+            return told
+
+
+def _change(decision: Decision, seen: Observation, memory: Memory | None) -> Scaling | None:
+    """An entry for the history, if this decision changes something."""
+    before = memory.wanted if memory else None
+    if before == decision.wanted:
+        return None
+    return Scaling(seen.at_s, before, decision.wanted, decision.reason, seen)

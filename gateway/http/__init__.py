@@ -1,0 +1,1 @@
+"""The HTTP server's side of a request: connections, authentication, limits, body, errors."""

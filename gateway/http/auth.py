@@ -1,0 +1,151 @@
+"""Who is calling: an API key stands for a tenant. Keys are kept and compared as hashes.
+
+Wrong keys are counted, logged and answered late, by address, so that guessing is seen. A valid
+key is never delayed: tenants behind one proxy share its address, and one of them must not
+lock out the others. The limit of this: a client that opens a connection for each guess is not
+slowed down, only counted and refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from ipaddress import IPv6Address, IPv6Network
+from time import monotonic
+from typing import Any
+
+from shared.api.errors import TooManyWrongKeys, Unauthorized
+from shared.platform.logs import RareWarning
+from shared.platform.metrics import GatewayMetrics
+
+log = logging.getLogger("flotilla.gateway")
+
+ANYBODY = "default"
+"""The tenant of everyone where no keys are configured."""
+
+PEER = "peer"
+"""Where a request's `state` has the Peer of its connection."""
+
+_WINDOW_S = 60.0
+_DELAY_S = 1.0
+# A delayed answer costs a connection and a task.
+_MOST_DELAYED = 64
+_MOST_DELAYED_OF_ONE = 16
+_MOST_SOURCES = 4096
+
+
+class Peer:
+    """The other end of a connection."""
+
+    __slots__ = ("proven",)
+
+    def __init__(self) -> None:
+        self.proven = False
+        """A request of this connection had a valid key, or no keys are configured."""
+
+
+def tenant_of(authorizations: list[bytes], tenants: Mapping[str, str]) -> str:
+    """The tenant of a request with these `authorization` headers. Raises Unauthorized.
+
+    `tenants` maps the SHA-256 of a key to its tenant; looking up a hash takes no longer for a key
+    that is nearly right.
+    """
+    if not tenants:
+        return ANYBODY
+    if len(authorizations) != 1:
+        raise Unauthorized("Send your API key as `Authorization: Bearer <key>`, once.")
+    scheme, _, key = authorizations[0].partition(b" ")
+    tenant = tenants.get(hashlib.sha256(key.strip()).hexdigest())
+    if scheme.lower() != b"bearer" or tenant is None:
+        raise Unauthorized("This API key is not known here.")
+    return tenant
+
+
+def source_of(address: str) -> str:
+    """What counts as one client: an IPv4 address, or an IPv6 network of 64 bits."""
+    if ":" not in address:
+        return address
+    ip = IPv6Address(address)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(IPv6Network((int(ip) >> 64 << 64, 64)))
+
+
+class Authenticator:
+    """Looks at the key of each request."""
+
+    def __init__(
+        self, tenants: Mapping[str, str], wrong_keys_per_minute: int, metrics: GatewayMetrics
+    ) -> None:
+        self._tenants = tenants
+        self._wrong_keys = WrongKeys(wrong_keys_per_minute, metrics)
+
+    async def tenant(self, scope: Any) -> str:
+        """The tenant of an ASGI request. Raises Unauthorized, late if need be, TooManyWrongKeys."""
+        keys = [value for name, value in scope["headers"] if name == b"authorization"]
+        try:
+            tenant = tenant_of(keys, self._tenants)
+        except Unauthorized:
+            if keys:
+                await self._wrong_keys.slow_down((scope.get("client") or ("",))[0])
+            raise
+        peer: Peer | None = scope.get("state", {}).get(PEER)
+        if peer is not None:
+            peer.proven = True
+        return tenant
+
+
+class _Source:
+    __slots__ = ("delayed", "since", "wrong")
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self.wrong = 0
+        self.delayed = 0
+
+
+class WrongKeys:
+    """How many wrong keys came from each address lately. The table of addresses is bounded."""
+
+    def __init__(self, per_minute: int, metrics: GatewayMetrics) -> None:
+        self._per_minute = per_minute
+        self._metrics = metrics
+        self._sources: OrderedDict[str, _Source] = OrderedDict()  # the latest at the end
+        self._delayed = 0
+        self._warn = RareWarning(log)
+
+    async def slow_down(self, address: str) -> None:
+        """Count a wrong key; return when it may be answered. Raises TooManyWrongKeys."""
+        name = source_of(address)
+        source = self._counted(name, monotonic())
+        if source.wrong <= self._per_minute:
+            self._metrics.wrong_keys.labels("at_once").inc()
+            return
+        seconds = monotonic() - source.since
+        self._warn("%d wrong API keys from %s in %.0f s", source.wrong, name, seconds)
+        if source.delayed >= _MOST_DELAYED_OF_ONE or self._delayed >= _MOST_DELAYED:
+            self._metrics.wrong_keys.labels("refused").inc()
+            raise TooManyWrongKeys("Too many wrong API keys come from this address.")
+        self._metrics.wrong_keys.labels("delayed").inc()
+        source.delayed += 1
+        self._delayed += 1
+        try:
+            await asyncio.sleep(_DELAY_S)
+        finally:
+            source.delayed -= 1
+            self._delayed -= 1
+
+    def _counted(self, name: str, now: float) -> _Source:
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = _Source(now)
+            if len(self._sources) > _MOST_SOURCES:
+                self._sources.popitem(last=False)
+        elif now - source.since > _WINDOW_S:
+            source.since, source.wrong = now, 0
+        self._sources.move_to_end(name)
+        source.wrong += 1
+        return source

@@ -1,0 +1,45 @@
+"""Routes of OpenAI, Anthropic and vLLM that are not served yet. README.md has the same list."""
+
+from __future__ import annotations
+
+from shared.api.errors import NotSupported
+
+NOT_SUPPORTED: dict[str, str] = {
+    "/v1/responses": "Responses",
+    "/v1/conversations": "conversations",
+    "/v1/embeddings": "embeddings",
+    "/v1/files": "files",
+    "/v1/uploads": "uploads",
+    "/v1/batches": "batches",
+    "/v1/messages": "Anthropic's messages",
+    "/v1/moderations": "moderations",
+    "/v1/images": "images",
+    "/v1/audio": "audio",
+    "/v1/realtime": "realtime",
+    "/v1/assistants": "assistants",
+    "/v1/threads": "threads",
+    "/v1/vector_stores": "vector stores",
+    "/v1/fine_tuning": "fine-tuning",
+    "/v1/rerank": "rerank",
+    "/rerank": "rerank",
+    "/v1/score": "score",
+    "/score": "score",
+    "/pooling": "pooling",
+    "/classify": "classify",
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+}
+"""What each path, and all below it, is called."""
+
+
+def not_supported(path: str) -> NotSupported | None:
+    """The error for a request to one of those."""
+    parts = path.rstrip("/").split("/")
+    for end in range(2, len(parts) + 1):
+        if name := NOT_SUPPORTED.get("/".join(parts[:end])):
+            return NotSupported(
+                f"Flotilla does not support {name} yet. It serves POST /v1/chat/completions, "
+                "POST /v1/completions, GET /v1/models and /jobs; README.md lists what is missing "
+                "under `Not supported yet`."
+            )
+    return None

@@ -1,0 +1,230 @@
+"""The description of the HTTP API that `/openapi.json` gives and `/docs` shows.
+
+FastAPI knows the routes and their parameters. Bodies are read and answered without it, so what goes
+in and what comes back is described here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from gateway.http.middleware import OPEN_PATHS
+from gateway.routes.jobs import JobRequest
+from shared.protocol.lanes import CLIENT_LANES
+from shared.protocol.states import JobState
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "number"}
+_WHOLE: Schema = {"type": "integer"}
+_YES_NO: Schema = {"type": "boolean"}
+_ANYTHING: Schema = {"type": "object"}
+_MAYBE_TEXT: Schema = {"type": ["string", "null"]}
+_MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
+_MAYBE_OBJECT: Schema = {"type": ["object", "null"]}
+
+
+def _object(required: str, /, **properties: Schema) -> Schema:
+    """Other properties may stand in it, too."""
+    return {"type": "object", "required": required.split(), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_ASKED: dict[str, Schema] = {
+    "model": _TEXT | {"description": "one of GET /v1/models"},
+    "stream": _YES_NO | {"default": False, "description": "server-sent events"},
+    "stream_options": _object("", include_usage=_YES_NO),
+    "max_tokens": _WHOLE,
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "n": _WHOLE,
+    "seed": _WHOLE,
+    "stop": {"anyOf": [_TEXT, _list(_TEXT)]},
+    "service_tier": {
+        "enum": ["auto", "default", "flex", "priority", None],
+        "description": "the lane in which the request waits; the answer names it",
+    },
+}
+_ANSWERED: dict[str, Schema] = {
+    "id": _TEXT,
+    "object": _TEXT,
+    "created": _WHOLE,
+    "model": _TEXT,
+    "usage": _MAYBE_OBJECT,
+    "service_tier": _MAYBE_TEXT,
+}
+_CHOICE: dict[str, Schema] = {"index": _WHOLE, "finish_reason": _MAYBE_TEXT}
+
+_SCHEMAS: dict[str, Schema] = {
+    "Error": _object(
+        "error",
+        error=_object(
+            "message type param code",
+            message=_TEXT,
+            type=_TEXT,
+            param=_MAYBE_TEXT,
+            code={"type": ["string", "integer", "null"]},
+        ),
+    ),
+    "ChatRequest": _object(
+        "model messages",
+        **_ASKED,
+        messages=_list(_object("role", role=_TEXT, content={"type": ["string", "array", "null"]})),
+        max_completion_tokens=_WHOLE,
+        tools=_list(_ANYTHING),
+        tool_choice={"type": ["string", "object"]},
+        response_format=_ANYTHING,
+        logprobs=_YES_NO,
+        top_logprobs=_WHOLE,
+    )
+    | {
+        "description": "vLLM's fields; unknown ones are ignored, as by vLLM.",
+        "example": {
+            "model": "flotilla-demo",
+            "messages": [{"role": "user", "content": "What is Flotilla?"}],
+        },
+    },
+    "ChatCompletion": _object(
+        "id object created model choices",
+        **_ANSWERED,
+        choices=_list(
+            _object(
+                "index message finish_reason",
+                **_CHOICE,
+                message=_object("role", role=_TEXT, content=_MAYBE_TEXT),
+            )
+        ),
+    ),
+    "CompletionRequest": _object(
+        "model prompt",
+        **_ASKED,
+        prompt={"anyOf": [_TEXT, {"type": "array"}]},
+        logprobs=_WHOLE,
+        echo=_YES_NO,
+    )
+    | {
+        "description": "vLLM's fields; unknown ones are ignored, as by vLLM.",
+        "example": {"model": "flotilla-demo", "prompt": "What is Flotilla?"},
+    },
+    "Completion": _object(
+        "id object created model choices",
+        **_ANSWERED,
+        choices=_list(_object("index text finish_reason", **_CHOICE, text=_TEXT)),
+    ),
+    "Job": _object(
+        "id object state endpoint model lane stream metadata created_at links",
+        id=_TEXT,
+        object={"const": "job"},
+        state={"enum": [state.value for state in JobState]},
+        endpoint=_TEXT,
+        model=_TEXT,
+        lane=_TEXT,
+        stream=_YES_NO,
+        metadata={"type": "object", "additionalProperties": _TEXT},
+        created_at=_NUMBER | {"description": "Unix seconds"},
+        started_at=_MAYBE_NUMBER,
+        finished_at=_MAYBE_NUMBER,
+        deadline_at=_MAYBE_NUMBER,
+        expires_at=_MAYBE_NUMBER,
+        attempts=_list(_ANYTHING),
+        usage=_MAYBE_OBJECT,
+        status_code={"type": ["integer", "null"]},
+        error=_MAYBE_OBJECT,
+        links=_ANYTHING,
+        position={"type": ["integer", "null"], "description": "while it waits"},
+        estimated_wait_s=_MAYBE_NUMBER | {"description": "null: not known"},
+        waits_for=_TEXT | {"description": "if no worker is ready"},
+        text=_TEXT | {"description": "of the first choice, so far"},
+        choices=_list(_ANYTHING),
+        result=_ANYTHING | {"description": "the whole answer, if it was not streamed"},
+    ),
+    "JobList": _object(
+        "object data has_more next_cursor",
+        object={"const": "list"},
+        data=_list(_ref("Job")),
+        has_more=_YES_NO,
+        next_cursor=_MAYBE_TEXT,
+    ),
+    "Model": _object("id object", id=_TEXT, object={"const": "model"}, flotilla=_ANYTHING),
+    "ModelList": _object("object data", object={"const": "list"}, data=_list(_ref("Model"))),
+}
+
+_BODIES = {
+    "/v1/chat/completions": "ChatRequest",
+    "/v1/completions": "CompletionRequest",
+    "/jobs": "JobRequest",
+}
+_ANSWERS: dict[tuple[str, str], dict[str, str]] = {
+    ("post", "/v1/chat/completions"): {"200": "ChatCompletion"},
+    ("post", "/v1/completions"): {"200": "Completion"},
+    ("get", "/v1/models"): {"200": "ModelList"},
+    ("get", "/v1/models/{name}"): {"200": "Model"},
+    ("post", "/jobs"): {"202": "Job"},
+    ("get", "/jobs"): {"200": "JobList"},
+    ("get", "/jobs/{job_id}"): {"200": "Job"},
+    ("get", "/jobs/{job_id}/result"): {"202": "Job"},
+    ("post", "/jobs/{job_id}/cancel"): {"200": "Job"},
+}
+_EVENTS = frozenset({"/v1/chat/completions", "/v1/completions", "/jobs/{job_id}/events"})
+_JSON = "application/json"
+
+
+def install(app: FastAPI, *, with_keys: bool) -> None:
+    """Have `app` describe itself so. `with_keys`: a request needs one."""
+
+    def openapi() -> Schema:
+        if app.openapi_schema is None:
+            app.openapi_schema = _described(app, with_keys=with_keys)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _described(app: FastAPI, *, with_keys: bool) -> Schema:
+    schema = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    job_request = JobRequest.model_json_schema()
+    job_request["properties"]["lane"] = {"enum": [*CLIENT_LANES, None], "default": None}
+    job_request["properties"]["body"] = _ref("ChatRequest")
+    components = schema.setdefault("components", {})
+    found = components.get("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        found.pop(name, None)
+    components["schemas"] = found | _SCHEMAS | {"JobRequest": job_request}
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            _complete(operation, method, path)
+            if path not in OPEN_PATHS:
+                operation["security"] = [{"key": []}] if with_keys else [{"key": []}, {}]
+    return schema
+
+
+def _complete(operation: Schema, method: str, path: str) -> None:
+    if method == "post" and path in _BODIES:
+        content = {_JSON: {"schema": _ref(_BODIES[path])}}
+        operation["requestBody"] = {"required": True, "content": content}
+    answers = operation["responses"]
+    answers.pop("422", None)  # wrong parameters are 400 here, in the shape of all other errors
+    for status, name in _ANSWERS.get((method, path), {}).items():
+        answer = answers.setdefault(status, {"description": "The job: there is no answer yet"})
+        answer["content"] = {_JSON: {"schema": _ref(name)}}
+    if path in _EVENTS:
+        content = answers["200"].setdefault("content", {})
+        content["text/event-stream"] = {"schema": _TEXT}
+        if path.startswith("/jobs"):
+            content.pop(_JSON, None)
+    error = {"description": "Error", "content": {_JSON: {"schema": _ref("Error")}}}
+    answers["4XX"] = answers["5XX"] = error

@@ -1,0 +1,23 @@
+"""A query parameter that its route does not know is refused: no filter is ignored silently."""
+
+from __future__ import annotations
+
+from fastapi import Depends, Request
+from fastapi.dependencies.utils import get_flat_dependant
+
+from shared.api.errors import BadRequest
+
+
+def _check(request: Request) -> None:
+    route = request.scope["route"]
+    known = {field.alias for field in get_flat_dependant(route.dependant).query_params}
+    for name in request.query_params:
+        if name not in known:
+            these = ", ".join(sorted(known)) or "none"
+            raise BadRequest(
+                f"Unknown query parameter {name[:64]!r}; known here: {these}.", name[:64]
+            )
+
+
+known_only = Depends(_check)
+"""For `dependencies` of a router or a route."""

@@ -1,0 +1,40 @@
+"""Server-sent events: the few bytes around what vLLM has made already."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shared.api.errors import FlotillaError
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold small chunks back
+]
+
+
+def comment(text: str) -> bytes:
+    """Ignored by clients; keeps proxies and people from giving up."""
+    return f": {text}\n\n".encode()
+
+
+def error(failure: FlotillaError) -> bytes:
+    """An error inside a stream; OpenAI's SDK raises it. No `[DONE]` follows."""
+    return b"data: " + failure.to_openai() + b"\n\n"
+
+
+def event(name: str, data: Any, event_id: str = "") -> bytes:
+    """A named event with JSON data."""
+    return raw_event(name, json.dumps(data, ensure_ascii=False).encode(), event_id)
+
+
+def raw_event(name: str, data: bytes, event_id: str = "") -> bytes:
+    """A named event whose data is one line already."""
+    head = f"event: {name}\n" + (f"id: {event_id}\n" if event_id else "")
+    return head.encode() + b"data: " + data + b"\n\n"
+
+
+def split(chunk: bytes) -> list[bytes]:
+    """The data of each event in a log entry's chunk: `data: {...}` events back to back."""
+    return [part.removeprefix(b"data: ") for part in chunk.split(b"\n\n") if part]

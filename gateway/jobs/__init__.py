@@ -1,0 +1,1 @@
+"""From a request to a queued job, and the job as the API shows it."""

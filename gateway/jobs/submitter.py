@@ -1,0 +1,129 @@
+"""Submitting jobs: what comes while a call is on its way leaves together with the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from shared.api.errors import QueueFull
+from shared.fleet.servers import place_of
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.redis_client import RedisConnectionError
+from shared.protocol.job import NewJob
+from shared.queue.job_queue import JobQueue
+
+_CALL_BYTES = 1 << 20
+
+
+class _Waiting(NamedTuple):
+    job: NewJob
+    queued: asyncio.Future[None]
+    refused: Callable[[Exception], None] | None
+
+
+class Submitter:
+    """One gateway process' way into the queue."""
+
+    def __init__(self, queue: JobQueue, max_depth: int, metrics: GatewayMetrics) -> None:
+        self._queue = queue
+        self._max_depth = max_depth
+        self._metrics = metrics
+        # By server: one that does not answer must not keep the others waiting.
+        self._waiting: list[list[_Waiting]] = [[] for _ in range(len(queue.servers))]
+        self._calls = [0] * len(queue.servers)  # under way
+        self._loop = asyncio.get_running_loop()
+
+    def submit(
+        self,
+        job: NewJob,
+        *,
+        refused: Callable[[Exception], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Done when the job is queued; its exception is QueueFull or one of redis' errors, which
+        `refused` is told of.
+        """
+        queued: asyncio.Future[None] = self._loop.create_future()
+        place = place_of(job.shard, len(self._calls))
+        waiting = self._waiting[place]
+        waiting.append(_Waiting(job, queued, refused))
+        if not self._calls[place] and len(waiting) == 1:
+            self._loop.call_soon(self._send, place)  # with what else comes in this turn
+        return queued
+
+    def _send(self, place: int) -> None:
+        shards: dict[int, list[_Waiting]] = {}
+        waiting, self._waiting[place] = self._waiting[place], []
+        for each in waiting:
+            shards.setdefault(each.job.shard, []).append(each)
+        for shard, batch in shards.items():
+            for parcel in _parcels(batch):
+                self._calls[place] += 1
+                self._call(shard, parcel)
+
+    def _call(self, shard: int, parcel: list[_Waiting], *, last: bool = False) -> None:
+        jobs = [each.job for each in parcel]
+        try:
+            reply = self._queue.start_submit(shard, jobs, self._max_depth)
+        except Exception as error:  # others must not wait for ever behind what can't be sent
+            reply = self._loop.create_future()
+            reply.set_exception(error)
+        reply.add_done_callback(partial(self._sent, shard, parcel, last))
+
+    def _sent(
+        self, shard: int, parcel: list[_Waiting], last: bool, reply: asyncio.Future[Any]
+    ) -> None:
+        error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
+        if isinstance(error, NoScriptError):
+            self._call(shard, parcel, last=last)
+            return
+        if isinstance(error, RedisConnectionError) and not last:
+            # Lost under the call, perhaps with its reply: what is queued already stays as it is.
+            self._call(shard, parcel, last=True)
+            return
+        if error is not None:
+            for each in parcel:
+                _refuse(each, error)
+        else:
+            self._tell(parcel, reply.result())
+        place = place_of(shard, len(self._calls))
+        self._calls[place] -= 1
+        if self._waiting[place] and not self._calls[place]:
+            self._send(place)
+
+    def _tell(self, parcel: list[_Waiting], reply: Sequence[Any]) -> None:
+        depths = self._queue.submitted([each.job for each in parcel], reply)
+        for each, depth in zip(parcel, depths, strict=True):
+            if isinstance(depth, int):
+                self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
+            if isinstance(depth, QueueFull):
+                _refuse(each, depth)
+            elif not each.queued.done():
+                each.queued.set_result(None)
+
+
+def _refuse(waiting: _Waiting, error: BaseException) -> None:
+    queued = waiting.queued
+    if queued.done():
+        return
+    queued.set_exception(error)
+    # A callback of the future would be called for every job that is queued, too.
+    if waiting.refused is not None and isinstance(error, Exception):
+        queued.exception()  # it has been heard of
+        waiting.refused(error)
+
+
+def _parcels(batch: list[_Waiting]) -> list[list[_Waiting]]:
+    """In the same order; large bodies must not add up to more than Redis takes in one argument."""
+    parcels: list[list[_Waiting]] = []
+    size = _CALL_BYTES
+    for each in batch:
+        if size + len(each.job.body) > _CALL_BYTES:
+            parcels.append([])
+            size = 0
+        parcels[-1].append(each)
+        size += len(each.job.body)
+    return parcels

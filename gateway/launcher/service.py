@@ -1,0 +1,162 @@
+"""A process that is kept running: started, watched until ready, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.launcher.child import Child, Command
+from gateway.launcher.console import Console
+
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 30.0
+HEALTHY_LIFE_S = 60.0
+START_TRIES = 3
+USAGE_ERROR = 2  # the exit status for wrong settings or arguments
+_POLL_S = 0.2
+
+
+class GaveUpError(Exception):
+    """A process that never served is not worth another try; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows the end of a process that nobody asked to end."""
+
+    delay_s: float | None  # None: give up
+    failures: int  # in a row, this one counted
+    reason: str
+
+
+def after_end(
+    *, status: int, lived_s: float, was_ready: bool, ever_ready: bool, failures: int
+) -> Verdict:
+    """Start again, and when, or give up.
+
+    `was_ready` is about the life that has just ended, `ever_ready` about all lives, `failures` is
+    the last verdict's.
+    """
+    if was_ready and lived_s >= HEALTHY_LIFE_S:
+        failures = 0
+    failures += 1
+    if not ever_ready and status == USAGE_ERROR:
+        return Verdict(None, failures, "it refused its settings, so another try is no use")
+    if not ever_ready and failures >= START_TRIES:
+        return Verdict(None, failures, f"it never became ready in {failures} tries")
+    delay_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(failures - 1, 30))
+    return Verdict(delay_s, failures, f"starting it again in {delay_s:g} s")
+
+
+class Service:
+    """`command` makes the command of each life; `is_ready` asks the process whether it serves."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Callable[[], Command],
+        is_ready: Callable[[], Awaitable[bool]],
+        *,
+        log: Path,
+        console: Console,
+    ) -> None:
+        self.name = name
+        self.ready = asyncio.Event()  # set once it has served; stays set
+        self.log = log
+        self._command = command
+        self._is_ready = is_ready
+        self._console = console
+        self._child: Child | None = None
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    async def run(self) -> None:
+        """Keep it running until `stop` or `kill`. Raises GaveUpError."""
+        self._ended.clear()
+        try:
+            await self._keep_running()
+        finally:
+            self._ended.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask it to end, once however often this is called; kill what is left after `grace_s`."""
+        if self._child is not None and not self._stopping.is_set():
+            self._child.terminate()
+        self._stopping.set()
+        try:
+            await asyncio.wait_for(self._ended.wait(), grace_s)
+        except TimeoutError:
+            self._say(f"still runs after {grace_s:g} s: killed")
+            self.kill()
+            await self._ended.wait()
+
+    def kill(self) -> None:
+        """End it now."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.kill()
+
+    async def _keep_running(self) -> None:
+        failures = 0
+        clock = asyncio.get_running_loop().time
+        while not self._stopping.is_set():
+            born = clock()
+            status, was_ready = await self._live()
+            if self._stopping.is_set():
+                return
+            verdict = after_end(
+                status=status,
+                lived_s=clock() - born,
+                was_ready=was_ready,
+                ever_ready=self.ready.is_set(),
+                failures=failures,
+            )
+            failures = verdict.failures
+            self._console.tail(self.name, self.log)
+            self._say(f"{how_it_ended(status)}; {verdict.reason}")
+            if verdict.delay_s is None:
+                raise GaveUpError(f"{self.name}: {verdict.reason} (log: {self.log})")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), verdict.delay_s)
+
+    async def _live(self) -> tuple[int, bool]:
+        """One life: its exit status, and whether it served."""
+        show = self._console.shower(self.name)
+        self._child = child = await Child.start(self._command(), self.log, show)
+        if self._stopping.is_set():  # asked for while it was being started
+            child.kill()
+        watch = asyncio.create_task(self._watch(), name=f"readiness of {self.name}")
+        try:
+            status = await child.end()
+            return status, watch.done() and not watch.cancelled() and watch.exception() is None
+        finally:
+            self._child = None
+            watch.cancel()
+            child.kill()
+
+    async def _watch(self) -> None:
+        clock = asyncio.get_running_loop().time
+        born = clock()
+        while not await self._is_ready():  # noqa: ASYNC110 - it's another process
+            await asyncio.sleep(_POLL_S)
+        if self.ready.is_set():
+            self._say(f"is ready again after {clock() - born:.0f} s")
+        self.ready.set()
+
+    def _say(self, line: str) -> None:
+        self._console.show(self.name, line)
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

@@ -1,0 +1,88 @@
+"""`flotilla up`: Redis, the gateway and the workers on this machine, in one terminal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+from gateway.launcher import local_redis, ports, run_file
+from gateway.launcher.console import Console, wants_colours
+from gateway.launcher.run_file import FOLDER
+from gateway.launcher.service import USAGE_ERROR
+from gateway.launcher.supervisor import EXIT_FAILED, CannotStartError, Commands, Supervisor
+from shared.fleet.autoscale_policy import parse_autoscale
+from shared.platform import eviction
+from shared.platform.settings import Settings, SettingsError, to_environment
+
+
+async def up(
+    settings: Settings, workers: int, *, commands: Commands | None = None, folder: Path = FOLDER
+) -> int:
+    """Run everything until Ctrl-C; the process's exit status.
+
+    `workers` is how many there are, unless `settings.autoscale` says between which numbers.
+    """
+    try:
+        least, most = _how_many(settings, workers)
+    except ValueError as error:
+        print(f"flotilla: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    if "redis_url" in settings.model_fields_set:  # else it is our own
+        await eviction.refuse(settings.all_redis_urls)
+    names = ["flotilla", "redis", "gateway", "chores", *(f"worker-{n + 1}" for n in range(most))]
+    console = Console(names, colours=wants_colours(to_environment(settings)))
+    try:
+        _check_folder(folder)
+        _check_gateway_port(settings)
+        lock = await local_redis.lock_folder(folder)
+    except (CannotStartError, local_redis.FolderInUseError) as error:
+        print(f"flotilla: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    try:
+        supervisor = Supervisor(
+            settings, (least, most), commands or Commands(), folder, lock, console
+        )
+        return await supervisor.run()
+    finally:
+        os.close(lock)
+
+
+def _how_many(settings: Settings, workers: int) -> tuple[int, int]:
+    """At least and at most. Raises ValueError."""
+    if not settings.autoscale:
+        return workers, workers
+    if "--served-model-name" in settings.engine_args:
+        raise SettingsError(
+            "to autoscale, the model's name must be known: FLOTILLA_SERVED_MODEL_NAME, "
+            "not in FLOTILLA_ENGINE_ARGS"
+        )
+    ranges = parse_autoscale(settings.autoscale)
+    model = settings.announced_model()
+    if list(ranges) != [model]:
+        raise SettingsError(
+            f"FLOTILLA_AUTOSCALE={settings.autoscale}: here it can only be {model}=MIN:MAX"
+        )
+    return ranges[model]
+
+
+def _check_folder(folder: Path) -> None:
+    run = run_file.running(folder)
+    if run is not None:
+        raise CannotStartError(
+            f"another `flotilla up` already uses {folder}: pid {run.pid}, {run.gateway_url}"
+        )
+
+
+def _check_gateway_port(settings: Settings) -> None:
+    problem = ports.listen_problem(settings.host, settings.port)
+    if problem is None:
+        return
+    where = f"{settings.host}:{settings.port}"
+    if problem.errno == errno.EADDRINUSE:
+        other = ports.free_port("127.0.0.1", settings.port + 1)
+        raise CannotStartError(
+            f"{where} is in use; choose another with --port, for example --port {other}"
+        )
+    raise CannotStartError(f"the gateway can't listen on {where}: {problem.strerror}")

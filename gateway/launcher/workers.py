@@ -1,0 +1,72 @@
+"""The workers of one `flotilla up`: their numbers, names, ports and devices.
+
+How one of them is kept alive is service.py's business, how many there are is the supervisor's or
+scaler.py's.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from gateway.launcher import ports
+from gateway.launcher.child import Command
+from gateway.launcher.devices import device_of
+from gateway.launcher.service import Service
+from shared.platform.settings import Settings
+
+MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]]], Service]
+
+
+class Workers:
+    """Those that run, by number. A number, and its port, is free again when its worker has left."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_service: MakeService,
+        command: Callable[..., Command],
+        serves: Callable[[str], Awaitable[bool]],
+        devices: Sequence[str],
+    ) -> None:
+        """`devices`: see devices.shares."""
+        self.services: dict[int, Service] = {}
+        self.ids: dict[int, str] = {}
+        """How each calls itself in its present life."""
+        self._settings = settings
+        self._make_service = make_service
+        self._command = command
+        self._serves = serves
+        self._devices = devices
+        self._run_id = secrets.token_hex(2)
+        self._ports: dict[int, int] = {}
+        self._lives: dict[int, int] = {}
+
+    def add(self) -> tuple[int, Service]:
+        """A new one and its number; its caller starts it."""
+        number = next(n for n in range(1, len(self.services) + 2) if n not in self.services)
+        service = self.services[number] = self._make_service(
+            f"worker-{number}",
+            lambda: self._command_of(number),
+            lambda: self._serves(ports.url_of(self._settings.worker_host, self._ports[number])),
+        )
+        return number, service
+
+    def remove(self, number: int) -> None:
+        """It has ended for good."""
+        del self.services[number]
+        self._ports.pop(number, None)
+        self.ids.pop(number, None)
+
+    def _command_of(self, number: int) -> Command:
+        """Every life has a worker id of its own: Redis consumers are never used twice."""
+        life = self._lives[number] = self._lives.get(number, 0) + 1
+        worker_id = f"w{number}-{self._run_id}" + (f"-{life}" if life > 1 else "")
+        others = [port for other, port in self._ports.items() if other != number]
+        host, first = self._settings.worker_host, self._settings.worker_port
+        self._ports[number] = port = ports.free_port(host, first, others)
+        self.ids[number] = worker_id
+        command = self._command(worker_id=worker_id, worker_port=port)
+        device = device_of(number, self._devices)
+        return replace(command, environment={**command.environment, **device})

@@ -1,0 +1,1 @@
+"""From Redis to the client: relay, reader, answer, events."""

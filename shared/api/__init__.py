@@ -1,0 +1,1 @@
+"""The HTTP API as gateway and workers agree on it: endpoints and errors."""

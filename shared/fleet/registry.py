@@ -1,0 +1,169 @@
+"""Who serves what: workers announce themselves and their models, gateways look them up.
+
+A worker's entry expires when it stops announcing itself. Its models stay known, so that jobs for a
+fleet that is scaled to zero can wait.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from typing import Any
+
+from shared.platform.redis_client import Redis
+from shared.protocol import keys
+from shared.protocol.states import WorkerState
+
+log = logging.getLogger("flotilla.registry")
+
+HEARTBEAT_S = 2.0
+"""How often a worker announces itself."""
+EXPIRY_S = 5 * HEARTBEAT_S
+"""After this time without one it is taken for gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself."""
+
+    id: str
+    pool: str
+    state: WorkerState
+    engine: str
+    models: tuple[str, ...]
+    slots: int
+    running: int
+    """Sequences in the engine."""
+    jobs: int
+    kv_usage: float
+    host: str
+    pid: int
+    version: str
+    metrics_port: int
+    reason: str = ""
+    """Why it claims as much as it does, in a sentence."""
+    start_s: float | None = None
+    """From its start to when it could claim; None until then."""
+    # What it has done since its start. Who looks twice knows what it did in between.
+    finished: int = 0
+    """Jobs that left its hands, but for those it handed back."""
+    job_seconds: float = 0.0
+    """The time it held those, from lease to end."""
+    request_bytes: int = 0
+    """Their bodies."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    ages: tuple[float, ...] = ()
+    """How long it has had the jobs in its hands, the oldest first; of many, a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model that some worker serves or has served."""
+
+    name: str
+    pool: str
+    card: dict[str, Any]
+    """vLLM's own entry of /v1/models."""
+
+
+def pool_name(model: str) -> str:
+    """The pool of a model's workers: readable, unique, and safe in a key."""
+    slug = re.sub(r"[^a-z0-9.-]+", "-", model.lower()).strip("-")[:40] or "model"
+    return slug if slug == model else f"{slug}-{sha256(model.encode()).hexdigest()[:8]}"
+
+
+class Registry:
+    """The fleet's workers and models in Redis."""
+
+    def __init__(self, redis: Redis) -> None:
+        # redis-py types every reply as bytes or str; ours are bytes.
+        self._redis: Any = redis
+
+    async def reserve(self, worker_id: str, process: str, expiry_s: float = EXPIRY_S) -> bool:
+        """Reserve a worker's id for a process, or keep it; False if another process has it.
+
+        `process` is a random name. Two workers with one id would overwrite each other's step log.
+        """
+        key = keys.life(worker_id)
+        expiry_ms = int(expiry_s * 1000)
+        if await self._redis.set(key, process, nx=True, px=expiry_ms):
+            return True
+        if await self._redis.get(key) != process.encode():
+            return False
+        await self._redis.pexpire(key, expiry_ms)
+        return True
+
+    async def reserved_s(self, worker_id: str) -> float:
+        """How long the id stays reserved unless its process extends that, as a live one does."""
+        left_ms: int = await self._redis.pttl(keys.life(worker_id))
+        return max(0, left_ms) / 1000
+
+    async def announce(self, worker: WorkerInfo, expiry_s: float = EXPIRY_S) -> None:
+        """A heartbeat."""
+        values = {k: json.dumps(v) for k, v in asdict(worker).items()}
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hset(keys.worker(worker.id), mapping=values)
+        pipe.pexpire(keys.worker(worker.id), int(expiry_s * 1000))
+        pipe.sadd(keys.WORKERS, worker.id)
+        await pipe.execute()
+
+    async def leave(self, worker_id: str, process: str = "") -> None:
+        """The worker ends in good order; `process` is what its id was reserved for."""
+        if process and await self._redis.get(keys.life(worker_id)) != process.encode():
+            return
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.delete(keys.worker(worker_id), keys.life(worker_id))
+        pipe.srem(keys.WORKERS, worker_id)
+        await pipe.execute()
+
+    async def register_models(self, pool: str, cards: list[dict[str, Any]]) -> None:
+        """Make the models of a pool known; names are those of the cards."""
+        records = {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
+        await self._redis.hset(keys.MODELS, mapping=records)
+
+    async def declare_model(self, pool: str, card: dict[str, Any]) -> None:
+        """Make a model known that no worker has announced yet; never overwrites a worker's word."""
+        await self._redis.hsetnx(keys.MODELS, card["id"], json.dumps({"pool": pool, "card": card}))
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that announced themselves lately, by id."""
+        ids = sorted(i.decode() for i in await self._redis.smembers(keys.WORKERS))
+        pipe = self._redis.pipeline(transaction=False)
+        for worker_id in ids:
+            pipe.hgetall(keys.worker(worker_id))
+        found, gone = [], []
+        for worker_id, raw in zip(ids, await pipe.execute(), strict=True):
+            if not raw:
+                gone.append(worker_id)
+            elif (worker := _parse_worker(raw)) is not None:
+                found.append(worker)
+        if gone:
+            await self._redis.srem(keys.WORKERS, *gone)
+        return found
+
+    async def models(self) -> dict[str, ModelInfo]:
+        """Every model ever registered, by name."""
+        raw = await self._redis.hgetall(keys.MODELS)
+        models = {}
+        for name, record in sorted(raw.items()):
+            values = json.loads(record)
+            models[name.decode()] = ModelInfo(name.decode(), values["pool"], values["card"])
+        return models
+
+
+def _parse_worker(raw: dict[bytes, bytes]) -> WorkerInfo | None:
+    """None for an entry that another version of ours wrote and this one can't read."""
+    known = {field.name for field in fields(WorkerInfo)}
+    try:
+        values = {name.decode(): json.loads(value) for name, value in raw.items()}
+        values["state"] = WorkerState(values["state"])
+        values["models"] = tuple(values["models"])
+        values["ages"] = tuple(values.get("ages", ()))
+        return WorkerInfo(**{name: value for name, value in values.items() if name in known})
+    except (KeyError, TypeError, ValueError) as error:
+        log.warning("a worker's entry can't be read: %r", error)
+        return None

@@ -1,0 +1,119 @@
+"""What the autoscaler has decided, in Redis: the tick writes it, everybody else reads it.
+
+Versions mix during a rolling update: a record that can't be read is as if there were none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from shared.fleet.autoscale_policy import Limits, Observation
+from shared.platform.redis_client import Redis
+from shared.protocol import keys
+
+log = logging.getLogger("flotilla.scaling")
+
+HISTORY = 100
+"""Decisions that are kept of a pool."""
+_STALE_TICKS = 5
+# A tick may wait behind other chores for so long.
+_STALE_S = 10.0
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many workers a pool is to have, and what led to it. Times are by Redis' clock."""
+
+    pool: str
+    model: str
+    wanted: int
+    reason: str
+    wait_s: float | None
+    """What a job that comes now has to wait; None: not known."""
+    seen: Observation
+    limits: Limits
+    tick_s: float
+    """Between two decisions."""
+
+    @property
+    def at_s(self) -> float:
+        """When it was decided, Unix seconds."""
+        return self.seen.at_s
+
+    def stale(self, now_s: float) -> bool:
+        """The autoscaler is silent: nobody should act on this any more."""
+        return now_s - self.at_s > max(_STALE_S, _STALE_TICKS * self.tick_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A decision that changed how many workers are wanted."""
+
+    at_s: float
+    before: int | None
+    """None: it was the first one."""
+    wanted: int
+    reason: str
+    seen: Observation
+
+
+SCALE = TypeAdapter(Scale)
+SCALING = TypeAdapter(Scaling)
+
+
+class ScaleStore:
+    """The fleet's scales in Redis. Raises redis' errors."""
+
+    def __init__(self, redis: Redis) -> None:
+        # redis-py types every reply as bytes or str; ours are bytes.
+        self._redis: Any = redis
+
+    async def read(self, pools: Sequence[str]) -> tuple[float, dict[str, Scale]]:
+        """The time by Redis' clock, and the last decision for each pool that has one."""
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.time()
+        for pool in pools:
+            pipe.hget(keys.scale(pool), "scale")
+        (seconds, micros), *raws = await pipe.execute()
+        found = {pool: parse(SCALE, raw) for pool, raw in zip(pools, raws, strict=True)}
+        now_s = int(seconds) + int(micros) / 1e6
+        return now_s, {pool: scale for pool, scale in found.items() if scale is not None}
+
+    async def notes(self, pool: str) -> bytes | None:
+        """What the last tick left for the next one."""
+        notes: bytes | None = await self._redis.hget(keys.scale(pool), "notes")
+        return notes
+
+    async def write(self, scale: Scale, notes: bytes, change: Scaling | None) -> None:
+        """A tick's decision; `change` goes into the history."""
+        pipe = self._redis.pipeline(transaction=True)
+        key = keys.scale(scale.pool)
+        pipe.hset(key, mapping={"scale": SCALE.dump_json(scale), "notes": notes})
+        if change is not None:
+            pipe.lpush(keys.scalings(scale.pool), SCALING.dump_json(change))
+            pipe.ltrim(keys.scalings(scale.pool), 0, HISTORY - 1)
+        await pipe.execute()
+
+    async def history(self, pool: str, count: int = HISTORY) -> list[Scaling]:
+        """The last decisions that changed something, newest first."""
+        raws = await self._redis.lrange(keys.scalings(pool), 0, count - 1)
+        found = [parse(SCALING, raw) for raw in raws]
+        return [scaling for scaling in found if scaling is not None]
+
+
+def parse(adapter: TypeAdapter[_Record], raw: bytes | None) -> _Record | None:
+    """None for what is not there, and for what another version wrote and this one can't read."""
+    if raw is None:
+        return None
+    try:
+        return adapter.validate_json(raw)
+    except ValidationError as error:
+        log.warning("a record of the autoscaler can't be read: %s", error.errors()[0]["msg"])
+        return None

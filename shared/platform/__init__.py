@@ -1,0 +1,1 @@
+"""What every process stands on: settings, Redis connections, logs, metrics, background tasks."""

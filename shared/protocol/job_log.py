@@ -1,0 +1,198 @@
+"""The log of a job: what its client was sent (chunks) and what the engine generated (journal).
+
+Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` of its frame and the
+`id:` of its event. An entry is two msgpack objects back to back:
+
+- the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
+  Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the next of
+  the step's middles as it stands; one such `id` needs no array, and nil is no record;
+- the step's folded chunks (envelope.py), nil if there were none; in the last entry of a job a
+  string instead, its terminal state. The journal of that entry is the number of tokens that the
+  worker generated, nil if the worker did not end the job.
+
+What a worker writes at a step stands in its step log first (step_log.py). A few steps later it is
+put into the log of its job, a list in Redis of segments: the number of the first entry, how many
+there are, and they, back to back. A number that is missing is of an entry that Redis has lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgpack
+
+from shared.protocol.chunk_template import Item
+
+# Short strings get a head of one byte, which `bin` does not have.
+_packer = msgpack.Packer(use_bin_type=False, autoreset=True)
+_pack = _packer.pack
+
+Journal = int | Sequence[Any] | None
+"""As it is packed; see above."""
+
+
+class Delta(NamedTuple):
+    """One engine step's tokens of one sequence."""
+
+    call: int
+    """Which generation of the job: completions with several prompts make several."""
+    choice: int
+    """Which choice of it (`n`)."""
+    token_ids: Sequence[int]
+    text: str
+
+
+class Prompt(NamedTuple):
+    """How long a generation's prompt is; journaled once, before its first delta."""
+
+    call: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a log."""
+
+    seq: int
+    items: Sequence[Item]
+    """The step's chunks, folded; empty if it sent nothing."""
+    journal: Journal
+    end: str
+    """The job's terminal state on the last entry, else empty."""
+    lost: bool = False
+    """Redis has lost what stood here."""
+    tokens: int | None = None
+    """How many tokens the job generated, on the last entry of a job that its worker ended."""
+
+
+def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
+    """Entries from number `first` on, as they are put into a log."""
+    return b"".join((_pack(first), _pack(len(entries)), *entries))
+
+
+Record = tuple[int, int, Sequence[int], str] | tuple[int, int]
+"""A Delta or a Prompt, or a plain tuple of the same, which takes less time to make."""
+
+
+def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journal:
+    """The journal of an entry whose chunks are `items`."""
+    if len(records) == len(items) == 1:  # as with nearly every token
+        record = _shortest(records[0], items[0])
+        return record if isinstance(record, int) else (record,)
+    middles = [item for item in items if isinstance(item, bytes)]
+    journal = []
+    for record in records:
+        short = _shortest(record, middles[0]) if middles else record
+        if short is not record:
+            del middles[0]
+        journal.append(short)
+    return journal or None
+
+
+def _shortest(record: Record, middle: Item) -> Record | int:
+    if len(record) == 4 and record[3].encode() == middle:
+        call, choice, ids, _ = record
+        if call == choice == 0 and len(ids) == 1:
+            return ids[0]
+    return record
+
+
+def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | Prompt]:
+    """Inverse of `make_journal`. Raises ValueError, TypeError or LookupError if it is none."""
+    middles = [item for item in items if isinstance(item, bytes)]
+    records: list[Delta | Prompt] = []
+    for record in [journal] if isinstance(journal, int) else journal or ():
+        if isinstance(record, int):
+            records.append(Delta(0, 0, (record,), middles.pop(0).decode()))
+        elif len(record) == 4:
+            call, choice, ids, text = record
+            text = text.decode() if isinstance(text, bytes) else text
+            records.append(Delta(call, choice, tuple(ids), text))
+        else:
+            records.append(Prompt(*record))
+    return records
+
+
+def tokens_in(journal: Journal) -> int:
+    """How many tokens a journal records. Raises TypeError if it is no journal."""
+    if isinstance(journal, int):
+        return 1
+    return sum(
+        1 if isinstance(record, int) else len(record[2]) if len(record) == 4 else 0
+        for record in journal or ()
+    )
+
+
+def tokens_missing(entries: Sequence[Entry]) -> bool:
+    """Whether a whole log lacks tokens that its worker generated. Raises what `tokens_in` does."""
+    if any(entry.lost for entry in entries):
+        return True
+    tokens = entries[-1].tokens if entries else None
+    return tokens is not None and tokens != sum(tokens_in(entry.journal) for entry in entries)
+
+
+def parse_segments(segments: Iterable[bytes], after: int | None = None) -> list[Entry]:
+    """The entries of segments in their order; those behind number `after`, if it is given."""
+    entries: list[Entry] = []
+    for segment in segments:
+        unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
+        unpacker.feed(segment)
+        first, count = unpacker.unpack(), unpacker.unpack()
+        after = first - 1 if after is None else after
+        entries += [Entry(seq, (), None, "", lost=True) for seq in range(after + 1, first)]
+        after = max(after, first - 1)
+        for seq in range(first, first + count):
+            journal, payload = unpacker.unpack(), unpacker.unpack()
+            if seq <= after:
+                continue
+            after = seq
+            if isinstance(payload, bytes):
+                entries.append(Entry(seq, (), None, payload.decode(), tokens=journal))
+            else:
+                entries.append(Entry(seq, payload or (), journal, ""))
+    return entries
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What a journal adds up to: text and token counts, per generation and choice."""
+
+    texts: dict[tuple[int, int], list[str]]
+    tokens: dict[tuple[int, int], int]
+    prompt_tokens: int = 0
+
+    @classmethod
+    def empty(cls) -> Transcript:
+        return cls({}, {})
+
+    def add(self, records: Iterable[Delta | Prompt]) -> None:
+        """Account for the records of one entry, in order."""
+        for record in records:
+            if isinstance(record, Prompt):
+                self.prompt_tokens += record.tokens
+                continue
+            place = (record.call, record.choice)
+            self.texts.setdefault(place, []).append(record.text)
+            self.tokens[place] = self.tokens.get(place, 0) + len(record.token_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(self.tokens.values())
+
+    def usage(self) -> dict[str, int]:
+        """OpenAI's usage object."""
+        prompt, completion = self.prompt_tokens, self.completion_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+    def choices(self) -> list[dict[str, Any]]:
+        """`[{index, text, tokens}]`, numbered through over all generations, as completions does."""
+        return [
+            {"index": i, "text": "".join(self.texts[place]), "tokens": self.tokens[place]}
+            for i, place in enumerate(sorted(self.texts))
+        ]

@@ -1,0 +1,1 @@
+"""Jobs in their queues: submit, lease, end, requeue, list, count."""

@@ -1,0 +1,114 @@
+"""How much waits and runs in each lane, and how many jobs go before one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.platform.redis_client import UNAVAILABLE
+from shared.protocol import keys
+from shared.protocol.job import Job, checked_shard
+from shared.protocol.lanes import CLIENT_LANES, LANES
+from shared.queue.job_queue import JobQueue
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """What waits in one lane of a pool, over all shards."""
+
+    pool: str
+    lane: str
+    waiting: int
+    oldest_s: float
+    in_progress: int
+
+
+async def depths(queue: JobQueue) -> list[LaneDepth]:
+    """What waits and what runs, per pool and lane. Raises redis' errors if any server is away."""
+    ask = queue.servers.ask()
+    for shard in range(queue.shards):
+        ask.of(shard).smembers(keys.pools(shard))
+    pools = sorted({pool.decode() for part in await ask.answers() for pool in part})
+    places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
+    ask = queue.servers.ask()
+    ask.of(0).time()
+    for pool, lane in places:
+        for shard in range(queue.shards):
+            ask.of(shard).zcard(keys.waiting(shard, pool, lane))
+            ask.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
+    for pool in pools:
+        for lane in LANES:
+            for shard in range(queue.shards):
+                ask.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
+    replies = await ask.answers(partly=True)
+    for error in replies:
+        if isinstance(error, UNAVAILABLE):
+            raise error
+    (seconds, micros), *replies = replies
+    now_us = int(seconds) * 1_000_000 + int(micros)
+    reply = iter(replies)
+    waiting, oldest = {}, {}
+    for place in places:
+        counts, firsts = [], []
+        for _ in range(queue.shards):
+            counts.append(next(reply))
+            firsts += [int(score) for _, score in next(reply)]
+        waiting[place] = sum(counts)
+        # The clock of another server may be ahead.
+        oldest[place] = max(0, now_us - min(firsts)) / 1e6 if firsts else 0.0
+    running = {}
+    for pool in pools:
+        for lane in LANES:
+            pending = [next(reply) for _ in range(queue.shards)]
+            # No group yet: nothing was ever delivered from that lane.
+            running[pool, lane] = sum(p["pending"] for p in pending if isinstance(p, dict))
+    return [
+        LaneDepth(pool, lane, waiting[pool, lane], oldest[pool, lane], running[pool, lane])
+        if lane in CLIENT_LANES
+        else LaneDepth(pool, lane, 0, 0.0, running[pool, lane])
+        for pool in pools
+        for lane in LANES
+    ]
+
+
+async def position(queue: JobQueue, job: Job) -> int | None:
+    """How many jobs go first, plus one; None if it does not wait (any more).
+
+    Those of a server that is away do not go first. Raises redis' errors if its own is away.
+    """
+    (place,) = await positions(queue, [job])
+    return place
+
+
+async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
+    """`position` of each of these jobs, asked at once."""
+    ask = queue.servers.ask()
+    lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _better(job))
+    for pool, lane in lanes:
+        for shard in range(queue.shards):
+            ask.of(shard).zcard(keys.waiting(shard, pool, lane))
+    for job in jobs:
+        own = checked_shard(job.id)
+        ask.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
+        for shard in range(queue.shards):
+            ask.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
+    replies = iter(await ask.answers(partly=True))
+
+    def total() -> int:
+        counts = [next(replies) for _ in range(queue.shards)]
+        return sum(count for count in counts if not isinstance(count, Exception))
+
+    waiting = {lane: total() for lane in lanes}
+    places: list[int | None] = []
+    for job in jobs:
+        waits = next(replies)
+        if isinstance(waits, Exception):
+            raise waits
+        ahead = total() + sum(waiting[job.pool, lane] for lane in _better(job))
+        places.append(None if waits is None else max(1, ahead))
+    return places
+
+
+def _better(job: Job) -> Sequence[str]:
+    """The lanes whose jobs go before this one."""
+    return CLIENT_LANES[: CLIENT_LANES.index(job.lane)]

@@ -1,0 +1,88 @@
+"""The reaper: takes jobs from silent workers, ends jobs whose time is over, sweeps the index.
+
+Every gateway and every worker runs one; a short lock in Redis lets one of them work at a time. All
+it does is idempotent, so the lock saves effort and is not needed for correctness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+from shared.fleet.servers import shards_on
+from shared.platform.metrics import ReaperMetrics
+from shared.platform.redis_client import RedisError
+from shared.protocol import keys
+from shared.protocol.states import JobState
+from shared.queue.job_queue import JobQueue
+
+log = logging.getLogger("flotilla.reaper")
+
+
+# Share of a lease: a longer time between two rounds means that Redis stood still, or was away.
+# Rounds are at most 1.25 quarters of a lease apart, and a holder renews after each third.
+_STOOD_STILL = 0.5
+_LOCK = 0.7
+"""Share of the interval that the lock lasts; it ends before the same process' next round."""
+_SWEEP_S = 10.0
+_AT_ONCE = 200
+"""Jobs in one call: Redis serves nobody else meanwhile."""
+
+
+class Reaper:
+    """Call `run` as a task; it ends by cancellation."""
+
+    def __init__(self, queue: JobQueue, lease_s: float, metrics: ReaperMetrics) -> None:
+        self._queue = queue
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._interval_s = min(1.0, lease_s / 4)
+        self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
+
+    async def run(self) -> None:
+        """A server that is away does not keep the others waiting."""
+        await asyncio.gather(*(self._keep(place) for place in range(len(self._queue.servers))))
+
+    async def _keep(self, place: int) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
+            try:
+                await self.round(place)
+            except (RedisError, OSError) as error:
+                log.warning("Redis is not available: %s", error)
+
+    async def round(self, place: int = 0) -> None:
+        """One pass over all shards of a server."""
+        for shard in shards_on(place, len(self._queue.servers), self._queue.shards):
+            lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
+            if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
+                continue
+            await self._expire(shard)
+            await self._reap(shard)
+            # Counted by time, not by rounds: most of a process' rounds are another one's to do.
+            if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
+                self._swept[shard] = time.monotonic()
+                while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
+                    pass
+
+    async def _expire(self, shard: int) -> None:
+        more = True
+        while more:
+            expired = await self._queue.scripts.expire(shard, _AT_ONCE)
+            self._metrics.reaped.labels(JobState.EXPIRED).inc(len(expired))
+            for job_id in expired:
+                log.info("%s expired", job_id.decode())
+            more = len(expired) >= _AT_ONCE
+
+    async def _reap(self, shard: int) -> None:
+        more = True
+        while more:
+            reaped = await self._queue.reap(
+                shard, self._lease_s, _AT_ONCE, longest_pause_s=self._lease_s * _STOOD_STILL
+            )
+            for job_id, state in reaped.items():
+                self._metrics.reaped.labels(state).inc()
+                log.warning("%s was held by a silent worker, now %s", job_id, state)
+            more = len(reaped) >= _AT_ONCE

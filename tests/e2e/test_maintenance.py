@@ -1,0 +1,272 @@
+"""`python -m gateway.maintenance` as it is run: its beat, its repairs, signals, and Redis that ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from gateway.maintenance.broker import broker
+from gateway.maintenance.schedule import AUTOSCALE, REPAIR
+from shared.platform.settings import Settings, to_environment
+from shared.protocol import keys
+from shared.protocol.lanes import DEFAULT
+from tests.e2e.processes import Process, Stack
+from tests.e2e.up_run import ROOT
+from tests.redis_server import RedisServer
+from tests.waiting import wait_for
+
+POOL = "simulated"
+BEATS = {"autoscale": "no-such-model=0:1", "autoscale_tick_s": 0.5}
+"""A chore that is done often, so that nobody has to wait for the others."""
+END_S = 20.0
+"""For a process to end; it takes one or two, and ten where Redis hangs."""
+
+
+@pytest.fixture(autouse=True)
+def own_pulse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture
+def fleet(own_redis: RedisServer, tmp_path: Path) -> Iterator[Stack]:
+    """Nothing runs in it yet but a Redis that may be killed."""
+    stack = Stack(own_redis.url, tmp_path)
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def store(own_redis: RedisServer) -> Iterator[redis.Redis]:
+    with own_redis.client() as client:
+        yield client
+
+
+def wait_for_beat(store: redis.Redis, process: Process) -> None:
+    """The chore that is done often is done once more."""
+    store.hdel(keys.CHORES, AUTOSCALE)
+    wait_until_done(store, process, AUTOSCALE)
+
+
+def wait_until_done(store: redis.Redis, process: Process, name: str) -> None:
+    """The chore is done for the first time."""
+
+    def done() -> bool:
+        assert process.popen.poll() is None, f"it ended:\n{process.log.read_text()[-3000:]}"
+        return bool(store.hexists(keys.CHORES, name))
+
+    wait_for(done, f"{name} is done")
+
+
+def end(process: Process, number: int = signal.SIGTERM) -> str:
+    """What it wrote in its life."""
+    process.popen.send_signal(number)
+    assert process.popen.wait(END_S) == 0, process.log.read_text()[-3000:]
+    return process.log.read_text()
+
+
+def check(stack: Stack) -> subprocess.CompletedProcess[str]:
+    """The health check, as a container runs it."""
+    settings = {"redis_url": stack.redis_url, **BEATS}
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.maintenance", "--check"],
+        env=to_environment(Settings(), **settings),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_its_beat_ticks_and_a_signal_ends_it(fleet: Stack, store: redis.Redis, number: int) -> None:
+    assert check(fleet).returncode == 1
+    chores = fleet.chores(**BEATS)
+    wait_until_done(store, chores, REPAIR)
+    for _ in range(3):
+        wait_for_beat(store, chores)
+    assert check(fleet).returncode == 0
+    before = time.monotonic()
+    said = end(chores, number)
+    assert time.monotonic() - before < END_S / 2
+    assert "Traceback" not in said
+    assert "error" not in said
+
+
+def test_what_was_damaged_is_repaired_and_completed(fleet: Stack, store: redis.Redis) -> None:
+    gateway, first = fleet.gateway(), fleet.worker()
+    client = httpx.Client(base_url=gateway.url, timeout=60)
+    wait_for(lambda: client.get("/v1/models").json()["data"], "the model is known")
+    body = {"model": "simulated", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    first.terminate()
+    first.popen.wait(END_S)
+    ids = [client.post("/jobs", json={"body": body}).json()["id"] for _ in range(5)]
+    store.delete(keys.queue(0, POOL, DEFAULT), keys.waiting(0, POOL, DEFAULT))
+    store.zadd(keys.waiting(0, POOL, DEFAULT), {"job_" + "0" * 27: 1})
+    chores = fleet.chores()
+    wait_until_done(store, chores, REPAIR)
+    fleet.worker()
+
+    def states() -> list[str]:
+        return [client.get(f"/jobs/{job_id}").json()["state"] for job_id in ids]
+
+    wait_for(lambda: states() == ["completed"] * 5, "all are completed")
+    for job_id in ids:
+        assert len(client.get(f"/jobs/{job_id}").json()["attempts"]) == 1
+    assert store.zcard(keys.waiting(0, POOL, DEFAULT)) == 0
+    assert "repaired: " in end(chores)
+    assert gateway.metric("flotilla_chore_last_run_timestamp_seconds", chore=REPAIR) > 1e9
+    client.close()
+
+
+def test_it_outlives_its_redis(fleet: Stack, own_redis: RedisServer, store: redis.Redis) -> None:
+    own_redis.stop()
+    chores = fleet.chores(**BEATS)  # it waits for Redis at its start too
+    wait_for(lambda: "Trying again" in chores.log.read_text(), "it has noticed")
+    own_redis.start()
+    wait_for_beat(store, chores)
+    for _ in range(5):  # Celery has more than one way not to come back
+        own_redis.stop(kill=True)
+        own_redis.start()
+        wait_for_beat(store, chores)
+    store.flushall()  # its own database too
+    wait_for_beat(store, chores)
+    end(chores)
+
+
+def test_a_signal_ends_it_while_redis_is_away(
+    fleet: Stack, own_redis: RedisServer, store: redis.Redis
+) -> None:
+    chores = fleet.chores(**BEATS)
+    wait_for_beat(store, chores)
+    own_redis.stop(kill=True)
+    wait_for(lambda: "Trying again" in chores.log.read_text(), "it has noticed")
+    end(chores)
+
+
+def test_a_signal_ends_it_while_redis_hangs(
+    fleet: Stack, own_redis: RedisServer, store: redis.Redis
+) -> None:
+    chores = fleet.chores(**BEATS)
+    wait_for_beat(store, chores)
+    assert own_redis._process is not None
+    os.kill(own_redis._process.pid, signal.SIGSTOP)
+    try:
+        end(chores)
+    finally:
+        os.kill(own_redis._process.pid, signal.SIGCONT)
+
+
+class _Evil:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._path),)
+
+
+def message(body: bytes, content_type: str, task: str) -> str:
+    """As Celery puts one into a list."""
+    name = str(uuid.uuid4())
+    return json.dumps(
+        {
+            "body": base64.b64encode(body).decode(),
+            "content-encoding": "binary" if "pickle" in content_type else "utf-8",
+            "content-type": content_type,
+            "headers": {"lang": "py", "task": task, "id": name, "root_id": name},
+            "properties": {
+                "correlation_id": name,
+                "delivery_mode": 2,
+                "delivery_info": {"exchange": "", "routing_key": "chores"},
+                "priority": 0,
+                "body_encoding": "base64",
+                "delivery_tag": name,
+            },
+        }
+    )
+
+
+def test_rubbish_in_its_database_ends_nothing(
+    fleet: Stack, own_redis: RedisServer, store: redis.Redis, tmp_path: Path
+) -> None:
+    chores = fleet.chores(**BEATS)
+    wait_for_beat(store, chores)
+    trap = tmp_path / "code was run"
+    as_json, as_pickle = "application/json", "application/x-python-serialize"
+    rubbish = [
+        message(pickle.dumps(_Evil(trap)), as_pickle, REPAIR),
+        message(pickle.dumps(_Evil(trap)), as_pickle, "no.such.task"),
+        message(b"[[], {}, {}]", as_json, "no.such.task"),
+        message(b"not json", as_json, REPAIR),
+        message(b"{}", as_json, REPAIR),
+        message(b'[["too", "many"], {"arguments": 1}, {}]', as_json, REPAIR),
+        "not json at all",
+        '{"no": "message"}',
+        "[]",
+    ]
+    queue = f"{broker(Settings(redis_url=own_redis.url)).prefix}chores"
+    unacked = queue.removesuffix("chores") + "unacked"
+    with redis.Redis(port=own_redis.port, db=1) as own:
+        for each in rubbish:
+            own.rpush(queue, each)
+            wait_for(lambda: own.llen(queue) == 0, f"it is taken: {each}")
+            wait_for_beat(store, chores)
+        wait_for(lambda: own.hlen(unacked) == 0, "nothing is kept for later")
+    assert not trap.exists()
+    assert "Refusing to deserialize" in end(chores)
+    assert not trap.exists()
+
+
+def test_two_of_them_share_the_work_and_one_may_be_killed(fleet: Stack, store: redis.Redis) -> None:
+    one, two = fleet.chores(**BEATS), fleet.chores(**BEATS)
+    for process in (one, two):
+        wait_for(lambda p=process: "repair every" in p.log.read_text(), "it has started")
+        wait_for_beat(store, process)
+    one.kill()
+    wait_for_beat(store, two)
+    wait_for_beat(store, two)
+    end(two)
+
+
+def test_a_redis_with_one_database_only(own_redis: RedisServer, tmp_path: Path) -> None:
+    """What a cluster and many managed ones are; it is said, and there is a way out."""
+    stack = Stack(own_redis.url.replace("/0", "/15"), tmp_path)
+    try:
+        refused = stack.chores(**BEATS)
+        assert refused.popen.wait(END_S) == 2
+        assert "FLOTILLA_CHORES_REDIS_URL" in refused.log.read_text()
+        works = stack.chores(chores_redis_url=stack.redis_url, **BEATS)
+        with redis.Redis(port=own_redis.port, db=15) as store:
+            wait_for_beat(store, works)
+        end(works)
+    finally:
+        stack.close()
+
+
+def test_it_writes_nothing_but_its_sign_of_life(
+    fleet: Stack, store: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it can run on a read-only file system."""
+    workplace = tmp_path / "workplace"
+    workplace.mkdir()
+    monkeypatch.chdir(workplace)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    chores = fleet.chores(**BEATS)
+    wait_for_beat(store, chores)
+    wait_for_beat(store, chores)
+    assert len(list(tmp_path.glob("flotilla-chores-*"))) == 1
+    end(chores)
+    assert list(workplace.iterdir()) == []
+    assert list(tmp_path.glob("flotilla-chores-*")) == []

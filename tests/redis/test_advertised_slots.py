@@ -1,0 +1,468 @@
+"""Handing over: a job that finds a free slot on offer is leased in the step that submits it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+
+from shared.protocol import keys
+from shared.protocol.job import LeasedJob
+from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
+from shared.protocol.states import JobState
+from shared.protocol.step_log import make_step
+from shared.queue.depths import position
+from shared.queue.job_queue import UNKNOWN, JobQueue, Offer
+from tests.redis.conftest import (
+    GATEWAY,
+    LEASE_S,
+    POOL,
+    TENANT,
+    WORKER,
+    Listener,
+    answer,
+    emit,
+    entries_of,
+    finish,
+    grow_old,
+    make_job,
+    pending,
+    renew,
+    repair,
+    say,
+    submit,
+    take,
+    utterance,
+)
+from tests.redis.loops import chat, serving
+from tests.waiting import eventually
+from worker.run import loop as module
+from worker.run.loop import Loop
+
+OFFERER = keys.offerer(WORKER, LEASE_S)
+
+
+def on_offer(store: Redis, shard: int = 0) -> dict[str, int]:
+    """Slots by worker, of those that have any."""
+    offers = store.zrangebyscore(keys.offers(shard, POOL), 1, "+inf", withscores=True)
+    return {who.decode().split()[0]: int(slots) for who, slots in offers}
+
+
+@pytest.fixture
+def other(store: Redis) -> Iterator[Listener]:
+    """A second worker that listens, `w-2`."""
+    listener = Listener(store, keys.control_channel("w-2"))
+    yield listener
+    listener.close()
+
+
+async def test_a_job_goes_to_the_worker_that_has_a_slot(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    assert await take(queue, 4, offer=4) == []
+    job = await submit(queue, body=b"\x00\xff", endpoint="/e")
+    (leased,) = control.handed(queue)
+    assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
+    assert (leased.attempt, leased.shard, leased.stream, len(leased.nonce)) == (1, 0, True, 16)
+    assert leased.waited_s == 0
+    assert (leased.term, leased.watchers, leased.watched) == (1, GATEWAY, False)
+    seen = await queue.get(job.id)
+    assert seen is not None
+    assert (seen.state, seen.attempts[0].worker) == (JobState.IN_PROGRESS, WORKER)
+    assert await position(queue, seen) is None
+    assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
+    assert store.llen(keys.bell(0, POOL)) == 0
+    assert await take(queue) == []
+    assert await finish(queue, leased, 1, answer()) == "ok"
+    assert (pending(store), entries_of(store, job.id)) == (0, [])
+
+
+async def test_what_a_worker_is_handed_it_may_speak_of_in_its_epoch(
+    queue: JobQueue, store: Redis, control: Listener, gateway: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    await submit(queue)
+    (first,) = control.handed(queue)
+    assert first.epoch == "", "it has none before it renews"
+    renewal = await queue.renew(0, WORKER, "", LEASE_S, [first])
+    await submit(queue)
+    (second,) = control.handed(queue)
+    assert second.epoch == renewal.epoch != ""
+    step = make_step([utterance(second, 1)])
+    assert await queue.emit(0, WORKER, renewal.epoch, step) == {}
+    assert [frame[0].decode() for frame in gateway.frames()] == [second.id]
+
+
+async def test_a_job_that_is_lost_on_its_way_is_told_by_the_renewal(
+    queue: JobQueue, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    before = await queue.renew(0, WORKER, "", LEASE_S, [])
+    job = await submit(queue)
+    (leased,) = control.handed(queue)
+    await queue.cancel(job.id, TENANT)
+    after = await queue.renew(0, WORKER, before.epoch, LEASE_S, [leased])
+    assert leased.epoch != after.epoch, "so the worker asks before it speaks of the job"
+    assert after.lost == {job.id: "cancelled"}
+
+
+async def test_its_depth_says_that_it_need_not_wait(queue: JobQueue, control: Listener) -> None:
+    await take(queue, 1, offer=1)
+    assert [await queue.submit(make_job(), 10) for _ in range(3)] == [0, 1, 2]
+
+
+async def test_no_more_than_on_offer_and_the_rest_waits_in_order(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 2, offer=2)
+    jobs = [make_job() for _ in range(5)]
+    assert await queue.submit_all(0, jobs, 10) == [0, 0, 1, 2, 3]
+    messages = control.messages()
+    assert len(messages) == 1, "jobs of one call come in one message"
+    assert on_offer(store) == {}
+    assert [job.id for job in await take(queue)] == [job.id for job in jobs[2:]]
+
+
+async def test_no_job_overtakes_one_that_waits(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    waiting = await submit(queue, lane=FLEX)
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 8, UNKNOWN))
+    for lane in (FLEX, DEFAULT, PRIORITY):
+        await submit(queue, lane=lane)
+    assert control.messages() == []
+    got = await take(queue)
+    assert (len(got), got[-2].id) == (4, waiting.id)
+
+
+async def test_who_takes_all_that_it_asked_for_offers_nothing(
+    queue: JobQueue, store: Redis
+) -> None:
+    for _ in range(3):
+        await submit(queue)
+    await take(queue, 2, offer=8)
+    assert on_offer(store) == {}
+    await take(queue, 2, offer=8)
+    assert on_offer(store) == {WORKER: 7}
+
+
+async def test_a_worker_that_does_not_listen_gets_nothing(queue: JobQueue, store: Redis) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue)
+    assert on_offer(store) == {}
+    assert [leased.id for leased in await take(queue, worker="w-3")] == [job.id]
+
+
+async def test_the_worker_with_most_to_spare_goes_first(
+    queue: JobQueue, store: Redis, control: Listener, other: Listener
+) -> None:
+    await take(queue, 1, offer=3)
+    await take(queue, 1, offer=5, worker="w-2")
+    await take(queue, 1, offer=9, worker="gone")
+    for _ in range(4):
+        await submit(queue)
+    assert (len(control.handed(queue)), len(other.handed(queue))) == (1, 3)
+    assert on_offer(store) == {WORKER: 2, "w-2": 2}
+
+
+async def test_jobs_of_one_call_are_shared_out_by_slots_each_worker_s_in_order(
+    queue: JobQueue, store: Redis, control: Listener, other: Listener
+) -> None:
+    await take(queue, 1, offer=3)
+    await take(queue, 1, offer=5, worker="w-2")
+    lanes = (DEFAULT, PRIORITY, DEFAULT)
+    jobs = [make_job(lane=lanes[n % 3]) for n in range(10)]
+    assert await queue.submit_all(0, jobs, 10) == [0] * 8 + [1, 2]
+    shares = [[leased.id for leased in who.handed(queue)] for who in (control, other)]
+    assert [len(share) for share in shares] == [3, 5]
+    assert sorted(shares[0] + shares[1]) == sorted(job.id for job in jobs[:8])
+    for lane in (DEFAULT, PRIORITY):
+        ids = [job.id for job in jobs if job.lane == lane]
+        for share in shares:
+            places = [ids.index(job_id) for job_id in share if job_id in ids]
+            assert places == sorted(places)
+    assert on_offer(store) == {}
+    assert {leased.id for leased in await take(queue)} == {job.id for job in jobs[8:]}
+
+
+async def test_twice_in_one_call_it_is_one_job(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = make_job()
+    assert await queue.submit_all(0, [job, job], 10) == [0, 0]
+    assert [leased.id for leased in control.handed(queue)] == [job.id]
+    assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
+
+
+async def test_a_job_whose_entry_can_t_be_read_waits(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    stream = keys.queue(0, POOL, DEFAULT)
+    store.xgroup_setid(stream, keys.GROUP, "9999999999999-0")  # somebody has moved the group on
+    job = make_job()
+    assert await queue.submit_all(0, [job], 10) == [1]
+    assert control.messages() == []
+    assert await repair(queue) == {"entries": 1}
+    store.xgroup_setid(stream, keys.GROUP, "0")
+    assert [leased.id for leased in await take(queue)] == [job.id]
+
+
+async def test_jobs_on_their_way_take_slots(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    for _ in range(6):
+        await submit(queue)  # the worker has heard of none of them yet
+    assert len(control.handed(queue)) == 4
+    assert await take(queue, 4, offer=4, told=4) == []
+    assert on_offer(store) == {}
+    # It has heard of three, and one has ended: there is a slot for one of the two that wait.
+    assert len(await take(queue, 2, offer=2, told=-3)) == 1
+    # It has heard of the fourth, and two more have ended.
+    assert len(await take(queue, 2, offer=2, told=-1)) == 1
+    assert on_offer(store) == {WORKER: 1}
+
+
+async def test_jobs_on_their_way_are_counted_when_a_step_tells(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    for _ in range(3):
+        await submit(queue)
+    # It has heard of one, which has ended: four are free, two of them only until it hears.
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 4, 3))
+    assert on_offer(store) == {WORKER: 2}
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 2, 2))
+    assert on_offer(store) == {WORKER: 2}
+
+
+async def test_offers_of_workers_that_are_gone_are_swept(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 1, offer=3)
+    await take(queue, 1, offer=3, worker="gone")
+    await submit(queue, pool=POOL)
+    await queue.sweep(0)
+    assert on_offer(store) == {WORKER: 2}
+    assert store.zcard(keys.offers(0, POOL)) == 1
+
+
+async def test_what_a_step_tells_is_on_offer(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 1, offer=1)
+    await submit(queue)
+    (job,) = control.handed(queue)
+    await emit(queue, [utterance(job, 1)], offer=Offer(POOL, OFFERER, 2, 0))
+    assert on_offer(store) == {WORKER: 2}
+    await emit(queue, [utterance(job, 2)])
+    assert on_offer(store) == {WORKER: 2}
+    await emit(queue, [utterance(job, 3)], offer=Offer(POOL, OFFERER, 0, 2))
+    assert on_offer(store) == {}
+
+
+async def test_what_was_withdrawn_is_not_given_away(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    await queue.withdraw(POOL, WORKER, LEASE_S)
+    await submit(queue)
+    assert (on_offer(store), control.messages()) == ({}, [])
+
+
+async def test_a_silent_worker_gets_nothing_more(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue)
+    (leased,) = control.handed(queue)
+    grow_old(store, leased)
+    assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
+    assert on_offer(store) == {}
+    assert [(again.id, again.attempt) for again in await take(queue)] == [(job.id, 2)]
+
+
+async def test_a_large_request_is_fetched(queue: JobQueue, store: Redis, control: Listener) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue, body=b"x" * (1 << 17))
+    assert (control.messages(), on_offer(store)) == ([], {WORKER: 4})
+    assert [leased.id for leased in await take(queue)] == [job.id]
+
+
+async def test_a_repeated_submit_hands_nothing_over_twice(
+    queue: JobQueue, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = make_job()
+    await queue.submit(job, 10)
+    await queue.submit(job, 10)  # the first reply was lost
+    assert [leased.id for leased in control.handed(queue)] == [job.id]
+
+
+async def test_a_deadline_holds_for_it_too(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 4, offer=4)
+    job = await submit(queue, deadline_s=600.0)
+    control.messages()
+    store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
+    assert await queue.scripts.expire(0, 10) == [job.id.encode()]
+    assert control.dropped() == [job.id]
+
+
+async def test_what_a_worker_has_not_received_it_hands_back(
+    queue: JobQueue, store: Redis, control: Listener
+) -> None:
+    await take(queue, 8, offer=8)
+    for _ in range(4):
+        await submit(queue)
+    received, missed, old, young = control.handed(queue)
+    await say(queue, old, 1)  # its client has seen something
+    for leased in (received, missed, old):
+        grow_old(store, leased)
+    assert await queue.disown(POOL, "w-2", [], 1.0) == {}
+    states = await queue.disown(POOL, WORKER, [received.id], 1.0)
+    assert states == {missed.id: "queued", old.id: "failed"}
+    assert await queue.disown(POOL, WORKER, [received.id], 1.0) == {}
+    (again,) = await take(queue, worker="w-2")
+    assert (again.id, again.attempt) == (missed.id, 1)
+    assert await renew(queue, WORKER, [received, young]) == {}
+    assert await renew(queue, WORKER, [missed]) == {missed.id: "in_progress"}
+
+
+@pytest.mark.parametrize("damage", ["gone", "ended", "forgotten"])
+async def test_what_else_lies_in_the_lane_does_no_harm(
+    queue: JobQueue, store: Redis, control: Listener, damage: str
+) -> None:
+    stray = await submit(queue)
+    store.zrem(keys.waiting(0, POOL, DEFAULT), stray.id)
+    if damage == "gone":
+        store.delete(keys.job(0, stray.id))
+    elif damage == "ended":
+        store.hset(keys.job(0, stray.id), "state", "cancelled")
+    await emit(queue, [], offer=Offer(POOL, OFFERER, 4, UNKNOWN))
+    job = await submit(queue)
+    handed = [leased.id for leased in control.handed(queue)]
+    assert handed == ([stray.id, job.id] if damage == "forgotten" else [job.id])
+    assert pending(store) == len(handed)
+
+
+async def test_a_worker_offers_what_it_has_and_takes_it_back_when_it_drains(
+    queue: JobQueue, store: Redis, redis_url: str
+) -> None:
+    async with serving(queue, redis_url, slots=4) as loop:
+
+        async def offers_all() -> bool:
+            return on_offer(store) == {WORKER: 4}
+
+        await eventually(offers_all, "the idle worker offers its slots")
+        jobs = []
+        for n in range(30):
+            job = make_job(stream=bool(n % 2), body=chat(3), gateway="")
+            jobs.append(job)
+            await queue.submit(job, 100)
+
+        async def all_done() -> bool:
+            ended = [await queue.get(job.id) for job in jobs]
+            return all(job is not None and job.state is JobState.COMPLETED for job in ended)
+
+        await eventually(all_done, "every job is done, handed over or fetched")
+        await eventually(offers_all, "what came free is on offer again")
+        loop.drain()
+
+        async def offers_nothing() -> bool:
+            return on_offer(store) == {}
+
+        await eventually(offers_nothing, "a draining worker offers nothing")
+
+
+async def test_a_cancelled_job_is_dropped_by_its_worker(
+    queue: JobQueue, store: Redis, redis_url: str
+) -> None:
+    async with serving(queue, redis_url, slots=4) as loop:
+
+        async def offers_all() -> bool:
+            return on_offer(store) == {WORKER: 4}
+
+        await eventually(offers_all, "the idle worker offers its slots")
+        job = make_job(body=chat(4000, ignore_eos=True))
+        assert await queue.submit(job, 100) == 0
+
+        async def runs() -> bool:
+            return job.id in loop.runs
+
+        await eventually(runs, "the job runs")
+        assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
+
+        async def dropped() -> bool:
+            return not loop.runs
+
+        await eventually(dropped, "the run has ended")
+        await eventually(offers_all, "its slot is on offer again")
+
+
+async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
+    queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ON_ITS_WAY_S", 0.05)
+    async with serving(queue, redis_url, slots=4) as loop:
+
+        async def offers_all() -> bool:
+            return on_offer(store) == {WORKER: 4}
+
+        await eventually(offers_all, "the idle worker offers its slots")
+        lost: list[bytes] = []
+        with monkeypatch.context() as deaf:
+            deaf.setattr(loop, "hear", lost.append)
+            job = make_job(body=chat(3), gateway="")
+            assert await queue.submit(job, 100) == 0
+
+            async def told() -> bool:
+                return bool(lost)
+
+            await eventually(told, "the worker was told")
+        loop.missed()  # as the subscription does when it stands again
+
+        async def done() -> bool:
+            ended = await queue.get(job.id)
+            return ended is not None and ended.state is JobState.COMPLETED
+
+        await eventually(done, "the job is done")
+        ended = await queue.get(job.id)
+        assert ended is not None
+        await eventually(offers_all, "the slot of the lost message is on offer again")
+        assert [attempt.outcome for attempt in ended.attempts] == ["not_received", "completed"]
+
+
+async def test_in_a_rush_no_worker_holds_more_than_it_has_slots_for(
+    queue: JobQueue, redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 0
+    start = Loop._start
+
+    def count(loop: Loop, job: LeasedJob) -> None:
+        nonlocal most
+        start(loop, job)
+        entering = sum(map(loop._enters, loop._entering))
+        most = max(most, loop._engine.load().unfinished + entering)
+
+    monkeypatch.setattr(Loop, "_start", count)
+    async with contextlib.AsyncExitStack() as workers:
+        for name in ("w-1", "w-2", "w-3"):
+            await workers.enter_async_context(serving(queue, redis_url, slots=4, worker=name))
+        jobs = [make_job(body=chat(1 + n % 7), gateway="") for n in range(400)]
+        for n in range(0, 400, 20):  # in gusts, each larger than what is free
+            await asyncio.gather(*(queue.submit(job, 1000) for job in jobs[n : n + 20]))
+            await asyncio.sleep(0.003 * (n % 3))
+
+        async def all_done() -> bool:
+            ended = [await queue.get(job.id) for job in jobs]
+            return all(job is not None and job.state is JobState.COMPLETED for job in ended)
+
+        await eventually(all_done, "every job is done")
+    assert most == 4

@@ -1,0 +1,275 @@
+"""The autoscaler's tick on a real Redis, with workers that only announce themselves."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from gateway.autoscaler import tick as autoscale
+from gateway.autoscaler.tick import tick
+from gateway.jobs.fleet_view import Fleet
+from shared.fleet.autoscale_policy import Decision, Limits, Memory, Observation
+from shared.fleet.registry import Registry, WorkerInfo, pool_name
+from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
+from shared.platform.settings import Settings, SettingsError
+from shared.protocol import keys
+from shared.protocol.states import WorkerState
+from shared.queue.job_queue import JobQueue
+from tests.redis.conftest import POOL, open_queue, submit, take
+from tests.redis_server import RedisServer
+from tests.unit.gateway.test_observation import worker
+
+SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
+
+
+@pytest.fixture
+def registry(queue: JobQueue) -> Registry:
+    return Registry(queue.servers.home)
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker for two waiting jobs: a policy whose decisions a test can count."""
+
+    def decide(now: Observation, limits: Limits, memory: Memory | None) -> Decision:
+        wanted = min(max((now.waiting + 1) // 2, limits.min), limits.max)
+        changed = memory is None or memory.wanted != wanted
+        changed_at_s = now.at_s if changed or memory is None else memory.changed_at_s
+        return Decision(wanted, f"{now.waiting} wait", 1.5, Memory(wanted, changed_at_s))
+
+    monkeypatch.setattr(autoscale, "decide", decide)
+
+
+async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
+    _, scales = await ScaleStore(queue.servers.home).read([pool])
+    return scales[pool]
+
+
+async def test_from_an_empty_fleet_to_a_decision(
+    queue: JobQueue, registry: Registry, policy: None
+) -> None:
+    await tick(queue, registry, SETTINGS)
+    assert (await registry.models())["m"].pool == POOL
+    scale = await scale_of(queue)
+    assert (scale.wanted, scale.model, scale.limits.max) == (0, "m", 3)
+    for _ in range(4):
+        await submit(queue)
+    await tick(queue, registry, SETTINGS)
+    scale = await scale_of(queue)
+    assert (scale.wanted, scale.reason, scale.wait_s) == (2, "4 wait", 1.5)
+    assert scale.seen.waiting == 4
+    assert scale.seen.arrivals_per_s > 0
+    assert scale.seen.starting == 0  # nobody had been asked when it looked
+    await tick(queue, registry, SETTINGS)
+    assert (await scale_of(queue)).seen.starting == 2
+    changes = await ScaleStore(queue.servers.home).history(POOL)
+    assert [(c.before, c.wanted, c.reason) for c in changes] == [
+        (0, 2, "4 wait"),
+        (None, 0, "0 wait"),
+    ]
+
+
+async def test_what_workers_announce_is_seen(
+    queue: JobQueue, registry: Registry, policy: None
+) -> None:
+    first = worker(pool=POOL, finished=2, job_seconds=6.0, start_s=9.0, request_bytes=100)
+    await registry.announce(first)
+    await registry.announce(worker("w-2", pool=POOL, state=WorkerState.STARTING, slots=0))
+    await registry.announce(worker("w-3", pool="other"))
+    for _ in range(3):
+        await submit(queue, body=b"x" * 100)
+    await take(queue, 1)
+    await tick(queue, registry, SETTINGS)
+    done = replace(first, finished=4, job_seconds=14.0, prompt_tokens=40, completion_tokens=60)
+    await registry.announce(replace(done, request_bytes=300))
+    await tick(queue, registry, SETTINGS)
+    seen = (await scale_of(queue)).seen
+    assert (seen.waiting, seen.running, seen.ready, seen.starting) == (2, 1, 1, 1)
+    assert (seen.slots, seen.start_s) == (8, 9.0)
+    # Of the second look's two jobs, and the first look's with the weight of one.
+    assert seen.job_s == pytest.approx((8 + 3) / 3, rel=0.01)
+    # 100 bytes each; 40 tokens for the 200 + 50 bytes of three jobs; 60 / 3 tokens of completion.
+    assert seen.waiting_tokens == pytest.approx(2 * (100 * 40 / 250 + 20), rel=0.01)
+
+
+async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry: Registry) -> None:
+    await registry.register_models("its-own", [{"id": "m", "max_model_len": 9}])
+    await tick(queue, registry, SETTINGS)
+    await registry.declare_model("other", {"id": "m"})
+    model = (await registry.models())["m"]
+    assert (model.pool, model.card) == ("its-own", {"id": "m", "max_model_len": 9})
+    assert (await scale_of(queue, "its-own")).model == "m"
+
+
+async def test_a_worker_overwrites_the_provisional_card(
+    queue: JobQueue, registry: Registry
+) -> None:
+    await tick(queue, registry, Settings(autoscale="org/Model=0:1"))
+    model = (await registry.models())["org/Model"]
+    assert model.pool == pool_name("org/Model")
+    assert model.card["object"] == "model"
+    await registry.register_models(model.pool, [{"id": "org/Model", "max_model_len": 9}])
+    await tick(queue, registry, Settings(autoscale="org/Model=0:1"))
+    assert (await registry.models())["org/Model"].card["max_model_len"] == 9
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("notes", "{"),
+        ("notes", '{"memory": {"wanted": "many"}}'),
+        ("scale", '{"pool": 1}'),
+        ("scale", b"\xff"),
+    ],
+)
+async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
+    queue: JobQueue, registry: Registry, store: Redis, policy: None, field: str, value: str
+) -> None:
+    await tick(queue, registry, SETTINGS)
+    store.hset(keys.scale(POOL), field, value)
+    store.lpush(keys.scalings(POOL), "nonsense")
+    _, scales = await ScaleStore(queue.servers.home).read([POOL, "never-heard-of"])
+    assert (POOL in scales) == (field != "scale")
+    await tick(queue, registry, SETTINGS)
+    assert (await scale_of(queue)).wanted == 0
+    history = await ScaleStore(queue.servers.home).history(POOL)
+    assert history
+    assert {entry.wanted for entry in history} == {0}
+
+
+async def test_a_record_of_a_newer_version_is_read(
+    queue: JobQueue, registry: Registry, store: Redis, policy: None
+) -> None:
+    await tick(queue, registry, SETTINGS)
+    raw = json.loads(store.hget(keys.scale(POOL), "scale"))
+    store.hset(keys.scale(POOL), "scale", json.dumps(raw | {"mood": "good"}))
+    assert (await scale_of(queue)).wanted == 0
+
+
+async def test_the_history_is_bounded_and_newest_first(
+    queue: JobQueue, registry: Registry, policy: None
+) -> None:
+    for n in range(HISTORY + 20):
+        await (submit(queue) if n % 2 else take(queue))
+        await tick(queue, registry, SETTINGS)
+    history = await ScaleStore(queue.servers.home).history(POOL)
+    assert len(history) == HISTORY
+    assert [entry.wanted for entry in history[:3]] == [1, 0, 1]
+    assert history[0].at_s > history[-1].at_s
+
+
+async def test_a_pool_that_fails_does_not_stop_the_others(
+    queue: JobQueue, registry: Registry, store: Redis
+) -> None:
+    store.set(keys.scale("a"), "not a hash")
+    await tick(queue, registry, Settings(autoscale="a=1:1,b=1:1"))
+    assert (await scale_of(queue, "b")).wanted == 1
+
+
+async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
+    own_redis: RedisServer, policy: None
+) -> None:
+    async with open_queue(own_redis.url) as queue:
+        registry = Registry(queue.servers.home)
+        await tick(queue, registry, SETTINGS)
+        own_redis.stop()
+        with pytest.raises((RedisConnectionError, OSError)):
+            await tick(queue, registry, SETTINGS)
+        own_redis.start()
+        await submit(queue)
+        await tick(queue, registry, SETTINGS)
+        assert (await scale_of(queue)).wanted == 1
+
+
+async def test_many_shards(redis_url: str, policy: None) -> None:
+    async with open_queue(redis_url, shards=16) as queue:
+        registry = Registry(queue.servers.home)
+        await registry.announce(
+            worker(pool=POOL, finished=1, prompt_tokens=25, request_bytes=100, job_seconds=1.0)
+        )
+        for shard in range(16):
+            await submit(queue, id=f"job_{shard:03x}{'0' * 23}{shard:x}", body=b"y" * 400)
+        await tick(queue, registry, SETTINGS)
+        seen = (await scale_of(queue)).seen
+        assert (seen.waiting, seen.waiting_tokens) == (16, pytest.approx(16 * 100))
+
+
+async def test_two_gateways_have_the_same_copy(
+    queue: JobQueue, registry: Registry, policy: None
+) -> None:
+    await submit(queue)
+    await tick(queue, registry, SETTINGS)
+    fleets = [Fleet(registry, ScaleStore(queue.servers.home)) for _ in range(2)]
+    for fleet in fleets:
+        await fleet.refresh()
+    first, second = (fleet.scales[POOL] for fleet in fleets)
+    assert first == second
+    assert first.wanted == 1
+    assert not first.stale(fleets[0].now_s())
+    assert first.stale(fleets[0].now_s() + 3600)
+    assert fleets[0].prospect(POOL, 1).waits_for == "no worker runs; one is being started"
+
+
+class Deaf:
+    """An actuator whose machine does not answer."""
+
+    asked: list[int]
+
+    async def converge(self, wanted: int, workers: list[WorkerInfo], told: list[str]) -> list[str]:
+        self.asked = [*getattr(self, "asked", []), wanted]
+        raise httpx.ConnectError("nobody there")
+
+
+class Drains:
+    """An actuator that drains one more each time."""
+
+    def __init__(self) -> None:
+        self.told: list[list[str]] = []
+
+    async def converge(self, wanted: int, workers: list[WorkerInfo], told: list[str]) -> list[str]:
+        self.told.append(list(told))
+        return [*told, f"c{len(told)}"]
+
+
+async def test_an_actuator_that_fails_leaves_the_decision_readable(
+    queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = Deaf()
+    monkeypatch.setattr(autoscale, "actuator", lambda settings: deaf)
+    await submit(queue)
+    await tick(queue, registry, SETTINGS)
+    assert deaf.asked == [1]
+    assert (await scale_of(queue)).wanted == 1
+
+
+async def test_what_was_told_to_drain_is_remembered(
+    queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drains = Drains()
+    monkeypatch.setattr(autoscale, "actuator", lambda settings: drains)
+    for _ in range(3):
+        await tick(queue, registry, SETTINGS)
+    assert drains.told == [[], ["c0"], ["c0", "c1"]]
+
+
+async def test_docker_scales_one_model(queue: JobQueue, registry: Registry) -> None:
+    settings: Any = Settings(autoscale="a=0:1,b=0:1", autoscale_actuator="docker")
+    with pytest.raises(SettingsError, match="one model"):
+        await tick(queue, registry, settings)
+
+
+async def test_the_real_policy_fits(queue: JobQueue, registry: Registry) -> None:
+    for _ in range(20):
+        await submit(queue)
+    for _ in range(3):
+        await tick(queue, registry, SETTINGS)
+    scale = await scale_of(queue)
+    assert 1 <= scale.wanted <= 3
+    assert scale.seen.waiting == 20
+    assert scale.reason

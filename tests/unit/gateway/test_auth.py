@@ -1,0 +1,155 @@
+"""An API key stands for a tenant, or for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.http import auth
+from gateway.http.auth import ANYBODY, PEER, Authenticator, Peer, WrongKeys, source_of, tenant_of
+from shared.api.errors import TooManyWrongKeys, Unauthorized
+from shared.platform.metrics import GatewayMetrics
+
+KEY = b"sk-1"
+TENANTS = {
+    hashlib.sha256(KEY).hexdigest(): "alice",
+    hashlib.sha256("schlüssel".encode()).hexdigest(): "bob",
+}
+
+
+@pytest.mark.parametrize(
+    ("header", "tenant"),
+    [
+        (b"Bearer sk-1", "alice"),
+        (b"bearer sk-1", "alice"),
+        (b"BEARER   sk-1 ", "alice"),
+        ("Bearer schlüssel".encode(), "bob"),
+    ],
+)
+def test_a_known_key_is_its_tenant(header: bytes, tenant: str) -> None:
+    assert tenant_of([header], TENANTS) == tenant
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param([], id="none"),
+        pytest.param([b""], id="empty"),
+        pytest.param([b"Bearer"], id="scheme only"),
+        pytest.param([b"Bearer "], id="empty key"),
+        pytest.param([b"sk-1"], id="key only"),
+        pytest.param([b"Basic sk-1"], id="other scheme"),
+        pytest.param([b"Bearer\tsk-1"], id="tab"),
+        pytest.param([b"Bearer sk-2"], id="other key"),
+        pytest.param([b"Bearer sk-1x"], id="longer"),
+        pytest.param([b"Bearer sk-"], id="shorter"),
+        pytest.param([b"Bearer SK-1"], id="other case"),
+        pytest.param([b"Bearer sk-1,sk-1"], id="two in one"),
+        pytest.param([b"Bearer sk-1", b"Bearer sk-1"], id="twice"),
+        pytest.param([b"Bearer sk-1", b"Bearer wrong"], id="right and wrong"),
+        pytest.param([b"Bearer ' OR 1=1 --"], id="quotes"),
+        pytest.param([b"Bearer " + b"k" * 1_000_000], id="a megabyte"),
+        pytest.param([b"Bearer " + next(iter(TENANTS)).encode()], id="the hash itself"),
+        pytest.param([b"Bearer \xff\xfe\x00"], id="no text"),
+    ],
+)
+def test_anything_else_is_nobody(headers: list[bytes]) -> None:
+    with pytest.raises(Unauthorized) as caught:
+        tenant_of(headers, TENANTS)
+    assert "sk-1" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("headers", [[], [b"Bearer whatever"], [b"nonsense", b"twice"]])
+def test_where_no_keys_are_configured_everyone_is_the_same(headers: list[bytes]) -> None:
+    assert tenant_of(headers, {}) == ANYBODY
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("203.0.113.7", "203.0.113.7"),
+        ("::ffff:203.0.113.7", "203.0.113.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("::1", "::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_one_client_is_an_address_or_a_network_of_64_bits(address: str, source: str) -> None:
+    assert source_of(address) == source
+
+
+@pytest.fixture
+def metrics() -> GatewayMetrics:
+    return GatewayMetrics(CollectorRegistry())
+
+
+async def test_only_so_many_wrong_keys_wait_for_their_answer_and_the_rest_is_refused(
+    metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(auth, "_DELAY_S", 0.05)
+    wrong = WrongKeys(2, metrics)
+
+    async def tried(n: int, address: str) -> list[object]:
+        calls = [wrong.slow_down(address) for _ in range(n)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    caplog.set_level(logging.WARNING)
+    answers = await tried(30, "203.0.113.7")
+    assert answers[:18] == [None] * 18  # two at once, 16 late
+    assert all(isinstance(answer, TooManyWrongKeys) for answer in answers[18:])
+    assert (b"connection", b"close") in TooManyWrongKeys("x").headers()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["3 wrong API keys from 203.0.113.7 in 0 s"]  # and no more of them for a while
+    # Others are not held up, nor is this one for ever.
+    assert await tried(2, "203.0.113.8") == [None, None]
+    several = await asyncio.gather(*(tried(30, f"198.51.100.{n}") for n in range(10)))
+    delayed = sum(answers.count(None) - 2 for answers in several)
+    assert delayed == 64
+    assert await tried(1, "203.0.113.7") == [None]
+
+
+async def test_wrong_keys_are_forgotten_after_a_while(
+    metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "_DELAY_S", 0)
+    monkeypatch.setattr(auth, "_MOST_SOURCES", 100)
+    now = 0.0
+    monkeypatch.setattr(auth, "monotonic", lambda: now)
+    wrong = WrongKeys(1, metrics)
+    at_once = metrics.wrong_keys.labels("at_once")
+    for later in (1.0, 2.0, 50.0, 62.0):
+        now = later
+        await wrong.slow_down("203.0.113.7")
+    assert at_once._value.get() == 2
+    for n in range(1000):
+        await wrong.slow_down(f"198.51.{n // 256}.{n % 256}")
+    assert len(wrong._sources) == 100
+
+
+async def test_a_valid_key_is_not_held_up_and_proves_its_connection(
+    metrics: GatewayMetrics,
+) -> None:
+    authenticator = Authenticator(TENANTS, 0, metrics)
+    peer = Peer()
+
+    def scope(*keys: bytes) -> dict[str, object]:
+        headers = [(b"authorization", key) for key in keys]
+        return {"headers": headers, "client": ("203.0.113.7", 1), "state": {PEER: peer}}
+
+    guesses = [asyncio.create_task(authenticator.tenant(scope(b"Bearer sk-2"))) for _ in range(20)]
+    await asyncio.sleep(0)
+    assert not peer.proven
+    async with asyncio.timeout(0.5):
+        assert await authenticator.tenant(scope(b"Bearer sk-1")) == "alice"
+        with pytest.raises(Unauthorized):  # no key is no guess
+            await authenticator.tenant(scope())
+    assert peer.proven
+    for guess in guesses:
+        guess.cancel()
+    await asyncio.gather(*guesses, return_exceptions=True)

@@ -1,0 +1,310 @@
+"""A request's body: limits while it is read, one strict reading of what came."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import tracemalloc
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from gateway.http import body as body_module
+from gateway.http.body import Limits, check_size, parse_object, parsed, raw_member, read_body
+from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
+
+LIMIT = 1000
+
+
+def request(parts: Iterable[bytes], *, end: str = "", **headers: str) -> Request:
+    """A request whose body comes in parts; `end`: what happens after them instead of the end."""
+    waiting = list(parts)
+
+    async def receive() -> Message:
+        if waiting:
+            more = len(waiting) > 1 or bool(end)
+            return {"type": "http.request", "body": waiting.pop(0), "more_body": more}
+        if end == "leaves":
+            return {"type": "http.disconnect"}
+        assert end == "hangs", "read on after the end"
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    headers = {"content_type": "application/json", **headers}
+    sent = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": sent}
+    return Request(scope, receive)
+
+
+async def read(given: Request, timeout_s: float = 30.0) -> bytes:
+    return await read_body(given.scope, given.receive, LIMIT, timeout_s)
+
+
+@pytest.mark.parametrize(
+    "parts", [[b""], [b"x" * LIMIT], [b"x"] * LIMIT, [b"", b"a", b"", b"b", b""]]
+)
+async def test_a_body_within_the_limit_is_read_whole(parts: list[bytes]) -> None:
+    assert await read(request(parts)) == b"".join(parts)
+
+
+async def test_an_announced_body_that_is_too_large_is_not_read() -> None:
+    given = request([], content_length=str(LIMIT + 1))  # reading it would fail the test
+    with pytest.raises(BodyTooLarge, match="1000 bytes"):
+        await read(given)
+
+
+@pytest.mark.parametrize("headers", [{}, {"content_length": "5"}, {"content_length": "-1"}])
+@pytest.mark.parametrize("parts", [[b"x" * (LIMIT + 1)], [b"x" * 100] * 11])
+async def test_a_body_that_grows_too_large_is_cut_whatever_was_announced(
+    parts: list[bytes], headers: dict[str, str]
+) -> None:
+    with pytest.raises(BodyTooLarge):
+        await read(request(parts, end="hangs", **headers))
+
+
+async def test_a_slow_body_is_given_up() -> None:
+    with pytest.raises(BodyTimeout):
+        await read(request([b"{"], end="hangs"), timeout_s=0.01)
+
+
+async def test_a_client_that_leaves_has_sent_no_request() -> None:
+    with pytest.raises(BadRequest, match="ended early"):
+        await read(request([b"{"], end="leaves"))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, gzip", "GZIP", "x" * 9999])
+async def test_packed_bodies_are_refused_before_they_are_read(encoding: str) -> None:
+    with pytest.raises(BadRequest, match="content-encoding") as caught:
+        await read(request([], content_encoding=encoding))
+    assert len(str(caught.value)) < 200
+
+
+async def test_identity_is_no_packing() -> None:
+    assert await read(request([b"x"], content_encoding="Identity")) == b"x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"model":', id="truncated"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b" \n", id="blank"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b"[]", id="array"),
+        pytest.param(b'"x"', id="string"),
+        pytest.param(b"42", id="number"),
+        pytest.param(b"true", id="true"),
+        pytest.param(b"[" * 100_000, id="deep arrays"),
+        pytest.param(b"[" * 100_000 + b"]" * 100_000, id="deep closed arrays"),
+        pytest.param(b'{"a":' * 100_000 + b"1" + b"}" * 100_000, id="deep objects"),
+        pytest.param(b'{"a": NaN}', id="NaN"),
+        pytest.param(b'{"a": Infinity}', id="Infinity"),
+        pytest.param(b'{"a": -Infinity}', id="-Infinity"),
+        pytest.param(b'{"a": 1e999}', id="1e999"),
+        pytest.param(b'{"a": -1e999}', id="-1e999"),
+        pytest.param(b'{"a": [{"b": 1e400}]}', id="1e400 inside"),
+        pytest.param(b'{"a": 1, "a": 2}', id="key twice"),
+        pytest.param(b'{"a": {"b": 1, "\\u0062": 1}}', id="key twice, spelt otherwise"),
+        pytest.param(b'{"model": "m"} {}', id="more behind it"),
+        pytest.param(b'{"model": "m"}\x00', id="NUL behind it"),
+        pytest.param(b"{'a': 1}", id="single quotes"),
+        pytest.param(b'{"a": 1,}', id="trailing comma"),
+        pytest.param(b'{"a": 01}', id="leading zero"),
+        pytest.param(b'{"a": "\n"}', id="raw control character"),
+        pytest.param(b'{"a": "\x00"}', id="raw NUL"),
+        pytest.param('{"a": 1}'.encode("utf-16"), id="UTF-16"),
+        pytest.param('{"a": 1}'.encode("utf-16-le"), id="UTF-16 without a BOM"),
+        pytest.param('{"a": 1}'.encode("utf-32"), id="UTF-32"),
+        pytest.param(b'\xef\xbb\xbf{"a": 1}', id="BOM"),
+        pytest.param(b'{"a": "\xff"}', id="not UTF-8"),
+        pytest.param(b'{"a": "\xc0\x80"}', id="overlong UTF-8"),
+        pytest.param(b'{"a": "\xed\xa0\x80"}', id="surrogate in UTF-8"),
+        pytest.param(b'{"a": ' + b"9" * 5000 + b"}", id="a number of 5,000 digits"),
+    ],
+)
+def test_a_body_that_could_be_read_in_two_ways_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_object(body)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        (b"{}", {}),
+        (b' {"a": null} \r\n', {"a": None}),
+        (b'{"a": "\\u0000\\u202e\\n"}', {"a": "\x00\u202e\n"}),
+        ('{"ü": "😀"}'.encode(), {"ü": "😀"}),
+        (b'{"a": 9223372036854775808}', {"a": 2**63}),
+        (b'{"a": -' + b"9" * 4000 + b"}", {"a": -(10**4000 - 1)}),
+        (b'{"a": 1e308, "b": 1e-999, "c": -0.0}', {"a": 1e308, "b": 0.0, "c": -0.0}),
+        (b'{"a": {"b": 1}, "b": 1}', {"a": {"b": 1}, "b": 1}),
+        (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", None),
+    ],
+)
+def test_a_sound_body_is_read(body: bytes, value: object) -> None:
+    parsed = parse_object(body)
+    assert value is None or parsed == value
+
+
+def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
+    for _ in range(3):
+        with pytest.raises(BadRequest, match="deep"):
+            parse_object(b"[" * 100_000)
+        assert parse_object(b'{"a": [[[]]]}') == {"a": [[[]]]}
+
+
+@pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded"])
+async def test_a_type_that_any_web_page_can_send_is_refused(media_type: str) -> None:
+    with pytest.raises(UnsupportedMediaType, match="`Content-Type: application/json`") as refused:
+        await read(request([b"{}"], content_type=media_type))
+    assert (repr(media_type) if media_type else "none") in str(refused.value)
+    assert refused.value.status == 415
+
+
+@pytest.mark.parametrize("text", [rb'{"a": "\ud800"}', rb'{"\udfff": 1}', rb'{"a": ["\uD83D x"]}'])
+def test_half_a_character_is_refused(text: bytes) -> None:
+    with pytest.raises(BadRequest, match="surrogate"):
+        parse_object(text)
+
+
+def test_a_character_in_two_halves_is_one() -> None:
+    assert parse_object(rb'{"a": "\ud83d\ude00"}') == {"a": "\U0001f600"}
+
+
+# --- large bodies ---
+
+LIMITS = Limits(values=1000, objects=100)
+KEYS = ",".join(f'"k{n}": 1' for n in range(101))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" + "1," * 1000 + "1]", id="numbers"),
+        pytest.param("[" + '"",' * 100 + '""]', id="empty strings"),
+        pytest.param("[" + "[]," * 100 + "[]]", id="lists"),
+        pytest.param("[" + "{}," * 100 + "{}]", id="objects"),
+        pytest.param("{" + KEYS + "}", id="keys"),
+        pytest.param("[" * 101 + "]" * 101, id="nested lists"),
+        pytest.param('["\\\\",' + "[]," * 100 + '"\\""]', id="behind a backslash in a string"),
+        pytest.param('["' + "x" * 600_000 + '",' + "[]," * 100 + '""]', id="behind a long text"),
+    ],
+)
+def test_a_body_that_holds_too_much_is_refused(text: str) -> None:
+    with pytest.raises(BodyTooLarge, match="1000 values"):
+        check_size(b'{"x": ' + text.encode() + b"}", LIMITS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" + "1," * 900 + "1]", id="numbers"),
+        pytest.param("[" + '"\\"",' * 90 + "1]", id="strings"),
+        pytest.param("[" + "[]," * 90 + "[]]", id="lists"),
+        pytest.param(json.dumps("a, b: [c] {d} " * 50_000), id="text"),
+        pytest.param(json.dumps('{"a": ["\\", 1]}\n' * 50_000), id="JSON in a text"),
+        pytest.param(json.dumps("\\" * 300_001 + "[,:{" * 50_000), id="backslashes"),
+    ],
+)
+def test_what_stands_in_strings_does_not_count(text: str) -> None:
+    check_size(b'{"x": ' + text.encode() + b"}", LIMITS)
+
+
+def held(value: Any) -> Limits:
+    """What is in a parsed value: commas, containers, strings."""
+    if isinstance(value, str):
+        return Limits(0, 1)
+    if not isinstance(value, dict | list):
+        return Limits(0, 0)
+    members = [*value, *value.values()] if isinstance(value, dict) else value
+    inner = [held(each) for each in members]
+    return Limits(
+        max(0, len(value) - 1) + 1 + sum(each.values for each in inner),
+        1 + sum(each.objects for each in inner),
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_count_is_exact_where_it_matters(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any JSON, cut into pieces anywhere."""
+    chance = random.Random(seed)
+    monkeypatch.setattr(body_module, "_PIECE_BYTES", chance.randint(1, 40))
+
+    def make(depth: int) -> Any:
+        kind = chance.randrange(3 if depth < 4 else 1)
+        if kind == 1:
+            return [make(depth + 1) for _ in range(chance.randrange(5))]
+        if kind == 2:
+            return {text() + str(n): make(depth + 1) for n in range(chance.randrange(5))}
+        return chance.choice([text(), 1, None, 1.5])
+
+    def text() -> str:
+        return "".join(chance.choice('\\",:[{}] aü') for _ in range(chance.randrange(8)))
+
+    value = {"x": [make(0) for _ in range(5)]}
+    raw = json.dumps(value).encode()
+    there = held(value)
+    check_size(raw, there)
+    for less in (
+        there._replace(values=there.values - 1),
+        there._replace(objects=there.objects - 1),
+    ):
+        with pytest.raises(BodyTooLarge):
+            check_size(raw, less)
+
+
+async def test_the_loop_goes_on_while_a_large_body_is_parsed() -> None:
+    body = b'{"prompt": [' + b"12345," * 900_000 + b"1]}"
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    before = turns
+    limits = Limits(1_000_000, 100_000)
+    assert await parsed(body, limits, lambda fields: len(fields["prompt"])) == 900_001
+    assert turns > before + 3
+    beside.cancel()
+
+
+async def test_what_is_refused_was_not_built() -> None:
+    body = b'{"x": [' + b"{}," * 2_000_000 + b"1]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(BodyTooLarge):
+            await parsed(body, Limits(1_000_000, 100_000), len)
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(body)
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_large_bodys_errors_are_those_of_a_small_one() -> None:
+    padding = b'"p": "' + b"x" * 100_000 + b'"'
+    for wrong, words in ((b'"a": 1, "a": 2', "twice"), (b'"a": NaN', "NaN"), (b'"a": 01', "valid")):
+        with pytest.raises(BadRequest, match=words):
+            await parsed(b"{" + padding + b"," + wrong + b"}", LIMITS, dict)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"body":{"a":1}}',
+        ' {\n"x" : "body" ,\t"body" : {"body": [1, "}", 2.50]} , "z": [] }\n',
+        '{"a\\"body\\"": {"body": 1}, "b\\u006fdy": "ü\\u00fc"}',
+        '{"x": {}, "body": -1e5}',
+    ],
+)
+def test_a_member_is_found_as_it_stands(text: str) -> None:
+    raw = raw_member(text.encode(), "body")
+    assert raw in text.encode()
+    assert json.loads(raw) == json.loads(text)["body"]

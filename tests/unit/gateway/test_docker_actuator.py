@@ -1,0 +1,182 @@
+"""The docker actuator against a small Docker API over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from gateway.autoscaler.actuators import actuator
+from gateway.autoscaler.docker import Docker
+from shared.platform.settings import Settings
+from shared.protocol.states import WorkerState
+from tests.unit.gateway.test_observation import worker
+
+PROJECT, SERVICE = "fleet", "worker"
+
+
+class Daemon:
+    """Containers of one host; `ended` plays a worker that has drained."""
+
+    def __init__(self) -> None:
+        self.containers: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.refuses: set[str] = set()
+        """Containers with which nothing can be done."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def add(self, letter: str, state: str, *, service: str = SERVICE, **labels: str) -> str:
+        container = letter * 64
+        prefix = "com.docker.compose."
+        found = {"project": PROJECT, "service": service, "oneoff": "False", **labels}
+        self.containers[container] = {
+            "Id": container,
+            "State": state,
+            "Labels": {prefix + name: value for name, value in found.items()},
+        }
+        return container
+
+    def states(self) -> dict[str, str]:
+        return {container[0]: value["State"] for container, value in self.containers.items()}
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        daemon = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                url = urlsplit(self.path)
+                assert url.path == "/containers/json"
+                query = parse_qs(url.query)
+                assert query["all"] == ["true"]
+                wanted = dict(one.split("=") for one in json.loads(query["filters"][0])["label"])
+                found = [
+                    container
+                    for container in daemon.containers.values()
+                    if wanted.items() <= container["Labels"].items()
+                ]
+                self.answer(200, json.dumps(found).encode())
+
+            def do_POST(self) -> None:
+                url = urlsplit(self.path)
+                _, kind, container, what = url.path.split("/")
+                assert kind == "containers"
+                daemon.calls.append(f"{what} {container[0]} {url.query}".strip())
+                if container in daemon.refuses:
+                    self.answer(500, b"{}")
+                    return
+                if what == "start":
+                    daemon.containers[container]["State"] = "running"
+                self.answer(204)
+
+            def answer(self, status: int, body: bytes = b"") -> None:
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        return Handler
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    daemon = Daemon()
+    yield daemon
+    daemon.close()
+
+
+def docker(daemon: Daemon) -> Docker:
+    return Docker(daemon.url, PROJECT, SERVICE)
+
+
+def serves(container: str, jobs: int = 0, state: WorkerState = WorkerState.READY) -> Any:
+    return worker(f"w-{container[0]}", host=container[:12], jobs=jobs, state=state)
+
+
+async def test_idle_containers_are_started(daemon: Daemon) -> None:
+    for letter, state in (("a", "created"), ("b", "exited"), ("c", "created")):
+        daemon.add(letter, state)
+    daemon.add("0", "created", service="gateway")
+    daemon.add("1", "created", project="somebody-elses")
+    daemon.add("2", "created", oneoff="True")
+    assert await docker(daemon).converge(2, [], []) == []
+    assert daemon.calls == ["start a", "start b"]
+    assert daemon.states()["c"] == "created"
+    assert await docker(daemon).converge(2, [], []) == []  # they load
+    assert len(daemon.calls) == 2
+
+
+async def test_the_least_busy_worker_is_drained_once(daemon: Daemon) -> None:
+    a, b, c = (daemon.add(letter, "running") for letter in "abc")
+    workers = [serves(a, jobs=5), serves(b, jobs=2), serves(c, jobs=9)]
+    told = await docker(daemon).converge(2, workers, [])
+    assert told == [b]
+    assert daemon.calls == ["kill b signal=SIGTERM"]
+    # It has not said so yet: a second signal would make it hand its jobs back.
+    told = await docker(daemon).converge(2, workers, told)
+    assert told == [b]
+    assert len(daemon.calls) == 1
+    daemon.containers[b]["State"] = "exited"
+    assert await docker(daemon).converge(2, [workers[0], workers[2]], told) == []
+    assert await docker(daemon).converge(3, [workers[0], workers[2]], []) == []
+    assert daemon.calls[1:] == ["start b"]
+
+
+async def test_a_worker_that_loads_is_left_alone(daemon: Daemon) -> None:
+    a, b = daemon.add("a", "running"), daemon.add("b", "running")
+    daemon.add("c", "restarting")
+    workers = [serves(a, state=WorkerState.STARTING), serves(b, jobs=1)]
+    assert await docker(daemon).converge(0, workers, []) == [b]
+    assert daemon.calls == ["kill b signal=SIGTERM"]
+
+
+async def test_more_than_there_are(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
+    daemon.add("a", "created")
+    await docker(daemon).converge(3, [], [])
+    assert daemon.calls == ["start a"]
+    assert "3 more workers are wanted, but only 1" in caplog.text
+    assert "docker compose create --scale worker=N" in caplog.text
+
+
+async def test_one_that_refuses_does_not_stop_the_others(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = daemon.add("a", "running"), daemon.add("b", "running")
+    daemon.refuses.add(a)
+    assert await docker(daemon).converge(0, [serves(a), serves(b)], []) == [b]
+    assert "could not kill" in caplog.text
+
+
+async def test_nobody_there() -> None:
+    nobody = Docker("http://127.0.0.1:9", PROJECT, SERVICE)
+    with pytest.raises(httpx.ConnectError):
+        await nobody.converge(1, [], [])
+
+
+async def test_the_settings_choose_it(daemon: Daemon) -> None:
+    daemon.add("a", "created")
+    settings = Settings(
+        autoscale_actuator="docker",
+        docker_host=daemon.url.replace("http://", "tcp://"),
+        docker_project=PROJECT,
+    )
+    await actuator(settings).converge(1, [], [])
+    assert daemon.calls == ["start a"]
+    await actuator(Settings()).converge(1, [], [])
+    assert len(daemon.calls) == 1

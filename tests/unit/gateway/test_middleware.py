@@ -1,0 +1,317 @@
+"""What every request passes: an id, and the door."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.app import create_app
+from gateway.http.access_log import AccessLog
+from gateway.http.auth import Authenticator
+from gateway.http.middleware import OPEN_PATHS, Authentication, Head, RequestId
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.settings import Settings
+from tests.waiting import eventually
+
+KEY = "sk-1"
+METRICS = GatewayMetrics(CollectorRegistry())
+
+
+def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
+    return Authentication(app, Authenticator(tenants, 20, METRICS), METRICS)
+
+
+def request_id(app: ASGIApp) -> RequestId:
+    return RequestId(app, AccessLog(True, "info"))
+
+
+TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
+Headers = list[tuple[bytes, bytes]]
+
+
+class Inside:
+    """The application behind the door; remembers who came in."""
+
+    def __init__(self) -> None:
+        self.tenants: list[str | None] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.tenants.append(scope.get("state", {}).get("tenant"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"in"})
+
+
+async def ask(
+    app: ASGIApp, path: str = "/jobs", headers: Headers | None = None, **scope: object
+) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of the answer to a GET."""
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    request = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers or [],
+        "server": ("gateway", 80),
+        "client": ("127.0.0.1", 1),
+    }
+    await app(request | scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], sent[0]["headers"], body
+
+
+def request_ids(headers: Headers) -> list[bytes]:
+    return [value for name, value in headers if name == b"x-request-id"]
+
+
+@pytest.mark.parametrize("sent", [b"a", b"req-1_2.3:4", b"X" * 128])
+async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
+    _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
+    assert request_ids(headers) == [sent]
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b" ", b"a b", b"X" * 129, b"a\r\nset-cookie: x", b"<script>", b"\xff", b"a;b"]
+)
+async def test_an_unsound_request_id_is_replaced(sent: bytes) -> None:
+    _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
+    (made,) = request_ids(headers)
+    assert re.fullmatch(rb"req_[0-9a-f]{24}", made)
+
+
+async def test_a_request_without_an_id_gets_one_of_its_own() -> None:
+    made = {request_ids((await ask(request_id(Inside())))[1])[0] for _ in range(50)}
+    assert len(made) == 50
+
+
+async def test_what_is_not_http_passes() -> None:
+    seen = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["type"])
+
+    for layer in (request_id(inside), authentication(inside, TENANTS)):
+        await layer({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+    assert seen == ["lifespan"] * 2
+
+
+async def test_a_key_opens_and_names_the_tenant() -> None:
+    inside = Inside()
+    headers = [(b"authorization", b"Bearer sk-1")]
+    assert (await ask(authentication(inside, TENANTS), headers=headers))[0] == 200
+    assert inside.tenants == ["alice"]
+
+
+def test_only_probes_and_the_description_are_open() -> None:
+    assert {path for path in OPEN_PATHS if not path.startswith("/docs")} == {
+        "/healthz",
+        "/readyz",
+        "/health",
+        "/ping",
+        "/openapi.json",
+    }
+
+
+async def test_without_keys_everyone_comes_in() -> None:
+    inside = Inside()
+    assert (await ask(authentication(inside, {})))[0] == 200
+    assert inside.tenants == ["default"]
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_what_is_open_needs_no_key(path: str) -> None:
+    inside = Inside()
+    assert (await ask(authentication(inside, TENANTS), path))[0] == 200
+    assert inside.tenants == [None]
+
+
+TRICKS = [
+    "/",
+    "//jobs",
+    "/jobs",
+    "/healthz/",
+    "/health/",
+    "/ping/x",
+    "/version",
+    "//healthz",
+    "/healthz/../jobs",
+    "/healthz/..%2fjobs",
+    "/healthz;/jobs",
+    "/healthz?/jobs",
+    "/healthz#/jobs",
+    "/healthz%00/jobs",
+    "/healthz\x00",
+    "/healthz\n",
+    "/HEALTHZ",
+    "/readyz/./jobs",
+    "/metrics",
+    "/docs/",
+    "/docs/other",
+    "/docs/../jobs",
+    "/openapi.json/",
+    "",
+]
+
+
+@pytest.mark.parametrize("path", TRICKS)
+async def test_no_path_opens_the_door_but_the_probes(path: str) -> None:
+    inside = Inside()
+    assert (await ask(authentication(inside, TENANTS), path))[0] == 401
+    assert inside.tenants == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"host", b"gateway/healthz?x=")],
+        [(b"host", b"x/healthz")],
+        [(b"x-original-url", b"/healthz")],
+        [(b"x-rewrite-url", b"/healthz")],
+        [(b"x-forwarded-prefix", b"/healthz")],
+        [(b"x-forwarded-for", b"127.0.0.1")],
+        [(b"authorization", b"Bearer sk-1"), (b"authorization", b"Bearer sk-1")],
+    ],
+)
+async def test_no_header_opens_the_door_but_one_key(headers: Headers) -> None:
+    inside = Inside()
+    assert (await ask(authentication(inside, TENANTS), headers=headers))[0] == 401
+    assert inside.tenants == []
+
+
+async def test_a_root_path_opens_nothing() -> None:
+    inside = Inside()
+    app = authentication(inside, TENANTS)
+    assert (await ask(app, "/healthz/jobs", root_path="/healthz"))[0] == 401
+    assert inside.tenants == []
+
+
+@pytest.mark.parametrize("path", [*TRICKS, "/v1/models", "/v1/chat/completions"])
+async def test_a_401_of_the_whole_gateway_has_openais_shape_and_an_id(path: str) -> None:
+    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
+    status, headers, body = await ask(app, path, [(b"x-request-id", b"mine")])
+    assert status == 401
+    assert request_ids(headers) == [b"mine"]
+    assert dict(headers)[b"www-authenticate"] == b"Bearer"
+    assert dict(headers)[b"content-type"] == b"application/json"
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
+
+
+async def test_a_websocket_does_not_slip_past_the_key() -> None:
+    sent = []
+
+    async def send(message: Message) -> None:
+        sent.append(message["type"])
+
+    async def inside(*_: object) -> None:
+        pytest.fail("it got in")
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    gate = authentication(inside, {"x": "y"})
+    await gate({"type": "websocket", "path": "/jobs", "headers": []}, receive, send)
+    assert sent == ["websocket.close"]
+
+
+async def test_a_refused_key_is_counted() -> None:
+    count = METRICS.refused.labels("invalid_api_key")._value
+    before = count.get()
+    assert (await ask(authentication(Inside(), TENANTS)))[0] == 401
+    assert count.get() == before + 1
+
+
+async def test_head_is_get_without_a_body() -> None:
+    methods = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        methods.append(scope["method"])
+        await Inside()(scope, receive, send)
+
+    for path in ("/healthz", "/v1/models", "/jobs/job_1/events"):
+        await ask(Head(inside), path, method="HEAD")
+    await ask(Head(inside), method="POST")
+    assert methods == ["GET", "GET", "HEAD", "POST"]
+
+
+async def test_every_request_has_a_line_in_the_access_log(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
+    path = "/v1/models/a b"
+    await ask(
+        app,
+        path,
+        [(b"x-request-id", b"mine"), (b"authorization", b"Bearer wrong-key")],
+        raw_path=b"/v1/models/a%20b",
+        query_string=b"key=secret",
+    )
+    await ask(app, "/v1/chat/completions", [(b"x-request-id", b"other")], method="POST")
+    await ask(app, "/healthz")  # probes would be most of the lines
+    await ask(app, "/a\nb", raw_path=b"/a\nb\xff?key=secret")
+    written: list[str] = []
+
+    async def all_of_them() -> bool:
+        written.extend(capsys.readouterr().err.splitlines())
+        return len(written) >= 3
+
+    await eventually(all_of_them, "the lines are written")
+    first, second, third = written
+    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    "
+    assert re.fullmatch(
+        when + r"GET /v1/models/a%20b 401 0\.\d{3} s request=mine job=- tenant=-", first
+    ), first
+    assert re.fullmatch(
+        when + r"POST /v1/chat/completions 401 0\.\d{3} s request=other job=- tenant=- "
+        r"error=invalid_api_key",
+        second,
+    ), second
+    assert r"GET /a\nb\xff 401 " in third
+
+
+@pytest.mark.parametrize(
+    "settings", [{"access_log": False}, {"log_level": "warning"}, {"log_level": "error"}]
+)
+async def test_the_access_log_can_be_turned_off(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = Settings(**settings, api_keys=(SecretStr(KEY),))
+    access = AccessLog(values.access_log, values.log_level)
+    access.note({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
+    access.write()
+    assert capsys.readouterr().err == ""
+
+
+def test_probes_have_lines_for_those_who_look_for_mistakes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def note(level: str) -> None:
+        access = AccessLog(True, level)
+        access.note({"path": "/healthz", "method": "GET"}, 200, 0.0, b"mine")
+        access.write()
+
+    asyncio.run(note("info"))
+    assert capsys.readouterr().err == ""
+    asyncio.run(note("debug"))
+    assert "GET /healthz 200 " in capsys.readouterr().err

@@ -1,0 +1,49 @@
+"""Which workers are started and drained."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.autoscaler.reconcile import Phase, Plan, Unit, converge, unit
+from shared.protocol.states import WorkerState
+from tests.unit.gateway.test_observation import worker
+
+STARTING, SERVING, DRAINING = Phase.STARTING, Phase.SERVING, Phase.DRAINING
+
+
+@pytest.mark.parametrize(
+    ("wanted", "units", "plan"),
+    [
+        (0, [], Plan(0, ())),
+        (3, [], Plan(3, ())),
+        (3, [Unit("a", SERVING, 5), Unit("b", STARTING, 0)], Plan(1, ())),
+        (1, [Unit("a", DRAINING, 5)], Plan(1, ())),  # it comes back no more
+        (0, [Unit("a", DRAINING, 5)], Plan(0, ())),  # once is enough
+        (1, [Unit("a", SERVING, 5), Unit("b", SERVING, 2)], Plan(0, ("b",))),
+        (0, [Unit("a", SERVING, 5), Unit("b", SERVING, 2)], Plan(0, ("b", "a"))),
+        (1, [Unit("b", SERVING, 2), Unit("a", SERVING, 2)], Plan(0, ("a",))),
+        (0, [Unit("a", STARTING, 0)], Plan(0, ())),  # never one that loads
+        (0, [Unit("a", STARTING, 0), Unit("b", SERVING, 9)], Plan(0, ("b",))),
+        # One that loads can't do yet what the one that serves does.
+        (1, [Unit("a", STARTING, 0), Unit("b", SERVING, 9)], Plan(0, ())),
+    ],
+)
+def test_converge(wanted: int, units: list[Unit], plan: Plan) -> None:
+    assert converge(wanted, units) == plan
+
+
+@pytest.mark.parametrize(
+    ("state", "told", "phase"),
+    [
+        (None, False, STARTING),
+        (WorkerState.STARTING, False, STARTING),
+        (WorkerState.READY, False, SERVING),
+        (WorkerState.BUSY, False, SERVING),
+        (WorkerState.DRAINING, False, DRAINING),
+        (WorkerState.READY, True, DRAINING),  # it has not said so yet
+        (None, True, DRAINING),  # it has left the registry, and is about to end
+    ],
+)
+def test_the_phase_of_a_unit(state: WorkerState | None, told: bool, phase: Phase) -> None:
+    found = None if state is None else worker(state=state, jobs=3)
+    assert unit("a", found, told=told) == Unit("a", phase, 0 if found is None else 3)

@@ -1,0 +1,233 @@
+"""The submitter: jobs of a turn leave in one call, later ones in the next; each hears its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis.exceptions import NoScriptError
+
+from gateway.jobs import submitter as module
+from gateway.jobs.submitter import Submitter
+from shared.api.errors import QueueFull
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.redis_client import RedisConnectionError
+from shared.protocol.job import NewJob
+
+DEPTH = 7
+UNSENDABLE = b"unsendable"
+
+
+def job(name: int, shard: int = 0, body: bytes = b"{}") -> NewJob:
+    return NewJob(
+        id=f"job_{shard:03x}{name:024x}",
+        tenant="t",
+        pool="p",
+        lane="default",
+        model="m",
+        endpoint="/e",
+        body=body,
+        stream=True,
+        ttl_s=1.0,
+    )
+
+
+class Queue:
+    """Remembers calls; each waits for `open`. `full` and `error` are its answers."""
+
+    def __init__(self, servers: int = 1) -> None:
+        self.servers = range(servers)
+        self.calls: list[tuple[int, list[int]]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.full: set[int] = set()
+        self.error: Exception | None = None
+        self.fails_on = True
+        """The error does not go away by itself."""
+
+    def start_submit(
+        self, shard: int, jobs: list[NewJob], max_depth: int
+    ) -> asyncio.Future[list[int | QueueFull]]:
+        assert max_depth == DEPTH
+        if any(each.body == UNSENDABLE for each in jobs):
+            raise TypeError("can't be packed")
+        return asyncio.ensure_future(self._call(shard, jobs))
+
+    def submitted(self, jobs: list[NewJob], reply: list[int | QueueFull]) -> list[int | QueueFull]:
+        assert len(jobs) == len(reply)
+        return reply
+
+    async def _call(self, shard: int, jobs: list[NewJob]) -> list[int | QueueFull]:
+        names = [int(each.id[7:], 16) for each in jobs]
+        self.calls.append((shard, names))
+        await self.open.wait()
+        if self.error is not None:
+            error, self.error = self.error, self.error if self.fails_on else None
+            raise error
+        return [QueueFull("full") if name in self.full else 1 for name in names]
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+async def submitter(queue: Queue, registry: CollectorRegistry) -> Submitter:
+    as_queue: Any = queue
+    return Submitter(as_queue, DEPTH, GatewayMetrics(registry))
+
+
+def counted(registry: CollectorRegistry) -> float:
+    labels = {"pool": "p", "lane": "default"}
+    return registry.get_sample_value("flotilla_jobs_submitted_total", labels) or 0.0
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_in_one_turn_leaves_in_one_call(
+    submitter: Submitter, queue: Queue
+) -> None:
+    await asyncio.gather(*(submitter.submit(job(n)) for n in range(20)))
+    assert queue.calls == [(0, list(range(20)))]
+
+
+async def test_while_a_call_is_on_its_way_others_wait_for_the_next(
+    submitter: Submitter, queue: Queue, registry: CollectorRegistry
+) -> None:
+    queue.open.clear()
+    first = submitter.submit(job(0))
+    await turns()
+    others = [submitter.submit(job(n)) for n in (1, 2, 3)]
+    await turns()
+    assert queue.calls == [(0, [0])]
+    assert not first.done()
+    queue.open.set()
+    await asyncio.gather(first, *others)
+    assert queue.calls[1:] == [(0, [1, 2, 3])]
+    assert counted(registry) == 4
+
+
+async def test_a_server_that_does_not_answer_keeps_no_others_jobs_waiting(
+    registry: CollectorRegistry,
+) -> None:
+    as_queue: Any = (queue := Queue(servers=2))
+    submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry))
+    queue.open.clear()
+    stuck = submitter.submit(job(0, shard=1))
+    await turns()
+    answers, queue.open = queue.open, asyncio.Event()
+    queue.open.set()
+    await submitter.submit(job(1, shard=0))
+    await submitter.submit(job(2, shard=2))
+    behind = submitter.submit(job(3, shard=3))
+    await turns()
+    assert not stuck.done()
+    assert [shard for shard, _ in queue.calls] == [1, 0, 2]
+    answers.set()
+    await asyncio.gather(stuck, behind)
+    assert queue.calls[-1] == (3, [3])
+
+
+async def test_one_who_finds_the_lane_full_does_not_concern_the_others(
+    submitter: Submitter, queue: Queue, registry: CollectorRegistry
+) -> None:
+    queue.full = {1}
+    done = await asyncio.gather(
+        *(submitter.submit(job(n)) for n in range(3)), return_exceptions=True
+    )
+    assert [type(each) for each in done] == [type(None), QueueFull, type(None)]
+    assert counted(registry) == 2
+
+
+async def test_a_failed_call_is_told_to_all_in_it_and_the_next_one_goes_out(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error = RedisConnectionError("away")
+    done = await asyncio.gather(
+        *(submitter.submit(job(n)) for n in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(each, RedisConnectionError) for each in done)
+    queue.error = None
+    await submitter.submit(job(4))
+
+
+async def test_shards_have_calls_of_their_own(submitter: Submitter, queue: Queue) -> None:
+    await asyncio.gather(*(submitter.submit(job(n, shard=n % 3)) for n in range(6)))
+    assert sorted(queue.calls) == [(0, [0, 3]), (1, [1, 4]), (2, [2, 5])]
+
+
+async def test_large_bodies_are_spread_over_calls(
+    submitter: Submitter, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CALL_BYTES", 10)
+    bodies = [b"x" * size for size in (4, 4, 4, 20, 1)]
+    await asyncio.gather(*(submitter.submit(job(n, body=b)) for n, b in enumerate(bodies)))
+    assert sorted(names for _, names in queue.calls) == [[0, 1], [2], [3], [4]]
+
+
+async def test_a_caller_that_has_gone_disturbs_nobody(submitter: Submitter, queue: Queue) -> None:
+    queue.open.clear()
+    gone, stays = submitter.submit(job(1)), submitter.submit(job(2))
+    await turns()
+    gone.cancel()
+    queue.open.set()
+    await stays
+
+
+async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error, queue.fails_on = NoScriptError("NOSCRIPT"), False
+    await submitter.submit(job(0))
+    assert queue.calls == [(0, [0])] * 2
+
+
+async def test_a_connection_that_is_lost_under_a_call_costs_nobody_a_refusal(
+    submitter: Submitter, queue: Queue
+) -> None:
+    queue.error, queue.fails_on = RedisConnectionError("closed by server"), False
+    await submitter.submit(job(0))
+    assert queue.calls == [(0, [0])] * 2
+    queue.error, queue.fails_on = RedisConnectionError("nobody there"), True
+    with pytest.raises(RedisConnectionError):
+        await submitter.submit(job(1))
+    assert queue.calls[2:] == [(0, [1])] * 2
+
+
+async def test_what_can_not_be_sent_is_told_and_holds_nobody_up(
+    submitter: Submitter, queue: Queue
+) -> None:
+    with pytest.raises(TypeError):
+        await submitter.submit(job(0, body=UNSENDABLE))
+    await submitter.submit(job(1))
+    assert queue.calls == [(0, [1])]
+
+
+async def test_who_is_refused_is_told_and_nobody_else(submitter: Submitter, queue: Queue) -> None:
+    told: dict[int, Exception] = {}
+    queue.full = {1}
+    calls = [
+        submitter.submit(job(n), refused=lambda error, n=n: told.update({n: error}))  # type: ignore[misc]
+        for n in range(3)
+    ]
+    await asyncio.wait(calls)
+    assert list(told) == [1]
+    assert isinstance(told[1], QueueFull)
+    queue.error = RedisConnectionError("away")
+    await asyncio.wait([submitter.submit(job(3), refused=lambda error: told.update({3: error}))])
+    assert told[3] is queue.error
+    gone = submitter.submit(job(4), refused=lambda error: told.update({4: error}))
+    gone.cancel()
+    await turns()
+    assert 4 not in told

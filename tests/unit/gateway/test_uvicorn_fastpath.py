@@ -1,0 +1,507 @@
+"""The wire: the same as uvicorn's own `send` and `receive`, or nothing at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import uvloop
+from starlette.types import Message
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from gateway.http.uvicorn_fastpath import begin, body_at_hand, when_left, writer
+from tests.waiting import eventually
+
+START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
+CHUNKS = [b"data: 1\n\n", b"x" * 16, b"\xff" * 70_000, b"\r\n", b"0\r\n\r\n"]
+
+
+class Transport:
+    """A connection's other end."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.calls: list[str] = []
+        self.unsent = 0
+        self.closing = False
+        self.extra: dict[str, Any] = {}
+
+    def get_extra_info(self, name: str) -> Any:
+        return self.extra.get(name)
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+        self.calls.append("write")
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def asked(method: str = "POST") -> tuple[RequestResponseCycle, Transport]:
+    """A request that has begun, as uvicorn makes it."""
+    transport: Any = Transport()
+    log = logging.getLogger("test")
+    scope: Any = {"method": method, "http_version": "1.1", "path": "/"}
+    cycle = RequestResponseCycle(
+        scope=scope,
+        transport=transport,
+        flow=FlowControl(transport),
+        logger=log,
+        access_logger=log,
+        access_log=False,
+        default_headers=[],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=True,
+        on_response=lambda: None,
+    )
+    return cycle, transport
+
+
+async def opened(method: str = "POST", headers: Any = ()) -> tuple[RequestResponseCycle, Transport]:
+    """A response that has begun."""
+    cycle, transport = asked(method)
+    start: Any = {**START, "headers": [(b"x", b"y"), *headers]}
+    await cycle.send(start)
+    transport.written = b""
+    return cycle, transport
+
+
+def part(data: bytes) -> Any:
+    return {"type": "http.response.body", "body": data, "more_body": True}
+
+
+@pytest.mark.parametrize("data", CHUNKS)
+async def test_it_writes_what_uvicorn_would(data: bytes) -> None:
+    cycle, transport = await opened()
+    assert writer(cycle.send).take(data)  # type: ignore[arg-type]
+    ours, transport.written = transport.written, b""
+    await cycle.send(part(data))
+    assert ours == transport.written != b""
+
+
+async def test_it_writes_nothing_while_something_waits_to_be_sent() -> None:
+    cycle, transport = await opened()
+    body = writer(cycle.send)  # type: ignore[arg-type]
+    transport.unsent = 1
+    assert not body.take(b"x")
+    assert transport.written == b""
+    transport.unsent = 0
+    assert body.take(b"x")
+    assert transport.written == b"1\r\nx\r\n"
+
+
+async def test_it_writes_nothing_to_a_connection_that_is_being_closed() -> None:
+    cycle, transport = await opened()
+    body = writer(cycle.send)  # type: ignore[arg-type]
+    transport.closing = True
+    assert not body.take(b"x")
+    assert transport.written == b""
+
+
+# --- the same on real sockets, with the product's own loop and any other ---
+
+RUNNERS = [asyncio.run, uvloop.run]
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[tuple[RequestResponseCycle, Any, socket.socket]]:
+    """A response that has begun on a real connection, its transport, and its client."""
+    made: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    class Server(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.set_result(transport)
+
+    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+    async with server:
+        with socket.create_connection(server.sockets[0].getsockname()) as client:
+            client.setblocking(False)
+            transport = await made
+            cycle, _ = asked()
+            cycle.transport, cycle.flow = transport, FlowControl(transport)
+            cycle.response_started = cycle.chunked_encoding = True
+            try:
+                yield cycle, transport, client
+            finally:
+                transport.abort()
+
+
+async def received(client: socket.socket, size: int) -> bytes:
+    data = b""
+    async with asyncio.timeout(30):
+        while len(data) < size:
+            data += await asyncio.get_running_loop().sock_recv(client, 1 << 20)
+    return data
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_slow_client_gets_all_that_was_taken_and_no_more(runner: Callable[..., None]) -> None:
+    async def run() -> None:
+        async with connected() as (cycle, transport, client):
+            body = writer(cycle.send)  # type: ignore[arg-type]
+            sent = 0
+            while body.take(b"x" * 50_000):
+                sent += 1
+                assert sent < 10_000, "a socket without an end"
+            assert transport.get_write_buffer_size() <= 50_010  # of the last one, the rest
+            assert not body.take(b"behind it")
+            framed = b"c350\r\n" + b"x" * 50_000 + b"\r\n"
+            assert await received(client, sent * len(framed)) == framed * sent
+            assert body.take(b"y")  # it has caught up
+            assert await received(client, 6) == b"1\r\ny\r\n"
+
+    runner(run())
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "client"])
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_the_socket_of_an_ended_connection_is_somebody_elses(
+    runner: Callable[..., None], end: str
+) -> None:
+    async def run() -> None:
+        async with connected() as (cycle, transport, client):
+            number = transport.get_extra_info("socket").fileno()
+            body = writer(cycle.send)  # type: ignore[arg-type]
+            assert body.take(b"x")
+            if end == "client":
+                client.close()
+            else:
+                getattr(transport, end)()
+            await eventually(partial(_free, number), "the socket is closed")
+            others = socket.socketpair()
+            with others[0], others[1]:
+                # As the next connection that the process opens or accepts would.
+                assert number in (others[0].fileno(), others[1].fileno())
+                assert not body.take(b"secret")
+                assert not writer(cycle.send).take(b"secret")  # type: ignore[arg-type]
+                for each in others:
+                    each.setblocking(False)
+                    with pytest.raises(BlockingIOError):
+                        each.recv(100)
+
+    runner(run())
+
+
+async def _free(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return True
+    return False
+
+
+async def test_nothing_goes_past_encryption() -> None:
+    cycle, transport = await opened()
+    ours, plain = socket.socketpair()
+    with ours, plain:
+        transport.extra |= {"socket": plain, "sslcontext": object()}
+        assert writer(cycle.send).take(b"x")  # type: ignore[arg-type]
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(100)
+    assert transport.written == b"1\r\nx\r\n"
+
+
+async def test_a_body_of_known_length_goes_through_uvicorns_send() -> None:
+    cycle, transport = await opened(headers=[(b"content-length", b"2")])
+    assert writer(cycle.send).take(b"ab")  # type: ignore[arg-type]
+    assert transport.written == b"ab"
+
+
+async def test_any_other_send_is_driven_as_far_as_it_goes_without_waiting() -> None:
+    sent: list[Message] = []
+    room = asyncio.Event()
+
+    async def send(message: Message) -> None:
+        await room.wait()
+        sent.append(message)
+
+    body = writer(send)
+    assert not body.take(b"1")
+    assert sent == []
+    room.set()
+    assert body.take(b"2")
+    assert sent == [part(b"2")]
+
+
+async def test_a_send_that_raises_has_written_nothing() -> None:
+    async def send(message: Message) -> None:
+        raise RuntimeError("closed")
+
+    assert not writer(send).take(b"1")
+
+
+# --- the beginning of a response ---
+
+LENGTH = (b"content-length", b"2")
+
+
+def state(cycle: RequestResponseCycle) -> tuple[Any, ...]:
+    return (
+        cycle.response_started,
+        cycle.response_complete,
+        cycle.chunked_encoding,
+        cycle.expected_content_length,
+        cycle.waiting_for_100_continue,
+        cycle.message_event.is_set(),
+    )
+
+
+@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize("status", [200, 400, 503])
+@pytest.mark.parametrize(
+    ("headers", "body", "more"),
+    [
+        ([], b"ab", True),
+        ([], b"", True),
+        ([], b"ab", False),
+        ([], b"", False),
+        ([(b"x-request-id", b"a b\tc")], b"\xff" * 70_000, True),
+        ([LENGTH], b"ab", False),
+        ([(b"x", b"y"), LENGTH, (b"z", b"")], b"ab", False),
+    ],
+)
+async def test_a_response_begins_as_uvicorn_would_begin_it(
+    headers: Any, body: bytes, more: bool, status: int, keep_alive: bool
+) -> None:
+    told: list[str] = []
+    cycles = []
+    for name in ("uvicorn", "begin"):
+        cycle, transport = asked()
+        cycle.keep_alive = keep_alive
+        cycle.default_headers = [(b"date", b"today")]
+        cycle.waiting_for_100_continue = True
+        cycle.on_response = lambda name=name: told.append(name)  # type: ignore[misc]
+        cycles.append((cycle, transport))
+    (plain, expected), (cycle, transport) = cycles
+    start: Any = {**START, "status": status, "headers": headers}
+    await plain.send(start)
+    await plain.send({**part(body), "more_body": more})
+    assert begin(cycle.send, status, headers, body, more=more)  # type: ignore[arg-type]
+    assert transport.written == expected.written
+    assert transport.calls == ["write", *expected.calls[2:]]
+    assert state(cycle) == state(plain)
+    assert told == ([] if more else ["uvicorn", "begin"])
+    if more:  # and both go on alike
+        for each in (plain, cycle):
+            await each.send({**part(b"end"), "more_body": False})
+        assert transport.written == expected.written
+        assert state(cycle) == state(plain)
+
+
+def _begun(cycle: RequestResponseCycle) -> None:
+    cycle.response_started = True
+
+
+def _gone(cycle: RequestResponseCycle) -> None:
+    cycle.disconnected = True
+
+
+def _full(cycle: RequestResponseCycle) -> None:
+    cycle.flow.pause_writing()
+
+
+def _logged(cycle: RequestResponseCycle) -> None:
+    cycle.access_log = True
+
+
+def _head(cycle: RequestResponseCycle) -> None:
+    cycle.scope["method"] = "HEAD"
+
+
+@pytest.mark.parametrize("becomes", [_begun, _gone, _full, _logged, _head])
+async def test_what_is_no_usual_beginning_is_uvicorns(becomes: Any) -> None:
+    cycle, transport = asked()
+    becomes(cycle)
+    before = state(cycle)
+    assert not begin(cycle.send, 200, [LENGTH], b"ab", more=False)  # type: ignore[arg-type]
+    assert transport.calls == []
+    assert state(cycle) == before
+
+
+@pytest.mark.parametrize(
+    ("headers", "more"),
+    [([(b"x", b"y\r\nz: 1"), LENGTH], False), ([(b"x", b"\x00")], True), ([LENGTH], True)],
+)
+async def test_what_must_not_be_sent_is_left_to_uvicorn(headers: Any, more: bool) -> None:
+    cycle, transport = asked()
+    before = state(cycle)
+    assert not begin(cycle.send, 200, headers, b"ab", more=more)  # type: ignore[arg-type]
+    assert transport.calls == []
+    assert state(cycle) == before
+
+
+async def test_with_any_other_server_nothing_is_begun() -> None:
+    async def send(message: Message) -> None:
+        raise AssertionError
+
+    assert not begin(send, 200, [LENGTH], b"ab", more=False)
+
+
+# --- the body ---
+
+
+def comes(cycle: RequestResponseCycle, body: bytes, *, more: bool = False) -> None:
+    """As uvicorn's protocol does it."""
+    cycle.body += body
+    cycle.message_event.set()
+    if not more:
+        cycle.more_body = False
+        cycle.message_event.set()
+
+
+def leaves(cycle: RequestResponseCycle) -> None:
+    """As uvicorn's protocol does it."""
+    if not cycle.response_complete:
+        cycle.disconnected = True
+    cycle.message_event.set()
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"x" * 100_000])
+async def test_a_body_that_has_come_is_what_uvicorn_would_give(body: bytes) -> None:
+    (ours, _), (theirs, _) = asked(), asked()
+    for cycle in (ours, theirs):
+        comes(cycle, body)
+    whole = body_at_hand(ours.receive)  # type: ignore[arg-type]
+    message = await theirs.receive()
+    assert message == {"type": "http.request", "body": whole, "more_body": False}
+    assert type(whole) is bytes
+    # And what follows is the same: nothing, until the client leaves.
+    for cycle in (ours, theirs):
+        rest = asyncio.create_task(cycle.receive())
+        await asyncio.sleep(0)
+        assert not rest.done()
+        leaves(cycle)
+        assert (await rest)["type"] == "http.disconnect"
+
+
+async def test_the_connection_is_read_again_when_its_body_is_taken() -> None:
+    cycle, _ = asked()
+    cycle.flow.pause_reading()  # the body was more than uvicorn likes to keep
+    comes(cycle, b"x")
+    assert body_at_hand(cycle.receive) == b"x"  # type: ignore[arg-type]
+    assert not cycle.flow.read_paused
+
+
+async def test_a_body_that_has_not_come_yet_is_waited_for() -> None:
+    cycle, _ = asked()
+    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    comes(cycle, b"a", more=True)
+    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert (await cycle.receive())["body"] == b"a"  # type: ignore[typeddict-item]
+    comes(cycle, b"b")
+    assert body_at_hand(cycle.receive) == b"b"  # type: ignore[arg-type]
+
+
+async def test_a_client_that_has_left_has_no_body() -> None:
+    cycle, _ = asked()
+    comes(cycle, b"a")
+    leaves(cycle)
+    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+
+
+async def test_of_any_other_server_the_body_is_received() -> None:
+    async def receive() -> Message:
+        raise AssertionError("called")
+
+    assert body_at_hand(receive) is None
+
+
+# --- the end of a connection ---
+
+
+async def test_it_hears_when_the_client_leaves_and_of_nothing_else() -> None:
+    cycle, _ = asked()
+    comes(cycle, b"x")
+    body_at_hand(cycle.receive)  # type: ignore[arg-type]
+    left: list[bool] = []
+    when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    await cycle.send(START)  # type: ignore[arg-type]
+    comes(cycle, b"")
+    assert left == []
+    leaves(cycle)
+    assert left == [True]
+
+
+async def test_who_has_left_already_is_heard_of_at_once() -> None:
+    cycle, _ = asked()
+    leaves(cycle)
+    left: list[bool] = []
+    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    assert left == [True]
+    forget()
+
+
+@pytest.mark.parametrize("complete", [False, True])
+async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) -> None:
+    cycle, _ = asked()
+    left: list[bool] = []
+    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    if complete:
+        await cycle.send(START)  # type: ignore[arg-type]
+        await cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
+    else:
+        forget()
+    leaves(cycle)
+    assert left == []
+
+
+async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None:
+    cycle, _ = asked()
+    when_left(cycle.receive, lambda: None)  # type: ignore[arg-type]
+    rest = asyncio.create_task(cycle.receive())
+    await asyncio.sleep(0)
+    leaves(cycle)
+    assert (await rest)["type"] == "http.disconnect"
+
+
+async def test_any_other_server_is_asked_until_it_says_that_the_client_has_left() -> None:
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    left = asyncio.Event()
+    when_left(messages.get, left.set)
+    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert messages.empty()
+    assert not left.is_set()
+    messages.put_nowait({"type": "http.disconnect"})
+    async with asyncio.timeout(30):
+        await left.wait()
+
+
+async def test_any_other_server_is_asked_no_more_by_who_does_not_want_to_know() -> None:
+    cancelled = asyncio.Event()
+
+    async def receive() -> Message:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    forget = when_left(receive, lambda: None)
+    await asyncio.sleep(0)
+    forget()
+    async with asyncio.timeout(30):
+        await cancelled.wait()

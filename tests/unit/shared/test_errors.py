@@ -1,0 +1,93 @@
+"""Every error of ours is OpenAI's object over HTTP and stands in the tree that its module shows."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from shared.api import errors
+from shared.api.errors import BadRequest, FlotillaError, JobFailed, Unauthorized, job_error
+
+
+def classes(root: type[FlotillaError] = FlotillaError) -> list[type[FlotillaError]]:
+    return [root, *(each for child in root.__subclasses__() for each in classes(child))]
+
+
+EVERY = classes()
+JOB = "job_000" + "0" * 24
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_error_has_openais_shape(kind: type[FlotillaError]) -> None:
+    body = json.loads(kind('a "message"\nwith ümläuts').to_openai())
+    assert list(body) == ["error"]
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"] == 'a "message"\nwith ümläuts'
+    assert error["type"] in {"invalid_request_error", "job_cancelled", "server_error"}
+    assert (error["type"] != "server_error") == (400 <= kind.status < 500)
+    assert error["code"] == kind.code
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_every_429_and_503_says_when_to_come_back(kind: type[FlotillaError]) -> None:
+    headers = dict(kind("x").headers())
+    assert (b"retry-after" in headers) == (kind.status in {429, 503})
+    assert all(0 < int(value) <= 120 for name, value in headers.items() if name == b"retry-after")
+
+
+def test_the_modules_tree_shows_every_class_where_it_stands_with_its_status() -> None:
+    shown = {}
+    parents = ["FlotillaError"]
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"^    ([│ ]*)[├└]── (\w+) +(\d+)", line)
+        if match:
+            depth = len(match[1]) // 4
+            parents[depth + 1 :] = [match[2]]
+            shown[match[2]] = (parents[depth], int(match[3]))
+    there = {kind.__name__: (kind.__bases__[0].__name__, kind.status) for kind in EVERY[1:]}
+    assert shown == there
+
+
+def test_codes_are_not_used_twice() -> None:
+    codes = [kind.code for kind in EVERY if kind.code is not None]
+    assert len(set(codes)) == len(codes)
+
+
+def test_a_bad_request_names_the_field() -> None:
+    assert json.loads(BadRequest("m", "stream").to_openai())["error"]["param"] == "stream"
+    assert json.loads(BadRequest("m").to_openai())["error"]["param"] is None
+
+
+def test_a_401_asks_for_a_key() -> None:
+    assert Unauthorized("x").headers() == [(b"www-authenticate", b"Bearer")]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("worker_lost", 500),
+        ("too_many_attempts", 500),
+        ("cancelled", 409),
+        ("deadline_exceeded", 504),
+    ],
+)
+def test_a_jobs_code_becomes_its_error(code: str, status: int) -> None:
+    error = job_error(code, JOB)
+    assert (error.code, error.status) == (code, status)
+    assert str(error)
+
+
+@pytest.mark.parametrize("code", ["", "rejected", "engine_error", "never heard of"])
+def test_any_other_code_is_a_failed_job(code: str) -> None:
+    assert type(job_error(code, JOB)) is JobFailed
+    assert job_error(code, JOB).status == 500
+
+
+def test_a_cancelled_job_says_where_its_text_is_and_that_it_stays_cancelled() -> None:
+    error = job_error("cancelled", JOB)
+    assert f"GET /jobs/{JOB}" in str(error)
+    assert error.type == "job_cancelled"
+    assert error.headers() == [(b"x-should-retry", b"false")]

@@ -1,0 +1,356 @@
+"""Settings: every variable is known, right, or named in the error; keys are never shown."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from shared.platform.settings import (
+    PREFIX,
+    Settings,
+    SettingsError,
+    load_settings,
+    set_engine_defaults,
+    set_engine_variable,
+    to_environment,
+)
+
+SECRET = "sk-very-secret"
+
+
+@pytest.fixture(autouse=True)
+def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No variables, and a folder of secret files that is empty."""
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    monkeypatch.setattr("shared.platform.settings.SECRETS", folder)
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    return folder
+
+
+def test_without_any_variable_the_defaults_hold() -> None:
+    assert load_settings() == Settings()
+    assert load_settings().tenants() == {}
+
+
+def test_a_variable_is_read_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOTILLA_PORT", "9000")
+    monkeypatch.setenv("FLOTILLA_LEASE_S", "2.5")
+    assert (load_settings().port, load_settings().lease_s) == (9000, 2.5)
+    assert load_settings(port=1, lease_s=None).port == 1
+    assert load_settings(port=1, lease_s=None).lease_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("FLOTILLA_PROT", "FLOTILLA_PORT"),
+        ("FLOTILLA_REDIS", "FLOTILLA_REDIS_URL"),
+        ("FLOTILLA_APIKEYS", "FLOTILLA_API_KEYS"),
+        ("FLOTILLA_LEASE", "FLOTILLA_LEASE_S"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_one_that_was_meant(
+    monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    monkeypatch.setenv(variable, SECRET)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value) == f"{variable}: there is no such setting; did you mean {meant}?"
+
+
+def test_a_variable_like_no_other_is_refused_without_a_guess(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLOTILLA_QQQQQQQQQQQQQQ", "1")
+    with pytest.raises(SettingsError, match=r"^FLOTILLA_Q+: there is no such setting$"):
+        load_settings()
+
+
+def test_variables_of_others_are_none_of_our_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOTILLAS_PORT", "x")
+    monkeypatch.setenv("PORT", "x")
+    load_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "70000"),
+        ("PORT", "-1"),
+        ("PORT", "http"),
+        ("SHARDS", "0"),
+        ("SHARDS", "4097"),
+        ("LEASE_S", "0.1"),
+        ("LEASE_S", "nan"),
+        ("MAX_ATTEMPTS", "0"),
+        ("LOG_LEVEL", "loud"),
+        ("ENGINE", "tgi"),
+        ("KV_HIGH_WATERMARK", "1.5"),
+        ("MAX_BODY_BYTES", "1"),
+        ("WORKER_ID", "a b"),
+        ("WORKER_ID", "a:b"),
+        ("WORKER_ID", "x" * 65),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(PREFIX + name, value)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(f"{PREFIX}{name}={value!r}: ")
+
+
+def test_every_wrong_value_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PORT", "SHARDS", "LEASE_S"):
+        monkeypatch.setenv(PREFIX + name, "many")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    lines = str(caught.value).splitlines()
+    assert sorted(line.split("=")[0] for line in lines) == [
+        "FLOTILLA_LEASE_S",
+        "FLOTILLA_PORT",
+        "FLOTILLA_SHARDS",
+    ]
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+# --- secret files ---
+
+
+def test_a_setting_is_read_from_a_file_and_a_variable_and_a_flag_win(
+    monkeypatch: pytest.MonkeyPatch, secrets: Path
+) -> None:
+    url = "redis://:p%40ss@redis:6379/0"
+    (secrets / "flotilla_redis_url").write_text(f"{url}\n")
+    (secrets / "flotilla_port").write_text("7")
+    (secrets / "somebody_elses").write_text("x")
+    assert (load_settings().redis_url, load_settings().port) == (url, 7)
+    monkeypatch.setenv("FLOTILLA_PORT", "8")
+    assert load_settings().port == 8
+    assert load_settings(port=9).port == 9
+    assert Settings().port == 8, "only load_settings looks at files"
+
+
+def test_without_the_folder_there_are_no_secrets(secrets: Path) -> None:
+    secrets.rmdir()
+    assert load_settings() == Settings()
+
+
+def test_a_misspelt_file_is_refused_with_the_one_that_was_meant(secrets: Path) -> None:
+    (secrets / "flotilla_redis_ulr").write_text(SECRET)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    problem = "there is no such setting; did you mean flotilla_redis_url?"
+    assert str(caught.value) == f"{secrets}/flotilla_redis_ulr: {problem}"
+
+
+def test_a_folder_in_place_of_a_file_is_refused(secrets: Path) -> None:
+    # what a container engine makes of a secret whose source is not there
+    (secrets / "flotilla_redis_url").mkdir()
+    with pytest.raises(SettingsError, match=r"flotilla_redis_url.* found a directory"):
+        load_settings()
+
+
+def test_a_file_that_is_no_text_is_refused(secrets: Path) -> None:
+    (secrets / "flotilla_redis_url").write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="can't decode"):
+        load_settings()
+
+
+def test_a_file_that_this_user_may_not_read_is_refused(
+    monkeypatch: pytest.MonkeyPatch, secrets: Path
+) -> None:
+    file = secrets / "flotilla_redis_url"
+    file.write_text(SECRET)
+
+    def refuse(path: Path, **_: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)  # root, as in CI, may read everything
+    with pytest.raises(SettingsError, match=r"Permission denied: .*flotilla_redis_url"):
+        load_settings()
+
+
+def test_a_wrong_value_in_a_file_is_refused_by_name(secrets: Path) -> None:
+    (secrets / "flotilla_shards").write_text("0")
+    with pytest.raises(SettingsError, match=r"^FLOTILLA_SHARDS='0': "):
+        load_settings()
+
+
+@pytest.mark.parametrize("text", ["alice:k1,bob:k2", "alice:k1\nbob:k2\n", "\nalice:k1,\n bob:k2 "])
+def test_keys_of_a_secret_file_stand_on_lines_or_between_commas(secrets: Path, text: str) -> None:
+    (secrets / "flotilla_api_keys").write_text(text)
+    assert load_settings().tenants() == {digest("k1"): "alice", digest("k2"): "bob"}
+
+
+# --- keys ---
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("text", "tenants"),
+    [
+        ("", {}),
+        (" , ", {}),
+        ("alice:k1", {"k1": "alice"}),
+        ("alice:k1, bob:k2 ,", {"k1": "alice", "k2": "bob"}),
+        ("alice:k1,alice:k2", {"k1": "alice", "k2": "alice"}),
+        ("alice:k:with:colons", {"k:with:colons": "alice"}),
+        ("k1", {"k1": f"key-{digest('k1')[:8]}"}),
+    ],
+)
+def test_keys_stand_for_tenants(
+    monkeypatch: pytest.MonkeyPatch, text: str, tenants: dict[str, str]
+) -> None:
+    monkeypatch.setenv("FLOTILLA_API_KEYS", text)
+    expected = {digest(key): tenant for key, tenant in tenants.items()}
+    assert load_settings().tenants() == expected
+
+
+def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# who may call\n\nbob:k2\n  carol:k3  \nk4\n")
+    monkeypatch.setenv("FLOTILLA_API_KEYS", "alice:k1")
+    monkeypatch.setenv("FLOTILLA_API_KEYS_FILE", str(file))
+    tenants = load_settings().tenants()
+    names = [tenants[digest(key)] for key in ("k1", "k2", "k3")]
+    assert names == ["alice", "bob", "carol"]
+    assert len(tenants) == 4
+
+
+def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"FLOTILLA_API_KEYS_FILE=.*nowhere"):
+        Settings(api_keys_file=tmp_path / "nowhere").tenants()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a b:{SECRET}",
+        f":{SECRET}",
+        f"{'x' * 65}:{SECRET}",
+        f"ok:k,ä:{SECRET}",
+        "alice:",
+        f"# {SECRET}",
+    ],
+)
+def test_a_wrong_key_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("FLOTILLA_API_KEYS", text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert str(caught.value).startswith("FLOTILLA_API_KEYS: ")
+    assert SECRET not in str(caught.value)
+
+
+def test_keys_are_not_shown_by_the_settings_themselves() -> None:
+    settings = Settings(api_keys=(SecretStr(SECRET),))
+    assert SECRET not in repr(settings) + str(settings) + str(settings.model_dump())
+    assert SECRET not in str(settings.tenants())
+
+
+# --- the servers of shards ---
+
+
+def test_without_servers_of_their_own_shards_lie_on_the_fleets_redis() -> None:
+    assert Settings(redis_url="redis://home", shards=3).server_urls == ("redis://home",)
+
+
+def test_servers_of_shards_come_comma_separated_or_by_lines() -> None:
+    expected = ("redis://a:6379/0", "rediss://b", "unix:///c")
+    for text in (" , ".join(expected), "\n".join(expected) + "\n"):
+        assert load_settings(shards=3, shard_redis_urls=text).server_urls == expected
+
+
+@pytest.mark.parametrize(
+    ("shards", "urls", "problem"),
+    [
+        (1, "redis://a,redis://b", "2 servers need FLOTILLA_SHARDS=2 or more"),
+        (2, "redis://a:6379/0,redis://u:pw@a/1", "a server stands there twice"),
+        (2, "unix:///a?db=0,unix:///a?db=1", "a server stands there twice"),
+        (2, "redis://a,b:6379", "must start with redis://"),
+        (2, "redis://a,redis://u:pw@b:port", "the port is no number"),
+    ],
+)
+def test_servers_that_can_not_be_are_named_without_their_passwords(
+    shards: int, urls: str, problem: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(shards=shards, shard_redis_urls=urls)
+    assert str(caught.value).startswith("--shard-redis-urls: ")
+    assert problem in str(caught.value)
+    assert "pw" not in str(caught.value)
+
+
+# --- children ---
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"redis_url": "redis://h:1/2", "shards": 4, "lease_s": 0.5},
+        {"api_keys": "alice:k1,k2", "host": "::1"},
+        {"shards": 4, "shard_redis_urls": "redis://:pw@a:1/2,unix:///b%20c?db=0"},
+        {"api_keys_file": Path("/a b/keys"), "engine": "simulated", "sim_step_ms": 1.5},
+        {"engine_args": "--a 'b c' --d=\"e\"", "served_model_name": "ü, x"},
+    ],
+)
+def test_a_child_sees_the_same_settings(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any]
+) -> None:
+    settings = load_settings(**flags)
+    environment = to_environment(settings)
+    for name, value in environment.items():
+        if name.startswith(PREFIX):
+            monkeypatch.setenv(name, value)
+    assert load_settings() == settings
+
+
+def test_a_child_sees_the_changes_and_the_rest_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLOTILLA_PORT", "1")
+    monkeypatch.setenv("SOMETHING_ELSE", "stays")
+    environment = to_environment(Settings(port=5, shards=2), port=6, worker_id=None)
+    assert environment["SOMETHING_ELSE"] == "stays"
+    ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
+    assert ours == {"FLOTILLA_PORT": "6", "FLOTILLA_SHARDS": "2"}
+
+
+def test_what_the_user_has_set_for_the_engine_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_A", "theirs")
+    monkeypatch.delenv("VLLM_B", raising=False)
+    set_engine_defaults({"VLLM_A": "ours", "VLLM_B": "ours"})
+    assert (os.environ["VLLM_A"], os.environ["VLLM_B"]) == ("theirs", "ours")
+    set_engine_variable("VLLM_A", "forced")
+    assert os.environ["VLLM_A"] == "forced"
+    monkeypatch.delenv("VLLM_B")
+
+
+@pytest.mark.parametrize("text", [b"", b"# nothing\n  # but this\n", b"a b:key\n", b"\xff\xfe"])
+def test_a_keys_file_without_a_sound_key_opens_nothing(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(text)
+    with pytest.raises(SettingsError, match="FLOTILLA_API_KEYS_FILE="):
+        Settings(api_keys_file=path).tenants()
+
+
+def test_a_misspelt_variable_is_told_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("flotilla_prot", "1")
+    with pytest.raises(SettingsError, match="FLOTILLA_PORT"):
+        load_settings()

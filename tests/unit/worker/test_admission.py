@@ -1,0 +1,69 @@
+"""How many jobs a worker claims: a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shared.platform.settings import Settings
+from shared.protocol.states import WorkerState
+from worker.claim.admission import CLAIM_BATCH, Snapshot, decide, free_slots
+from worker.run import lifecycle
+
+READY, BUSY, DRAINING = WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING
+IDLE = Snapshot(slots=64, unfinished=0, entering=0, kv_usage=0.0, kv_high_watermark=0.95)
+
+
+@pytest.mark.parametrize(
+    ("now", "count", "state", "reason"),
+    [
+        ({}, CLAIM_BATCH, READY, "64 of 64 slots are free"),
+        ({"unfinished": 60}, 4, READY, "4 of 64"),
+        ({"unfinished": 60, "entering": 3}, 1, READY, "1 of 64"),
+        ({"unfinished": 60, "entering": 4}, 0, BUSY, "all 64 slots"),
+        ({"unfinished": 64}, 0, BUSY, "all 64 slots"),
+        ({"entering": 64}, 0, BUSY, "all 64 slots"),
+        ({"unfinished": 70, "entering": 9}, 0, BUSY, "all 64 slots"),
+        ({"slots": 1}, 1, READY, "1 of 1"),
+        ({"kv_usage": 0.95}, CLAIM_BATCH, READY, "64 of 64"),
+        ({"kv_usage": 0.951}, 0, BUSY, "KV cache 95% full"),
+        ({"kv_usage": 1.0, "kv_high_watermark": 1.0}, CLAIM_BATCH, READY, "64 of 64"),
+        ({"kv_usage": 1.0, "unfinished": 64}, 0, BUSY, "all 64 slots"),
+        ({"draining": True}, 0, DRAINING, "draining"),
+        ({"draining": True, "unfinished": 64, "kv_usage": 1.0}, 0, DRAINING, "draining"),
+    ],
+)
+def test_what_is_claimed_and_why(
+    now: dict[str, float], count: int, state: WorkerState, reason: str
+) -> None:
+    decision = decide(IDLE._replace(**now))
+    assert (decision.count, decision.state) == (count, state)
+    assert reason in decision.reason
+    assert free_slots(IDLE._replace(**now)) == decision.count + decision.spare
+
+
+@pytest.mark.parametrize(("free", "count"), [(0, 0), (1, 1), (2, 1), (3, 2), (64, CLAIM_BATCH)])
+def test_two_claims_at_a_time_share_what_is_free(free: int, count: int) -> None:
+    decision = decide(IDLE._replace(unfinished=64 - free), 2)
+    assert (decision.count, decision.count + decision.spare) == (count, free)
+
+
+@pytest.mark.parametrize("unfinished", range(0, 65, 4))
+@pytest.mark.parametrize("entering", range(0, 65, 8))
+def test_never_more_than_can_run(unfinished: int, entering: int) -> None:
+    decision = decide(IDLE._replace(unfinished=unfinished, entering=entering))
+    assert 0 <= decision.count <= max(0, 64 - unfinished - entering)
+    assert (decision.count == 0) == (decision.state is BUSY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "the demo model"),
+        ({"model": "org/m"}, "org/m"),
+        ({"engine": "simulated"}, "the simulated engine"),
+    ],
+)
+def test_what_a_worker_says_it_loads(settings: dict[str, Any], words: str) -> None:
+    assert lifecycle._what_loads(Settings(**settings)) == words

@@ -1,0 +1,103 @@
+"""An application called in process sees a request and answers as it would a server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from worker.run.asgi import Exchange
+
+
+async def test_the_application_sees_the_request_as_a_server_would_give_it() -> None:
+    seen: dict[str, Any] = {}
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        seen.update(
+            method=request.method,
+            path=request.url.path,
+            body=await request.body(),
+            type=request.headers["content-type"],
+            length=request.headers["content-length"],
+            own=request.headers["x-own"],
+        )
+        request.state.own = 1
+        await Response()(scope, receive, send)
+
+    await Exchange().run(app, "POST", "/v1/x", b"\xff\x00", ((b"x-own", b"yes"),))
+    assert seen == {
+        "method": "POST",
+        "path": "/v1/x",
+        "body": b"\xff\x00",
+        "type": "application/json",
+        "length": "2",
+        "own": "yes",
+    }
+
+
+async def test_a_whole_answer_is_gathered() -> None:
+    chunks: list[bytes] = []
+    exchange = Exchange(chunks.append)
+    await exchange.run(JSONResponse({"a": "ü"}, 418), "GET", "/")
+    assert (exchange.status, exchange.content_type) == (418, "application/json")
+    assert bytes(exchange.body) == '{"a":"ü"}'.encode()
+    assert not exchange.streaming
+    assert chunks == []
+
+
+def stream(media_type: str) -> StreamingResponse:
+    return StreamingResponse(iter([b"data: 1\n\n", b"", b"data: 2\n\n"]), media_type=media_type)
+
+
+@pytest.mark.parametrize("media_type", ["text/event-stream", "text/event-stream; charset=utf-8"])
+async def test_an_event_stream_is_passed_on_part_by_part(media_type: str) -> None:
+    chunks: list[bytes] = []
+    exchange = Exchange(chunks.append)
+    await exchange.run(stream(media_type), "POST", "/")
+    assert chunks == [b"data: 1\n\n", b"data: 2\n\n"]
+    assert exchange.streaming
+    assert bytes(exchange.body) == b""
+
+
+@pytest.mark.parametrize("listens", [False, True])
+async def test_what_nobody_takes_part_by_part_is_gathered(listens: bool) -> None:
+    chunks: list[bytes] = []
+    exchange = Exchange(chunks.append if listens else None)
+    media_type = "text/plain" if listens else "text/event-stream"
+    await exchange.run(stream(media_type), "POST", "/")
+    assert bytes(exchange.body) == b"data: 1\n\ndata: 2\n\n"
+    assert chunks == []
+
+
+async def test_a_disconnect_is_heard_only_when_the_client_has_left() -> None:
+    heard: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for _ in range(2):
+            message = await receive()
+            heard.append(message["type"])
+
+    exchange = Exchange()
+    running = asyncio.create_task(exchange.run(app, "GET", "/"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert heard == ["http.request"]
+    assert not running.done()
+    exchange.disconnect.set()
+    await running
+    assert heard == ["http.request", "http.disconnect"]
+
+
+async def test_what_the_application_raises_comes_out() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError
+
+    exchange = Exchange()
+    with pytest.raises(ZeroDivisionError):
+        await exchange.run(app, "GET", "/")
+    assert exchange.status == 0

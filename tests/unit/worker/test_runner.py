@@ -1,0 +1,461 @@
+"""One job in a worker's hands: answered, refused, dropped, or handed back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Receive, Scope, Send
+
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.settings import Settings
+from shared.protocol.chunk_template import Unfolder
+from shared.protocol.job import LeasedJob
+from shared.protocol.job_log import Entry, Transcript, read_journal
+from shared.protocol.result import Answer
+from shared.protocol.states import JobEvent
+from shared.protocol.step_log import Step
+from tests.unit.calls import Ended, Said, take_apart
+from tests.waiting import eventually
+from worker.claim.lease import Lease
+from worker.engines.protocol import JOURNAL, Capacity, Load
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.publish.publisher import Publisher
+from worker.run import runner as module
+from worker.run.runner import Outcome, Run
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@dataclass
+class Queue:
+    """What Redis was told."""
+
+    said: list[Said] = field(default_factory=list)
+    verdict: str = "ok"
+    shards: int = 1
+
+    def losses(self, shard: int) -> int:
+        return 0
+
+    def start_emit(
+        self, shard: int, worker: str, epoch: str, step: Step, offer: object
+    ) -> asyncio.Future[dict[str, str]]:
+        said = take_apart(step).said
+        self.said += said.values()
+        ended = [name for name, each in said.items() if each.end]
+        reply: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        reply.set_result({} if self.verdict == "ok" else dict.fromkeys(ended, self.verdict))
+        return reply
+
+    def emitted(self, reply: dict[str, str]) -> dict[str, str]:
+        return reply
+
+    @property
+    def log(self) -> list[Entry]:
+        """The entries that were made of it, but for the last, which tells of the end."""
+        entries = {each.entry.seq: each.entry for each in self.said if each.entry}
+        entries |= {entry.seq: entry for end in self.ended for entry in end.before}
+        assert sorted(entries) == list(range(1, len(entries) + 1))
+        return [entry for _, entry in sorted(entries.items())]
+
+    @property
+    def sent(self) -> bytes:
+        unfolder = Unfolder()
+        return b"".join([unfolder.unfold(entry.items) for entry in self.log])
+
+    @property
+    def ended(self) -> list[Ended]:
+        return [each.end for each in self.said if each.end]
+
+    @property
+    def answer(self) -> Answer:
+        (end,) = self.ended
+        assert end is self.said[-1].end
+        return end.answer
+
+
+class Bench:
+    """Runs jobs on an engine, with a publisher before a queue that remembers."""
+
+    def __init__(self, engine: Any) -> None:
+        self.queue = Queue()
+        self.engine = engine
+        self.metrics = WorkerMetrics(CollectorRegistry())
+        queue: Any = self.queue
+        lease = Lease(queue, "w-1", 9.0, {}, lambda *lost: None)
+        lease._epochs = ["e-1"]
+        self.publisher = Publisher(queue, self.metrics, lease)
+        self.engine.on_step = self.publisher.step
+        self.task = asyncio.create_task(self.publisher.run())
+
+    def run(self, name: str = "job", *, endpoint: str = CHAT, **body: Any) -> Run:
+        raw = json.dumps({"messages": MESSAGES} | body).encode()
+        stream = body.get("stream", False)
+        job = LeasedJob(
+            id=name,
+            shard=0,
+            nonce="n" * 16,
+            term=1,
+            epoch="e-1",
+            attempt=1,
+            stream=stream,
+            endpoint=endpoint,
+            body=raw,
+            watchers="gw-1",
+            watched=False,
+            waited_s=0.0,
+        )
+        return Run(job, self.engine, self.publisher, self.metrics)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts a bench with a simulated engine of these settings, or with the given engine."""
+    benches: list[Bench] = []
+
+    async def one(engine: Any = None, **settings: Any) -> Bench:
+        if engine is None:
+            fast = {"sim_step_ms": 1, "sim_step_us_per_seq": 0, "sim_prefill_us_per_token": 0}
+            engine = SimulatedEngine(Settings(**(fast | settings)))
+            await engine.start()
+        benches.append(Bench(engine))
+        return benches[-1]
+
+    yield one
+    for bench in benches:
+        bench.engine.close()
+        bench.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await bench.task
+
+
+class Application:
+    """An engine whose answer the test writes."""
+
+    kind = "fake"
+    capacity = Capacity(1, 1, 1)
+    dead = False
+
+    def __init__(self, answer: Callable[[Receive, Send], Any]) -> None:
+        self.answer = answer
+
+    def load(self) -> Load:
+        return Load(0, 0.0)
+
+    def close(self) -> None:
+        pass
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.answer(receive, send)
+
+
+async def open_stream(send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def write(send: Send, data: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+async def spoken(bench: Bench) -> None:
+    """The job's first bytes have left."""
+
+    async def sent() -> bytes:
+        return bench.queue.sent
+
+    await eventually(sent, "the first output")
+
+
+async def test_a_streamed_answer_is_passed_on_as_it_is_and_then_ended(start: Start) -> None:
+    bench = await start()
+    run = bench.run(stream=True, max_tokens=8)
+    assert await run.carry_out() is Outcome.FINISHED
+    assert run.ended_as == "completed"
+    events = bench.queue.sent.decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: ") for event in events[:-1])
+    answer = bench.queue.answer
+    assert (answer.event, answer.error_code, answer.status) == (JobEvent.COMPLETE, "", 200)
+    assert answer.content_type.startswith("text/event-stream")
+    assert answer.body == b""
+    assert [end.seq for end in bench.queue.ended] == [len(bench.queue.log) + 1]
+
+
+async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> None:
+    bench = await start()
+    await bench.run(max_tokens=8).carry_out()
+    transcript = Transcript.empty()
+    for entry in bench.queue.log:
+        assert entry.items == ()
+        transcript.add(read_journal(entry.journal, entry.items))
+    answer = bench.queue.answer
+    assert transcript.completion_tokens == answer.completion_tokens
+    assert transcript.prompt_tokens == answer.prompt_tokens > 0
+    body = json.loads(answer.body)
+    assert transcript.usage().items() <= body["usage"].items()
+    assert body["choices"][0]["message"]["content"] == transcript.choices()[0]["text"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_refuses_fails_with_the_engines_own_words(
+    start: Start, stream: bool
+) -> None:
+    bench = await start()
+    run = bench.run(stream=stream, max_tokens=-1)
+    assert await run.carry_out() is Outcome.FINISHED
+    answer = bench.queue.answer
+    assert run.ended_as == "failed"
+    assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "rejected", 400)
+    assert json.loads(answer.body)["error"]["message"]
+    assert bench.queue.log == []
+
+
+async def test_a_dropped_job_is_aborted_and_says_nothing_more(start: Start) -> None:
+    bench = await start(sim_max_model_len=4096)
+    run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
+    carried = asyncio.create_task(run.carry_out())
+    await spoken(bench)
+    run.drop()
+    said = len(bench.queue.said)
+    assert await carried is Outcome.LOST
+    assert bench.engine.load().unfinished == 0
+    assert bench.queue.ended == []
+    assert len(bench.queue.said) == said
+
+
+async def test_a_job_that_is_given_back_is_aborted_and_still_held(start: Start) -> None:
+    bench = await start()
+    run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
+    carried = asyncio.create_task(run.carry_out())
+    await spoken(bench)
+    run.give_back()
+    assert await carried is Outcome.HAND_BACK
+    assert bench.engine.load().unfinished == 0
+    assert bench.queue.ended == []
+
+
+async def test_a_job_that_redis_has_ended_otherwise_is_lost(start: Start) -> None:
+    bench = await start()
+    bench.queue.verdict = "cancelled"
+    assert await bench.run(max_tokens=2).carry_out() is Outcome.LOST
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_death_of_the_engine_is_not_the_clients_business(
+    start: Start, stream: bool
+) -> None:
+    bench = await start(sim_faults="die_after_steps=3")
+    run = bench.run(stream=stream, max_tokens=100, ignore_eos=True)
+    assert await run.carry_out() is Outcome.HAND_BACK
+    assert bench.engine.dead
+    assert bench.queue.ended == []
+    assert b'"error"' not in bench.queue.sent
+    assert b"[DONE]" not in bench.queue.sent
+
+
+async def test_a_job_for_a_dead_engine_is_handed_back(start: Start) -> None:
+    bench = await start()
+    bench.engine.close()
+    assert await bench.run(stream=True).carry_out() is Outcome.HAND_BACK
+    assert bench.queue.said == []
+
+
+async def test_an_error_of_a_living_engine_in_the_stream_is_passed_on_and_fails_the_job(
+    start: Start,
+) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await open_stream(send)
+        await write(send, b'data: {"id": 1}\n\n')
+        await write(send, b'data: {"error": {"message": "boom"}}\n\n')
+        await write(send, b"data: [DONE]\n\n", more=False)
+
+    bench = await start(Application(answer))
+    run = bench.run(stream=True)
+    assert await run.carry_out() is Outcome.FINISHED
+    assert bench.queue.sent.count(b"data: ") == 3
+    answered = bench.queue.answer
+    assert (answered.event, answered.error_code) == (JobEvent.FAIL, "engine_error")
+    assert answered.status == 200
+
+
+async def raise_at_once(receive: Receive, send: Send) -> None:
+    raise ZeroDivisionError
+
+
+async def say_nothing(receive: Receive, send: Send) -> None:
+    pass
+
+
+async def break_off(receive: Receive, send: Send) -> None:
+    await open_stream(send)
+    await write(send, b"data: 1\n\n")
+    raise ZeroDivisionError
+
+
+async def cancel_itself(receive: Receive, send: Send) -> None:
+    await open_stream(send)
+    await write(send, b"data: 1\n\n")
+    inner = asyncio.get_running_loop().create_future()
+    inner.cancel()
+    await inner
+
+
+@pytest.mark.parametrize("application", [raise_at_once, say_nothing, break_off, cancel_itself])
+async def test_an_application_that_breaks_fails_the_job_with_a_500(
+    start: Start, application: Callable[[Receive, Send], Any]
+) -> None:
+    bench = await start(Application(application))
+    assert await bench.run(stream=True).carry_out() is Outcome.FINISHED
+    answer = bench.queue.answer
+    assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "engine_error", 500)
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "ZeroDivision" not in error["message"]
+
+
+async def test_an_engine_that_does_not_hear_of_a_drop_is_left_after_a_while(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = asyncio.Event()
+
+    async def deaf(receive: Receive, send: Send) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    monkeypatch.setattr(module, "_ABORT_S", 0.001)
+    bench = await start(Application(deaf))
+    run = bench.run()
+    run.drop()
+    assert await run.carry_out() is Outcome.LOST
+    async with asyncio.timeout(30):
+        await stopped.wait()
+
+
+async def test_an_engine_that_hears_of_a_drop_is_not_cancelled(start: Start) -> None:
+    heard: list[str] = []
+
+    async def answer(receive: Receive, send: Send) -> None:
+        await receive()
+        heard.append((await receive())["type"])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await write(send, b"too late")
+        heard.append("ended")
+
+    bench = await start(Application(answer))
+    run = bench.run()
+    carried = asyncio.create_task(run.carry_out())
+    await asyncio.sleep(0)
+    run.drop()
+    run.drop()
+    assert await carried is Outcome.LOST
+    assert heard == ["http.disconnect", "ended"]
+    assert bench.queue.said == []
+
+
+async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
+    start: Start,
+) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await receive()
+        await receive()
+        raise ZeroDivisionError
+
+    bench = await start(Application(answer))
+    for drop, outcome in ((Run.drop, Outcome.LOST), (Run.give_back, Outcome.HAND_BACK)):
+        run = bench.run()
+        drop(run)
+        assert await run.carry_out() is outcome
+    assert bench.queue.said == []
+
+
+async def wait_for_ever(receive: Receive, send: Send) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_job_given_back_is_handed_back_though_its_engine_is_deaf(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ABORT_S", 0.001)
+    bench = await start(Application(wait_for_ever))
+    run = bench.run()
+    carried = asyncio.create_task(run.carry_out())
+    await asyncio.sleep(0)
+    run.give_back()
+    assert await carried is Outcome.HAND_BACK
+    assert not carried.cancelled()
+    assert carried.cancelling() == 0  # whoever waits in this task next is not disturbed
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_a_run_whose_own_task_is_ended_ends(start: Start, aborted: bool) -> None:
+    bench = await start(Application(wait_for_ever))
+    run = bench.run()
+    carried = asyncio.create_task(run.carry_out())
+    await asyncio.sleep(0)
+    if aborted:
+        run._cut_off()
+    carried.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await carried
+
+
+async def test_the_engine_is_called_in_the_runs_own_task_and_knows_its_journal(
+    start: Start,
+) -> None:
+    seen: list[Any] = []
+
+    async def answer(receive: Receive, send: Send) -> None:
+        seen.append((asyncio.current_task(), JOURNAL.get()))
+
+    bench = await start(Application(answer))
+    runs = [bench.run("one"), bench.run("other")]
+    tasks = [asyncio.create_task(run.carry_out()) for run in runs]
+    await asyncio.gather(*tasks)
+    assert seen == [(task, run.outbox) for task, run in zip(tasks, runs, strict=True)]
+
+
+async def test_the_last_output_and_the_end_leave_in_one_call(start: Start) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await open_stream(send)
+        await write(send, b"data: 1\n\n")
+        await write(send, b"data: [DONE]\n\n", more=False)
+
+    bench = await start(Application(answer))
+    assert await bench.run(stream=True).carry_out() is Outcome.FINISHED
+    (said,) = bench.queue.said
+    assert said.end
+    assert (said.seq, said.end.seq, len(said.end.before)) == (1, 2, 1)
+    assert bench.queue.sent == b"data: 1\n\ndata: [DONE]\n\n"
+    assert bench.queue.answer.event is JobEvent.COMPLETE
+
+
+async def test_the_engine_is_asked_with_the_jobs_own_bytes(start: Start) -> None:
+    seen: list[Any] = []
+
+    class Curious(Application):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            seen.append((scope["path"], dict(scope["headers"]), await receive()))
+            await super().__call__(scope, receive, send)
+
+    bench = await start(Curious(say_nothing))
+    run = bench.run(endpoint="/v1/completions", prompt="ü")
+    await run.carry_out()
+    ((path, headers, message),) = seen
+    assert path == "/v1/completions"
+    assert message["body"] == run.job.body
+    assert headers[b"x-request-id"] == b"job"

@@ -1,0 +1,87 @@
+"""`service_tier`: the lane that it chooses, and where an answer names it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.jobs.admission import lane_of
+from shared.api.errors import BadRequest
+from shared.protocol.job import LeasedJob
+from worker.engines.vllm import stream as vllm_stream
+from worker.publish.service_tier import TieredOutbox, named_in, tier_of
+
+
+@pytest.mark.parametrize(
+    ("tier", "lane"),
+    [
+        ("auto", "default"),
+        ("default", "default"),
+        ("flex", "flex"),
+        ("priority", "priority"),
+        (None, "default"),
+    ],
+)
+def test_known_tiers_choose_a_lane(tier: Any, lane: str) -> None:
+    assert lane_of({"service_tier": tier}) == lane
+    assert lane_of({}) == "default"
+
+
+@pytest.mark.parametrize("tier", ["scale", "Priority", "", 1, ["flex"], {"a": 1}, True])
+def test_others_are_refused(tier: Any) -> None:
+    with pytest.raises(BadRequest) as refused:
+        lane_of({"service_tier": tier})
+    assert refused.value.param == "service_tier"
+    assert str(refused.value) == "`service_tier` must be one of: auto, default, flex, priority."
+
+
+@pytest.mark.parametrize(
+    ("body", "tier"),
+    [
+        ({"service_tier": "flex"}, "flex"),
+        ({"service_tier": "auto"}, "default"),
+        ({"service_tier": None}, ""),
+        ({"service_tier": ["flex"]}, ""),
+        ({"messages": [{"content": '"service_tier": "flex"'}]}, ""),
+        ({"metadata": {"service_tier": "flex"}}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_tier_of_a_request(body: Any, tier: str) -> None:
+    assert tier_of(json.dumps(body).encode()) == tier
+
+
+def test_a_whole_answer_names_it() -> None:
+    answer = json.dumps({"id": "x", "service_tier": None, "text": "é"}).encode()
+    named = json.loads(named_in(answer, "flex"))
+    assert named == {"id": "x", "service_tier": "flex", "text": "é"}
+    for other in (b"", b"text", b"[1]"):
+        assert named_in(other, "flex") == other
+
+
+class Publisher:
+    def mark(self, outbox: Any) -> None:
+        pass
+
+
+def test_each_chunk_names_it() -> None:
+    job = LeasedJob(
+        "job_000" + "0" * 24, 0, "n", 1, "e", 1, True, "/v1/completions", b"{}", "", False, 0.0
+    )
+    publisher: Any = Publisher()
+    outbox = TieredOutbox(job, publisher, "priority")
+    outbox.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
+    outbox.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')
+    outbox.chunk(b'data: {"error":{"message":"x"}}\n\n')
+    events = b"".join(outbox._chunks).decode().split("\n\n")
+    first, second, third, done, error, rest = (event.removeprefix("data: ") for event in events)
+    assert json.loads(first)["choices"] == [{"delta": {"content": "}"}}]
+    assert [json.loads(each)["service_tier"] for each in (first, second, third)] == ["priority"] * 3
+    assert (done, rest) == ("[DONE]", "")
+    assert json.loads(error) == {"error": {"message": "x"}}
+
+
+def test_a_tier_keeps_a_stream_plain() -> None:
+    assert "service_tier" in vllm_stream._HARMLESS.split()

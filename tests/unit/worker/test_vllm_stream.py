@@ -1,0 +1,59 @@
+"""What makes a plain stream's chunks needs no vLLM: its JSON strings, and what it lets alone."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from worker.engines.vllm import stream as vllm_stream
+
+
+class Delta(BaseModel):
+    content: str
+
+
+def by_pydantic(text: str) -> str:
+    return Delta(content=text).model_dump_json().removeprefix('{"content":').removesuffix("}")
+
+
+def test_every_character_is_written_as_pydantic_writes_it() -> None:
+    for start in range(0, 0x110000, 64):
+        if not 0xD800 <= start < 0xE000:  # surrogates: neither of them can write one
+            text = "".join(map(chr, range(start, start + 64)))
+            assert vllm_stream.quoted(text) == by_pydantic(text)
+    assert (
+        vllm_stream.quoted('\b\f\n\r\t\x0b\x1f"\\/\x7f') == r'"\b\f\n\r\t\u000b\u001f\"\\/' '\x7f"'
+    )
+
+
+@given(st.text())
+def test_every_text_is_written_as_pydantic_writes_it(text: str) -> None:
+    assert vllm_stream.quoted(text) == by_pydantic(text)
+
+
+class Serving:
+    """One whose stream generator has come to take something new."""
+
+    async def completion_stream_generator(self, request: Any, result_generator: Any) -> Any:
+        yield "data"
+
+
+def test_a_generator_that_is_not_known_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    serving = Serving()
+    state = SimpleNamespace(openai_serving_chat=None, openai_serving_completion=serving)
+    with caplog.at_level(logging.WARNING):
+        vllm_stream.install(state)
+    assert not vars(serving)
+    assert len(caplog.records) == 1
+    assert "openai_serving_completion.completion_stream_generator" in caplog.text
+
+
+def test_an_application_without_the_routes_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    vllm_stream.install(SimpleNamespace())
+    assert not caplog.records

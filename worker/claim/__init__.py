@@ -1,0 +1,1 @@
+"""Which jobs a worker takes, and how it keeps them."""

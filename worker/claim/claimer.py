@@ -1,0 +1,99 @@
+"""A claimer: takes jobs from one Redis server as long as slots are free, and hears of new ones.
+
+A worker has one for each server, so that one that is away does not keep the others waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from shared.platform.redis_client import RedisError
+from shared.protocol.job import LeasedJob
+from worker.claim.admission import Decision
+from worker.claim.queue_consumer import Claims
+
+log = logging.getLogger("flotilla.claimer")
+
+# A slot may come free without a run ending (n > 1), and KV use falls unannounced: look again then.
+_LOOK_AGAIN_S = 0.25
+_RECONNECT_S = (0.02, 0.1, 0.3, 1.0)
+
+
+class Claimer:
+    """`decide()` says how many jobs to claim now, `start` takes them.
+
+    `asked` is how many may come of the claim that is under way.
+    """
+
+    def __init__(
+        self, claims: Claims, decide: Callable[[], Decision], start: Callable[[LeasedJob], None]
+    ) -> None:
+        self.asked = 0
+        self._claims = claims
+        self._decide = decide
+        self._start = start
+        self._ended = False
+        self._failures = 0  # since Redis has answered last
+        self._changed = asyncio.Event()
+        self._bell: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Claim until the end; ends by cancellation as well."""
+        try:
+            while not self._ended:
+                try:
+                    await self._turn()
+                except (RedisError, OSError) as error:
+                    log.warning("can't claim: %s", error)
+                    again_s = _RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)]
+                    self._failures += 1
+                    await asyncio.sleep(again_s)
+        finally:
+            await self._claims.close()
+
+    def look(self) -> None:
+        """There may be a free slot."""
+        self._changed.set()
+
+    def end(self) -> None:
+        """Claim nothing more."""
+        self._ended = True
+        if self._bell is not None:
+            self._bell.cancel()
+        self._changed.set()
+
+    async def _turn(self) -> None:
+        self._changed.clear()
+        decision = self._decide()
+        if decision.count == 0:
+            await self._claims.pass_on()
+            await self._wait_for_change()
+            return
+        self.asked = decision.count
+        try:
+            jobs = await self._claims.take(decision.count, spare=decision.spare)
+        finally:
+            self.asked = 0
+        self._failures = 0
+        for job in jobs:
+            self._start(job)
+        if len(jobs) < decision.count:  # no more was waiting
+            await self._wait_for_bell()
+
+    async def _wait_for_change(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_AGAIN_S):
+                await self._changed.wait()
+
+    async def _wait_for_bell(self) -> None:
+        self._bell = asyncio.ensure_future(self._claims.bell())
+        try:
+            await self._bell
+        except asyncio.CancelledError:
+            if not self._ended:
+                raise
+        finally:
+            self._bell = None

@@ -1,0 +1,1 @@
+"""vLLM in the worker's process. No other folder imports vllm."""

@@ -1,0 +1,213 @@
+"""vLLM in this process: its engine, and its own FastAPI application called without a socket.
+
+Nothing else imports vllm but vllm_collector.py and worker/engines/vllm/journal.py. Covers 0.24 to 0.33, whose
+modules moved; 0.32 is what the tests run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shared.platform import settings as environment
+from shared.platform.settings import Settings, SettingsError
+from worker.demo import MODEL_DIR, MODEL_NAME
+from worker.engines.protocol import Capacity, Load
+from worker.engines.vllm import parent_death
+from worker.engines.vllm import stream as vllm_stream
+
+log = logging.getLogger("flotilla.engine")
+
+DEFAULTS = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # More outputs than this in a step would be handed out in several turns, and flushed as often.
+    "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4096",
+    # Choices per request: an unbounded `n` stops the event loop (CVE-2026-34756).
+    "VLLM_MAX_N_SEQUENCES": "64",
+}
+DEMO_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+DEMO_ARGS = (
+    "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
+    "--enable-auto-tool-choice --tool-call-parser hermes"
+)
+
+
+class VllmEngine:
+    """Implements `worker.engines.protocol.Engine`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.kind = "vllm"
+        self.on_step: Callable[[], None] = lambda: None
+        self._settings = settings
+        self._engine: Any = None
+        self._app: ASGIApp | None = None
+        self._capacity: Capacity | None = None
+        self._kv_usage = 0.0
+
+    async def start(self) -> None:
+        """Load the model. Raises SettingsError if vLLM's arguments are wrong."""
+        environment.set_engine_defaults(DEFAULTS)
+        if not self._settings.model:
+            environment.set_engine_defaults(DEMO_DEFAULTS)
+        # The import takes ten seconds; probes are answered and signals heard meanwhile.
+        v = await asyncio.to_thread(_import)
+        self.kind = f"vllm {v.version}"
+        args = self._arguments(v)
+        if v.on_cpu():
+            # One process for the engine instead of two: there is one device to drive.
+            environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+        config = v.AsyncEngineArgs.from_cli_args(args).create_engine_config()
+        if v.on_cpu():
+            # A fork keeps the imports: 3 s instead of 30. Not with CUDA, which must not be forked.
+            # vLLM sets `spawn` while it makes the config, hence here.
+            parent_death.at_fork()
+            # The kernel has to be asked before a process uses AMX, and lets its forks do so too.
+            # vLLM leaves that to whatever else uses AMX first: its attention, if it is the first,
+            # dies of an illegal instruction.
+            v.init_amx()
+            environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+        self._engine = v.AsyncLLM.from_vllm_config(
+            config, stat_loggers=[self._stat_logger(v)], disable_log_stats=args.disable_log_stats
+        )
+        tasks = await self._engine.get_supported_tasks()
+        v.install_collector()
+        app = v.build_app(args, tasks, self._engine.model_config)
+        await v.init_app_state(v.JournalledEngine(self._engine), app.state, args, tasks)
+        if self._settings.direct_chunks:
+            vllm_stream.install(app.state)
+        # A dead engine's handlers tell a server to stop; ours is the worker, which looks at `dead`.
+        app.state.server = SimpleNamespace(should_exit=False)
+        self._app = app
+        self._capacity = Capacity(
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            kv_cache_tokens=_kv_cache_tokens(config),
+            max_model_len=config.model_config.max_model_len,
+        )
+
+    @property
+    def capacity(self) -> Capacity:
+        assert self._capacity is not None, "known after start"
+        return self._capacity
+
+    def load(self) -> Load:
+        unfinished = self._engine.get_num_unfinished_requests()
+        # The last step's figure says nothing about an engine that has nothing to do.
+        return Load(unfinished, self._kv_usage if unfinished else 0.0)
+
+    @property
+    def dead(self) -> bool:
+        return self._engine is not None and bool(self._engine.errored)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        assert self._app is not None, "call start first"
+        return self._app(scope, receive, send)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown(timeout=0)
+
+    def _arguments(self, v: SimpleNamespace) -> Any:
+        """vLLM's own arguments, parsed and checked by vLLM's own parser."""
+        settings = self._settings
+        argv = ["--model", settings.model or str(MODEL_DIR)]
+        name = settings.served_model_name or ("" if settings.model else MODEL_NAME)
+        if name:
+            argv += ["--served-model-name", name]
+        if not settings.model:
+            argv += shlex.split(DEMO_ARGS)
+        argv += shlex.split(settings.engine_args)
+        parser = v.make_arg_parser(v.FlexibleArgumentParser())
+        parser.print_usage = lambda *_: None  # 300 lines, and the error is the last of them
+        try:
+            args = parser.parse_args(argv)
+            v.validate_parsed_serve_args(args)
+        except SystemExit as error:  # argparse has said why, on stderr
+            raise SettingsError(f"vLLM does not take these arguments: {argv}") from error
+        if args.tool_parser_plugin:
+            v.ToolParserManager.import_tool_parser(args.tool_parser_plugin)
+        return args
+
+    def _stat_logger(self, v: SimpleNamespace) -> type:
+        """vLLM calls its stat loggers once per engine step, after all outputs were handed out."""
+        engine = self
+
+        class StepLogger(v.StatLoggerBase):  # type: ignore[misc, name-defined]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any = None, *_: Any, **__: Any) -> None:
+                if scheduler_stats is not None:
+                    engine._kv_usage = scheduler_stats.kv_cache_usage
+                engine.on_step()
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return StepLogger
+
+
+def _import() -> SimpleNamespace:
+    """Everything of vLLM that this file uses, wherever the installed release keeps it."""
+    import vllm
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.tool_parsers import ToolParserManager
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    try:  # 0.33
+        from vllm.entrypoints.common.cli_args import make_arg_parser, validate_parsed_serve_args
+    except ImportError:
+        try:  # 0.32
+            from vllm.entrypoints.launchers.cli_args import (
+                make_arg_parser,
+                validate_parsed_serve_args,
+            )
+        except ImportError:  # 0.24
+            from vllm.entrypoints.openai.cli_args import (
+                make_arg_parser,
+                validate_parsed_serve_args,
+            )
+    try:  # 0.32, 0.33
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+    except ImportError:  # 0.24
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state
+    from torch.cpu import _init_amx as init_amx
+
+    from worker.engines.vllm.collector import install as install_collector
+    from worker.engines.vllm.journal import JournalledEngine
+
+    def on_cpu() -> bool:
+        from vllm.platforms import current_platform
+
+        return bool(current_platform.is_cpu())
+
+    return SimpleNamespace(
+        version=vllm.__version__,
+        on_cpu=on_cpu,
+        AsyncEngineArgs=AsyncEngineArgs,
+        AsyncLLM=AsyncLLM,
+        FlexibleArgumentParser=FlexibleArgumentParser,
+        JournalledEngine=JournalledEngine,
+        StatLoggerBase=StatLoggerBase,
+        ToolParserManager=ToolParserManager,
+        build_app=build_app,
+        init_amx=init_amx,
+        init_app_state=init_app_state,
+        install_collector=install_collector,
+        make_arg_parser=make_arg_parser,
+        validate_parsed_serve_args=validate_parsed_serve_args,
+    )
+
+
+def _kv_cache_tokens(config: Any) -> int:
+    cache = config.cache_config
+    tokens = getattr(cache, "kv_cache_size_tokens", None)
+    return int(tokens or (cache.num_gpu_blocks or 0) * cache.block_size)

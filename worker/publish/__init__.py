@@ -1,0 +1,1 @@
+"""The output of jobs on its way to Redis."""

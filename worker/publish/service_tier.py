@@ -1,0 +1,59 @@
+"""`service_tier` in an answer: OpenAI names the tier that served the request, vLLM does not.
+
+Only a request that names a tier gets it, in its whole answer or in each of its chunks; all others
+pay nothing but a search in their body.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from shared.protocol.job import LeasedJob
+from worker.publish.output_buffer import Outbox
+
+if TYPE_CHECKING:
+    from worker.publish.publisher import Publisher
+
+_NAME = b'"service_tier"'
+_SERVED_AS = {"auto": "default", "default": "default", "flex": "flex", "priority": "priority"}
+_END_OF_CHUNK = b"}\n\n"
+_ERROR_CHUNK = b'data: {"error"'
+
+
+def tier_of(body: bytes) -> str:
+    """The tier that serves a request with this body, if the request names one; else empty."""
+    if _NAME not in body:
+        return ""
+    try:
+        tier = json.loads(body).get("service_tier")
+    except (ValueError, AttributeError):
+        return ""
+    return _SERVED_AS.get(tier, "") if isinstance(tier, str) else ""
+
+
+def named_in(answer: bytes, tier: str) -> bytes:
+    """A whole answer with its tier; unchanged if it is no JSON object."""
+    try:
+        value = json.loads(answer)
+    except ValueError:
+        return answer
+    if not isinstance(value, dict):
+        return answer
+    return json.dumps(value | {"service_tier": tier}, ensure_ascii=False).encode()
+
+
+class TieredOutbox(Outbox):
+    """Of a job whose chunks name its tier."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, job: LeasedJob, publisher: Publisher, tier: str) -> None:
+        super().__init__(job, publisher)
+        self._end = b',"service_tier":"%b"}\n\n' % tier.encode()
+
+    def chunk(self, data: bytes) -> None:
+        """Bytes for the client: events, each of which ends with its object."""
+        if not data.startswith(_ERROR_CHUNK):
+            data = data.replace(_END_OF_CHUNK, self._end)
+        super().chunk(data)

@@ -1,0 +1,1 @@
+"""A worker's life and the run of one job."""

@@ -18,7 +18,7 @@ from typing import Protocol
 from load_tests.autoscale_shapes import TOKENS_PER_S, Arrival
 from shared.fleet.autoscale_policy import Observation
 
-_EPOCH_S = 1.7e9
+_FENCE_TOKEN_S = 1.7e9
 _WINDOW_S = 30.0
 """What is averaged over time fades by e in so long."""
 _NEWEST = 0.3
@@ -137,7 +137,7 @@ class Pool:
         ready = sum(worker.ready for worker in staying)
         job_s = self._flow.job_s
         return Observation(
-            at_s=_EPOCH_S + self._at_s,
+            at_s=_FENCE_TOKEN_S + self._at_s,
             waiting=len(self._queue),
             waiting_tokens=self._queue_tokens,
             oldest_s=self._at_s - self._queue[0].at_s if self._queue else 0.0,

@@ -16,7 +16,7 @@ from statistics import median, quantiles
 
 from load_tests.processes import Processes, RedisServer, python, wait_for
 from load_tests.queue_costs import POOL, new_job, open_queue, submit
-from shared.platform.pipelined_connection import Line
+from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import TIMEOUT_S
 from shared.queue.job_queue import JobQueue
 
@@ -64,10 +64,10 @@ async def measure_latencies(
     """One for each number of jobs in another pool, which must ascend."""
     command = python("load_tests.claiming_worker", server.socket_url, POOL)
     worker = processes.start("worker", "engine", command)
-    wait_for(lambda: _waits(server), "the worker waits for its bell", [worker])
+    wait_for(lambda: _waits(server), "the worker waits for its wake-up list", [worker])
     latencies = []
     async with open_queue(server) as queue:
-        line = Line(queue.servers.home, TIMEOUT_S)
+        line = PipelinedConnection(queue.servers.home, TIMEOUT_S)
         waiting = 0
         for count in elsewhere:
             await submit(queue, count - waiting, OTHER_POOL)
@@ -83,7 +83,7 @@ def _waits(server: RedisServer) -> bool:
     return any(client["cmd"] == "blpop" for client in server.client.client_list())
 
 
-async def _ping_s(line: Line) -> float:
+async def _ping_s(line: PipelinedConnection) -> float:
     await asyncio.sleep(random.uniform(*_PAUSE_S))
     began = time.monotonic()
     await line.call("PING")

@@ -19,9 +19,9 @@ from load_tests.session import say
 from shared.fleet.servers import Servers
 from shared.protocol.job import LeasedJob, NewJob, new_job_id
 from shared.protocol.lanes import DEFAULT
-from shared.protocol.result import Answer
+from shared.protocol.result import JobResult
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import End, Speaker, make_step
+from shared.protocol.step_log import FinalEntry, JobStream, make_step
 from shared.queue.job_queue import JobQueue
 
 POOL = "load"
@@ -44,7 +44,7 @@ _AT_ONCE = 32
 _REWRITE_S = 300.0
 
 _BODY = b'{"model": "load", "messages": [{"role": "user", "content": "Say something short."}]}'
-_ANSWER = Answer(
+_ANSWER = JobResult(
     event=JobEvent.COMPLETE,
     error_code="",
     status=200,
@@ -238,11 +238,11 @@ async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
 async def _finish_all(
     queue: JobQueue, leased: Sequence[Sequence[LeasedJob]], measured: AbstractContextManager[None]
 ) -> None:
-    epoch = (await queue.renew(0, _WORKER, "", _LEASE_S, [])).epoch
+    fence_token = (await queue.renew(0, _WORKER, "", _LEASE_S, [])).fence_token
 
     async def finish(jobs: Sequence[LeasedJob]) -> None:
-        step = make_step([(Speaker(job), b"", End(1, b"", _ANSWER)) for job in jobs])
-        lost = await queue.emit(0, _WORKER, epoch, step)
+        step = make_step([(JobStream(job), b"", FinalEntry(1, b"", _ANSWER)) for job in jobs])
+        lost = await queue.emit(0, _WORKER, fence_token, step)
         if lost:
             raise ProcessError(f"not finished: {lost}")
 

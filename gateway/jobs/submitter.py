@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError
 
 from shared.api.errors import QueueFull
-from shared.fleet.servers import place_of
+from shared.fleet.servers import server_index
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
 from shared.protocol.job import NewJob
@@ -47,7 +47,7 @@ class Submitter:
         `refused` is told of.
         """
         queued: asyncio.Future[None] = self._loop.create_future()
-        place = place_of(job.shard, len(self._calls))
+        place = server_index(job.shard, len(self._calls))
         waiting = self._waiting[place]
         waiting.append(_Waiting(job, queued, refused))
         if not self._calls[place] and len(waiting) == 1:
@@ -59,44 +59,44 @@ class Submitter:
         waiting, self._waiting[place] = self._waiting[place], []
         for each in waiting:
             shards.setdefault(each.job.shard, []).append(each)
-        for shard, batch in shards.items():
-            for parcel in _parcels(batch):
+        for shard, together in shards.items():
+            for batch in _batches(together):
                 self._calls[place] += 1
-                self._call(shard, parcel)
+                self._call(shard, batch)
 
-    def _call(self, shard: int, parcel: list[_Waiting], *, last: bool = False) -> None:
-        jobs = [each.job for each in parcel]
+    def _call(self, shard: int, batch: list[_Waiting], *, last: bool = False) -> None:
+        jobs = [each.job for each in batch]
         try:
             reply = self._queue.start_submit(shard, jobs, self._max_depth)
         except Exception as error:  # others must not wait for ever behind what can't be sent
             reply = self._loop.create_future()
             reply.set_exception(error)
-        reply.add_done_callback(partial(self._sent, shard, parcel, last))
+        reply.add_done_callback(partial(self._sent, shard, batch, last))
 
     def _sent(
-        self, shard: int, parcel: list[_Waiting], last: bool, reply: asyncio.Future[Any]
+        self, shard: int, batch: list[_Waiting], last: bool, reply: asyncio.Future[Any]
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
         if isinstance(error, NoScriptError):
-            self._call(shard, parcel, last=last)
+            self._call(shard, batch, last=last)
             return
         if isinstance(error, RedisConnectionError) and not last:
             # Lost under the call, perhaps with its reply: what is queued already stays as it is.
-            self._call(shard, parcel, last=True)
+            self._call(shard, batch, last=True)
             return
         if error is not None:
-            for each in parcel:
+            for each in batch:
                 _refuse(each, error)
         else:
-            self._tell(parcel, reply.result())
-        place = place_of(shard, len(self._calls))
+            self._tell(batch, reply.result())
+        place = server_index(shard, len(self._calls))
         self._calls[place] -= 1
         if self._waiting[place] and not self._calls[place]:
             self._send(place)
 
-    def _tell(self, parcel: list[_Waiting], reply: Sequence[Any]) -> None:
-        depths = self._queue.submitted([each.job for each in parcel], reply)
-        for each, depth in zip(parcel, depths, strict=True):
+    def _tell(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
+        depths = self._queue.submitted([each.job for each in batch], reply)
+        for each, depth in zip(batch, depths, strict=True):
             if isinstance(depth, int):
                 self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
             if isinstance(depth, QueueFull):
@@ -116,14 +116,14 @@ def _refuse(waiting: _Waiting, error: BaseException) -> None:
         waiting.refused(error)
 
 
-def _parcels(batch: list[_Waiting]) -> list[list[_Waiting]]:
+def _batches(batch: list[_Waiting]) -> list[list[_Waiting]]:
     """In the same order; large bodies must not add up to more than Redis takes in one argument."""
-    parcels: list[list[_Waiting]] = []
+    batches: list[list[_Waiting]] = []
     size = _CALL_BYTES
     for each in batch:
         if size + len(each.job.body) > _CALL_BYTES:
-            parcels.append([])
+            batches.append([])
             size = 0
-        parcels[-1].append(each)
+        batches[-1].append(each)
         size += len(each.job.body)
-    return parcels
+    return batches

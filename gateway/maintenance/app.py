@@ -77,7 +77,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "worker_send_task_events": False,
         "worker_hijack_root_logger": False,
         "worker_redirect_stdouts": False,
-        "worker_consumer": "gateway.maintenance.consumer:PatientConsumer",
+        "worker_consumer": "gateway.maintenance.consumer:TolerantConsumer",
         "worker_pool": "solo",
         "worker_concurrency": 1,
         "enable_utc": True,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gateway.maintenance import liveness_file as pulse
 from gateway.maintenance.broker import chores_url
-from gateway.maintenance.schedule import Rota
+from gateway.maintenance.schedule import Schedule
 from shared.fleet.servers import Servers
 from shared.platform.redis_client import UNAVAILABLE, Redis, RedisError, connect
 from shared.platform.settings import Settings
@@ -26,7 +26,7 @@ _LOOK_S = 5.0
 _CLOSE_S = 2.0
 
 
-class Bridge:
+class AsyncRunner:
     """A thread with an event loop, which also feels the process's pulse.
 
     `perform` is for another thread, one at a time.
@@ -41,7 +41,7 @@ class Bridge:
         servers = Servers(settings.redis_url, settings.shard_redis_urls, max_connections=4)
         self._broker = connect(chores_url(settings), max_connections=1)
         self._queue = JobQueue(servers, shards=settings.shards)
-        self._rota = Rota(settings, self._queue)
+        self._rota = Schedule(settings, self._queue)
         self._doing: concurrent.futures.Future[bool] | None = None
         self._watch: concurrent.futures.Future[None] | None = None
         self._closing = False

@@ -17,7 +17,7 @@ from shared.platform.redis_client import RedisError
 log = logging.getLogger("flotilla.chores")
 
 
-class PatientConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
+class TolerantConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
     """Throws away what is no message of ours."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

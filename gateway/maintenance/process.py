@@ -14,7 +14,7 @@ from celery.beat import EmbeddedService
 from celery.worker import WorkController, state
 
 from gateway.maintenance.app import LONGEST_S, create_app
-from gateway.maintenance.async_runner import Bridge
+from gateway.maintenance.async_runner import AsyncRunner
 from gateway.maintenance.broker import broker, refusal
 from gateway.maintenance.schedule import intervals
 from shared.platform import eviction, logs
@@ -29,7 +29,7 @@ _GRACE_S = 8.0
 def run(settings: Settings) -> NoReturn:
     """Do the chores until SIGTERM or SIGINT, then exit 0. Raises SettingsError."""
     broker(settings)  # whether the addresses make sense
-    bridge = Bridge(settings, LONGEST_S, on_stuck=lambda: _exit(1))
+    bridge = AsyncRunner(settings, LONGEST_S, on_stuck=lambda: _exit(1))
     app = create_app(settings, bridge.perform)
     app.set_default()  # in all threads: parts of Celery look for their application there
     asyncio.run(eviction.refuse(settings.all_redis_urls))

@@ -33,7 +33,7 @@ def intervals(settings: Settings) -> dict[str, float]:
     return found
 
 
-class Rota:
+class Schedule:
     """The chores of one fleet."""
 
     def __init__(self, settings: Settings, queue: JobQueue) -> None:

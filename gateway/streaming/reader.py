@@ -83,6 +83,7 @@ class Reader:
         "_ended",
         "_failing_since",
         "_failure",
+        "_generation",
         "_known",
         "_left",
         "_loop",
@@ -91,7 +92,6 @@ class Reader:
         "_relay",
         "_sink",
         "_start",
-        "_term",
         "_tokens",
         "_unfolder",
         "_unread",
@@ -113,7 +113,7 @@ class Reader:
         self._want = want
         self._start = after
         self._after = after  # number of the last piece that was buffered or handed out
-        self._term = 0  # of the attempt whose entries are handed out; 0: not known yet
+        self._generation = 0  # of the attempt whose entries are handed out; 0: not known yet
         self._tokens = 0  # in the entries from `_start` to `_after`
         self._ended = False
         self._known = 0  # number of the last entry whose chunks were unfolded
@@ -134,11 +134,11 @@ class Reader:
 
     def feed(self, frame: Frame) -> None:
         """The relay has a frame for this job."""
-        _, seq, term, kind, journal, payload = frame
+        _, seq, generation, kind, journal, payload = frame
         if (
             kind in _ANY_CHUNK
             and seq == self._after + 1
-            and term == self._term
+            and generation == self._generation
             and self._known == self._after
             and self._want is _CHUNKS
             and self._unread is None
@@ -165,8 +165,8 @@ class Reader:
                 self._keep(Piece(seq, kind, payload))
         elif kind == FrameKind.STARTED:
             self._keep(Piece(seq, kind, payload))
-        elif term != self._term and self._unread is None:
-            if self._begin_attempt(term):
+        elif generation != self._generation and self._unread is None:
+            if self._begin_attempt(generation):
                 self.feed(frame)
         elif self._unread is not None:
             self._unread.append(frame)
@@ -186,18 +186,18 @@ class Reader:
         else:
             self._deltas(seq, journal, payload)
 
-    def _begin_attempt(self, term: int) -> bool:
-        """Switch to the attempt with this term; whether its entries may be handed out.
+    def _begin_attempt(self, generation: int) -> bool:
+        """Switch to the attempt with this generation; whether its entries may be handed out.
 
         False for an earlier attempt, which was replaced. Once entries were handed out, a later
         attempt fails the reader.
         """
-        if term < self._term:
+        if generation < self._generation:
             return False
-        if self._term and self._after > self._start:
+        if self._generation and self._after > self._start:
             self.fail(StreamReset("Another attempt at this job has begun anew."))
             return False
-        self._term = term
+        self._generation = generation
         return True
 
     def _tokens_missing(self, generated: Any) -> bool:
@@ -331,12 +331,12 @@ class Reader:
                 return [self._piece(last)] if last is not None and last.end else []
             # Who starts in the middle has to see all envelopes, from the first.
             start = self._after if self._known == self._after else 0
-            term, entries = await queue.read_log(self.job_id, start)
+            generation, entries = await queue.read_log(self.job_id, start)
             if start == 0:
                 self._unfolder = Unfolder()
             if any(entry.lost for entry in entries):
                 raise StreamReset("The log of this job has lost entries.")
-            if term != self._term and entries and not self._begin_attempt(term):
+            if generation != self._generation and entries and not self._begin_attempt(generation):
                 raise StreamReset("Another attempt at this job has begun anew.")
             if start + len(entries) < self._after or (not entries and self._after):
                 await self._check_still_there()

@@ -17,7 +17,7 @@ from msgpack.exceptions import UnpackException
 
 from gateway.streaming.reader import Reader, Want
 from shared.api.errors import StreamReset
-from shared.fleet.servers import place_of
+from shared.fleet.servers import server_index
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisError
 from shared.platform.subscription import Subscription
@@ -79,7 +79,7 @@ class Relay:
 
     def reaches(self, shard: int) -> bool:
         """Frames of the shard's jobs can come; without them readers live on the log alone."""
-        place = place_of(shard, len(self._subscriptions))
+        place = server_index(shard, len(self._subscriptions))
         return self._subscriptions[place].connected.is_set()
 
     def open(self, job_id: str, want: Want, after: int = 0) -> Reader:
@@ -136,7 +136,7 @@ class Relay:
             for readers in self._readers.values():
                 job_id = readers[0].job_id
                 shard = shard_in(job_id)
-                if place_of(shard, n_servers) == place and any(each.waits for each in readers):
+                if server_index(shard, n_servers) == place and any(each.waits for each in readers):
                     shards.setdefault(shard, []).append(job_id)
             try:
                 for shard, job_ids in shards.items():
@@ -158,7 +158,7 @@ class Relay:
 
     def _to_the_log(self, place: int) -> None:
         for job_id, readers in self._readers.items():
-            if place_of(shard_in(job_id.decode()), len(self._subscriptions)) == place:
+            if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == place:
                 for reader in readers:
                     reader.fall_behind()
 

@@ -10,11 +10,13 @@ FAULTS = {
     "none": Fault("none", process.nothing, 5),
     "worker-kill": Fault("worker kill -9", process.worker_kill, 20),
     "worker-stop": Fault("worker stopped for two leases", process.worker_stop, 8, 5.0),
-    "worker-term": Fault("worker SIGTERM with a successor", process.worker_term, 8, 5.0),
+    "worker-generation": Fault(
+        "worker SIGTERM with a successor", process.worker_generation, 8, 5.0
+    ),
     "twin": Fault("two workers with one id", process.twin, 1, 12.0),
     "gateway-kill": Fault("gateway kill -9", process.gateway_kill, 6, 6.0),
-    "gateway-term": Fault(
-        "gateway SIGTERM, two gateways", process.gateway_term, 6, fleet={"gateways": 2}
+    "gateway-generation": Fault(
+        "gateway SIGTERM, two gateways", process.gateway_generation, 6, fleet={"gateways": 2}
     ),
     "redis-kill": Fault("Redis kill -9, AOF", redis.kill, 6, 6.0),
     "redis-stop": Fault("Redis stopped for 3 s (two leases)", redis.stop, 4, 14.0),

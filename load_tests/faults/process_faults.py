@@ -27,7 +27,7 @@ def worker_stop(fleet: Fleet, n: int) -> None:
     fleet.pause(fleet.workers[n % len(fleet.workers)], 2 * fleet.lease_s)
 
 
-def worker_term(fleet: Fleet, n: int) -> None:
+def worker_generation(fleet: Fleet, n: int) -> None:
     """SIGTERM; a successor starts at once."""
     at = n % len(fleet.workers)
     old = fleet.workers[at]
@@ -43,7 +43,7 @@ def gateway_kill(fleet: Fleet, n: int) -> None:
     fleet.replace_gateway(at)
 
 
-def gateway_term(fleet: Fleet, n: int) -> None:
+def gateway_generation(fleet: Fleet, n: int) -> None:
     """SIGTERM; started again when it has ended."""
     at = n % len(fleet.gateways)
     send(fleet.gateways[at], signal.SIGTERM)

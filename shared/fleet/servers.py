@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from shared.platform.redis_client import connect
 
 
-def place_of(shard: int, n_servers: int) -> int:
+def server_index(shard: int, n_servers: int) -> int:
     """Which of the servers a shard lies on."""
     return shard % n_servers
 
@@ -46,7 +46,7 @@ class Servers:
 
     def of(self, shard: int) -> Any:
         """The client of a shard's server."""
-        return self.all[place_of(shard, len(self.all))]
+        return self.all[server_index(shard, len(self.all))]
 
     def ask(self) -> Questions:
         """Commands that leave together."""
@@ -67,7 +67,7 @@ class Questions:
 
     def of(self, shard: int) -> Any:
         """The pipeline to the shard's server, for exactly one command."""
-        place = place_of(shard, len(self._pipes))
+        place = server_index(shard, len(self._pipes))
         self._asked.append(place)
         return self._pipes[place]
 

@@ -33,7 +33,7 @@ def _error(text: str) -> ResponseError:
     return kind(text)
 
 
-class Line(asyncio.Protocol):
+class PipelinedConnection(asyncio.Protocol):
     """Connects when it is first used, and again after a loss; calls that were on their way fail.
 
     `on_message` hears what arrives on the channels that were subscribed to, `on_error` of errors

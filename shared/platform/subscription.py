@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from shared.platform import redis_client as connections
-from shared.platform.pipelined_connection import Line
+from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import RedisError
 
 log = logging.getLogger("flotilla.subscription")
@@ -31,7 +31,7 @@ class Subscription:
     ) -> None:
         self.connected = asyncio.Event()
         self._redis = connections.connect(redis_url)
-        self._line = Line(self._redis, connections.TIMEOUT_S, on_message)
+        self._line = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
         self._channel = channel
         self._on_connected = on_connected
 

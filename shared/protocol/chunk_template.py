@@ -23,7 +23,7 @@ _YOUNG = 6
 _YOUNG_AGAIN = 2
 
 
-class Folder:
+class DeltaEncoder:
     """The sender's side of one job."""
 
     __slots__ = ("_before", "_head", "_length", "_n_head", "_n_tail", "_tail", "_young")

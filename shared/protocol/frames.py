@@ -1,9 +1,9 @@
 """What travels over pub/sub: frames with tokens for a gateway, and words for a worker.
 
-A message is one or more frames back to back, each a msgpack array `[job id, seq, term, kind,
+A message is one or more frames back to back, each a msgpack array `[job id, seq, generation, kind,
 journal, payload]`. The gateway decodes the array (C code), finds the job's reader, puts the chunk's
 envelope around the payload and writes it: no JSON is parsed per token. `seq` is the number of the
-job's log entry, so a lost frame shows as a gap and is read from the log. `term` counts the job's
+job's log entry, so a lost frame shows as a gap and is read from the log. `generation` counts the job's
 leases: frames of two attempts are never mixed in one answer. Journal and payload of a step are its
 entry in the log (token_log.py) as it stands; the journal of the last frame is the number of tokens
 that the worker generated, nil or empty if the worker did not end the job. STARTED has none.
@@ -49,35 +49,37 @@ _HEAD_OF_SIX = b"\x96"  # msgpack's head of an array
 
 
 def encode(
-    job_id: str, seq: int, kind: int, payload: Any, journal: Any = None, term: int = 1
+    job_id: str, seq: int, kind: int, payload: Any, journal: Any = None, generation: int = 1
 ) -> bytes:
-    """One frame; `term` is that of the job's lease."""
-    frame: bytes = _pack((job_id, seq, term, kind, journal, payload))
+    """One frame; `generation` is that of the job's lease."""
+    frame: bytes = _pack((job_id, seq, generation, kind, journal, payload))
     return frame
 
 
-def encode_head(job_id: str, seq: int, kind: int, term: int = 1) -> bytes:
+def encode_head(job_id: str, seq: int, kind: int, generation: int = 1) -> bytes:
     """A frame that lacks its journal and its payload, which are packed behind it."""
-    head: bytes = _pack((job_id, seq, term, kind))
+    head: bytes = _pack((job_id, seq, generation, kind))
     return _HEAD_OF_SIX + head[1:]
 
 
-def entry_of(frame: bytes, job_id: str, seq: int, term: int = 1) -> bytes:
+def entry_of(frame: bytes, job_id: str, seq: int, generation: int = 1) -> bytes:
     """Journal and payload of a step's frame, packed."""
-    return frame[_size_of_head(job_id, seq, term) :]
+    return frame[_size_of_head(job_id, seq, generation) :]
 
 
-def entries_of(frames: Sequence[bytes], job_id: str, first: int, term: int = 1) -> list[bytes]:
+def entries_of(
+    frames: Sequence[bytes], job_id: str, first: int, generation: int = 1
+) -> list[bytes]:
     """The same of frames one after the other, the first of which has number `first`."""
-    size, last = _size_of_head(job_id, first, term), first + len(frames) - 1
-    if size == _size_of_head(job_id, last, term):
+    size, last = _size_of_head(job_id, first, generation), first + len(frames) - 1
+    if size == _size_of_head(job_id, last, generation):
         return [frame[size:] for frame in frames]
-    return [entry_of(frame, job_id, seq, term) for seq, frame in enumerate(frames, first)]
+    return [entry_of(frame, job_id, seq, generation) for seq, frame in enumerate(frames, first)]
 
 
-def _size_of_head(job_id: str, seq: int, term: int) -> int:
+def _size_of_head(job_id: str, seq: int, generation: int) -> int:
     # Heads of the array and the id (a short string), a kind, two numbers.
-    return len(job_id) + 3 + _size_of_number(seq) + _size_of_number(term)
+    return len(job_id) + 3 + _size_of_number(seq) + _size_of_number(generation)
 
 
 def _size_of_number(n: int) -> int:
@@ -90,7 +92,7 @@ class ControlKind(IntEnum):
     DROP = 0
     """A job's id: it was ended by somebody else. A hint, the scripts' replies are the truth."""
     JOBS = 1
-    """Redis' time, the worker's epoch and jobs, as the acquire script returns them: they are leased
+    """Redis' time, the worker's fencing token and jobs, as the acquire script returns them: they are leased
     to this worker."""
 
 

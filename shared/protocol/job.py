@@ -70,11 +70,11 @@ class LeasedJob(NamedTuple):
 
     id: str
     shard: int
-    nonce: str
+    lease_id: str
     """Of this lease: nobody else knows it."""
-    term: int
+    generation: int
     """How many leases the job has had: tells what was said under an earlier one."""
-    epoch: str
+    fence_token: str
     """The worker's, when it got the job; see step_log.py."""
     attempt: int
     stream: bool

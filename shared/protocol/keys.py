@@ -8,10 +8,10 @@ gets the shard's base key may make the others itself.
 | `flotilla:{s}:job:<id>` | hash | request, state, times, result (record.py) | all scripts | until its TTL after the end |
 | `flotilla:{s}:log:<id>` | list | segments of a job's entries (token_log.py); the last one is the end | emit, cancel, reap, ... | with its job |
 | `flotilla:{s}:steps:<worker>` | list of the last steps | what its jobs said last (step_log.py), in part not in their logs yet | emit | a day longer than its worker |
-| `flotilla:{s}:fence:<worker>` | string | its epoch: it may write as long as this is what it knows | renew; gone with cancel, reap, watch, ... | one lease |
+| `flotilla:{s}:fence:<worker>` | string | its fencing token: it may write as long as this is what it knows | renew; gone with cancel, reap, watch, ... | one lease |
 | `flotilla:{s}:queue:<pool>:<lane>` | stream + group `workers` | `job` = id; what waits and what is leased; never trimmed | submit, acquire, reap | entries deleted with ack |
 | `flotilla:{s}:waiting:<pool>:<lane>` | sorted set by submit time | ids of queued jobs: depth, position, oldest age | submit, acquire | while queued |
-| `flotilla:{s}:bell:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
+| `flotilla:{s}:wake_ups:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
 | `flotilla:{s}:offers:<pool>` | sorted set by free slots | `<worker> <lease in ms>`: gets the next job if nothing waits | acquire, emit, submit | while it listens |
 | `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, emit | while not terminal |
 | `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
@@ -48,8 +48,8 @@ STEPS: Final = "steps"
 FENCE: Final = "fence"
 QUEUE: Final = "queue"
 WAITING: Final = "waiting"
-BELL: Final = "bell"
-OFFERS: Final = "offers"
+WAKE_UPS: Final = "wake_ups"
+ADVERTISED: Final = "offers"
 DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
@@ -58,7 +58,7 @@ DEAD: Final = "dead"
 REAPER: Final = "reaper"
 REAPED: Final = "reaped"
 LUA_WORDS: Final = (
-    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, BELL, OFFERS, DEADLINES, JOBS, EXPIRING, POOLS, DEAD,
+    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING, POOLS, DEAD,
     REAPER, REAPED,
 )  # fmt: skip
 
@@ -95,15 +95,15 @@ def waiting(shard: int, pool: str, lane: str) -> str:
     return f"{base(shard)}{WAITING}:{pool}:{lane}"
 
 
-def bell(shard: int, pool: str) -> str:
-    return f"{base(shard)}{BELL}:{pool}"
+def wake_ups(shard: int, pool: str) -> str:
+    return f"{base(shard)}{WAKE_UPS}:{pool}"
 
 
 def offers(shard: int, pool: str) -> str:
-    return f"{base(shard)}{OFFERS}:{pool}"
+    return f"{base(shard)}{ADVERTISED}:{pool}"
 
 
-def offerer(worker: str, lease_s: float) -> str:
+def advertiser(worker: str, lease_s: float) -> str:
     """A member of `offers`; as prelude.lua spells it."""
     return f"{worker} {int(lease_s * 1000)}"
 

@@ -13,7 +13,7 @@
 | `history` | JSON: the attempts that were taken back | requeue, fail |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
-| `ending`, `result` | an `Ending`, and the answer's body if it was not streamed | emit |
+| `ending`, `result` | an `ResponseInfo`, and the answer's body if it was not streamed | emit |
 
 Fields that are written together and never apart are one, a msgpack array: a hash costs by the field,
 in time (Lua, the append-only file) and in memory.
@@ -62,8 +62,8 @@ class LastLease(NamedTuple):
     """Who holds the job; only the counts, if nobody does. The scripts know them by these names."""
 
     worker: str
-    nonce: str
-    term: int
+    lease_id: str
+    generation: int
     """How many leases there were."""
     attempts: int
     """How many of them count against the job."""
@@ -71,7 +71,7 @@ class LastLease(NamedTuple):
     started_us: str
 
 
-class Ending(NamedTuple):
+class ResponseInfo(NamedTuple):
     """What a worker says of the answer."""
 
     status: int
@@ -121,7 +121,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
 
     request = Request(*msgpack.unpackb(raw[b"request"]))
     lease = read_lease(raw[b"lease"]) if b"lease" in raw else None
-    ending = Ending(*msgpack.unpackb(raw[b"ending"])) if b"ending" in raw else None
+    ending = ResponseInfo(*msgpack.unpackb(raw[b"ending"])) if b"ending" in raw else None
     state, error_code = JobState(text(b"state")), text(b"error_code")
     created_us = int(raw[b"created_us"])
     started_at = int(lease.started_us) / 1e6 if lease and lease.worker else None
@@ -163,7 +163,7 @@ def _seconds(us: bytes | None) -> float | None:
     return int(us) / 1e6 if us else None
 
 
-def _usage(ending: Ending) -> dict[str, int]:
+def _usage(ending: ResponseInfo) -> dict[str, int]:
     prompt, completion = ending.prompt_tokens, ending.completion_tokens
     return {
         "prompt_tokens": prompt,

@@ -9,7 +9,7 @@ import msgpack
 
 from shared.protocol.frames import FrameKind, encode, encode_head
 from shared.protocol.job import LeasedJob
-from shared.protocol.record import Ending
+from shared.protocol.record import ResponseInfo
 from shared.protocol.states import JobEvent
 
 # A longer answer is not sent along in the frame that tells of it: the gateway reads the hash.
@@ -20,7 +20,7 @@ _THREE = b"\x93"  # msgpack's head of an array of three
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JobResult:
     """How a worker ends a job."""
 
     event: JobEvent
@@ -39,15 +39,15 @@ def _head_of(body: bytes) -> bytes:
     return packed[: len(packed) - len(body)]
 
 
-def pack_ending(
-    job: LeasedJob, watchers: str, seq: int, segment: bytes, answer: Answer
+def pack_result(
+    job: LeasedJob, watchers: str, seq: int, segment: bytes, answer: JobResult
 ) -> tuple[Any, ...]:
     """What lua/emit.lua takes. `seq`: of the last entry; `segment`: those not in the log yet."""
     streamed = job.stream and answer.status == 200
     inline = not streamed and len(answer.body) <= INLINE_RESULT_BYTES
     if inline:
         # The script puts the body behind it: it goes into the job's hash as well.
-        frame = encode_head(job.id, seq, FrameKind.RESULT, job.term)
+        frame = encode_head(job.id, seq, FrameKind.RESULT, job.generation)
         frame += (
             _pack(answer.completion_tokens)
             + _THREE
@@ -57,11 +57,11 @@ def pack_ending(
         )
     else:
         kind = FrameKind.DONE if streamed else FrameKind.ENDED
-        frame = encode(job.id, seq, kind, b"", answer.completion_tokens, job.term)
-    ending = Ending(
+        frame = encode(job.id, seq, kind, b"", answer.completion_tokens, job.generation)
+    ending = ResponseInfo(
         answer.status, answer.content_type, answer.prompt_tokens, answer.completion_tokens
     )
     return (
-        job.id, job.nonce, seq, segment, answer.completion_tokens, answer.event,
+        job.id, job.lease_id, seq, segment, answer.completion_tokens, answer.event,
         answer.error_code, watchers, frame, inline, answer.body, ending.pack(),
     )  # fmt: skip

@@ -17,8 +17,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from shared.fleet.servers import Servers, place_of
-from shared.platform.pipelined_connection import Argument, Line
+from shared.fleet.servers import Servers, server_index
+from shared.platform.pipelined_connection import Argument, PipelinedConnection
 from shared.platform.redis_client import TIMEOUT_S
 from shared.protocol import keys
 from shared.protocol.frames import ControlKind, FrameKind
@@ -103,7 +103,7 @@ class _Server:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self.line = Line(redis, TIMEOUT_S, on_error=self._look)
+        self.line = PipelinedConnection(redis, TIMEOUT_S, on_error=self._look)
         self._calls: dict[str, tuple[str, str]] = {}  # how each is called: a command, and a name
 
     async def load(self) -> None:
@@ -160,7 +160,7 @@ class Scripts:
         self._servers = [_Server(redis) for redis in servers.all]
 
     def _of(self, shard: int) -> _Server:
-        return self._servers[place_of(shard, len(self._servers))]
+        return self._servers[server_index(shard, len(self._servers))]
 
     async def load(self, shard: int) -> None:
         """Load every script. Needed once; done again by itself when Redis has forgotten them."""
@@ -197,7 +197,7 @@ class Scripts:
         return cast(list[Any], await self._run("submit", shard, *args))
 
     async def acquire(self, shard: int, *args: Argument) -> list[Any]:
-        """`[now in us, slots left on offer, epoch, job, ...]`; see lua/acquire.lua."""
+        """`[now in us, slots left on offer, fence_token, job, ...]`; see lua/acquire.lua."""
         return cast(list[Any], await self._run("acquire", shard, *args))
 
     def acquire_command(self, shard: int, *args: Argument) -> tuple[Argument, ...]:
@@ -205,12 +205,12 @@ class Scripts:
         return self._of(shard).command("acquire", shard, *args)
 
     async def emit(self, shard: int, *args: Argument) -> list[bytes] | None:
-        """Flat `id, state, ...` of lost jobs; None if the epoch is over; see lua/emit.lua."""
+        """Flat `id, state, ...` of lost jobs; None if the fencing token is over; see lua/emit.lua."""
         await self.ready(shard)
         return cast(list[bytes] | None, await self.start_emit(shard, *args))
 
     def start_emit(self, shard: int, *args: Argument) -> asyncio.Future[Any]:
-        """`start` of `emit`, which does not connect: with another connection the epoch is over."""
+        """`start` of `emit`, which does not connect: with another connection the fencing token is over."""
         try:
             return self._of(shard).send("emit", shard, *args)
         except RedisConnectionError as error:
@@ -219,11 +219,11 @@ class Scripts:
             return reply
 
     async def renew(self, shard: int, *args: Argument) -> list[bytes]:
-        """`[epoch, id, state, watchers, watched, ...]`; see lua/renew.lua."""
+        """`[fence_token, id, state, watchers, watched, ...]`; see lua/renew.lua."""
         return cast(list[bytes], await self._run("renew", shard, *args))
 
     async def read(self, shard: int, job_id: str, after: int | str) -> list[Any]:
-        """`[term, segment, ...]` of the job's log; see lua/read.lua."""
+        """`[generation, segment, ...]` of the job's log; see lua/read.lua."""
         return cast(list[Any], await self._run("read", shard, job_id, after))
 
     async def look(self, shard: int, job_ids: Iterable[str]) -> list[bytes]:
@@ -233,15 +233,15 @@ class Scripts:
     async def release(
         self, shard: int, reason: str, blame: bool, held: Iterable[str]
     ) -> list[bytes]:
-        """Flat `id, new state, ...`; `held` is flat `id, nonce, ...`; see lua/release.lua."""
+        """Flat `id, new state, ...`; `held` is flat `id, lease_id, ...`; see lua/release.lua."""
         reply = await self._run("release", shard, reason, int(blame), *held)
         return cast(list[bytes], reply)
 
-    async def disown(
+    async def reject_unreceived(
         self, shard: int, pool: str, worker: str, known: bytes, older_ms: int
     ) -> list[bytes]:
-        """Flat `id, new state, ...`; see lua/disown.lua."""
-        reply = await self._run("disown", shard, pool, worker, known, older_ms, *LANES)
+        """Flat `id, new state, ...`; see lua/reject_unreceived.lua."""
+        reply = await self._run("reject_unreceived", shard, pool, worker, known, older_ms, *LANES)
         return cast(list[bytes], reply)
 
     async def cancel(self, shard: int, job_id: str, tenant: str) -> str | None:

@@ -8,10 +8,10 @@ out here; a worker that is lost leaves what others need. The first entry of an a
 by the call that publishes it, so a job without a log has shown nothing to anyone, whatever became
 of its worker: only such a job may be started anew.
 
-Who may write is decided per worker as well. Its fence in Redis is an epoch that it must know. A
+Who may write is decided per worker as well. Its fence in Redis is a fencing token that it must know. A
 script that changes a job in its hands (cancel, expire, reap, watch, ...) takes the fence away: the
 worker's next write is refused, it asks for the jobs that are still its own and for their listeners
-(lua/renew.lua), and gets a new epoch with the answer. A job may be spoken of in the epoch only in
+(lua/renew.lua), and gets a new fencing token with the answer. A job may be spoken of in the fencing token only in
 which it was leased or renewed.
 """
 
@@ -24,25 +24,25 @@ from typing import Any, NamedTuple
 import msgpack
 
 from shared.protocol.job import LeasedJob
-from shared.protocol.result import Answer, pack_ending
+from shared.protocol.result import JobResult, pack_result
 
-DEPOSIT_AFTER = 32
+FLUSH_AFTER = 32
 """Steps after which an entry is put into its job's log, with those that followed it."""
-STEPS = DEPOSIT_AFTER + 4
+STEPS = FLUSH_AFTER + 4
 """So many are kept. A repeated call may leave a step twice."""
 
 _pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
 
 
-class Speaker:
+class JobStream:
     """A job in a worker's hands, and what the worker knows of it."""
 
-    __slots__ = ("ears", "epoch", "job", "term", "watchers")
+    __slots__ = ("ears", "fence_token", "generation", "job", "watchers")
 
     def __init__(self, job: LeasedJob) -> None:
         self.job = job
-        self.term = job.term
-        self.epoch = job.epoch
+        self.generation = job.generation
+        self.fence_token = job.fence_token
         """In which the job was the worker's own and the rest was true."""
         self.listen(job.watchers, watched=job.watched)
 
@@ -53,21 +53,21 @@ class Speaker:
         """The gateways that hear of each step."""
 
 
-class End(NamedTuple):
+class FinalEntry(NamedTuple):
     """How a job ends with a step."""
 
     seq: int
     """Number of the last entry, which tells of the end."""
     segment: bytes
     """The entries before it that are not in the job's log yet, those of the step included."""
-    answer: Answer
+    answer: JobResult
 
 
-Utterance = tuple[Speaker, bytes, End | None]
+JobOutput = tuple[JobStream, bytes, FinalEntry | None]
 """What one job has to say after an engine step: its frame, empty if there is only an end."""
 
 
-class Deposit(NamedTuple):
+class LogFlush(NamedTuple):
     """Entries on their way into the log of their job."""
 
     job_id: str
@@ -84,27 +84,27 @@ class Step:
     messages: Sequence[tuple[str, bytes]]
     """Gateways, and what each is to hear; empty: all frames."""
     rest: bytes
-    """Packed deposits and endings; empty if there are none."""
+    """Packed log flushes and endings; empty if there are none."""
 
 
-def make_step(utterances: Sequence[Utterance], deposits: Sequence[Deposit] = ()) -> Step:
+def make_step(outputs: Sequence[JobOutput], log_flushes: Sequence[LogFlush] = ()) -> Step:
     """One step of one worker and shard. A job may stand in it only once."""
     # One loop, and no call for who goes on: this is done for every token.
     places: list[int] = []
     frames: list[bytes] = []
     heard_by: list[str] = []
     endings: list[Any] = []
-    for speaker, frame, end in utterances:
+    for speaker, frame, end in outputs:
         if end is not None:
             answer, segment = end.answer, end.segment
-            endings.append(pack_ending(speaker.job, speaker.watchers, end.seq, segment, answer))
+            endings.append(pack_result(speaker.job, speaker.watchers, end.seq, segment, answer))
         if frame and (end is None or speaker.ears):
             places.append(len(frame))
             frames.append(frame)
             heard_by.append(speaker.ears)
     rest = b""
-    if deposits or endings:
-        rest = _pack(([part for deposit in deposits for part in deposit], endings))
+    if log_flushes or endings:
+        rest = _pack(([part for log_flush in log_flushes for part in log_flush], endings))
     return Step(
         places=_pack(places) if places else b"",
         frames=b"".join(frames),

@@ -39,18 +39,18 @@ _DEAD_CONSUMER_S = 600.0
 UNKNOWN = ""
 
 
-class Offer(NamedTuple):
+class SlotUpdate(NamedTuple):
     """Slots of a worker that jobs to come may have without a wait."""
 
     pool: str
-    offerer: str
-    """`keys.offerer`."""
+    advertiser: str
+    """`keys.advertiser`."""
     slots: int
     told: int | str
     """What it takes for left of its last offer: if less is left, jobs are on their way to it."""
 
 
-NO_NEWS = Offer("", "", 0, UNKNOWN)
+NO_UPDATE = SlotUpdate("", "", 0, UNKNOWN)
 
 
 class Repaired(NamedTuple):
@@ -62,13 +62,13 @@ class Repaired(NamedTuple):
 
 
 class Fenced(Exception):
-    """The worker's epoch is over: before it writes again it must renew."""
+    """The worker's fencing token is over: before it writes again it must renew."""
 
 
 class LogPart(NamedTuple):
     """A part of a job's log."""
 
-    term: int
+    generation: int
     """Of the job's latest lease, which wrote the entries; 0 if there was none."""
     entries: list[Entry]
 
@@ -77,7 +77,7 @@ class LogPart(NamedTuple):
 class Renewal:
     """What a worker has to know to write."""
 
-    epoch: str
+    fence_token: str
     lost: Mapping[str, str]
     """Jobs that are not its own any more: id -> state."""
     listeners: Mapping[str, tuple[str, bool]]
@@ -158,8 +158,8 @@ class JobQueue:
 
     async def read_log(self, job_id: str, after: int) -> LogPart:
         """The job's log behind entry number `after`."""
-        term, *segments = await self.scripts.read(checked_shard(job_id), job_id, after)
-        return LogPart(int(term or 0), parse_segments(segments, after))
+        generation, *segments = await self.scripts.read(checked_shard(job_id), job_id, after)
+        return LogPart(int(generation or 0), parse_segments(segments, after))
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
@@ -180,12 +180,12 @@ class JobQueue:
         self, shard: int, pool: str, worker: str, count: int, lease_s: float
     ) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first; their leases end unless renewed."""
-        offer = Offer(pool, keys.offerer(worker, lease_s), 0, UNKNOWN)
+        offer = SlotUpdate(pool, keys.advertiser(worker, lease_s), 0, UNKNOWN)
         arguments = _claim(worker, count, lease_s, offer)
         return self.claimed(await self.scripts.acquire(shard, *arguments))[1]
 
     def acquire_command(
-        self, shard: int, worker: str, count: int, lease_s: float, offer: Offer
+        self, shard: int, worker: str, count: int, lease_s: float, offer: SlotUpdate
     ) -> tuple[Argument, ...]:
         """What `acquire` sends; its reply is for `claimed`. The scripts must be ready.
 
@@ -199,16 +199,16 @@ class JobQueue:
         now, left, *leased = reply
         return int(left), self.leased(now, *leased)
 
-    def leased(self, now: bytes, epoch: bytes, *jobs: Sequence[Any]) -> list[LeasedJob]:
+    def leased(self, now: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[LeasedJob]:
         """Jobs as the scripts give them to a worker; `now` is Redis' time in us."""
         now_us = int(now)
         return [
             LeasedJob(
                 id=(name := job_id.decode()),
                 shard=shard_in(name),
-                nonce=nonce.decode(),
-                term=int(term),
-                epoch=epoch.decode(),
+                lease_id=lease_id.decode(),
+                generation=int(generation),
+                fence_token=fence_token.decode(),
                 attempt=int(attempt),
                 stream=stream == b"1",
                 endpoint=endpoint.decode(),
@@ -218,23 +218,23 @@ class JobQueue:
                 waited_s=max(0, now_us - int(created_us)) / 1e6,
             )
             for (
-                job_id, nonce, term, attempt, created_us, stream, endpoint, body, watchers, watched,
+                job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers, watched,
             ) in jobs
         ]  # fmt: skip
 
     async def ring(self, shard: int, pool: str) -> None:
         """Wake one idle worker of the pool, of those that listen to the shard's server."""
-        await self.servers.of(shard).rpush(keys.bell(shard, pool), 1)
+        await self.servers.of(shard).rpush(keys.wake_ups(shard, pool), 1)
 
     async def emit(
         self,
         shard: int,
         worker: str,
-        epoch: str,
+        fence_token: str,
         step: Step,
         *,
         again: bool = False,
-        offer: Offer | None = None,
+        offer: SlotUpdate | None = None,
     ) -> dict[str, str]:
         """Log and publish one engine step; returns the endings that came too late: id -> state.
 
@@ -242,14 +242,14 @@ class JobQueue:
         has changed. Raises Fenced; then nothing has happened.
         """
         return self.emitted(
-            await self.scripts.emit(shard, *_emission(worker, epoch, step, again, offer))
+            await self.scripts.emit(shard, *_emission(worker, fence_token, step, again, offer))
         )
 
     def start_emit(
-        self, shard: int, worker: str, epoch: str, step: Step, offer: Offer | None
+        self, shard: int, worker: str, fence_token: str, step: Step, offer: SlotUpdate | None
     ) -> asyncio.Future[Any]:
         """`emit` without a coroutine (see Scripts.start); its result is for `emitted`."""
-        emission = _emission(worker, epoch, step, False, offer)
+        emission = _emission(worker, fence_token, step, False, offer)
         return self.scripts.start_emit(shard, *emission)
 
     def emitted(self, reply: Sequence[bytes] | None) -> dict[str, str]:
@@ -262,27 +262,27 @@ class JobQueue:
         """The worker offers nothing any more."""
         ask = self.servers.ask()
         for shard in range(self.shards):
-            ask.of(shard).zrem(keys.offers(shard, pool), keys.offerer(worker, lease_s))
+            ask.of(shard).zrem(keys.offers(shard, pool), keys.advertiser(worker, lease_s))
         await ask.answers()
 
     async def renew(
-        self, shard: int, worker: str, epoch: str, lease_s: float, jobs: Iterable[LeasedJob]
+        self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]
     ) -> Renewal:
         """Renew the leases of this worker's jobs, all that it has of the shard."""
-        held = [word for job in jobs for word in (job.id, job.nonce)]
+        held = [word for job in jobs for word in (job.id, job.lease_id)]
         reply = await self.scripts.renew(
-            shard, worker, epoch, _unique(), int(lease_s * 1000), *held
+            shard, worker, fence_token, _unique(), int(lease_s * 1000), *held
         )
-        epoch, *words = [word.decode() for word in reply]
+        fence_token, *words = [word.decode() for word in reply]
         lost, listeners = {}, {}
         for job_id, state, watchers, watched in zip(*(words[n::4] for n in range(4)), strict=True):
             if state:
                 lost[job_id] = state
             else:
                 listeners[job_id] = (watchers, watched == "1")
-        return Renewal(epoch, lost, listeners)
+        return Renewal(fence_token, lost, listeners)
 
-    async def disown(
+    async def reject_unreceived(
         self, pool: str, worker: str, known: Iterable[str], older_s: float
     ) -> dict[str, str]:
         """Hand back what was given to this worker so long ago and is not `known` to it.
@@ -294,7 +294,9 @@ class JobQueue:
         packed = _pack(list(known))
         for shard in range(self.shards):
             with contextlib.suppress(*UNAVAILABLE):
-                reply = await self.scripts.disown(shard, pool, worker, packed, int(older_s * 1000))
+                reply = await self.scripts.reject_unreceived(
+                    shard, pool, worker, packed, int(older_s * 1000)
+                )
                 states |= _lost(reply)
         return states
 
@@ -362,19 +364,19 @@ def _batch(jobs: Iterable[NewJob], max_depth: int) -> tuple[Argument, ...]:
 
 
 def _emission(
-    worker: str, epoch: str, step: Step, again: bool, offer: Offer | None
+    worker: str, fence_token: str, step: Step, again: bool, offer: SlotUpdate | None
 ) -> tuple[Argument, ...]:
     parts = [part for message in step.messages for part in message]
-    offered = offer or NO_NEWS
-    return worker, epoch, int(again), step.places, step.frames, step.rest, *offered, *parts
+    offered = offer or NO_UPDATE
+    return worker, fence_token, int(again), step.places, step.frames, step.rest, *offered, *parts
 
 
 def _unique() -> str:
-    """Twelve characters: of an epoch, or the beginning of nonces."""
+    """Twelve characters: of a fencing token, or the beginning of lease ids."""
     return os.urandom(6).hex()
 
 
-def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argument, ...]:
+def _claim(worker: str, count: int, lease_s: float, offer: SlotUpdate) -> tuple[Argument, ...]:
     lease_ms, seed = int(lease_s * 1000), _unique()
     return offer.pool, worker, count, lease_ms, seed, offer.slots, offer.told, *LANES
 
@@ -382,7 +384,7 @@ def _claim(worker: str, count: int, lease_s: float, offer: Offer) -> tuple[Argum
 def _by_shard(jobs: Iterable[LeasedJob]) -> dict[int, list[str]]:
     shards: dict[int, list[str]] = {}
     for job in jobs:
-        shards.setdefault(job.shard, []).extend((job.id, job.nonce))
+        shards.setdefault(job.shard, []).extend((job.id, job.lease_id))
     return shards
 
 

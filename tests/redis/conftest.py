@@ -19,10 +19,10 @@ from shared.protocol.job import LeasedJob, NewJob, new_job_id
 from shared.protocol.job_log import Journal, make_journal, pack_segment
 from shared.protocol.lanes import DEFAULT, LANES
 from shared.protocol.record import parse_job, read_lease
-from shared.protocol.result import Answer
+from shared.protocol.result import JobResult
 from shared.protocol.states import TRANSITIONS, JobEvent
-from shared.protocol.step_log import Deposit, End, Speaker, Utterance, make_step
-from shared.queue.job_queue import UNKNOWN, Fenced, JobQueue, Offer, _claim
+from shared.protocol.step_log import FinalEntry, JobOutput, JobStream, LogFlush, make_step
+from shared.queue.job_queue import UNKNOWN, Fenced, JobQueue, SlotUpdate, _claim
 from tests.redis_server import RedisServer
 
 POOL = "pool"
@@ -68,7 +68,7 @@ Frame = tuple[bytes, int, int, Any, Any]
 
 
 def decode(message: bytes) -> list[Frame]:
-    """The frames of a message, without their terms."""
+    """The frames of a message, without their generations."""
     return [
         (job, seq, kind, journal, payload)
         for job, seq, _, kind, journal, payload in decode_frames(message)
@@ -110,7 +110,7 @@ async def take(
     told: int | str = UNKNOWN,
 ) -> list[LeasedJob]:
     """What a worker gets that asks for so many, and has so many slots to offer."""
-    offers = Offer(POOL, keys.offerer(worker, lease_s), offer, told)
+    offers = SlotUpdate(POOL, keys.advertiser(worker, lease_s), offer, told)
     reply = await queue.scripts.acquire(shard, *_claim(worker, count, lease_s, offers))
     return queue.claimed(reply)[1]
 
@@ -140,75 +140,77 @@ async def repair(queue: JobQueue) -> dict[str, int]:
 
 async def say(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dict[str, str]:
     """One step's output of one job; returns what was lost."""
-    return await emit(queue, [utterance(job, seq, text)])
+    return await emit(queue, [output(job, seq, text)])
 
 
 async def begin(queue: JobQueue, job: LeasedJob) -> dict[str, str]:
     """Its first output, which goes into its log with the call that publishes it."""
-    first = utterance(job, 1)
-    return await emit(queue, [first], deposits=[deposit(first, 1)])
+    first = output(job, 1)
+    return await emit(queue, [first], log_flushes=[log_flush(first, 1)])
 
 
-def utterance(job: LeasedJob, seq: int, text: str = "x", answer: Answer | None = None) -> Utterance:
+def output(job: LeasedJob, seq: int, text: str = "x", answer: JobResult | None = None) -> JobOutput:
     """One token of a job, and its end if there is an answer."""
     items = (text.encode(),) if job.stream else None
     return said(job, seq, items, make_journal([(0, 0, [seq], text)]), answer)
 
 
 def said(
-    job: LeasedJob, seq: int, items: Any, journal: Journal, answer: Answer | None = None
-) -> Utterance:
+    job: LeasedJob, seq: int, items: Any, journal: Journal, answer: JobResult | None = None
+) -> JobOutput:
     """Any entry of a job, and its end if there is an answer."""
     kind = FrameKind.CHUNK if job.stream else FrameKind.DELTAS
-    frame = encode(job.id, seq, kind, items, journal, job.term)
+    frame = encode(job.id, seq, kind, items, journal, job.generation)
     if answer is None:
-        return Speaker(job), frame, None
-    segment = pack_segment(seq, [entry_of(frame, job.id, seq, job.term)])
-    return Speaker(job), frame, End(seq + 1, segment, answer)
+        return JobStream(job), frame, None
+    segment = pack_segment(seq, [entry_of(frame, job.id, seq, job.generation)])
+    return JobStream(job), frame, FinalEntry(seq + 1, segment, answer)
 
 
-def silent_end(job: LeasedJob, seq: int, answer: Answer) -> Utterance:
+def silent_end(job: LeasedJob, seq: int, answer: JobResult) -> JobOutput:
     """Only the end of a job; `seq` is the number of its last entry."""
-    return Speaker(job), b"", End(seq, b"", answer)
+    return JobStream(job), b"", FinalEntry(seq, b"", answer)
 
 
-def deposit(utterance: Utterance, seq: int) -> Deposit:
+def log_flush(output: JobOutput, seq: int) -> LogFlush:
     """What was said with number `seq`, on its way into the log."""
-    speaker, frame, _ = utterance
+    speaker, frame, _ = output
     job_id = speaker.job.id
-    return Deposit(job_id, pack_segment(seq, [entry_of(frame, job_id, seq, speaker.job.term)]))
+    return LogFlush(
+        job_id, pack_segment(seq, [entry_of(frame, job_id, seq, speaker.job.generation)])
+    )
 
 
-_epochs: dict[tuple[JobQueue, str, int], str] = {}
+_fence_tokens: dict[tuple[JobQueue, str, int], str] = {}
 
 
 async def emit(
     queue: JobQueue,
-    utterances: Sequence[Utterance],
+    outputs: Sequence[JobOutput],
     *,
     worker: str = "",
-    deposits: Sequence[Deposit] = (),
+    log_flushes: Sequence[LogFlush] = (),
     again: bool = False,
-    offer: Offer | None = None,
+    offer: SlotUpdate | None = None,
 ) -> dict[str, str]:
-    """One step, as a worker makes it: where its epoch is over it renews and leaves out what it has
+    """One step, as a worker makes it: where its fencing token is over it renews and leaves out what it has
     lost, which is returned. The worker is the one that holds the first job, else `WORKER`."""
-    jobs = [speaker.job for speaker, _, _ in utterances]
+    jobs = [speaker.job for speaker, _, _ in outputs]
     shard = jobs[0].shard if jobs else 0
     if not worker:
         packed = jobs and await queue.servers.home.hget(keys.job(shard, jobs[0].id), "lease")
         worker = (packed and read_lease(packed).worker) or WORKER
-    place, left = (queue, worker, shard), list(utterances)
+    place, left = (queue, worker, shard), list(outputs)
     lost: dict[str, str] = {}
     while True:
-        epoch = _epochs.get(place, "")
-        if not epoch or any(speaker.epoch != epoch for speaker, _, _ in left):
+        fence_token = _fence_tokens.get(place, "")
+        if not fence_token or any(speaker.fence_token != fence_token for speaker, _, _ in left):
             held = [speaker.job for speaker, _, _ in left]
-            renewal = await queue.renew(shard, worker, epoch, LEASE_S, held)
-            epoch = _epochs[place] = renewal.epoch
+            renewal = await queue.renew(shard, worker, fence_token, LEASE_S, held)
+            fence_token = _fence_tokens[place] = renewal.fence_token
             lost |= renewal.lost
             for speaker, _, end in left:
-                speaker.epoch = epoch
+                speaker.fence_token = fence_token
                 if speaker.job.id in renewal.listeners:
                     watchers, watched = renewal.listeners[speaker.job.id]
                     speaker.listen(watchers, watched=watched)
@@ -217,21 +219,23 @@ async def emit(
                 ):
                     del lost[speaker.job.id]  # by itself, perhaps; the script knows
             left = [each for each in left if each[0].job.id not in lost]
-            deposits = [each for each in deposits if each.job_id not in lost]
-        if not left and utterances:
+            log_flushes = [each for each in log_flushes if each.job_id not in lost]
+        if not left and outputs:
             return lost
         try:
-            step = make_step(left, deposits)
-            return lost | await queue.emit(shard, worker, epoch, step, again=again, offer=offer)
+            step = make_step(left, log_flushes)
+            return lost | await queue.emit(
+                shard, worker, fence_token, step, again=again, offer=offer
+            )
         except Fenced:
-            del _epochs[place]
+            del _fence_tokens[place]
 
 
 async def enter(queue: JobQueue, worker: str = WORKER, shard: int = 0) -> str:
-    """The worker's next epoch: of what it is given from now on it may speak at once."""
+    """The worker's next fencing token: of what it is given from now on it may speak at once."""
     renewal = await queue.renew(shard, worker, "", LEASE_S, [])
-    _epochs[queue, worker, shard] = renewal.epoch
-    return renewal.epoch
+    _fence_tokens[queue, worker, shard] = renewal.fence_token
+    return renewal.fence_token
 
 
 async def renew(queue: JobQueue, worker: str, jobs: Sequence[LeasedJob]) -> dict[str, str]:
@@ -239,20 +243,20 @@ async def renew(queue: JobQueue, worker: str, jobs: Sequence[LeasedJob]) -> dict
     lost: dict[str, str] = {}
     for shard in sorted({job.shard for job in jobs}):
         held = [job for job in jobs if job.shard == shard]
-        epoch = _epochs.get((queue, worker, shard), "")
-        renewal = await queue.renew(shard, worker, epoch, LEASE_S, held)
-        _epochs[queue, worker, shard] = renewal.epoch
+        fence_token = _fence_tokens.get((queue, worker, shard), "")
+        renewal = await queue.renew(shard, worker, fence_token, LEASE_S, held)
+        _fence_tokens[queue, worker, shard] = renewal.fence_token
         lost |= renewal.lost
     return lost
 
 
-async def finish(queue: JobQueue, job: LeasedJob, seq: int, answer: Answer) -> str:
+async def finish(queue: JobQueue, job: LeasedJob, seq: int, answer: JobResult) -> str:
     """End a job; 'ok', or its state if it was lost."""
     lost = await emit(queue, [silent_end(job, seq, answer)])
     return lost.get(job.id, "ok")
 
 
-def answer(**changes: Any) -> Answer:
+def answer(**changes: Any) -> JobResult:
     fields: dict[str, Any] = {
         "event": JobEvent.COMPLETE,
         "error_code": "",
@@ -262,7 +266,7 @@ def answer(**changes: Any) -> Answer:
         "prompt_tokens": 2,
         "completion_tokens": 3,
     }
-    return Answer(**(fields | changes))
+    return JobResult(**(fields | changes))
 
 
 def lane_of(raw: Mapping[bytes, bytes]) -> str:
@@ -326,7 +330,7 @@ class Listener:
             heard.append(message["data"])
 
     def frames(self) -> list[Frame]:
-        """The frames since the last look, without their terms."""
+        """The frames since the last look, without their generations."""
         return [frame for message in self.messages() for frame in decode(message)]
 
     def dropped(self) -> list[str]:

@@ -22,11 +22,11 @@ from tests.redis.conftest import (
     entries_of,
     grow_old,
     lease,
+    output,
     pending,
     submit,
     take,
     take_one,
-    utterance,
 )
 
 
@@ -57,14 +57,14 @@ async def test_no_job_is_given_twice(queue: JobQueue) -> None:
     first = await take(queue, 4, worker="a")
     second = await take(queue, 4, worker="b")
     assert [job.id for job in first + second] == ids
-    assert len({job.nonce for job in first + second}) == 6
+    assert len({job.lease_id for job in first + second}) == 6
 
 
 async def test_what_a_worker_gets_and_what_the_hash_says(queue: JobQueue) -> None:
     job = await submit(queue, body=b"\x00\xff", endpoint="/e")
     leased = await take_one(queue)
     assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
-    assert (leased.attempt, leased.shard, leased.stream, len(leased.nonce)) == (1, 0, True, 16)
+    assert (leased.attempt, leased.shard, leased.stream, len(leased.lease_id)) == (1, 0, True, 16)
     assert 0 <= leased.waited_s < 60
     seen = await queue.get(job.id)
     assert seen is not None
@@ -140,13 +140,13 @@ async def test_an_empty_pool_has_nothing_to_give(queue: JobQueue) -> None:
 
 
 @pytest.mark.parametrize(("waiting", "left"), [(2, 0), (4, 4)])
-async def test_the_bell_is_silenced_when_nothing_is_left(
+async def test_the_wake_ups_is_silenced_when_nothing_is_left(
     queue: JobQueue, store: Redis, waiting: int, left: int
 ) -> None:
     for _ in range(waiting):
         await submit(queue)
     await take(queue, 3)
-    assert store.llen(keys.bell(0, POOL)) == left
+    assert store.llen(keys.wake_ups(0, POOL)) == left
 
 
 async def test_only_who_watches_the_events_hears_of_the_start(
@@ -173,33 +173,33 @@ async def test_a_lease_says_who_listens(queue: JobQueue) -> None:
     }
 
 
-async def test_what_a_worker_gets_it_may_speak_of_in_its_epoch(queue: JobQueue) -> None:
+async def test_what_a_worker_gets_it_may_speak_of_in_its_fence_token(queue: JobQueue) -> None:
     await submit(queue)
     first = await take_one(queue)
-    assert first.epoch == "", "it has none before it renews"
+    assert first.fence_token == "", "it has none before it renews"
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [first])
     await submit(queue)
     second = await take_one(queue)
-    assert second.epoch == renewal.epoch != ""
-    step = make_step([utterance(second, 1)])
-    assert await queue.emit(0, WORKER, renewal.epoch, step) == {}
+    assert second.fence_token == renewal.fence_token != ""
+    step = make_step([output(second, 1)])
+    assert await queue.emit(0, WORKER, renewal.fence_token, step) == {}
     assert [e.items for e in await queue.entries(second.id, 0)] == [(b"x",)]
 
 
-async def test_the_epoch_of_one_worker_is_not_anothers(queue: JobQueue) -> None:
+async def test_the_fence_token_of_one_worker_is_not_anothers(queue: JobQueue) -> None:
     await queue.renew(0, WORKER, "", LEASE_S, [])
     await submit(queue)
-    assert (await take_one(queue, worker="w-2")).epoch == ""
+    assert (await take_one(queue, worker="w-2")).fence_token == ""
 
 
-async def test_every_lease_of_a_job_is_a_term_of_its_own(queue: JobQueue) -> None:
+async def test_every_lease_of_a_job_is_a_generation_of_its_own(queue: JobQueue) -> None:
     await submit(queue)
-    terms = []
+    generations = []
     for _ in range(3):
         job = await take_one(queue)
-        terms.append((job.term, job.attempt))
+        generations.append((job.generation, job.attempt))
         await queue.release([job], "drained", blame=False)
-    assert terms == [(1, 1), (2, 1), (3, 1)]
+    assert generations == [(1, 1), (2, 1), (3, 1)]
 
 
 async def test_a_group_that_is_made_anew_does_not_lose_a_job_in_progress(

@@ -15,7 +15,7 @@ from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
 from shared.protocol.states import JobState
 from shared.protocol.step_log import make_step
 from shared.queue.depths import position
-from shared.queue.job_queue import UNKNOWN, JobQueue, Offer
+from shared.queue.job_queue import UNKNOWN, JobQueue, SlotUpdate
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -29,20 +29,20 @@ from tests.redis.conftest import (
     finish,
     grow_old,
     make_job,
+    output,
     pending,
     renew,
     repair,
     say,
     submit,
     take,
-    utterance,
 )
 from tests.redis.loops import chat, serving
 from tests.waiting import eventually
 from worker.run import loop as module
 from worker.run.loop import Loop
 
-OFFERER = keys.offerer(WORKER, LEASE_S)
+OFFERER = keys.advertiser(WORKER, LEASE_S)
 
 
 def on_offer(store: Redis, shard: int = 0) -> dict[str, int]:
@@ -66,33 +66,33 @@ async def test_a_job_goes_to_the_worker_that_has_a_slot(
     job = await submit(queue, body=b"\x00\xff", endpoint="/e")
     (leased,) = control.handed(queue)
     assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
-    assert (leased.attempt, leased.shard, leased.stream, len(leased.nonce)) == (1, 0, True, 16)
+    assert (leased.attempt, leased.shard, leased.stream, len(leased.lease_id)) == (1, 0, True, 16)
     assert leased.waited_s == 0
-    assert (leased.term, leased.watchers, leased.watched) == (1, GATEWAY, False)
+    assert (leased.generation, leased.watchers, leased.watched) == (1, GATEWAY, False)
     seen = await queue.get(job.id)
     assert seen is not None
     assert (seen.state, seen.attempts[0].worker) == (JobState.IN_PROGRESS, WORKER)
     assert await position(queue, seen) is None
     assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
-    assert store.llen(keys.bell(0, POOL)) == 0
+    assert store.llen(keys.wake_ups(0, POOL)) == 0
     assert await take(queue) == []
     assert await finish(queue, leased, 1, answer()) == "ok"
     assert (pending(store), entries_of(store, job.id)) == (0, [])
 
 
-async def test_what_a_worker_is_handed_it_may_speak_of_in_its_epoch(
+async def test_what_a_worker_is_handed_it_may_speak_of_in_its_fence_token(
     queue: JobQueue, store: Redis, control: Listener, gateway: Listener
 ) -> None:
     await take(queue, 4, offer=4)
     await submit(queue)
     (first,) = control.handed(queue)
-    assert first.epoch == "", "it has none before it renews"
+    assert first.fence_token == "", "it has none before it renews"
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [first])
     await submit(queue)
     (second,) = control.handed(queue)
-    assert second.epoch == renewal.epoch != ""
-    step = make_step([utterance(second, 1)])
-    assert await queue.emit(0, WORKER, renewal.epoch, step) == {}
+    assert second.fence_token == renewal.fence_token != ""
+    step = make_step([output(second, 1)])
+    assert await queue.emit(0, WORKER, renewal.fence_token, step) == {}
     assert [frame[0].decode() for frame in gateway.frames()] == [second.id]
 
 
@@ -104,8 +104,8 @@ async def test_a_job_that_is_lost_on_its_way_is_told_by_the_renewal(
     job = await submit(queue)
     (leased,) = control.handed(queue)
     await queue.cancel(job.id, TENANT)
-    after = await queue.renew(0, WORKER, before.epoch, LEASE_S, [leased])
-    assert leased.epoch != after.epoch, "so the worker asks before it speaks of the job"
+    after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [leased])
+    assert leased.fence_token != after.fence_token, "so the worker asks before it speaks of the job"
     assert after.lost == {job.id: "cancelled"}
 
 
@@ -130,7 +130,7 @@ async def test_no_job_overtakes_one_that_waits(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     waiting = await submit(queue, lane=FLEX)
-    await emit(queue, [], offer=Offer(POOL, OFFERER, 8, UNKNOWN))
+    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 8, UNKNOWN))
     for lane in (FLEX, DEFAULT, PRIORITY):
         await submit(queue, lane=lane)
     assert control.messages() == []
@@ -235,9 +235,9 @@ async def test_jobs_on_their_way_are_counted_when_a_step_tells(
     for _ in range(3):
         await submit(queue)
     # It has heard of one, which has ended: four are free, two of them only until it hears.
-    await emit(queue, [], offer=Offer(POOL, OFFERER, 4, 3))
+    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 4, 3))
     assert on_offer(store) == {WORKER: 2}
-    await emit(queue, [], offer=Offer(POOL, OFFERER, 2, 2))
+    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 2, 2))
     assert on_offer(store) == {WORKER: 2}
 
 
@@ -258,11 +258,11 @@ async def test_what_a_step_tells_is_on_offer(
     await take(queue, 1, offer=1)
     await submit(queue)
     (job,) = control.handed(queue)
-    await emit(queue, [utterance(job, 1)], offer=Offer(POOL, OFFERER, 2, 0))
+    await emit(queue, [output(job, 1)], offer=SlotUpdate(POOL, OFFERER, 2, 0))
     assert on_offer(store) == {WORKER: 2}
-    await emit(queue, [utterance(job, 2)])
+    await emit(queue, [output(job, 2)])
     assert on_offer(store) == {WORKER: 2}
-    await emit(queue, [utterance(job, 3)], offer=Offer(POOL, OFFERER, 0, 2))
+    await emit(queue, [output(job, 3)], offer=SlotUpdate(POOL, OFFERER, 0, 2))
     assert on_offer(store) == {}
 
 
@@ -325,10 +325,10 @@ async def test_what_a_worker_has_not_received_it_hands_back(
     await say(queue, old, 1)  # its client has seen something
     for leased in (received, missed, old):
         grow_old(store, leased)
-    assert await queue.disown(POOL, "w-2", [], 1.0) == {}
-    states = await queue.disown(POOL, WORKER, [received.id], 1.0)
+    assert await queue.reject_unreceived(POOL, "w-2", [], 1.0) == {}
+    states = await queue.reject_unreceived(POOL, WORKER, [received.id], 1.0)
     assert states == {missed.id: "queued", old.id: "failed"}
-    assert await queue.disown(POOL, WORKER, [received.id], 1.0) == {}
+    assert await queue.reject_unreceived(POOL, WORKER, [received.id], 1.0) == {}
     (again,) = await take(queue, worker="w-2")
     assert (again.id, again.attempt) == (missed.id, 1)
     assert await renew(queue, WORKER, [received, young]) == {}
@@ -345,7 +345,7 @@ async def test_what_else_lies_in_the_lane_does_no_harm(
         store.delete(keys.job(0, stray.id))
     elif damage == "ended":
         store.hset(keys.job(0, stray.id), "state", "cancelled")
-    await emit(queue, [], offer=Offer(POOL, OFFERER, 4, UNKNOWN))
+    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 4, UNKNOWN))
     job = await submit(queue)
     handed = [leased.id for leased in control.handed(queue)]
     assert handed == ([stray.id, job.id] if damage == "forgotten" else [job.id])

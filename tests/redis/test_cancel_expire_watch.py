@@ -22,18 +22,18 @@ from tests.redis.conftest import (
     WORKER,
     Listener,
     answer,
-    deposit,
     emit,
     entries_of,
     finish,
     lease,
+    log_flush,
+    output,
     pending,
     renew,
     say,
     submit,
     take,
     take_one,
-    utterance,
 )
 
 
@@ -82,7 +82,7 @@ async def test_what_was_kept_of_a_cancelled_job_needs_no_worker_any_more(
 ) -> None:
     job = await lease(queue)
     await say(queue, job, 1, "long ago")
-    await emit(queue, [], deposits=[deposit(utterance(job, 1, "long ago"), 1)])
+    await emit(queue, [], log_flushes=[log_flush(output(job, 1, "long ago"), 1)])
     await say(queue, job, 2, "just now")
     await queue.cancel(job.id, TENANT)
     store.delete(keys.steps(0, WORKER))
@@ -143,19 +143,19 @@ async def test_a_worker_hears_of_a_change_before_it_writes_again(
     gateway.frames()
     # It knows nothing of it, and speaks of the other job only.
     with pytest.raises(Fenced):
-        await queue.emit(0, WORKER, before.epoch, make_step([utterance(jobs[1], 1)]))
+        await queue.emit(0, WORKER, before.fence_token, make_step([output(jobs[1], 1)]))
     assert await queue.entries(other.id, 0) == []
     assert gateway.frames() == []
-    after = await queue.renew(0, WORKER, before.epoch, LEASE_S, jobs)
-    assert after.epoch != before.epoch
+    after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, jobs)
+    assert after.fence_token != before.fence_token
     if change in (cancel, expire):
         assert after.lost == {changed.id: (await state_of(queue, changed.id))[0]}
     else:
         listeners = (f"{GATEWAY} gw-2", False) if change is watch else (GATEWAY, True)
         assert after == Renewal(
-            after.epoch, {}, {changed.id: listeners, other.id: (GATEWAY, False)}
+            after.fence_token, {}, {changed.id: listeners, other.id: (GATEWAY, False)}
         )
-    assert await queue.emit(0, WORKER, after.epoch, make_step([utterance(jobs[1], 1)])) == {}
+    assert await queue.emit(0, WORKER, after.fence_token, make_step([output(jobs[1], 1)])) == {}
     assert len(await queue.entries(other.id, 0)) == 1
 
 
@@ -169,7 +169,7 @@ async def test_what_happens_to_a_job_that_waits_holds_no_worker_up(
     await queue.release([held], "drained", blame=False)  # it has had a worker
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [])
     await change(queue, store, held)
-    assert await queue.emit(0, WORKER, renewal.epoch, make_step([])) == {}
+    assert await queue.emit(0, WORKER, renewal.fence_token, make_step([])) == {}
 
 
 async def test_a_change_to_one_workers_job_holds_no_other_worker_up(queue: JobQueue) -> None:
@@ -179,7 +179,7 @@ async def test_a_change_to_one_workers_job_holds_no_other_worker_up(queue: JobQu
     await renew(queue, WORKER, [others])
     renewal = await queue.renew(0, "w-2", "", LEASE_S, [mine])
     await queue.cancel(others.id, TENANT)
-    assert await queue.emit(0, "w-2", renewal.epoch, make_step([utterance(mine, 1)])) == {}
+    assert await queue.emit(0, "w-2", renewal.fence_token, make_step([output(mine, 1)])) == {}
 
 
 async def test_another_tenants_job_looks_like_none(queue: JobQueue) -> None:
@@ -252,8 +252,8 @@ async def test_who_watches_a_queued_job_is_told_of_everything_later(
     job = await submit(queue, gateway="")
     await queue.watch(job.id, GATEWAY, sees=False)
     leased = await take_one(queue)
-    first = utterance(leased, 1)
-    await emit(queue, [first], deposits=[deposit(first, 1)])
+    first = output(leased, 1)
+    await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     await finish(queue, leased, 2, answer())
     assert [f[1:3] for f in gateway.frames()] == [(1, FrameKind.CHUNK), (2, FrameKind.DONE)]
 
@@ -279,8 +279,8 @@ async def test_watching_does_not_take_the_lease_from_its_worker(queue: JobQueue)
     for gateway in ("a", "b", "a"):
         await queue.watch(leased.id, gateway, sees=False)
     assert await listeners(queue, leased) == ("a b", False)
-    first = utterance(leased, 1)
-    assert await emit(queue, [first], deposits=[deposit(first, 1)]) == {}
+    first = output(leased, 1)
+    assert await emit(queue, [first], log_flushes=[log_flush(first, 1)]) == {}
     await queue.watch(leased.id, "b", sees=True)
     await queue.watch(leased.id, "c", sees=False)
     assert await listeners(queue, leased) == ("a b c", True)
@@ -293,7 +293,7 @@ async def test_watching_what_one_watches_already_holds_nobody_up(queue: JobQueue
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [leased])
     for sees in (True, False):
         await queue.watch(leased.id, GATEWAY, sees=sees)
-    assert await queue.emit(0, WORKER, renewal.epoch, make_step([utterance(leased, 1)])) == {}
+    assert await queue.emit(0, WORKER, renewal.fence_token, make_step([output(leased, 1)])) == {}
 
 
 async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(

@@ -1,4 +1,4 @@
-"""Emit: only who knows its epoch writes, each entry once, one message per gateway."""
+"""Emit: only who knows its fencing token writes, each entry once, one message per gateway."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from redis import Redis
 
 from shared.protocol import keys
-from shared.protocol.chunk_template import Folder, Unfolder
+from shared.protocol.chunk_template import DeltaEncoder, Unfolder
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import LeasedJob, new_job_id
 from shared.protocol.job_log import Delta, make_journal, pack_segment, read_journal
 from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import STEPS, Deposit, Utterance, make_step
+from shared.protocol.step_log import STEPS, JobOutput, LogFlush, make_step
 from shared.queue.job_queue import Fenced, JobQueue
 from tests.redis.conftest import (
     GATEWAY,
@@ -23,12 +23,13 @@ from tests.redis.conftest import (
     Listener,
     answer,
     decode,
-    deposit,
     emit,
     enter,
     finish,
     grow_old,
     lease,
+    log_flush,
+    output,
     renew,
     said,
     say,
@@ -36,7 +37,6 @@ from tests.redis.conftest import (
     submit,
     take,
     take_one,
-    utterance,
 )
 
 
@@ -87,49 +87,51 @@ async def test_a_step_stands_in_the_log_and_reaches_the_gateway(
 
 
 @pytest.mark.parametrize("change", ["", "0" * 12, "{}0", " {}", "{}\0"])
-async def test_who_does_not_know_the_epoch_writes_nothing(
+async def test_who_does_not_know_the_fence_token_writes_nothing(
     queue: JobQueue, store: Redis, gateway: Listener, change: str
 ) -> None:
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     job = await lease(queue)
-    step = make_step([utterance(job, 1), last_words(job, 1)], [Deposit(job.id, b"\1\0")])
+    step = make_step([output(job, 1), last_words(job, 1)], [LogFlush(job.id, b"\1\0")])
     before = everything(store)
     with pytest.raises(Fenced):
-        await queue.emit(0, WORKER, change.format(epoch), step)
+        await queue.emit(0, WORKER, change.format(fence_token), step)
     assert everything(store) == before
     assert gateway.frames() == []
 
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_without_a_fence_nobody_writes(queue: JobQueue, store: Redis, again: bool) -> None:
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     job = await lease(queue)
     store.delete(keys.fence(0, WORKER))
-    for known in (epoch, ""):
+    for known in (fence_token, ""):
         with pytest.raises(Fenced):
-            await queue.emit(0, WORKER, known, make_step([utterance(job, 1)]), again=again)
+            await queue.emit(0, WORKER, known, make_step([output(job, 1)]), again=again)
     assert await queue.entries(job.id, 0) == []
 
 
-async def test_the_epoch_of_another_worker_is_no_epoch(queue: JobQueue) -> None:
+async def test_the_fence_token_of_another_worker_is_no_fence_token(queue: JobQueue) -> None:
     job = await lease(queue)
     for other in (await enter(queue, "w-2"), await enter(queue, f"{WORKER}0")):
         with pytest.raises(Fenced):
-            await queue.emit(0, WORKER, other, make_step([utterance(job, 1)]))
+            await queue.emit(0, WORKER, other, make_step([output(job, 1)]))
 
 
-async def test_an_epoch_lasts_as_long_as_a_lease(queue: JobQueue, store: Redis) -> None:
-    epoch, fence = await enter(queue), keys.fence(0, WORKER)
+async def test_an_fence_token_lasts_as_long_as_a_lease(queue: JobQueue, store: Redis) -> None:
+    fence_token, fence = await enter(queue), keys.fence(0, WORKER)
     assert 0 < store.pttl(fence) <= LEASE_S * 1000
     store.pexpire(fence, 1000)
-    assert (await queue.renew(0, WORKER, epoch, LEASE_S, [])).epoch == epoch
+    assert (await queue.renew(0, WORKER, fence_token, LEASE_S, [])).fence_token == fence_token
     assert store.pttl(fence) > 1000
 
 
-@pytest.mark.parametrize("nonce", ["0" * 16, "", "0" * 15, "0" * 17])
-async def test_a_wrong_nonce_writes_nothing(queue: JobQueue, gateway: Listener, nonce: str) -> None:
+@pytest.mark.parametrize("lease_id", ["0" * 16, "", "0" * 15, "0" * 17])
+async def test_a_wrong_lease_id_writes_nothing(
+    queue: JobQueue, gateway: Listener, lease_id: str
+) -> None:
     job = await lease(queue)
-    assert await say(queue, job._replace(nonce=nonce), 1) == {job.id: "in_progress"}
+    assert await say(queue, job._replace(lease_id=lease_id), 1) == {job.id: "in_progress"}
     assert await queue.entries(job.id, 0) == []
     assert gateway.frames() == []
 
@@ -152,7 +154,7 @@ async def test_after_a_reap_the_old_worker_writes_nothing_and_the_new_one_does(
     await queue.reap(0, 1.0)
     assert await say(queue, old, 1) == {old.id: "queued"}
     new = await take_one(queue, worker="w-2")
-    old_words = utterance(old, 1, "old")
+    old_words = output(old, 1, "old")
     assert await emit(queue, [old_words], worker=WORKER) == {old.id: "in_progress"}
     assert await say(queue, new, 1, "new") == {}
     assert [e.items for e in await queue.entries(old.id, 0)] == [(b"new",)]
@@ -173,7 +175,7 @@ async def test_one_lost_job_does_not_keep_the_others_of_its_step_back(
     jobs = await take(queue)
     await queue.cancel(jobs[1].id, TENANT)
     gateway.frames()
-    lost = await emit(queue, [utterance(job, 1) for job in jobs])
+    lost = await emit(queue, [output(job, 1) for job in jobs])
     assert lost == {jobs[1].id: "cancelled"}
     assert [frame[0].decode() for frame in gateway.frames()] == [jobs[0].id, jobs[2].id]
 
@@ -188,7 +190,7 @@ async def test_the_renewal_tells_of_lost_jobs_as_an_emission_does(
     store.delete(keys.job(0, gone.id))
     expected = {cancelled.id: "cancelled", gone.id: "gone"}
     assert await renew(queue, WORKER, [mine, cancelled, gone]) == expected
-    assert await emit(queue, [utterance(job, 1) for job in (mine, cancelled, gone)]) == expected
+    assert await emit(queue, [output(job, 1) for job in (mine, cancelled, gone)]) == expected
     stranger = mine._replace(id=new_job_id(1))
     assert await renew(queue, WORKER, [stranger]) == {stranger.id: "gone"}
 
@@ -226,14 +228,14 @@ async def test_a_renewal_tells_who_listens(queue: JobQueue) -> None:
 async def test_a_repeated_call_appends_and_publishes_nothing(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     job = await lease(queue)
     for seq in (1, 2):
-        step = make_step([utterance(job, seq)])
-        assert await queue.emit(0, WORKER, epoch, step) == {}
+        step = make_step([output(job, seq)])
+        assert await queue.emit(0, WORKER, fence_token, step) == {}
         before = everything(store)
         for _ in range(2):
-            assert await queue.emit(0, WORKER, epoch, step, again=True) == {}
+            assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
         assert everything(store) == before
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
@@ -244,7 +246,7 @@ async def test_a_repetition_of_what_never_came_is_carried_out(
 ) -> None:
     job = await lease(queue)
     await say(queue, job, 1)
-    assert await emit(queue, [utterance(job, 2)], again=True) == {}
+    assert await emit(queue, [output(job, 2)], again=True) == {}
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 
@@ -256,8 +258,8 @@ async def test_a_step_that_comes_twice_with_one_job_less_is_read_once(
     for _ in range(2):
         await submit(queue)
     on, gone = await take(queue)
-    await emit(queue, [utterance(gone, 1), utterance(on, 1)])
-    await emit(queue, [utterance(on, 1)], again=True)
+    await emit(queue, [output(gone, 1), output(on, 1)])
+    await emit(queue, [output(on, 1)], again=True)
     await say(queue, on, 2, "y")
     assert [(e.seq, e.items, e.lost) for e in await queue.entries(on.id, 0)] == [
         (1, (b"x",), False),
@@ -267,25 +269,25 @@ async def test_a_step_that_comes_twice_with_one_job_less_is_read_once(
     assert [e.seq for e in await queue.entries(on.id, 0)] == [1, 2, 3]
 
 
-async def test_a_repeated_deposit_stands_in_the_log_once(queue: JobQueue, store: Redis) -> None:
+async def test_a_repeated_log_flush_stands_in_the_log_once(queue: JobQueue, store: Redis) -> None:
     for _ in range(2):
         await submit(queue)
     on, pauses = await take(queue)
-    words = utterance(pauses, 1)
+    words = output(pauses, 1)
     await emit(queue, [words])
-    step, epoch = make_step([utterance(on, 1)], [deposit(words, 1)]), await enter(queue)
-    assert await queue.emit(0, WORKER, epoch, step) == {}
+    step, fence_token = make_step([output(on, 1)], [log_flush(words, 1)]), await enter(queue)
+    assert await queue.emit(0, WORKER, fence_token, step) == {}
     before = everything(store)
-    assert await queue.emit(0, WORKER, epoch, step, again=True) == {}
+    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
     assert everything(store) == before
     assert store.llen(keys.log(0, pauses.id)) == 1
 
 
-async def test_a_repeated_deposit_that_never_came_is_made(queue: JobQueue, store: Redis) -> None:
+async def test_a_repeated_log_flush_that_never_came_is_made(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
-    first, second = utterance(job, 1), utterance(job, 2)
-    await emit(queue, [first], deposits=[deposit(first, 1)])
-    await emit(queue, [second], deposits=[deposit(second, 2)], again=True)
+    first, second = output(job, 1), output(job, 2)
+    await emit(queue, [first], log_flushes=[log_flush(first, 1)])
+    await emit(queue, [second], log_flushes=[log_flush(second, 2)], again=True)
     assert store.llen(keys.log(0, job.id)) == 2
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
 
@@ -300,7 +302,7 @@ async def test_one_message_per_gateway_however_many_jobs(
         await submit(queue, gateway=GATEWAY if i % 2 else "gw-2")
     jobs = await take(queue)
     store.config_resetstat()
-    assert await emit(queue, [utterance(job, 1) for job in jobs]) == {}
+    assert await emit(queue, [output(job, 1) for job in jobs]) == {}
     assert published(store) == 2
     mine, others = gateway.messages(), other_gateway.messages()
     assert (len(mine), len(others)) == (1, 1)
@@ -325,7 +327,7 @@ async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
     alone, shared = await take(queue)
     await queue.watch(shared.id, "gw-2", sees=True)
     store.config_resetstat()
-    await emit(queue, [utterance(alone, 1), utterance(shared, 1)])
+    await emit(queue, [output(alone, 1), output(shared, 1)])
     assert published(store) == 2
     assert [frame[0].decode() for frame in gateway.frames()] == [alone.id, shared.id]
     assert [frame[0].decode() for frame in other_gateway.frames()] == [shared.id]
@@ -337,7 +339,7 @@ async def test_who_listens_to_some_jobs_of_a_step_hears_of_those_only(
     await submit(queue)
     await submit(queue, gateway="")
     heard, unheard = await take(queue)
-    await emit(queue, [utterance(unheard, 1), utterance(heard, 1)])
+    await emit(queue, [output(unheard, 1), output(heard, 1)])
     assert [frame[0].decode() for frame in gateway.frames()] == [heard.id]
     assert [e.seq for e in await queue.entries(unheard.id, 0)] == [1]
 
@@ -379,7 +381,7 @@ async def test_any_bytes_of_any_size_come_out_as_they_went_in(
     words = said(job, 1, items, journal)
     await emit(queue, [words])
     (from_the_steps,) = await queue.entries(job.id, 0)
-    await emit(queue, [], deposits=[deposit(words, 1)])
+    await emit(queue, [], log_flushes=[log_flush(words, 1)])
     (from_the_log,) = await queue.entries(job.id, 0)
     assert from_the_steps == from_the_log
     assert (from_the_log.items, from_the_log.journal) == (items, journal)
@@ -391,7 +393,7 @@ async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
 ) -> None:
     job = await lease(queue)
     chunks = [b'data: {"id": "cmpl-1", "text": "%s"}\n\n' % text for text in (b"a", b"b", b"c")]
-    folder = Folder()
+    folder = DeltaEncoder()
     for seq, chunk in enumerate(chunks, 1):
         items = folder.fold([chunk])
         journal = make_journal([(0, 0, (seq,), chunk.decode()[-5])], items)
@@ -417,13 +419,13 @@ async def test_a_step_of_a_stream_without_a_chunk_is_counted(
 
 
 async def test_a_step_of_many_jobs_is_one_call_and_one_write(queue: JobQueue, store: Redis) -> None:
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     for _ in range(256):
         await submit(queue)
     jobs = await take(queue, 256)
     store.config_resetstat()
-    step = make_step([utterance(job, 1) for job in jobs])
-    assert await queue.emit(0, WORKER, epoch, step) == {}
+    step = make_step([output(job, 1) for job in jobs])
+    assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert script_calls(store) == calls(store, "rpush") == published(store) == 1
     assert steps_of(store) == [[(job.id, 1) for job in jobs]]
 
@@ -436,19 +438,19 @@ async def test_a_step_log_keeps_the_last_steps(queue: JobQueue, store: Redis) ->
     assert store.pttl(keys.steps(0, WORKER)) > 1000 * LEASE_S
 
 
-async def test_a_deposit_stands_in_the_log_of_its_job_and_nowhere_else(
+async def test_a_log_flush_stands_in_the_log_of_its_job_and_nowhere_else(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
     for _ in range(2):
         await submit(queue)
     on, pauses = await take(queue)
-    words = [utterance(pauses, seq, str(seq)) for seq in (1, 2)]
+    words = [output(pauses, seq, str(seq)) for seq in (1, 2)]
     for word in words:
         await emit(queue, [word])
     gateway.frames()
     entries = await queue.entries(pauses.id, 0)
-    segment = pack_segment(1, [deposit(word, 1).segment[2:] for word in words])
-    await emit(queue, [utterance(on, 1)], deposits=[Deposit(pauses.id, segment)])
+    segment = pack_segment(1, [log_flush(word, 1).segment[2:] for word in words])
+    await emit(queue, [output(on, 1)], log_flushes=[LogFlush(pauses.id, segment)])
     assert store.lrange(keys.log(0, pauses.id), 0, -1) == [segment]
     assert not store.exists(keys.log(0, on.id))
     assert [frame[0].decode() for frame in gateway.frames()] == [on.id]
@@ -457,12 +459,12 @@ async def test_a_deposit_stands_in_the_log_of_its_job_and_nowhere_else(
     assert await queue.entries(pauses.id, 0) == entries
 
 
-async def test_a_call_of_nothing_but_deposits_is_no_step(queue: JobQueue, store: Redis) -> None:
+async def test_a_call_of_nothing_but_log_flushes_is_no_step(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
-    words = utterance(job, 1)
+    words = output(job, 1)
     await emit(queue, [words])
     store.config_resetstat()
-    await emit(queue, [], deposits=[deposit(words, 1)])
+    await emit(queue, [], log_flushes=[log_flush(words, 1)])
     assert published(store) == 0
     assert steps_of(store) == [[(job.id, 1)]]
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
@@ -477,14 +479,14 @@ async def test_a_number_that_is_too_high_leaves_a_hole(
 ) -> None:
     """Redis was killed and has lost the entries between."""
     job = await lease(queue)
-    first = utterance(job, 1)
-    await emit(queue, [first], deposits=[deposit(first, 1)])
+    first = output(job, 1)
+    await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     for number in range(2, seq):
         await say(queue, job, number)
     store.delete(keys.steps(0, WORKER))
     gateway.frames()
     assert await say(queue, job, seq, "behind") == {}
-    assert await emit(queue, [utterance(job, seq, "behind")], again=True) == {}
+    assert await emit(queue, [output(job, seq, "behind")], again=True) == {}
     entries = await queue.entries(job.id, 0)
     assert [(e.seq, e.lost) for e in entries] == [
         (number, 1 < number < seq) for number in range(1, seq + 1)
@@ -512,8 +514,8 @@ async def test_a_job_whose_log_has_a_hole_fails_and_its_end_is_found_at_its_numb
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
     job = await lease(queue)
-    first = utterance(job, 1)
-    await emit(queue, [first], deposits=[deposit(first, 1)])
+    first = output(job, 1)
+    await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     for seq in (2, 3):
         await say(queue, job, seq)
     store.delete(keys.steps(0, WORKER))
@@ -545,21 +547,21 @@ async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) ->
 # --- the end in the same call ---
 
 
-def last_words(job: LeasedJob, seq: int, **changes: Any) -> Utterance:
+def last_words(job: LeasedJob, seq: int, **changes: Any) -> JobOutput:
     """The last output of a job and its end."""
-    return utterance(job, seq, "last", answer(**changes))
+    return output(job, seq, "last", answer(**changes))
 
 
 async def test_the_last_output_and_the_end_are_one_call_and_one_message(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     job = await lease(queue)
-    first = utterance(job, 1)
-    await emit(queue, [first], deposits=[deposit(first, 1)])
+    first = output(job, 1)
+    await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     gateway.messages()
     store.config_resetstat()
-    assert await queue.emit(0, WORKER, epoch, make_step([last_words(job, 2)])) == {}
+    assert await queue.emit(0, WORKER, fence_token, make_step([last_words(job, 2)])) == {}
     assert script_calls(store) == 1
     assert published(store) == 1
     (message,) = gateway.messages()
@@ -576,13 +578,13 @@ async def test_the_last_output_and_the_end_are_one_call_and_one_message(
     assert ended.state is JobState.COMPLETED
 
 
-async def test_an_end_that_a_worker_tells_does_not_end_its_epoch(queue: JobQueue) -> None:
-    epoch = await enter(queue)
+async def test_an_end_that_a_worker_tells_does_not_end_its_fence_token(queue: JobQueue) -> None:
+    fence_token = await enter(queue)
     for _ in range(2):
         await submit(queue)
     ends, on = await take(queue)
-    assert await queue.emit(0, WORKER, epoch, make_step([last_words(ends, 1)])) == {}
-    assert await queue.emit(0, WORKER, epoch, make_step([utterance(on, 1)])) == {}
+    assert await queue.emit(0, WORKER, fence_token, make_step([last_words(ends, 1)])) == {}
+    assert await queue.emit(0, WORKER, fence_token, make_step([output(on, 1)])) == {}
 
 
 async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
@@ -620,18 +622,18 @@ async def test_last_words_that_nobody_hears_stand_in_the_log_only(
 async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     job = await lease(queue)
     step = make_step([last_words(job, 1)])
-    assert await queue.emit(0, WORKER, epoch, step) == {}
+    assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert len(gateway.frames()) == 2
     before = everything(store)
-    assert await queue.emit(0, WORKER, epoch, step, again=True) == {}
+    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
     assert everything(store) == before
     assert gateway.frames() == []
     other = answer(event=JobEvent.FAIL, error_code="engine_error", status=500)
     step = make_step([silent_end(job, 2, other)])
-    assert await queue.emit(0, WORKER, epoch, step, again=True) == {job.id: "completed"}
+    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {job.id: "completed"}
     assert everything(store) == before
 
 
@@ -651,16 +653,16 @@ async def test_of_a_repeated_call_only_what_is_new_happens(
     ]
 
 
-@pytest.mark.parametrize("nonce", ["0" * 16, "", "0" * 15, "0" * 17])
-async def test_a_wrong_nonce_ends_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener, nonce: str
+@pytest.mark.parametrize("lease_id", ["0" * 16, "", "0" * 15, "0" * 17])
+async def test_a_wrong_lease_id_ends_nothing(
+    queue: JobQueue, store: Redis, gateway: Listener, lease_id: str
 ) -> None:
-    """Not even in the right epoch."""
-    epoch = await enter(queue)
+    """Not even in the right fencing token."""
+    fence_token = await enter(queue)
     job = await lease(queue)
     before = everything(store)
-    step = make_step([silent_end(job._replace(nonce=nonce), 1, answer())])
-    assert await queue.emit(0, WORKER, epoch, step) == {job.id: "in_progress"}
+    step = make_step([silent_end(job._replace(lease_id=lease_id), 1, answer())])
+    assert await queue.emit(0, WORKER, fence_token, step) == {job.id: "in_progress"}
     assert everything(store) == before
     assert gateway.frames() == []
 
@@ -668,11 +670,11 @@ async def test_a_wrong_nonce_ends_nothing(
 async def test_a_job_whose_hash_is_gone_is_not_ended(
     queue: JobQueue, store: Redis, gateway: Listener
 ) -> None:
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     job = await lease(queue)
     store.delete(keys.job(0, job.id))
     step = make_step([last_words(job, 1)])
-    assert await queue.emit(0, WORKER, epoch, step) == {job.id: "gone"}
+    assert await queue.emit(0, WORKER, fence_token, step) == {job.id: "gone"}
     assert FrameKind.DONE not in [frame[2] for frame in gateway.frames()]
     assert not store.exists(keys.job(0, job.id))
     assert await queue.entries(job.id, 0) == []
@@ -701,7 +703,7 @@ async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
         queue,
         [
             last_words(cancelled, 1),
-            utterance(on, 1),
+            output(on, 1),
             last_words(ends, 1),
             last_words(gone, 1),
             silent_end(silent, 1, answer(event=JobEvent.FAIL, error_code="engine_error")),

@@ -12,7 +12,7 @@ from shared.protocol.job_log import pack_segment
 from shared.protocol.lanes import DEFAULT
 from shared.protocol.result import INLINE_RESULT_BYTES
 from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import End, Speaker, make_step
+from shared.protocol.step_log import FinalEntry, JobStream, make_step
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     LEASE_S,
@@ -27,13 +27,13 @@ from tests.redis.conftest import (
     grow_old,
     lease,
     make_job,
+    output,
     pending,
     say,
     silent_end,
     submit,
     take,
     take_one,
-    utterance,
 )
 from tests.waiting import eventually
 
@@ -43,10 +43,10 @@ JSON = {"content_type": "application/json"}
 async def test_a_finished_job_is_what_its_worker_said(queue: JobQueue, gateway: Listener) -> None:
     leased = await lease(queue)
     await say(queue, leased, 1, "He")
-    frames = [utterance(leased, seq, text)[1] for seq, text in ((1, "He"), (2, "y"))]
+    frames = [output(leased, seq, text)[1] for seq, text in ((1, "He"), (2, "y"))]
     entries = [entry_of(frame, leased.id, seq) for seq, frame in enumerate(frames, 1)]
-    end = End(3, pack_segment(1, entries), answer())
-    assert await emit(queue, [(Speaker(leased), frames[1], end)]) == {}
+    end = FinalEntry(3, pack_segment(1, entries), answer())
+    assert await emit(queue, [(JobStream(leased), frames[1], end)]) == {}
     job = await queue.get(leased.id)
     assert job is not None
     assert (job.state, job.status, job.error_code) == (JobState.COMPLETED, 200, "")
@@ -106,11 +106,11 @@ async def test_a_repeated_call_changes_nothing_and_says_nothing_else(
         await submit(queue)
     ends, goes_on = await take(queue)
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [ends, goes_on])
-    step = make_step([utterance(ends, 1, answer=answer()), utterance(goes_on, 1)])
-    assert await queue.emit(0, WORKER, renewal.epoch, step) == {}
+    step = make_step([output(ends, 1, answer=answer()), output(goes_on, 1)])
+    assert await queue.emit(0, WORKER, renewal.fence_token, step) == {}
     before = {key: store.dump(key) for key in store.scan_iter()}
     gateway.frames()
-    assert await queue.emit(0, WORKER, renewal.epoch, step, again=True) == {}
+    assert await queue.emit(0, WORKER, renewal.fence_token, step, again=True) == {}
     assert {key: store.dump(key) for key in store.scan_iter()} == before
     assert gateway.frames() == []
 
@@ -119,10 +119,10 @@ async def test_the_end_of_one_job_is_no_reason_to_ask_about_the_others(queue: Jo
     for _ in range(2):
         await submit(queue)
     first, second = await take(queue)
-    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [first, second])).epoch
+    fence_token = (await queue.renew(0, WORKER, "", LEASE_S, [first, second])).fence_token
     end = make_step([silent_end(first, 1, answer())])
-    assert await queue.emit(0, WORKER, epoch, end) == {}
-    assert await queue.emit(0, WORKER, epoch, make_step([utterance(second, 1)])) == {}
+    assert await queue.emit(0, WORKER, fence_token, end) == {}
+    assert await queue.emit(0, WORKER, fence_token, make_step([output(second, 1)])) == {}
 
 
 async def test_what_a_call_that_failed_had_in_mind_the_next_one_does_not_do(
@@ -149,21 +149,21 @@ async def test_the_second_word_does_not_change_the_first(queue: JobQueue) -> Non
     assert (job.state, job.status) == (JobState.COMPLETED, 200)
 
 
-@pytest.mark.parametrize("nonce", ["", "f" * 16, "f" * 15])
-async def test_a_wrong_nonce_ends_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener, nonce: str
+@pytest.mark.parametrize("lease_id", ["", "f" * 16, "f" * 15])
+async def test_a_wrong_lease_id_ends_nothing(
+    queue: JobQueue, store: Redis, gateway: Listener, lease_id: str
 ) -> None:
     leased = await lease(queue)
-    assert await finish(queue, leased._replace(nonce=nonce), 1, answer()) == "in_progress"
+    assert await finish(queue, leased._replace(lease_id=lease_id), 1, answer()) == "in_progress"
     assert await queue.entries(leased.id, 0) == []
     assert gateway.frames() == []
     assert await finish(queue, leased, 1, answer()) == "ok"
 
 
-async def test_an_empty_nonce_is_not_the_one_of_a_queued_job(queue: JobQueue) -> None:
+async def test_an_empty_lease_id_is_not_the_one_of_a_queued_job(queue: JobQueue) -> None:
     leased = await lease(queue)
     await queue.release([leased], "drained", blame=False)
-    assert await finish(queue, leased._replace(nonce=""), 1, answer()) == "queued"
+    assert await finish(queue, leased._replace(lease_id=""), 1, answer()) == "queued"
 
 
 async def test_an_end_that_comes_too_late_keeps_no_other_back(
@@ -172,10 +172,10 @@ async def test_an_end_that_comes_too_late_keeps_no_other_back(
     for _ in range(2):
         await submit(queue)
     mine, gone = await take(queue)
-    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [mine, gone])).epoch
+    fence_token = (await queue.renew(0, WORKER, "", LEASE_S, [mine, gone])).fence_token
     store.delete(keys.job(0, gone.id))  # behind everybody's back
     step = make_step([silent_end(gone, 1, answer()), silent_end(mine, 1, answer())])
-    assert await queue.emit(0, WORKER, epoch, step) == {gone.id: "gone"}
+    assert await queue.emit(0, WORKER, fence_token, step) == {gone.id: "gone"}
     assert [frame[0].decode() for frame in gateway.frames()] == [mine.id]
     assert not store.exists(keys.log(0, gone.id))
 

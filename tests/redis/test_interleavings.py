@@ -23,16 +23,16 @@ from shared.protocol.job import Job, LeasedJob, NewJob
 from shared.protocol.job_log import Entry, pack_segment, parse_segments
 from shared.protocol.lanes import CLIENT_LANES, LANES
 from shared.protocol.record import parse_job, read_lease
-from shared.protocol.result import Answer
+from shared.protocol.result import JobResult
 from shared.protocol.states import TRANSITIONS, JobEvent, JobState
 from shared.protocol.step_log import (
-    DEPOSIT_AFTER,
+    FLUSH_AFTER,
     STEPS,
-    Deposit,
-    End,
-    Speaker,
+    FinalEntry,
+    JobOutput,
+    JobStream,
+    LogFlush,
     Step,
-    Utterance,
     make_step,
 )
 from shared.queue.job_queue import Fenced, JobQueue
@@ -53,7 +53,7 @@ from tests.redis.conftest import (
     silent_end,
     take,
 )
-from worker.publish.output_buffer import Outbox
+from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
 
 SEEDS = range(40)
@@ -74,11 +74,11 @@ Heard = tuple[str, int, int]
 class Deaf:
     """In a publisher's place: runs are asked for what they have to say."""
 
-    def mark(self, outbox: Outbox) -> None:
+    def mark(self, buffer: OutputBuffer) -> None:
         pass
 
 
-class Run(Outbox):
+class Run(OutputBuffer):
     """A job in a worker's hands, as far as the worker knows."""
 
     __slots__ = ("begun", "ended_as")
@@ -86,7 +86,7 @@ class Run(Outbox):
     def __init__(self, job: LeasedJob) -> None:
         super().__init__(job, cast(Publisher, Deaf()))
         self.begun = 0
-        """The step with the first entry that is not deposited."""
+        """The step with the first entry that is not flushed."""
         self.ended_as = ""
         """As what its worker has ended it, or is about to."""
 
@@ -95,14 +95,14 @@ class Run(Outbox):
         return not (self.dropped or self.ended_as)
 
 
-class Parcel:
+class Batch:
     """What a worker sends, until Redis has taken it."""
 
     def __init__(
-        self, items: list[tuple[Run, Utterance]], deposits: list[tuple[Run, Deposit]]
+        self, items: list[tuple[Run, JobOutput]], log_flushes: list[tuple[Run, LogFlush]]
     ) -> None:
         self.items = items
-        self.deposits = deposits
+        self.log_flushes = log_flushes
         self.tries = 0
         """Calls, renewals among them, which were lost or whose reply was."""
         self.refused = False
@@ -110,17 +110,19 @@ class Parcel:
         """As Redis has taken it already."""
 
     def step(self) -> Step:
-        return make_step([said for _, said in self.items], [each for _, each in self.deposits])
+        return make_step([said for _, said in self.items], [each for _, each in self.log_flushes])
 
-    def speaks_in(self, epoch: str) -> bool:
-        return bool(epoch) and all(run.epoch == epoch for run, _ in [*self.items, *self.deposits])
+    def speaks_in(self, fence_token: str) -> bool:
+        return bool(fence_token) and all(
+            run.fence_token == fence_token for run, _ in [*self.items, *self.log_flushes]
+        )
 
-    def weed(self, epoch: str) -> None:
+    def weed(self, fence_token: str) -> None:
         """Leave out what its worker knows to be lost."""
-        for run, _ in [*self.items, *self.deposits]:
-            run.dropped = run.dropped or run.epoch != epoch
+        for run, _ in [*self.items, *self.log_flushes]:
+            run.dropped = run.dropped or run.fence_token != fence_token
         self.items = [item for item in self.items if not item[0].dropped]
-        self.deposits = [item for item in self.deposits if not item[0].dropped]
+        self.log_flushes = [item for item in self.log_flushes if not item[0].dropped]
 
 
 class Worker:
@@ -128,13 +130,13 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.epoch = ""
+        self.fence_token = ""
         self.runs: dict[str, Run] = {}
         self.mail: list[LeasedJob | str] = []
         """Jobs, and ids of those to drop, that it was told of and has not heard of yet."""
-        self.parcel: Parcel | None = None
+        self.batch: Batch | None = None
         self.steps = 0
-        self.doubts = deque([-STEPS], maxlen=STEPS - DEPOSIT_AFTER)
+        self.doubts = deque([-STEPS], maxlen=STEPS - FLUSH_AFTER)
         """The last steps of which it does not know whether Redis has taken them: each may stand
         twice in the step log, which has room for so many."""
 
@@ -151,15 +153,15 @@ class Worker:
         self.mail = []
 
     def pack(
-        self, speakers: Iterable[tuple[Run, Answer | None]], early: Callable[[], bool]
+        self, speakers: Iterable[tuple[Run, JobResult | None]], early: Callable[[], bool]
     ) -> None:
-        """A step. Entries are deposited `early` or when their time has come."""
+        """A step. Entries are flushed `early` or when their time has come."""
         self.steps += 1
         items = []
         for run, end in speakers:
-            utterance = run.take(end)
-            assert utterance is not None
-            items.append((run, utterance))
+            output = run.take(end)
+            assert output is not None
+            items.append((run, output))
             if end is not None:
                 run.ended_as = TRANSITIONS[end.event].target
             elif len(run.kept) == 1:
@@ -169,9 +171,9 @@ class Worker:
             for run in self.runs.values()
             if run.kept
             and not run.dropped
-            and (self.steps - run.begun == DEPOSIT_AFTER - 1 or early())
+            and (self.steps - run.begun == FLUSH_AFTER - 1 or early())
         ]
-        self.parcel = Parcel(items, [(run, run.deposit()) for run in due])
+        self.batch = Batch(items, [(run, run.log_flush()) for run in due])
 
     def leave(self, run: Run) -> None:
         """The run is over."""
@@ -211,11 +213,11 @@ class Fleet:
         self.watched: set[str] = set()
         """Jobs whose answer somebody sees grow."""
         self.fences = dict.fromkeys(WORKERS, "")
-        self.epochs = ["", "x"]
+        self.fence_tokens = ["", "x"]
         # Every other fleet has workers that bring hardly anything to an end.
         self.feeble = bool(seed % 2)
         self.haste = self.random.choice([0.0, 0.03, 0.5])
-        """How likely entries are deposited before they must be."""
+        """How likely entries are flushed before they must be."""
         self.calm = False
         """Nothing is lost on its way any more."""
 
@@ -261,9 +263,9 @@ class Fleet:
         for lease in leases:
             assert self.states[lease.id] is JobState.QUEUED, f"{lease.id} was given away"
             before = [other for _, other in self.leases if other.id == lease.id]
-            assert lease.term == len(before) + 1
-            assert all(lease.nonce != other.nonce for _, other in self.leases), "given twice"
-            assert lease.epoch == self.fences[worker.name]
+            assert lease.generation == len(before) + 1
+            assert all(lease.lease_id != other.lease_id for _, other in self.leases), "given twice"
+            assert lease.fence_token == self.fences[worker.name]
             assert self.listens(lease.id) == (lease.watchers, lease.watched)
             self.leases.append((worker, lease))
             self.holder[lease.id] = (worker, lease)
@@ -291,7 +293,7 @@ class Fleet:
 
     async def step(self, worker: Worker, n_ends: int) -> None:
         """The next try to get rid of what was said, or something new."""
-        if worker.parcel is None:
+        if worker.batch is None:
             for run in list(worker.runs.values()):
                 if run.dropped and self.chance(0.3):
                     worker.leave(run)
@@ -310,7 +312,7 @@ class Fleet:
     def speak(self, run: Run, others: list[Run]) -> None:
         """Some tokens of a job; among them what looks like a frame of another."""
         for n in range(self.random.choice([1, 1, 1, 2])):
-            text = f"{run.job.nonce} {n} " + "x" * self.random.choice([0, 0, 0, 20, 300])
+            text = f"{run.job.lease_id} {n} " + "x" * self.random.choice([0, 0, 0, 20, 300])
             run.delta(0, 0, [self.random.randrange(1 << 17)], text)
             if not run.job.stream:
                 continue
@@ -320,58 +322,58 @@ class Fleet:
                 chunk = encode(other, len(self.told[other]) + 1, FrameKind.CHUNK, (b"forged",))
             run.chunk(chunk)
 
-    def answer(self) -> Answer:
+    def answer(self) -> JobResult:
         return answer(event=self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL]))
 
     async def send(self, worker: Worker) -> None:
         """One try, as `Publisher._insist` makes it."""
-        parcel = worker.parcel
-        assert parcel is not None
-        if not parcel.speaks_in(worker.epoch):
+        batch = worker.batch
+        assert batch is not None
+        if not batch.speaks_in(worker.fence_token):
             if not await self.renew(worker):
-                parcel.tries += 1
+                batch.tries += 1
                 return
-            parcel.weed(worker.epoch)
-        elif parcel.tries or parcel.refused:
-            parcel.weed(worker.epoch)
-        if not parcel.items and not parcel.deposits:
-            worker.parcel = None
+            batch.weed(worker.fence_token)
+        elif batch.tries or batch.refused:
+            batch.weed(worker.fence_token)
+        if not batch.items and not batch.log_flushes:
+            worker.batch = None
             return
         if self.chance(0.1):  # it does not reach Redis
-            parcel.tries += 1
+            batch.tries += 1
             return
         try:
-            await self.call(worker, parcel)
+            await self.call(worker, batch)
         except Fenced:
-            worker.epoch, parcel.refused = "", True
+            worker.fence_token, batch.refused = "", True
             return
         if worker.steps - worker.doubts[0] >= STEPS and self.chance(0.2):  # the reply is lost
             worker.doubts.append(worker.steps)
-            parcel.tries += 1
+            batch.tries += 1
             return
-        for run, (_, _, end) in parcel.items:
+        for run, (_, _, end) in batch.items:
             if end is not None:
                 worker.leave(run)
-        worker.parcel = None
+        worker.batch = None
 
-    async def call(self, worker: Worker, parcel: Parcel) -> None:
-        """Send the parcel, and see what comes of it. Raises Fenced."""
-        epoch, fence, step = worker.epoch, self.fences[worker.name], parcel.step()
-        before = self.everything() if fence != epoch or parcel.carried_out else {}
+    async def call(self, worker: Worker, batch: Batch) -> None:
+        """Send the batch, and see what comes of it. Raises Fenced."""
+        fence_token, fence, step = worker.fence_token, self.fences[worker.name], batch.step()
+        before = self.everything() if fence != fence_token or batch.carried_out else {}
         self.heard()
         try:
-            lost = await self.queue.emit(0, worker.name, epoch, step, again=parcel.tries > 0)
+            lost = await self.queue.emit(0, worker.name, fence_token, step, again=batch.tries > 0)
         except Fenced:
-            assert fence != epoch
+            assert fence != fence_token
             assert self.everything() == before
             raise
-        assert fence == epoch
-        sent, late = self.take_down(parcel)
+        assert fence == fence_token
+        sent, late = self.take_down(batch)
         assert lost == late
         heard = self.heard()
-        if not parcel.carried_out:
+        if not batch.carried_out:
             assert heard == sent
-        elif (step.places, step.frames) == (parcel.carried_out.places, parcel.carried_out.frames):
+        elif (step.places, step.frames) == (batch.carried_out.places, batch.carried_out.frames):
             assert self.everything() == before
             assert heard == {name: [] for name in GATEWAYS}
         else:
@@ -380,13 +382,13 @@ class Fleet:
             now, steps = self.everything(), keys.steps(0, worker.name).encode()
             assert now | {steps: b""} == before | {steps: b""}
             assert all(set(heard[name]) <= set(sent[name]) for name in GATEWAYS)
-        parcel.carried_out = step
+        batch.carried_out = step
 
-    def take_down(self, parcel: Parcel) -> tuple[dict[str, list[Heard]], dict[str, str]]:
-        """What gateways hear of a parcel that was taken, and what it has not ended."""
+    def take_down(self, batch: Batch) -> tuple[dict[str, list[Heard]], dict[str, str]]:
+        """What gateways hear of a batch that was taken, and what it has not ended."""
         sent: dict[str, list[Heard]] = {name: [] for name in GATEWAYS}
         late = {}
-        for run, (_, packed, end) in parcel.items:
+        for run, (_, packed, end) in batch.items:
             job_id, told = run.job.id, self.told[run.job.id]
             if not self.holds(run.job):
                 # It can't tell the end that another has made from its own.
@@ -394,17 +396,17 @@ class Fleet:
                 assert run.ended_as == self.states[job_id]
                 if self.last[job_id] != run.job:
                     late[job_id] = self.states[job_id].value
-            if packed and self.said(run, parcel):
+            if packed and self.said(run, batch):
                 (frame,) = decode(packed)
-                if parcel.carried_out is None:
+                if batch.carried_out is None:
                     told.append(frame)
                 assert frame[1] <= len(told)
                 assert told[frame[1] - 1] == frame
                 watchers, watched = self.listens(job_id)
                 for name in watchers.split() if run.job.stream or watched else ():
                     sent[name].append((job_id, *frame[1:3]))
-        for run, (_, _, end) in parcel.items:
-            if end is None or not self.said(run, parcel):
+        for run, (_, _, end) in batch.items:
+            if end is None or not self.said(run, batch):
                 continue
             self.states[run.job.id] = JobState(run.ended_as)
             self.holder.pop(run.job.id, None)
@@ -415,24 +417,24 @@ class Fleet:
             heard.sort(key=itemgetter(0))
         return sent, late
 
-    def said(self, run: Run, parcel: Parcel) -> bool:
+    def said(self, run: Run, batch: Batch) -> bool:
         """Whether its words were the worker's to say, now or when they came for the first time."""
         return self.holds(run.job) or (
-            parcel.carried_out is not None and self.last[run.job.id] == run.job
+            batch.carried_out is not None and self.last[run.job.id] == run.job
         )
 
     async def renew(self, worker: Worker) -> bool:
         """As `Lease.renew` does it; False if the reply is lost."""
         runs, fence = list(worker.runs.values()), self.fences[worker.name]
         renewal = await self.queue.renew(
-            0, worker.name, worker.epoch, LEASE_S, [run.job for run in runs]
+            0, worker.name, worker.fence_token, LEASE_S, [run.job for run in runs]
         )
-        if fence and fence == worker.epoch:
-            assert renewal.epoch == fence
+        if fence and fence == worker.fence_token:
+            assert renewal.fence_token == fence
         else:
-            assert renewal.epoch not in self.epochs, "an epoch begins twice"
-            self.epochs.append(renewal.epoch)
-        self.fences[worker.name] = renewal.epoch
+            assert renewal.fence_token not in self.fence_tokens, "a fencing token begins twice"
+            self.fence_tokens.append(renewal.fence_token)
+        self.fences[worker.name] = renewal.fence_token
         assert renewal.listeners == {
             run.job.id: self.listens(run.job.id) for run in runs if self.holds(run.job)
         }
@@ -441,9 +443,9 @@ class Fleet:
         }
         if self.chance(0.1):
             return False
-        worker.epoch = renewal.epoch
+        worker.fence_token = renewal.fence_token
         for run in runs:
-            run.epoch = renewal.epoch
+            run.fence_token = renewal.fence_token
             if run.job.id in renewal.listeners:
                 watchers, watched = renewal.listeners[run.job.id]
                 run.listen(watchers, watched=watched)
@@ -460,24 +462,32 @@ class Fleet:
     # --- some who must not write ---
 
     async def intrude(self) -> None:
-        """Who does not know a worker's epoch writes nothing, whatever else it knows."""
+        """Who does not know a worker's fencing token writes nothing, whatever else it knows."""
         name = self.random.choice(WORKERS)
-        epochs = [epoch for epoch in self.epochs if epoch != self.fences[name] or not epoch]
+        fence_tokens = [
+            fence_token
+            for fence_token in self.fence_tokens
+            if fence_token != self.fences[name] or not fence_token
+        ]
         for _, lease in self.some(self.leases):
             segment = pack_segment(1, [b"\xc0\xc0"])
             frame = encode(lease.id, 1, FrameKind.CHUNK, (b"forged",))
-            said = (Speaker(lease), frame, self.random.choice([None, End(2, segment, answer())]))
-            step = make_step([said], [Deposit(lease.id, segment)])
+            said = (
+                JobStream(lease),
+                frame,
+                self.random.choice([None, FinalEntry(2, segment, answer())]),
+            )
+            step = make_step([said], [LogFlush(lease.id, segment)])
             before, again = self.everything(), self.random.random() < 0.5
             self.heard()
             with pytest.raises(Fenced):
-                await self.queue.emit(0, name, self.random.choice(epochs), step, again=again)
+                await self.queue.emit(0, name, self.random.choice(fence_tokens), step, again=again)
             assert self.everything() == before
             assert self.heard() == {name: [] for name in GATEWAYS}
 
     async def end_too_late(self) -> None:
-        """Not even who knows the epoch ends a job whose lease is over."""
-        names = [name for name, epoch in self.fences.items() if epoch]
+        """Not even who knows the fencing token ends a job whose lease is over."""
+        names = [name for name, fence_token in self.fences.items() if fence_token]
         over = [lease for _, lease in self.leases if not self.holds(lease)]
         for lease in self.some(over) if names else ():
             name, end, state = self.random.choice(names), self.answer(), self.states[lease.id]
@@ -500,9 +510,9 @@ class Fleet:
             for run in worker.runs.values():
                 run.dropped = run.dropped or run.job in chosen
         assert await self.queue.release(chosen, "why", blame=blame) == expected
-        self.fence_off(expected)
+        self.invalidate_fence(expected)
 
-    async def disown(self) -> None:
+    async def reject_unreceived(self) -> None:
         """A worker hands back what it has not heard of."""
         worker = self.random.choice(self.workers)
         worker.hear()
@@ -511,8 +521,11 @@ class Fleet:
             for holder, lease in self.holder.values()
             if holder is worker and lease.id not in worker.runs
         }
-        assert await self.queue.disown(POOL, worker.name, list(worker.runs), 0.0) == expected
-        self.fence_off(expected)
+        assert (
+            await self.queue.reject_unreceived(POOL, worker.name, list(worker.runs), 0.0)
+            == expected
+        )
+        self.invalidate_fence(expected)
 
     async def fall_silent(self) -> None:
         for _, lease in self.some(self.leases):
@@ -523,7 +536,7 @@ class Fleet:
         held = {job_id: lease for job_id, (_, lease) in self.holder.items()}
         expected = {name: self.without_worker(held[name], True) for name in self.silent()}
         assert await self.queue.reap(0, LEASE_S) == expected
-        self.fence_off(expected)
+        self.invalidate_fence(expected)
 
     def silent(self) -> list[str]:
         """The jobs whose lease has not been renewed for long."""
@@ -546,12 +559,12 @@ class Fleet:
         return "failed" if blame and attempts >= MAX_ATTEMPTS else "queued"
 
     async def forget(self) -> None:
-        """An epoch is over when nobody has renewed it for long."""
+        """A fencing token is over when nobody has renewed it for long."""
         name = self.random.choice(WORKERS)
         self.store.delete(keys.fence(0, name))
         self.fences[name] = ""
 
-    def fence_off(self, job_ids: Iterable[str], *, hint: bool = False) -> None:
+    def invalidate_fence(self, job_ids: Iterable[str], *, hint: bool = False) -> None:
         """Jobs in progress are not what they were. With the `hint` their worker may hear of it."""
         for job_id in job_ids:
             if job_id in self.holder:
@@ -567,7 +580,7 @@ class Fleet:
             state = await self.queue.cancel(job.id, TENANT)
             was = self.states[job.id]
             assert state is (JobState.CANCELLED if was in LIVE else was)
-            self.fence_off([job.id], hint=True)
+            self.invalidate_fence([job.id], hint=True)
 
     async def pass_deadline(self) -> None:
         for job in self.some(self.jobs):
@@ -577,7 +590,7 @@ class Fleet:
 
     async def expire(self) -> None:
         expired = await self.queue.scripts.expire(0, 1)
-        self.fence_off([job_id.decode() for job_id in expired], hint=True)
+        self.invalidate_fence([job_id.decode() for job_id in expired], hint=True)
 
     async def watch(self) -> None:
         for job in self.some(self.jobs):
@@ -591,7 +604,7 @@ class Fleet:
             if sees:
                 self.watched.add(job.id)
             if self.listens(job.id) != before:
-                self.fence_off([job.id])
+                self.invalidate_fence([job.id])
 
     async def repair(self) -> None:
         """Nothing is broken here, so there is nothing to do."""
@@ -609,7 +622,7 @@ class Fleet:
             self.intrude: 1,
             self.end_too_late: 1,
             self.release: 3,
-            self.disown: 2,
+            self.reject_unreceived: 2,
             self.fall_silent: 5,
             self.reap: 5,
             self.forget: 1,
@@ -667,7 +680,7 @@ class Fleet:
             assert (job.id in self.holder) == running
             if running:
                 worker, lease = self.holder[job.id]
-                held_by = (worker.name, lease.nonce, lease.term)
+                held_by = (worker.name, lease.lease_id, lease.generation)
                 assert read_lease(raw[b"lease"])[:3] == held_by
             if b"lease" in raw:
                 assert read_lease(raw[b"lease"]).attempts <= MAX_ATTEMPTS
@@ -725,17 +738,21 @@ class Fleet:
         assert length <= 2 * STEPS
         assert (ttl > 0) == (length > 0)
         known = [
-            (each.job, each.epoch, each.watchers) for each in worker.runs.values() if each.speaks
+            (each.job, each.fence_token, each.watchers)
+            for each in worker.runs.values()
+            if each.speaks
         ]
         known += [
-            (each, each.epoch, each.watchers) for each in worker.mail if not isinstance(each, str)
+            (each, each.fence_token, each.watchers)
+            for each in worker.mail
+            if not isinstance(each, str)
         ]
-        for lease, epoch, watchers in known:
-            if epoch and epoch == self.fences[worker.name]:
+        for lease, fence_token, watchers in known:
+            if fence_token and fence_token == self.fences[worker.name]:
                 assert self.holds(lease), "a worker takes a job for its own"
                 assert watchers == self.listens(lease.id)[0]
         for run in worker.runs.values():
-            if run.speaks and run.epoch and run.epoch == self.fences[worker.name]:
+            if run.speaks and run.fence_token and run.fence_token == self.fences[worker.name]:
                 watchers, watched = self.listens(run.job.id)
                 assert run.ears == (watchers if run.job.stream or watched else "")
 
@@ -757,13 +774,13 @@ class Fleet:
         self.calm = True
         for worker in self.workers:
             worker.hear()
-            while worker.parcel is not None:
+            while worker.batch is not None:
                 await self.send(worker)
             await self.renew(worker)
             ending = [run for run in worker.runs.values() if run.speaks]
             if ending:
                 worker.pack([(run, answer()) for run in ending], lambda: False)
-            while worker.parcel is not None:
+            while worker.batch is not None:
                 await self.send(worker)
             await self.check()
         left = {job_id: lease for job_id, (_, lease) in self.holder.items()}

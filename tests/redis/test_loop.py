@@ -16,7 +16,7 @@ from shared.protocol import keys
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Transcript, read_journal
 from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import DEPOSIT_AFTER
+from shared.protocol.step_log import FLUSH_AFTER
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
@@ -79,18 +79,18 @@ async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
         return [entry.items for entry in await queue.entries(job_id, 0)]
 
     async def old_refused() -> bool:
-        return old.outbox.dropped
+        return old.buffer.dropped
 
     async def new_logged() -> bool:
         return await logged() == [(b"of the new run",)]
 
-    old.outbox.chunk(b"of the old run")
+    old.buffer.chunk(b"of the old run")
     if not together:
         await eventually(old_refused, "the old run's write was refused")
         assert await logged() == []
-    new.outbox.chunk(b"of the new run")
+    new.buffer.chunk(b"of the new run")
     await eventually(new_logged, "the new run's write stands in the log, and nothing else")
-    assert (old.outbox.dropped, new.outbox.dropped) == (True, False)
+    assert (old.buffer.dropped, new.buffer.dropped) == (True, False)
 
 
 async def test_who_gets_a_job_anew_lets_go_of_the_old_lease_at_once(
@@ -100,8 +100,8 @@ async def test_who_gets_a_job_anew_lets_go_of_the_old_lease_at_once(
     old = await takes_in_hand(loop, queue)
     await queue.release([old.job], "drained", blame=False)
     loop._start(await take_one(queue))
-    assert old.outbox.dropped, "though it has said nothing that could be refused"
-    assert not loop.runs[old.job.id].outbox.dropped
+    assert old.buffer.dropped, "though it has said nothing that could be refused"
+    assert not loop.runs[old.job.id].buffer.dropped
     await end(list(loop._tasks))
 
 
@@ -114,14 +114,14 @@ async def test_a_refused_write_of_one_job_keeps_no_other_back(queue: JobQueue, l
     await queue.cancel(lost.job.id, TENANT)
     await queue.watch(kept.job.id, GATEWAY, sees=True)
     for run in (lost, kept):
-        run.outbox.chunk(b"x")
+        run.buffer.chunk(b"x")
 
     async def logged() -> bool:
         return len(await queue.entries(kept.job.id, 0)) == 1
 
     await eventually(logged, "what the other job says stands in its log")
-    assert (lost.outbox.dropped, kept.outbox.dropped) == (True, False)
-    assert (kept.outbox.watchers, kept.outbox.ears) == (GATEWAY, GATEWAY)
+    assert (lost.buffer.dropped, kept.buffer.dropped) == (True, False)
+    assert (kept.buffer.watchers, kept.buffer.ears) == (GATEWAY, GATEWAY)
     assert [entry.end for entry in await queue.entries(lost.job.id, 0)] == ["cancelled"]
 
 
@@ -129,7 +129,7 @@ async def test_what_a_lost_run_has_said_is_not_put_into_the_log_of_the_next_one(
     queue: JobQueue, store: Redis, loop: Loop
 ) -> None:
     async def say(run: Run, n: int) -> None:
-        run.outbox.delta(0, 0, [n], "x")
+        run.buffer.delta(0, 0, [n], "x")
 
         async def said() -> bool:
             last = await queue.last_entry(run.job.id)
@@ -145,7 +145,7 @@ async def test_what_a_lost_run_has_said_is_not_put_into_the_log_of_the_next_one(
     del loop.runs[failed.job.id]  # as when a run fails by a bug of ours; the reaper decides then
     grow_old(store, failed.job)
     assert await queue.reap(0, LEASE_S) == {failed.job.id: "queued"}
-    for n in range(1, DEPOSIT_AFTER + 2):
+    for n in range(1, FLUSH_AFTER + 2):
         await say(other, n)
     assert not store.exists(keys.log(0, failed.job.id))
 
@@ -199,7 +199,7 @@ async def test_a_job_that_comes_back_to_the_worker_that_lost_it_is_done_once(
             return ended is not None and ended.state is JobState.COMPLETED
 
         await eventually(done, "the job is done")
-        assert old.outbox.dropped
+        assert old.buffer.dropped
     ended, entries = await queue.get(job.id), await queue.entries(job.id, 0)
     assert ended is not None
     assert [attempt.outcome for attempt in ended.attempts] == ["why", "completed"]
@@ -219,7 +219,7 @@ async def test_an_end_that_was_outrun_says_nothing(
     """The worker is about to say that the job has failed; somebody else has said it just before."""
     await submit(queue)
     run = await takes_in_hand(loop, queue)
-    run.outbox.chunk(b"first")
+    run.buffer.chunk(b"first")
 
     async def said() -> bool:
         return await queue.last_entry(run.job.id) is not None
@@ -227,8 +227,8 @@ async def test_an_end_that_was_outrun_says_nothing(
     await eventually(said, "it speaks")
     assert await queue.release([run.job], "why", blame=False) == {run.job.id: "failed"}
     gateway.frames()
-    run.outbox.chunk(b"last")
+    run.buffer.chunk(b"last")
     run.ended_as = JobState.FAILED
     last = answer(event=JobEvent.FAIL, error_code="engine_error")
-    await loop.publisher.finish(run.outbox, last)
+    await loop.publisher.finish(run.buffer, last)
     assert gateway.frames() == []

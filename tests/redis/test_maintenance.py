@@ -17,10 +17,10 @@ from gateway.maintenance import async_runner as bridge_module
 from gateway.maintenance import housekeeping
 from gateway.maintenance import liveness_file as pulse
 from gateway.maintenance import scan as walk
-from gateway.maintenance.async_runner import Bridge
+from gateway.maintenance.async_runner import AsyncRunner
 from gateway.maintenance.broker import refusal
 from gateway.maintenance.housekeeping import Housekeeping
-from gateway.maintenance.schedule import AUTOSCALE, REPAIR, TIDY, Rota
+from gateway.maintenance.schedule import AUTOSCALE, REPAIR, TIDY, Schedule
 from shared.fleet.registry import Registry
 from shared.platform.settings import Settings
 from shared.protocol import keys
@@ -144,7 +144,7 @@ async def test_records_that_nobody_needs_are_taken_out(
 async def test_two_processes_do_a_chore_once_a_round(redis_url: str, store: Redis) -> None:
     settings = Settings(redis_url=redis_url)
     async with open_queue(redis_url) as one, open_queue(redis_url) as two:
-        rotas = [Rota(settings, one), Rota(settings, two)]
+        rotas = [Schedule(settings, one), Schedule(settings, two)]
         for name in (REPAIR, TIDY):
             assert sorted(await asyncio.gather(*(r.once(name) for r in rotas))) == [False, True]
             assert 0 < store.pttl(keys.chore(name)) < 600_000
@@ -163,7 +163,7 @@ async def test_a_chore_that_fails_has_not_been_done(
         raise OSError("no Docker here")
 
     monkeypatch.setattr("gateway.autoscaler.tick.tick", fail)
-    rota = Rota(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
+    rota = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
     with pytest.raises(OSError, match="no Docker here"):
         await rota.once(AUTOSCALE)
     assert store.hgetall(keys.CHORES) == {}
@@ -173,7 +173,7 @@ async def test_a_chore_that_fails_has_not_been_done(
 async def test_the_autoscaler_ticks_where_it_is_asked_for(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    rota = Rota(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
+    rota = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
     assert await rota.once(AUTOSCALE)
     assert store.exists(keys.scale("m"))
 
@@ -181,8 +181,8 @@ async def test_the_autoscaler_ticks_where_it_is_asked_for(
 # --- from blocking tasks ---
 
 
-def bridge(url: str, longest_s: float = 20.0, **settings: str) -> Bridge:
-    return Bridge(Settings(redis_url=url, **settings), longest_s, on_stuck=lambda: None)  # type: ignore[arg-type]
+def bridge(url: str, longest_s: float = 20.0, **settings: str) -> AsyncRunner:
+    return AsyncRunner(Settings(redis_url=url, **settings), longest_s, on_stuck=lambda: None)  # type: ignore[arg-type]
 
 
 def test_chores_are_performed_on_one_loop(redis_url: str, store: Redis) -> None:
@@ -319,7 +319,7 @@ def test_silence_is_told_apart_from_an_absent_redis(
     monkeypatch.setattr(bridge_module, "_LOOK_S", 0.05)
     settings = Settings(redis_url=own_redis.url)
     stuck = threading.Event()
-    performer = Bridge(settings, 5.0, stuck.set)
+    performer = AsyncRunner(settings, 5.0, stuck.set)
     own_redis.stop(kill=True)
     performer.start()
     try:

@@ -31,11 +31,12 @@ from tests.redis.conftest import (
     Listener,
     answer,
     begin,
-    deposit,
     emit,
     finish,
     grow_old,
+    log_flush,
     open_queue,
+    output,
     pending,
     renew,
     repair,
@@ -43,7 +44,6 @@ from tests.redis.conftest import (
     submit,
     take,
     take_one,
-    utterance,
 )
 from tests.redis_server import RedisServer, embedded_binary
 
@@ -96,13 +96,13 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     got = await take(old_queue)
     assert got[0].id == first.id
     await old_queue.watch(first.id, "gw-2", sees=True)
-    step = [utterance(job, 1) for job in got]
+    step = [output(job, 1) for job in got]
     assert await emit(old_queue, step) == {}
-    deposits = [deposit(utterance, 1) for utterance in step]
+    log_flushes = [log_flush(output, 1) for output in step]
     assert await renew(old_queue, WORKER, got) == {}
-    end = utterance(got[1], 2, answer=answer())
+    end = output(got[1], 2, answer=answer())
     for again in (False, True):
-        assert await emit(old_queue, [], deposits=deposits, again=again) == {}
+        assert await emit(old_queue, [], log_flushes=log_flushes, again=again) == {}
         assert await emit(old_queue, [end], again=again) == {}
         assert await finish(old_queue, got[0], 2, answer()) == "ok"
     kinds = [frame[1:3] for frame in listener.frames()]

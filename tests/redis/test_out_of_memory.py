@@ -13,16 +13,16 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
-    deposit,
     emit,
     finish,
     grow_old,
+    log_flush,
     make_job,
+    output,
     renew,
     submit,
     take,
     take_one,
-    utterance,
 )
 
 
@@ -60,11 +60,11 @@ async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: 
     done, cancelled, silent, released = [first, *await take(queue, 3)]
     assert await renew(queue, WORKER, [done]) == {}
     await queue.watch(done.id, "gw-2", sees=True)
-    first_step = utterance(done, 1, "x" * 10_000)
+    first_step = output(done, 1, "x" * 10_000)
     assert await emit(queue, [first_step]) == {}
     assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
-    assert await emit(queue, [], deposits=[deposit(first_step, 1)]) == {}
-    last = utterance(done, 2, "x" * 10_000, answer=answer(body=b"y" * 10_000))
+    assert await emit(queue, [], log_flushes=[log_flush(first_step, 1)]) == {}
+    last = output(done, 2, "x" * 10_000, answer=answer(body=b"y" * 10_000))
     assert await emit(queue, [last]) == {}
     assert [e.end for e in await queue.entries(done.id, 0)] == ["", "", "completed"]
     assert await queue.cancel(cancelled.id, TENANT) == "cancelled"

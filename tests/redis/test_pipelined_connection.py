@@ -15,7 +15,7 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
-from shared.platform.pipelined_connection import Line
+from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import RedisConnectionError, connect
 from shared.platform.redis_client import RedisTimeoutError as TimedOut
 from tests.redis_server import free_port
@@ -26,9 +26,9 @@ STORM_ROUNDS = 40 * int(os.environ.get("FAULT_ROUNDS", "5"))
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Line]:
+async def opened(url: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[PipelinedConnection]:
     redis = connect(url)
-    line = Line(redis, timeout_s)
+    line = PipelinedConnection(redis, timeout_s)
     try:
         yield line
     finally:
@@ -37,7 +37,7 @@ async def opened(url: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[Line]:
 
 
 @pytest.fixture
-async def line(redis_url: str) -> AsyncIterator[Line]:
+async def line(redis_url: str) -> AsyncIterator[PipelinedConnection]:
     async with opened(redis_url) as line:
         yield line
 
@@ -47,7 +47,7 @@ def clients(store: Redis) -> set[str]:
 
 
 async def test_calls_are_in_flight_together_and_get_their_own_replies(
-    line: Line, store: Redis
+    line: PipelinedConnection, store: Redis
 ) -> None:
     others = clients(store)
     replies = await asyncio.gather(*(line.call("ECHO", str(n)) for n in range(1000)))
@@ -56,13 +56,13 @@ async def test_calls_are_in_flight_together_and_get_their_own_replies(
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
-async def test_any_bytes_go_and_come(line: Line, size: int) -> None:
+async def test_any_bytes_go_and_come(line: PipelinedConnection, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + b"\r\n" * (size % 2)
     assert await line.call("SET", "any", data) == b"OK"
     assert await line.call("GET", "any") == data
 
 
-async def test_an_error_is_its_callers_alone(line: Line) -> None:
+async def test_an_error_is_its_callers_alone(line: PipelinedConnection) -> None:
     first, wrong, last = await asyncio.gather(
         line.call("PING"), line.call("INCR"), line.call("PING"), return_exceptions=True
     )
@@ -72,7 +72,7 @@ async def test_an_error_is_its_callers_alone(line: Line) -> None:
 
 @pytest.mark.parametrize("command", [("EVALSHA", "0" * 40, 0), ("FCALL", "none", 0)])
 async def test_an_unknown_script_is_told_by_its_own_error(
-    line: Line, store: Redis, command: tuple[str, str, int]
+    line: PipelinedConnection, store: Redis, command: tuple[str, str, int]
 ) -> None:
     if command[0] == "FCALL" and store.info("server")["redis_version"] < "7":
         pytest.skip("Redis 7 brought functions")
@@ -81,7 +81,7 @@ async def test_an_unknown_script_is_told_by_its_own_error(
 
 
 async def test_who_waits_hears_of_a_lost_connection_and_the_next_call_connects_anew(
-    line: Line, store: Redis
+    line: PipelinedConnection, store: Redis
 ) -> None:
     before = clients(store)
     await line.call("PING")
@@ -96,7 +96,7 @@ async def test_who_waits_hears_of_a_lost_connection_and_the_next_call_connects_a
     assert not line.lost.is_set()
 
 
-async def test_a_caller_that_has_gone_does_not_shift_the_replies(line: Line) -> None:
+async def test_a_caller_that_has_gone_does_not_shift_the_replies(line: PipelinedConnection) -> None:
     await line.call("PING")
     gone = asyncio.create_task(line.call("ECHO", "gone"))
     await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_nobody_there_is_a_connection_error() -> None:
             await line.call("PING")
 
 
-async def test_a_replica_is_left(line: Line, store: Redis) -> None:
+async def test_a_replica_is_left(line: PipelinedConnection, store: Redis) -> None:
     await line.call("PING")
     store.replicaof("127.0.0.1", free_port())
     try:
@@ -153,7 +153,7 @@ async def test_a_subscription_is_heard_and_still_answers(
 ) -> None:
     heard: list[bytes] = []
     redis = connect(f"{redis_url}?protocol={protocol}")
-    line = Line(redis, TIMEOUT_S, heard.append)
+    line = PipelinedConnection(redis, TIMEOUT_S, heard.append)
     try:
         await line.call("SUBSCRIBE", "news")
         sent = [b"%d" % n for n in range(100)]
@@ -227,7 +227,7 @@ def test_an_ended_connection_tells_the_next_one_nothing(
     runner(run())
 
 
-async def test_a_reply_that_nobody_waits_for_ends_the_connection(line: Line) -> None:
+async def test_a_reply_that_nobody_waits_for_ends_the_connection(line: PipelinedConnection) -> None:
     await line.call("PING")
     line.data_received(b"+OK\r\n")
     assert line.lost.is_set()
@@ -242,7 +242,7 @@ def test_any_order_of_calls_and_losses(
     others = clients(store)
     cuts = answered = 0
 
-    async def some_calls(line: Line) -> None:
+    async def some_calls(line: PipelinedConnection) -> None:
         nonlocal cuts, answered
         await line.connect()
         calls = []
@@ -281,7 +281,7 @@ def test_no_tenant_gets_another_ones_value_whoever_is_cancelled(
     others = clients(store)
     answered = cancelled = 0
 
-    async def ask(line: Line, pool: AsyncRedis, tag: str) -> None:
+    async def ask(line: PipelinedConnection, pool: AsyncRedis, tag: str) -> None:
         nonlocal answered, cancelled
         value = f"{tag}-".encode() + b"x" * draw.choice([0, 100, 100_000])
         key = f"value-of-{tag}"

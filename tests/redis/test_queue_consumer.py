@@ -1,4 +1,4 @@
-"""Claims: a worker hears of every job, claims it at once, and keeps nobody else's bell."""
+"""Claims: a worker hears of every job, claims it at once, and keeps nobody else's wake-up list."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from shared.protocol.job import LeasedJob, new_job_id
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
-from worker.claim.advertised_slots import Offers
-from worker.claim.queue_consumer import Claims
+from worker.claim.advertised_slots import AdvertisedSlots
+from worker.claim.queue_consumer import QueueConsumer
 
 DEADLINE_S = 3.0
-"""Less than one wait for the bell: who is not woken fails the test."""
+"""Less than one wait for the wake-up list: who is not woken fails the test."""
 
 
 @contextlib.asynccontextmanager
-async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterator[Claims]:
+async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterator[QueueConsumer]:
     redis = connect_blocking(url)
-    offers = Offers(lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards)
-    claims = Claims(queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, offers=offers)
+    offers = AdvertisedSlots(
+        lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
+    )
+    claims = QueueConsumer(queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, offers=offers)
     try:
         yield claims
     finally:
@@ -37,43 +39,43 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
 
 
 @pytest.fixture
-async def claims(queue: JobQueue, redis_url: str) -> AsyncIterator[Claims]:
+async def claims(queue: JobQueue, redis_url: str) -> AsyncIterator[QueueConsumer]:
     async with opened(queue, redis_url) as claims:
         yield claims
 
 
 @pytest.mark.parametrize("spare", [1, 0])
 async def test_a_job_that_comes_later_wakes_who_waits(
-    claims: Claims, queue: JobQueue, *, spare: int
+    claims: QueueConsumer, queue: JobQueue, *, spare: int
 ) -> None:
     for _ in range(20):
         assert await claims.take(8, spare=spare) == []
         job = await submit(queue)
         async with asyncio.timeout(DEADLINE_S):
-            await claims.bell()
+            await claims.wake_ups()
         assert [each.id for each in await claims.take(8, spare=spare)] == [job.id]
         async with asyncio.timeout(DEADLINE_S):  # an old ring, at most
             await queue.ring(0, POOL)
-            await claims.bell()
+            await claims.wake_ups()
 
 
-async def test_who_can_take_more_does_not_wait_for_the_bell(
-    claims: Claims, queue: JobQueue, store: Redis
+async def test_who_can_take_more_does_not_wait_for_the_wake_ups(
+    claims: QueueConsumer, queue: JobQueue, store: Redis
 ) -> None:
     for _ in range(20):
         await submit(queue)
-    store.delete(keys.bell(0, POOL))
+    store.delete(keys.wake_ups(0, POOL))
     async with asyncio.timeout(DEADLINE_S):
         sizes = [len(await claims.take(8, spare=1)) for _ in range(3)]
     assert sizes == [8, 8, 4]
 
 
-async def test_who_has_no_slot_left_lets_the_bell_ring_for_others(
-    claims: Claims, queue: JobQueue, redis_url: str
+async def test_who_has_no_slot_left_lets_the_wake_ups_ring_for_others(
+    claims: QueueConsumer, queue: JobQueue, redis_url: str
 ) -> None:
     async with opened(queue, redis_url, "w-2") as other:
         assert await claims.take(8, spare=1) == await other.take(8, spare=1) == []
-        waiting = [asyncio.create_task(each.bell()) for each in (claims, other)]
+        waiting = [asyncio.create_task(each.wake_ups()) for each in (claims, other)]
         await submit(queue)
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -81,16 +83,16 @@ async def test_who_has_no_slot_left_lets_the_bell_ring_for_others(
             await asyncio.wait(waiting)
 
 
-async def test_nothing_is_passed_on_when_the_bell_did_not_ring(
-    claims: Claims, store: Redis
+async def test_nothing_is_passed_on_when_the_wake_ups_did_not_ring(
+    claims: QueueConsumer, store: Redis
 ) -> None:
     await claims.take(8, spare=1)
     await claims.pass_on()
-    assert store.llen(keys.bell(0, POOL)) == 0
+    assert store.llen(keys.wake_ups(0, POOL)) == 0
 
 
 async def test_scripts_that_redis_has_forgotten_are_loaded_again(
-    claims: Claims, queue: JobQueue, store: Redis
+    claims: QueueConsumer, queue: JobQueue, store: Redis
 ) -> None:
     job = await submit(queue)
     with contextlib.suppress(ResponseError):  # before Redis 7 there are none
@@ -101,7 +103,7 @@ async def test_scripts_that_redis_has_forgotten_are_loaded_again(
 
 
 async def test_a_lost_connection_is_told_once_and_made_anew(
-    claims: Claims, queue: JobQueue, store: Redis
+    claims: QueueConsumer, queue: JobQueue, store: Redis
 ) -> None:
     await claims.take(8, spare=1)
     blocked = [each["id"] for each in store.client_list() if each["cmd"] == "blpop"]
@@ -113,7 +115,7 @@ async def test_a_lost_connection_is_told_once_and_made_anew(
     await eventually(blocks, "the worker waits")
     store.client_kill_filter(_id=blocked[0])
     with pytest.raises(RedisConnectionError):
-        await claims.bell()
+        await claims.wake_ups()
     job = await submit(queue)
     assert [each.id for each in await claims.take(8, spare=1)] == [job.id]
 
@@ -124,7 +126,7 @@ async def test_all_shards_are_claimed_from_and_listened_to(redis_url: str) -> No
             assert await claims.take(8, spare=1) == []
             job = await submit(queue, id=f"job_{shard:03x}{new_job_id(1)[7:]}")
             async with asyncio.timeout(DEADLINE_S):
-                await claims.bell()
+                await claims.wake_ups()
             assert [each.id for each in await claims.take(1, spare=1)] == [job.id]
 
 
@@ -149,7 +151,7 @@ async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
 
 
 async def test_a_claim_that_could_not_be_sent_does_not_stop_the_next(
-    claims: Claims, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+    claims: QueueConsumer, queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise RedisConnectionError("lost meanwhile")

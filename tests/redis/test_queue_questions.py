@@ -19,15 +19,15 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     answer,
-    deposit,
     emit,
     finish,
+    log_flush,
     make_job,
     open_queue,
+    output,
     submit,
     take,
     take_one,
-    utterance,
 )
 from tests.waiting import eventually
 
@@ -44,7 +44,7 @@ def job_id(shard: int, number: int = 0) -> str:
     return f"job_{shard:03x}{number:024x}"
 
 
-async def place_of(queue: JobQueue, job: NewJob) -> int | None:
+async def server_index(queue: JobQueue, job: NewJob) -> int | None:
     there = await queue.get(job.id)
     assert there is not None
     return await position(queue, there)
@@ -52,11 +52,11 @@ async def place_of(queue: JobQueue, job: NewJob) -> int | None:
 
 async def test_positions_count_up_in_one_lane(queue: JobQueue) -> None:
     jobs = [await submit(queue) for _ in range(4)]
-    assert [await place_of(queue, job) for job in jobs] == [1, 2, 3, 4]
+    assert [await server_index(queue, job) for job in jobs] == [1, 2, 3, 4]
     await take(queue, 1)
-    assert [await place_of(queue, job) for job in jobs] == [None, 1, 2, 3]
+    assert [await server_index(queue, job) for job in jobs] == [None, 1, 2, 3]
     await queue.cancel(jobs[1].id, TENANT)
-    assert [await place_of(queue, job) for job in jobs] == [None, None, 1, 2]
+    assert [await server_index(queue, job) for job in jobs] == [None, None, 1, 2]
 
 
 async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueue) -> None:
@@ -65,14 +65,14 @@ async def test_better_lanes_go_first_and_other_pools_do_not_count(queue: JobQueu
     priority = await submit(queue, lane=PRIORITY)
     other = await submit(queue, lane=FLEX, pool="other")
     jobs = (flex, default, priority, other)
-    assert [await place_of(queue, job) for job in jobs] == [3, 2, 1, 1]
+    assert [await server_index(queue, job) for job in jobs] == [3, 2, 1, 1]
 
 
 async def test_the_position_counts_all_shards(sharded: JobQueue) -> None:
     jobs = [await submit(sharded, id=job_id(i % SHARDS, i)) for i in range(2 * SHARDS)]
-    assert [await place_of(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))
+    assert [await server_index(sharded, job) for job in jobs] == list(range(1, 2 * SHARDS + 1))
     await submit(sharded, id=job_id(3, 99), lane=PRIORITY)
-    assert [await place_of(sharded, job) for job in jobs] == list(range(2, 2 * SHARDS + 2))
+    assert [await server_index(sharded, job) for job in jobs] == list(range(2, 2 * SHARDS + 2))
 
 
 async def test_depths_of_an_empty_fleet(queue: JobQueue) -> None:
@@ -192,11 +192,11 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
 async def test_entries_of_the_log_and_of_the_step_log_follow_each_other(queue: JobQueue) -> None:
     await submit(queue)
     (job,) = await take(queue)
-    said = [utterance(job, seq, str(seq)) for seq in range(1, 7)]
+    said = [output(job, seq, str(seq)) for seq in range(1, 7)]
     for seq, each in enumerate(said, 1):
         # Each is put into the log with the one after it.
-        deposits = [deposit(said[seq - 2], seq - 1)] if seq > 1 else []
-        await emit(queue, [each], deposits=deposits)
+        log_flushes = [log_flush(said[seq - 2], seq - 1)] if seq > 1 else []
+        await emit(queue, [each], log_flushes=log_flushes)
     texts = {n: [e.items[0] for e in await queue.entries(job.id, n)] for n in range(7)}
     assert texts == {n: [b"%d" % seq for seq in range(n + 1, 7)] for n in range(7)}
     last = await queue.last_entry(job.id)

@@ -29,18 +29,18 @@ from tests.redis.conftest import (
     Listener,
     answer,
     begin,
-    deposit,
     emit,
     entries_of,
     grow_old,
     lease,
+    log_flush,
+    output,
     pending,
     renew,
     say,
     submit,
     take,
     take_one,
-    utterance,
 )
 
 
@@ -72,20 +72,20 @@ async def test_an_unanswered_job_waits_again_in_front_of_all_others(
     assert [each.id for each in await take(queue)] == [job.id, later.id]
 
 
-async def test_a_requeued_job_has_no_holder_no_log_and_rings_the_bell(
+async def test_a_requeued_job_has_no_holder_no_log_and_rings_the_wake_ups(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
-    await emit(queue, [utterance(job, 2)], deposits=[deposit(utterance(job, 1), 1)])
+    await emit(queue, [output(job, 2)], log_flushes=[log_flush(output(job, 1), 1)])
     assert len(await queue.entries(job.id, 0)) == 2
-    store.delete(keys.bell(0, POOL))
+    store.delete(keys.wake_ups(0, POOL))
     await reap(queue, store, job)
     packed: Any = store.hget(keys.job(0, job.id), "lease")
     assert read_lease(packed)[:4] == ("", "", 1, 1)
     assert not store.exists(keys.log(0, job.id))
     assert await queue.entries(job.id, 0) == []
     assert await queue.last_entry(job.id) is None
-    assert store.llen(keys.bell(0, POOL)) == 1
+    assert store.llen(keys.wake_ups(0, POOL)) == 1
     assert store.ttl(keys.job(0, job.id)) == -1
 
 
@@ -128,12 +128,12 @@ async def take_back(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     await reap(queue, store, job)
 
 
-async def disown(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+async def reject_unreceived(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     grow_old(store, job)
-    await queue.disown(POOL, WORKER, [], LEASE_S)
+    await queue.reject_unreceived(POOL, WORKER, [], LEASE_S)
 
 
-@pytest.mark.parametrize("lose", [hand_back, take_back, disown])
+@pytest.mark.parametrize("lose", [hand_back, take_back, reject_unreceived])
 @pytest.mark.parametrize("spoken", [True, False])
 async def test_a_worker_hears_that_it_has_lost_a_job_before_it_writes_again(
     queue: JobQueue,
@@ -149,11 +149,11 @@ async def test_a_worker_hears_that_it_has_lost_a_job_before_it_writes_again(
     before = await queue.renew(0, WORKER, "", LEASE_S, [lost, kept])
     await lose(queue, store, lost)
     with pytest.raises(Fenced):
-        await queue.emit(0, WORKER, before.epoch, make_step([utterance(kept, 1)]))
-    after = await queue.renew(0, WORKER, before.epoch, LEASE_S, [lost, kept])
+        await queue.emit(0, WORKER, before.fence_token, make_step([output(kept, 1)]))
+    after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [lost, kept])
     assert after.lost == {lost.id: "failed" if spoken else "queued"}
     assert list(after.listeners) == [kept.id]
-    assert await queue.emit(0, WORKER, after.epoch, make_step([utterance(kept, 1)])) == {}
+    assert await queue.emit(0, WORKER, after.fence_token, make_step([output(kept, 1)])) == {}
 
 
 async def test_what_a_lost_worker_said_is_in_the_log_of_its_failed_job(
@@ -162,7 +162,7 @@ async def test_what_a_lost_worker_said_is_in_the_log_of_its_failed_job(
     job = await lease(queue)
     for seq, text in enumerate("abc", 1):
         await say(queue, job, seq, text)
-    await emit(queue, [], deposits=[deposit(utterance(job, 1, "a"), 1)])
+    await emit(queue, [], log_flushes=[log_flush(output(job, 1, "a"), 1)])
     assert await reap(queue, store, job) == {job.id: "failed"}
     store.delete(keys.steps(0, WORKER))
     assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 0)] == [
@@ -399,18 +399,18 @@ async def test_the_log_of_a_job_that_is_deleted_goes_with_the_next_renewal(
 async def test_an_entry_of_a_deleted_job_leaves_no_log(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     store.delete(keys.job(0, job.id))
-    first = utterance(job, 1)
-    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [])).epoch
-    step = make_step([first], [deposit(first, 1)])
-    assert await queue.emit(0, WORKER, epoch, step) == {}
+    first = output(job, 1)
+    fence_token = (await queue.renew(0, WORKER, "", LEASE_S, [])).fence_token
+    step = make_step([first], [log_flush(first, 1)])
+    assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert not store.exists(keys.log(0, job.id))
 
 
 async def test_the_end_of_a_deleted_job_leaves_no_log(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     await begin(queue, job)
-    epoch = (await queue.renew(0, WORKER, "", LEASE_S, [job])).epoch
+    fence_token = (await queue.renew(0, WORKER, "", LEASE_S, [job])).fence_token
     store.delete(keys.job(0, job.id))
-    step = make_step([utterance(job, 2, answer=answer())])
-    assert await queue.emit(0, WORKER, epoch, step) == {job.id: "gone"}
+    step = make_step([output(job, 2, answer=answer())])
+    assert await queue.emit(0, WORKER, fence_token, step) == {job.id: "gone"}
     assert not store.exists(keys.log(0, job.id))

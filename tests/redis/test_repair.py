@@ -22,13 +22,14 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
-    deposit,
     emit,
     entries_of,
     finish,
     grow_old,
     lease,
+    log_flush,
     open_queue,
+    output,
     pending,
     renew,
     repair,
@@ -36,7 +37,6 @@ from tests.redis.conftest import (
     submit,
     take,
     take_one,
-    utterance,
 )
 from tests.waiting import eventually
 
@@ -222,7 +222,7 @@ async def test_the_log_of_a_job_that_was_deleted(queue: JobQueue, store: Redis) 
     leased = {job.id: job for job in await take(queue)}
     for job in leased.values():
         await say(queue, job, 1)
-        await emit(queue, [], deposits=[deposit(utterance(job, 1), 1)], worker=WORKER)
+        await emit(queue, [], log_flushes=[log_flush(output(job, 1), 1)], worker=WORKER)
     await finish(queue, leased[ended.id], 2, answer())
     logs = {job.id: keys.log(0, job.id) for job in (gone, fine, ended)}
     assert store.exists(*logs.values()) == 3
@@ -238,7 +238,7 @@ async def test_the_log_of_a_job_that_was_deleted(queue: JobQueue, store: Redis) 
 async def test_a_walk_finds_logs_without_a_job(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     await say(queue, job, 1)
-    await emit(queue, [], deposits=[deposit(utterance(job, 1), 1)], worker=WORKER)
+    await emit(queue, [], log_flushes=[log_flush(output(job, 1), 1)], worker=WORKER)
     store.delete(keys.job(0, job.id))
     done = await repair(queue)
     assert done == {"stray logs": 1, "stray entries": 1, "stray jobs": 1}

@@ -18,19 +18,19 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
-    deposit,
     emit,
     enter,
     finish,
     lease,
+    log_flush,
     open_queue,
+    output,
     pending,
     renew,
     say,
     submit,
     take,
     take_one,
-    utterance,
 )
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -83,23 +83,23 @@ async def test_a_lease_survives_and_its_holder_goes_on(
     assert await go_on(renew, queue, WORKER, [job]) == {}
     assert await say(queue, job, 2) == {}
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
-    last = [deposit(utterance(job, seq), seq) for seq in (1, 2)]
-    assert await emit(queue, [], deposits=last) == {}
+    last = [log_flush(output(job, seq), seq) for seq in (1, 2)]
+    assert await emit(queue, [], log_flushes=last) == {}
     assert await finish(queue, job, 3, answer()) == "ok"
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2, 3]
 
 
-async def test_a_worker_goes_on_in_its_epoch(queue: JobQueue, own_redis: RedisServer) -> None:
+async def test_a_worker_goes_on_in_its_fence_token(queue: JobQueue, own_redis: RedisServer) -> None:
     job = await lease(queue)
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     assert await renew(queue, WORKER, [job]) == {}
     kill(own_redis)
     own_redis.start()
-    step = make_step([utterance(job, 1)])
+    step = make_step([output(job, 1)])
     with pytest.raises(RedisConnectionError):  # another Redis may not know of the job
-        await queue.emit(0, WORKER, epoch, step)
+        await queue.emit(0, WORKER, fence_token, step)
     assert await go_on(renew, queue, WORKER, [job]) == {}
-    assert await queue.emit(0, WORKER, epoch, step) == {}
+    assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
 
 
@@ -108,9 +108,9 @@ async def test_what_was_said_last_survives_and_is_kept_when_its_worker_does_not(
 ) -> None:
     await submit(queue)
     job = await take_one(queue, lease_s=0.2)
-    step = [utterance(job, 1)]
+    step = [output(job, 1)]
     assert await emit(queue, step) == {}
-    assert await emit(queue, [utterance(job, 2)], deposits=[deposit(step[0], 1)]) == {}
+    assert await emit(queue, [output(job, 2)], log_flushes=[log_flush(step[0], 1)]) == {}
     kill(own_redis)
     own_redis.start()
 

@@ -142,7 +142,9 @@ async def test_jobs_are_handed_back_to_those_that_are_there(
     servers[AWAY].stop(kill=True)
     with pytest.raises(UNAVAILABLE):
         await queue.release(held, "drained", blame=False)
-    assert await queue.disown(POOL, WORKER, [], 0.0) == {}, "nothing is held, nothing raised"
+    assert await queue.reject_unreceived(POOL, WORKER, [], 0.0) == {}, (
+        "nothing is held, nothing raised"
+    )
     for shard in (0, 2):
         assert len(await take(queue, shard=shard)) == 1
 

@@ -19,18 +19,18 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
-    deposit,
     emit,
     finish,
     grow_old,
+    log_flush,
     make_job,
     open_queue,
+    output,
     pending,
     renew,
     repair,
     submit,
     take,
-    utterance,
 )
 
 SHARDS = 4
@@ -57,9 +57,9 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     ]
     done, cancelled, silent, released, expired, poison = await take(queue, shard=shard)
     await queue.watch(done.id, "gw-2", sees=True)
-    step = [utterance(done, 1), utterance(expired, 1), utterance(cancelled, 1)]
+    step = [output(done, 1), output(expired, 1), output(cancelled, 1)]
     assert await emit(queue, step) == {}
-    assert await emit(queue, step, deposits=[deposit(step[0], 1)], again=True) == {}
+    assert await emit(queue, step, log_flushes=[log_flush(step[0], 1)], again=True) == {}
     assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
     assert await renew(queue, WORKER, [done, cancelled]) == {}
     assert await finish(queue, done, 2, answer()) == "ok"
@@ -72,7 +72,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     for _ in range(MAX_ATTEMPTS):
         await queue.release([poison], "engine_died", blame=True)
         poison = next((j for j in await take(queue, shard=shard) if j.id == poison.id), poison)
-    await queue.disown(POOL, WORKER, [], 0.0)
+    await queue.reject_unreceived(POOL, WORKER, [], 0.0)
     await queue.sweep(shard)
     await repair(queue)
     return ids
@@ -116,16 +116,16 @@ async def test_a_worker_is_fenced_off_in_the_shard_only_in_which_a_job_was_taken
         await submit(queue, id=f"job_{shard:03x}{0:024x}")
         held += await take(queue, shard=shard)
     assert await renew(queue, WORKER, held) == {}
-    epochs = [store.get(keys.fence(shard, WORKER)).decode() for shard in range(SHARDS)]
-    assert len(set(epochs)) == SHARDS
+    fence_tokens = [store.get(keys.fence(shard, WORKER)).decode() for shard in range(SHARDS)]
+    assert len(set(fence_tokens)) == SHARDS
     await queue.cancel(held[1].id, TENANT)
     for shard, job in enumerate(held):
         if shard == 1:
             with pytest.raises(Fenced):
-                await queue.emit(shard, WORKER, epochs[shard], make_step([utterance(job, 1)]))
+                await queue.emit(shard, WORKER, fence_tokens[shard], make_step([output(job, 1)]))
         else:
-            step = make_step([utterance(job, 1)])
-            assert await queue.emit(shard, WORKER, epochs[shard], step) == {}
+            step = make_step([output(job, 1)])
+            assert await queue.emit(shard, WORKER, fence_tokens[shard], step) == {}
         assert store.exists(keys.steps(shard, WORKER)) == (shard != 1)
         said = await queue.entries(job.id, 0)
         assert [entry.end for entry in said] == ["cancelled" if shard == 1 else ""]
@@ -155,11 +155,13 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
     assert [pending(store, shard) for shard in range(SHARDS)] == [0] * SHARDS
 
 
-async def test_a_bell_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
+async def test_a_wake_ups_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
     for shard in range(SHARDS):
         await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
-        await queue.servers.home.blpop([keys.bell(n, "pool") for n in range(SHARDS)], timeout=4.0)
-        assert await queue.servers.home.llen(keys.bell(shard, "pool")) == 0
+        await queue.servers.home.blpop(
+            [keys.wake_ups(n, "pool") for n in range(SHARDS)], timeout=4.0
+        )
+        assert await queue.servers.home.llen(keys.wake_ups(shard, "pool")) == 0
 
 
 @pytest.mark.parametrize("shards", [1, 4, 4096])

@@ -24,7 +24,7 @@ from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Delta, Entry, pack_segment, read_journal
 from shared.protocol.record import read_lease
 from shared.protocol.states import JobState
-from shared.protocol.step_log import DEPOSIT_AFTER, STEPS, Deposit, Step, Utterance, make_step
+from shared.protocol.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush, Step, make_step
 from shared.queue.job_queue import Fenced, JobQueue, Renewal
 from tests.redis.conftest import (
     GATEWAY,
@@ -40,27 +40,27 @@ from tests.redis.conftest import (
     finish,
     grow_old,
     lease,
+    output,
     said,
     say,
     silent_end,
     submit,
     take,
     take_one,
-    utterance,
 )
 from worker.claim.lease import Lease
 from worker.publish import publisher as publisher_module
-from worker.publish.output_buffer import Outbox
+from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
 
 DEADLINE_S = 60.0
 
 
-def segment(words: Sequence[Utterance], first: int) -> Deposit:
+def segment(words: Sequence[JobOutput], first: int) -> LogFlush:
     """What was said from number `first` on, on its way into the log."""
     job_id = words[0][0].job.id
     entries = [entry_of(frame, job_id, seq) for seq, (_, frame, _) in enumerate(words, first)]
-    return Deposit(job_id, pack_segment(first, entries))
+    return LogFlush(job_id, pack_segment(first, entries))
 
 
 def texts(entries: Sequence[Entry]) -> list[bytes]:
@@ -101,12 +101,12 @@ async def test_log_and_step_log_are_one_wherever_the_log_ends(
     for _ in range(2):
         await submit(queue)
     job, other = await take(queue)
-    words = [utterance(job, seq, str(seq)) for seq in range(1, 13)]
+    words = [output(job, seq, str(seq)) for seq in range(1, 13)]
     begun = 1
     for seq, word in enumerate(words, 1):
-        await emit(queue, [utterance(other, seq), word])
+        await emit(queue, [output(other, seq), word])
         if seq in cuts:
-            await emit(queue, [], deposits=[segment(words[begun - 1 : seq], begun)])
+            await emit(queue, [], log_flushes=[segment(words[begun - 1 : seq], begun)])
             begun = seq + 1
     whole = await queue.entries(job.id, 0)
     assert [e.seq for e in whole] == list(range(1, 13))
@@ -120,13 +120,13 @@ async def test_a_number_of_any_size_is_read(queue: JobQueue) -> None:
     """Its place in a frame grows with it."""
     job = await lease(queue)
     for seq in (0x7F, 0xFF, 0xFFFF):
-        words = [utterance(job, seq + more, str(seq + more)) for more in range(3)]
+        words = [output(job, seq + more, str(seq + more)) for more in range(3)]
         for word in words:
             await emit(queue, [word])
         from_the_steps = await queue.entries(job.id, seq - 1)
         assert [e.seq for e in from_the_steps] == [seq, seq + 1, seq + 2]
         assert texts(from_the_steps) == [b"%d" % (seq + more) for more in range(3)]
-        await emit(queue, [], deposits=[segment(words, seq)])
+        await emit(queue, [], log_flushes=[segment(words, seq)])
         assert await queue.entries(job.id, seq - 1) == from_the_steps
 
 
@@ -135,8 +135,8 @@ async def test_each_job_and_each_worker_has_its_own_words(queue: JobQueue) -> No
         await submit(queue)
     mine, others = await take(queue, 2), await take(queue, 2, worker="w-2")
     for seq in range(1, 4):
-        await emit(queue, [utterance(job, seq, f"1{job.id}{seq}") for job in mine])
-        await emit(queue, [utterance(job, seq, f"2{job.id}{seq}") for job in reversed(others)])
+        await emit(queue, [output(job, seq, f"1{job.id}{seq}") for job in mine])
+        await emit(queue, [output(job, seq, f"2{job.id}{seq}") for job in reversed(others)])
     for worker, jobs in ((1, mine), (2, others)):
         for job in jobs:
             expected = [f"{worker}{job.id}{seq}".encode() for seq in range(1, 4)]
@@ -178,7 +178,7 @@ async def test_a_frame_among_such_texts_is_found(queue: JobQueue, place: str) ->
         await submit(queue)
     victim, forger, another = await take(queue)
     forged = [said(x, 1, (counterfeit(victim, 1),), None) for x in (forger, another)]
-    true = utterance(victim, 1, "true")
+    true = output(victim, 1, "true")
     steps = {"before": [true, *forged], "behind": [*forged, true]}
     await emit(queue, steps.get(place, [forged[0], true, forged[1]]))
     assert texts(await queue.entries(victim.id, 0)) == [b"true"]
@@ -200,22 +200,24 @@ async def test_the_head_of_a_frame_may_stand_in_proper_text(queue: JobQueue) -> 
     victim, forger = await take(queue)
     spelt = f"\u25bf{victim.id}\1\1\0"
     assert counterfeit(victim, 1)[: len(victim.id) + 3] in spelt.encode()
-    await emit(queue, [utterance(forger, 1, spelt), utterance(victim, 1, "true")])
+    await emit(queue, [output(forger, 1, spelt), output(victim, 1, "true")])
     assert texts(await queue.entries(victim.id, 0)) == [b"true"]
     assert texts(await queue.entries(forger.id, 0)) == [spelt.encode()]
 
 
-# --- terms ---
+# --- generations ---
 
 
-async def test_what_was_said_in_an_earlier_term_is_not_taken(queue: JobQueue, store: Redis) -> None:
+async def test_what_was_said_in_an_earlier_generation_is_not_taken(
+    queue: JobQueue, store: Redis
+) -> None:
     """The same job on the same worker, whose step log still has the words of its first try."""
     old = await lease(queue, stream=False)
     for seq in (1, 2, 3):
         await emit(queue, [said(old, seq, None, (("old", seq),))])
     assert await queue.release([old], "drained", blame=False) == {old.id: "queued"}
     new = await take_one(queue)
-    assert (new.id, new.term) == (old.id, old.term + 1)
+    assert (new.id, new.generation) == (old.id, old.generation + 1)
     assert n_steps(store) == 3
     assert await queue.entries(new.id, 0) == []
     assert await queue.last_entry(new.id) is None
@@ -235,7 +237,7 @@ async def test_a_job_that_waits_anew_has_said_nothing(queue: JobQueue) -> None:
     assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, "cancelled")]
 
 
-async def test_a_worker_says_nothing_in_an_earlier_term(queue: JobQueue) -> None:
+async def test_a_worker_says_nothing_in_an_earlier_generation(queue: JobQueue) -> None:
     old = await lease(queue, stream=False)
     await queue.release([old], "drained", blame=False)
     new = await take_one(queue)
@@ -267,25 +269,25 @@ async def release(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     await queue.release([job], "drained", blame=False)
 
 
-async def disown(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    await queue.disown(POOL, WORKER, [], 0.0)
+async def reject_unreceived(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+    await queue.reject_unreceived(POOL, WORKER, [], 0.0)
 
 
-ENDERS = [cancel, expire, reap, release, disown]
+ENDERS = [cancel, expire, reap, release, reject_unreceived]
 END_STATES: dict[Ender, str] = {cancel: "cancelled", expire: "expired"}
 
 
-@pytest.mark.parametrize("deposited", [0, 1, 3])
+@pytest.mark.parametrize("flushed", [0, 1, 3])
 @pytest.mark.parametrize("ender", ENDERS)
 async def test_who_ends_a_job_puts_what_was_said_into_its_log(
-    queue: JobQueue, store: Redis, gateway: Listener, ender: Ender, deposited: int
+    queue: JobQueue, store: Redis, gateway: Listener, ender: Ender, flushed: int
 ) -> None:
     job = await lease(queue, deadline_s=60)
-    words = [utterance(job, seq, str(seq)) for seq in (1, 2, 3)]
+    words = [output(job, seq, str(seq)) for seq in (1, 2, 3)]
     for word in words:
         await emit(queue, [word])
-    if deposited:
-        await emit(queue, [], deposits=[segment(words[:deposited], 1)])
+    if flushed:
+        await emit(queue, [], log_flushes=[segment(words[:flushed], 1)])
     gateway.messages()
     await ender(queue, store, job)
     store.delete(keys.steps(0, WORKER))
@@ -298,13 +300,13 @@ async def test_who_ends_a_job_puts_what_was_said_into_its_log(
     assert 0 < store.pttl(keys.log(0, job.id)) <= 60_000
 
 
-@pytest.mark.parametrize("ender", [reap, release, disown])
+@pytest.mark.parametrize("ender", [reap, release, reject_unreceived])
 async def test_words_that_nobody_has_seen_do_not_keep_a_job_from_starting_anew(
     queue: JobQueue, store: Redis, ender: Ender
 ) -> None:
     job = await lease(queue, stream=False)
-    words = [utterance(job, seq) for seq in (1, 2)]
-    await emit(queue, words[:1], deposits=[segment(words[:1], 1)])
+    words = [output(job, seq) for seq in (1, 2)]
+    await emit(queue, words[:1], log_flushes=[segment(words[:1], 1)])
     await emit(queue, words[1:])
     await ender(queue, store, job)
     again = await take_one(queue, worker="w-2")
@@ -328,7 +330,7 @@ async def test_who_ends_jobs_of_one_worker_settles_each(queue: JobQueue, store: 
         await submit(queue)
     jobs = await take(queue)
     for seq in (1, 2):
-        await emit(queue, [utterance(job, seq, f"{job.id}{seq}") for job in jobs])
+        await emit(queue, [output(job, seq, f"{job.id}{seq}") for job in jobs])
     for job in jobs:
         grow_old(store, job)
     await queue.reap(0, 1.0)
@@ -341,21 +343,21 @@ async def test_who_ends_jobs_of_one_worker_settles_each(queue: JobQueue, store: 
 # --- what Redis has lost ---
 
 
-async def test_without_its_steps_a_log_holds_what_was_deposited(
+async def test_without_its_steps_a_log_holds_what_was_flushed(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue)
-    words = [utterance(job, seq, str(seq)) for seq in range(1, 7)]
+    words = [output(job, seq, str(seq)) for seq in range(1, 7)]
     for word in words[:2]:
         await emit(queue, [word])
-    await emit(queue, [words[2]], deposits=[segment(words[:3], 1)])
+    await emit(queue, [words[2]], log_flushes=[segment(words[:3], 1)])
     await emit(queue, [words[3]])
     store.delete(keys.steps(0, WORKER))
     assert texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3"]
     await emit(queue, [words[4]])
     assert texts(await queue.entries(job.id, 2)) == [b"3", b"lost", b"5"]
     # Its worker has all of it still.
-    await emit(queue, [words[5]], deposits=[segment(words[3:], 4)])
+    await emit(queue, [words[5]], log_flushes=[segment(words[3:], 4)])
     assert texts(await queue.entries(job.id, 2)) == [b"3", b"4", b"5", b"6"]
 
 
@@ -364,8 +366,8 @@ async def test_who_ends_a_job_whose_steps_are_lost_in_part_leaves_a_hole(
     queue: JobQueue, store: Redis, ender: Ender
 ) -> None:
     job = await lease(queue, deadline_s=60)
-    words = [utterance(job, seq, str(seq)) for seq in (1, 2, 3, 4)]
-    await emit(queue, [words[0]], deposits=[segment(words[:1], 1)])
+    words = [output(job, seq, str(seq)) for seq in (1, 2, 3, 4)]
+    await emit(queue, [words[0]], log_flushes=[segment(words[:1], 1)])
     await emit(queue, [words[1]])
     store.delete(keys.steps(0, WORKER))
     await emit(queue, [words[2]])
@@ -381,11 +383,11 @@ async def test_a_segment_that_is_lost_leaves_a_hole(
     queue: JobQueue, store: Redis, after: int
 ) -> None:
     job = await lease(queue)
-    words = [utterance(job, seq, str(seq)) for seq in range(1, 10)]
+    words = [output(job, seq, str(seq)) for seq in range(1, 10)]
     for word in words:
         await emit(queue, [word])
     for first in (1, 3, 5, 7):
-        await emit(queue, [], deposits=[segment(words[first - 1 : first + 1], first)])
+        await emit(queue, [], log_flushes=[segment(words[first - 1 : first + 1], first)])
     log = keys.log(0, job.id)
     second: Any = segment(words[2:4], 3).segment
     store.lrem(log, 1, second)
@@ -402,10 +404,10 @@ async def test_a_log_that_is_lost_is_read_as_far_as_the_steps_go(
 ) -> None:
     job = await lease(queue)
     n = STEPS + 5
-    words = [utterance(job, seq, str(seq)) for seq in range(1, n + 1)]
+    words = [output(job, seq, str(seq)) for seq in range(1, n + 1)]
     for word in words:
         await emit(queue, [word])
-    await emit(queue, [], deposits=[segment(words[:DEPOSIT_AFTER], 1)])
+    await emit(queue, [], log_flushes=[segment(words[:FLUSH_AFTER], 1)])
     store.delete(keys.log(0, job.id))
     expected = [b"lost"] * 5 + [b"%d" % seq for seq in range(6, n + 1)]
     assert texts(await queue.entries(job.id, 0)) == expected
@@ -433,11 +435,11 @@ async def test_a_call_that_is_carried_out_late_does_not_change_a_log(
     queue: JobQueue, store: Redis
 ) -> None:
     """Its connection was given up, it was repeated on another, and came all the same in the end."""
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     for _ in range(2):
         await submit(queue)
     pauses, ends = await take(queue)
-    words = {job.id: [utterance(job, seq) for seq in (1, 2, 3)] for job in (pauses, ends)}
+    words = {job.id: [output(job, seq) for seq in (1, 2, 3)] for job in (pauses, ends)}
     steps = [
         make_step(
             [words[job.id][n] for job in (pauses, ends)],
@@ -446,9 +448,9 @@ async def test_a_call_that_is_carried_out_late_does_not_change_a_log(
         for n in range(3)
     ]
     for step in steps:
-        await queue.emit(0, WORKER, epoch, step)
-    await queue.emit(0, WORKER, epoch, make_step([silent_end(ends, 4, answer())]))
-    assert await queue.emit(0, WORKER, epoch, steps[0]) == {}
+        await queue.emit(0, WORKER, fence_token, step)
+    await queue.emit(0, WORKER, fence_token, make_step([silent_end(ends, 4, answer())]))
+    assert await queue.emit(0, WORKER, fence_token, steps[0]) == {}
     last = [await queue.last_entry(job.id) for job in (pauses, ends)]
     assert [entry and (entry.seq, entry.end) for entry in last] == [(3, ""), (4, "completed")]
     await queue.cancel(pauses.id, TENANT)
@@ -472,25 +474,25 @@ async def see_anew(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
 
 
 @pytest.mark.parametrize("change", [*ENDERS, watch_anew, see, see_anew])
-async def test_whoever_changes_a_job_ends_the_epoch_of_its_worker(
+async def test_whoever_changes_a_job_ends_the_fence_token_of_its_worker(
     queue: JobQueue, store: Redis, change: Ender
 ) -> None:
     """The worker's, for all its jobs; no other worker's."""
-    epochs = {worker: await enter(queue, worker) for worker in (WORKER, "w-2")}
+    fence_tokens = {worker: await enter(queue, worker) for worker in (WORKER, "w-2")}
     for _ in range(3):
         await submit(queue, stream=False, deadline_s=60)
     (changed, other), (foreign,) = await take(queue, 2), await take(queue, 1, worker="w-2")
-    assert {job.epoch for job in (changed, other)} == {epochs[WORKER]}
-    await queue.emit(0, WORKER, epochs[WORKER], make_step([utterance(other, 1)]))
+    assert {job.fence_token for job in (changed, other)} == {fence_tokens[WORKER]}
+    await queue.emit(0, WORKER, fence_tokens[WORKER], make_step([output(other, 1)]))
     await change(queue, store, changed)
-    step = make_step([utterance(other, 2)])
+    step = make_step([output(other, 2)])
     for again in (False, True):
         with pytest.raises(Fenced):
-            await queue.emit(0, WORKER, epochs[WORKER], step, again=again)
+            await queue.emit(0, WORKER, fence_tokens[WORKER], step, again=again)
     assert n_steps(store) == 1
-    assert await queue.emit(0, "w-2", epochs["w-2"], make_step([utterance(foreign, 1)])) == {}
-    renewal = await queue.renew(0, WORKER, epochs[WORKER], LEASE_S, [other])
-    assert renewal.epoch not in {"", *epochs.values()}
+    assert await queue.emit(0, "w-2", fence_tokens["w-2"], make_step([output(foreign, 1)])) == {}
+    renewal = await queue.renew(0, WORKER, fence_tokens[WORKER], LEASE_S, [other])
+    assert renewal.fence_token not in {"", *fence_tokens.values()}
 
 
 async def watch_as_before(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
@@ -508,7 +510,7 @@ async def end_others(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
         await ender(queue, store, await take_one(queue, worker="w-2"))
         with contextlib.suppress(ValueError):  # it waits anew
             await queue.cancel((await take_one(queue, worker="w-2")).id, TENANT)
-    await queue.disown(POOL, "w-2", [], 0.0)
+    await queue.reject_unreceived(POOL, "w-2", [], 0.0)
     waits = await submit(queue)
     await queue.watch(waits.id, "gw-2", sees=True)
     await queue.cancel(waits.id, TENANT)
@@ -521,7 +523,7 @@ async def ask(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     """In vain, or about it."""
     assert await queue.cancel(job.id, "somebody else") is None
     assert await queue.reap(0, LEASE_S) == {}
-    assert await queue.disown(POOL, WORKER, [job.id], 0.0) == {}
+    assert await queue.reject_unreceived(POOL, WORKER, [job.id], 0.0) == {}
     await queue.scripts.expire(0, 100)
     await queue.get(job.id)
     await queue.entries(job.id, 0)
@@ -539,29 +541,31 @@ async def get_more(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
 @pytest.mark.parametrize(
     "change", [watch_as_before, see_as_before, end_others, ask, get_more], ids=lambda x: x.__name__
 )
-async def test_what_changes_nothing_that_a_worker_knows_leaves_its_epoch(
+async def test_what_changes_nothing_that_a_worker_knows_leaves_its_fence_token(
     queue: JobQueue, store: Redis, control: Listener, change: Ender
 ) -> None:
     job = await lease(queue, stream=False)
     await queue.watch(job.id, GATEWAY, sees=change is see_as_before)
-    epoch = await enter(queue)
+    fence_token = await enter(queue)
     await change(queue, store, job)
-    assert await queue.emit(0, WORKER, epoch, make_step([utterance(job, 1)])) == {}
-    renewal = await queue.renew(0, WORKER, epoch, LEASE_S, [job])
-    assert (renewal.epoch, renewal.lost) == (epoch, {})
+    assert await queue.emit(0, WORKER, fence_token, make_step([output(job, 1)])) == {}
+    renewal = await queue.renew(0, WORKER, fence_token, LEASE_S, [job])
+    assert (renewal.fence_token, renewal.lost) == (fence_token, {})
 
 
-async def test_a_job_tells_in_which_epoch_it_was_given(queue: JobQueue, control: Listener) -> None:
-    assert (await lease(queue)).epoch == ""
-    epoch = await enter(queue)
+async def test_a_job_tells_in_which_fence_token_it_was_given(
+    queue: JobQueue, control: Listener
+) -> None:
+    assert (await lease(queue)).fence_token == ""
+    fence_token = await enter(queue)
     claimed = await lease(queue)
     await take(queue, offer=1)
     await submit(queue)
     (handed,) = control.handed(queue)
-    assert claimed.epoch == handed.epoch == epoch
+    assert claimed.fence_token == handed.fence_token == fence_token
 
 
-# --- the worker's side: publisher, lease and outboxes as they are ---
+# --- the worker's side: publisher, lease and buffers as they are ---
 
 
 class Flaky(JobQueue):
@@ -622,74 +626,74 @@ class Worker:
         self.runs: dict[str, Any] = {}
         self.lost: dict[str, str] = {}
         self.said: dict[str, list[str]] = {}
-        """By nonce, what Redis has taken."""
+        """By lease id, what Redis has taken."""
         self.lease = Lease(queue, name, LEASE_S, self.runs, self._lose)
         self.publisher = Publisher(queue, WorkerMetrics(CollectorRegistry()), self.lease)
         self.task = asyncio.create_task(self.publisher.run())
 
     def _lose(self, job: LeasedJob, state: str) -> None:
-        self.lost[job.nonce] = state
-        if job.id in self.runs and self.runs[job.id].job.nonce == job.nonce:
-            self.runs[job.id].outbox.dropped = True
+        self.lost[job.lease_id] = state
+        if job.id in self.runs and self.runs[job.id].job.lease_id == job.lease_id:
+            self.runs[job.id].buffer.dropped = True
 
-    def start(self, job: LeasedJob) -> Outbox:
+    def start(self, job: LeasedJob) -> OutputBuffer:
         """As worker/run/loop.py does."""
         if job.id in self.runs:
-            self.runs[job.id].outbox.dropped = True
-        outbox = Outbox(job, self.publisher)
-        self.runs[job.id] = SimpleNamespace(job=job, outbox=outbox)
-        self.said[job.nonce] = []
-        return outbox
+            self.runs[job.id].buffer.dropped = True
+        buffer = OutputBuffer(job, self.publisher)
+        self.runs[job.id] = SimpleNamespace(job=job, buffer=buffer)
+        self.said[job.lease_id] = []
+        return buffer
 
-    async def step(self, *speakers: Outbox) -> None:
+    async def step(self, *speakers: OutputBuffer) -> None:
         """The engine makes a step in which these say a token each; Redis has taken it then."""
         begun = self.queue.n_steps
-        for outbox in speakers:
-            speak(outbox, len(self.said[outbox.job.nonce]))
+        for buffer in speakers:
+            speak(buffer, len(self.said[buffer.job.lease_id]))
         self.publisher.step()
         async with asyncio.timeout(DEADLINE_S):
-            while not all(outbox.dropped or self.is_taken(outbox, begun) for outbox in speakers):
+            while not all(buffer.dropped or self.is_taken(buffer, begun) for buffer in speakers):
                 self.queue.called.clear()
                 await self.queue.called.wait()
                 assert not self.task.done()
-        for outbox in speakers:
-            if not outbox.dropped:
-                words = self.said[outbox.job.nonce]
-                words.append(word(outbox, len(words)))
+        for buffer in speakers:
+            if not buffer.dropped:
+                words = self.said[buffer.job.lease_id]
+                words.append(word(buffer, len(words)))
 
-    def is_taken(self, outbox: Outbox, begun: int) -> bool:
-        """What the outbox says next, in a step after so many."""
-        job_id, seq = outbox.job.id.encode(), len(self.said[outbox.job.nonce]) + 1
+    def is_taken(self, buffer: OutputBuffer, begun: int) -> bool:
+        """What the buffer says next, in a step after so many."""
+        job_id, seq = buffer.job.id.encode(), len(self.said[buffer.job.lease_id]) + 1
         return any(
             (job_id, seq, n) in self.queue.taken for n in range(begun + 1, self.queue.n_steps + 1)
         )
 
-    async def finish(self, outbox: Outbox, *, speaks: bool = False) -> str:
+    async def finish(self, buffer: OutputBuffer, *, speaks: bool = False) -> str:
         """The job ends, with a last word or without."""
-        words = self.said[outbox.job.nonce]
+        words = self.said[buffer.job.lease_id]
         if speaks:
-            speak(outbox, len(words))
+            speak(buffer, len(words))
         async with asyncio.timeout(DEADLINE_S):
-            verdict = await self.publisher.finish(outbox, answer())
+            verdict = await self.publisher.finish(buffer, answer())
         if verdict == "ok":
-            words += [word(outbox, len(words))] * speaks
-        if self.runs[outbox.job.id].outbox is outbox:
-            del self.runs[outbox.job.id]
+            words += [word(buffer, len(words))] * speaks
+        if self.runs[buffer.job.id].buffer is buffer:
+            del self.runs[buffer.job.id]
         return verdict
 
 
-def word(outbox: Outbox, n: int) -> str:
+def word(buffer: OutputBuffer, n: int) -> str:
     """The token that a job says after `n` others; in it, the head of its own frames."""
-    return f"{n}\u257f{outbox.job.id}"
+    return f"{n}\u257f{buffer.job.id}"
 
 
-def speak(outbox: Outbox, n: int) -> None:
-    outbox.delta(0, 0, [n], word(outbox, n))
-    if outbox.job.stream:
-        outbox.chunk(f'data: {{"text": "{word(outbox, n)}"}}\n\n'.encode())
+def speak(buffer: OutputBuffer, n: int) -> None:
+    buffer.delta(0, 0, [n], word(buffer, n))
+    if buffer.job.stream:
+        buffer.chunk(f'data: {{"text": "{word(buffer, n)}"}}\n\n'.encode())
 
 
-def heard_of(outbox: Outbox, entries: Sequence[Entry]) -> list[str]:
+def heard_of(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
     """The words of a job in its entries, from the first; they must be whole."""
     unfolder, words = Unfolder(), []
     for n, entry in enumerate(entries):
@@ -697,7 +701,7 @@ def heard_of(outbox: Outbox, entries: Sequence[Entry]) -> list[str]:
         (delta,) = read_journal(entry.journal, entry.items)
         assert isinstance(delta, Delta)
         assert delta.token_ids == (n,)
-        if outbox.job.stream:
+        if buffer.job.stream:
             assert unfolder.unfold(entry.items) == f'data: {{"text": "{delta.text}"}}\n\n'.encode()
         words.append(delta.text)
     return words
@@ -720,7 +724,7 @@ async def worker(flaky: Flaky) -> AsyncIterator[Worker]:
     await end([worker.task])
 
 
-async def test_an_entry_is_deposited_before_it_falls_out_of_the_step_log(
+async def test_an_entry_is_flushed_before_it_falls_out_of_the_step_log(
     flaky: Flaky, store: Redis, worker: Worker
 ) -> None:
     """Each number of steps between two words of a job, up to more than are kept."""
@@ -732,16 +736,16 @@ async def test_an_entry_is_deposited_before_it_falls_out_of_the_step_log(
         for n in range(pause):
             await worker.step(talks)
             entries = await flaky.entries(pauses.job.id, 0)
-            assert heard_of(pauses, entries) == worker.said[pauses.job.nonce], (pause, n)
+            assert heard_of(pauses, entries) == worker.said[pauses.job.lease_id], (pause, n)
     assert n_steps(store) == STEPS
     entries = await flaky.entries(talks.job.id, 0)
-    assert heard_of(talks, entries) == worker.said[talks.job.nonce]
-    for outbox in (talks, pauses):
-        assert await worker.finish(outbox) == "ok"
+    assert heard_of(talks, entries) == worker.said[talks.job.lease_id]
+    for buffer in (talks, pauses):
+        assert await worker.finish(buffer) == "ok"
     store.delete(keys.steps(0, WORKER))
-    for outbox in (talks, pauses):
-        *entries, end = await flaky.entries(outbox.job.id, 0)
-        assert heard_of(outbox, entries) == worker.said[outbox.job.nonce]
+    for buffer in (talks, pauses):
+        *entries, end = await flaky.entries(buffer.job.id, 0)
+        assert heard_of(buffer, entries) == worker.said[buffer.job.lease_id]
         assert end.end == "completed"
 
 
@@ -750,29 +754,29 @@ async def test_the_logs_of_jobs_are_written_once_in_many_steps(
 ) -> None:
     for _ in range(4):
         await submit(flaky)
-    outboxes = [worker.start(job) for job in await take(flaky)]
-    for _ in range(4 * DEPOSIT_AFTER):
-        await worker.step(*outboxes)
-    for outbox in outboxes:
-        assert store.llen(keys.log(0, outbox.job.id)) == 4
+    buffers = [worker.start(job) for job in await take(flaky)]
+    for _ in range(4 * FLUSH_AFTER):
+        await worker.step(*buffers)
+    for buffer in buffers:
+        assert store.llen(keys.log(0, buffer.job.id)) == 4
 
 
 async def test_a_call_whose_reply_was_lost_leaves_one_step(
     flaky: Flaky, store: Redis, gateway: Listener, worker: Worker
 ) -> None:
-    outbox = worker.start(await lease(flaky))
+    buffer = worker.start(await lease(flaky))
     losses = ["", *["reply", "call"] * 3, ""]
     await worker.lease.renew(0)
     flaky.lose = lambda: losses.pop()
     for _ in range(5):
         if losses:
-            await worker.step(outbox)
+            await worker.step(buffer)
     assert losses == []
-    assert n_steps(store) == len(worker.said[outbox.job.nonce]) == 2
+    assert n_steps(store) == len(worker.said[buffer.job.lease_id]) == 2
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 
 
-async def test_a_deposit_is_made_though_who_spoke_with_it_is_lost(
+async def test_a_log_flush_is_made_though_who_spoke_with_it_is_lost(
     flaky: Flaky, store: Redis, worker: Worker
 ) -> None:
     """The step with which it leaves has nothing else to say when it is made anew."""
@@ -780,7 +784,7 @@ async def test_a_deposit_is_made_though_who_spoke_with_it_is_lost(
         await submit(flaky)
     pauses, leaves, talks = [worker.start(job) for job in await take(flaky)]
     await worker.step(pauses)
-    for _ in range(DEPOSIT_AFTER - 2):
+    for _ in range(FLUSH_AFTER - 2):
         await worker.step(talks)
 
     async def cancel() -> None:
@@ -794,10 +798,10 @@ async def test_a_deposit_is_made_though_who_spoke_with_it_is_lost(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_deposit_is_not_made_of_a_job_that_is_somebody_elses(
+async def test_a_log_flush_is_not_made_of_a_job_that_is_somebody_elses(
     flaky: Flaky, store: Redis, worker: Worker, stream: bool
 ) -> None:
-    """Its run has failed (a bug), so nobody renewed the lease nor told the outbox."""
+    """Its run has failed (a bug), so nobody renewed the lease nor told the buffer."""
     for _ in range(2):
         await submit(flaky, stream=stream)
     broken, talks = [worker.start(job) for job in await take(flaky)]
@@ -815,22 +819,22 @@ async def test_a_fenced_worker_goes_on_and_new_listeners_hear_it(
 ) -> None:
     for stream in (True, False, True):
         await submit(flaky, stream=stream, gateway=GATEWAY if stream else "")
-    streamed, whole, quiet = outboxes = [worker.start(job) for job in await take(flaky)]
-    await worker.step(*outboxes)
+    streamed, whole, quiet = buffers = [worker.start(job) for job in await take(flaky)]
+    await worker.step(*buffers)
     renewals = flaky.renewals
     await flaky.watch(streamed.job.id, "gw-2", sees=False)
     await flaky.watch(whole.job.id, "gw-2", sees=True)
     assert [frame[1] for frame in gateway.frames()] == [1, 1]
-    await worker.step(*outboxes)
-    await worker.step(*outboxes)
+    await worker.step(*buffers)
+    await worker.step(*buffers)
     assert flaky.renewals == renewals + 1
     mine = [(frame[0].decode(), frame[1]) for frame in gateway.frames()]
     others = [(frame[0].decode(), frame[1]) for frame in other_gateway.frames()]
-    assert mine == [(outbox.job.id, seq) for seq in (2, 3) for outbox in (streamed, quiet)]
-    assert others == [(outbox.job.id, seq) for seq in (2, 3) for outbox in (streamed, whole)]
-    for outbox in outboxes:
-        assert heard_of(outbox, await flaky.entries(outbox.job.id, 0)) == [
-            word(outbox, n) for n in range(3)
+    assert mine == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, quiet)]
+    assert others == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, whole)]
+    for buffer in buffers:
+        assert heard_of(buffer, await flaky.entries(buffer.job.id, 0)) == [
+            word(buffer, n) for n in range(3)
         ]
     assert worker.lost == {}
 
@@ -838,10 +842,10 @@ async def test_a_fenced_worker_goes_on_and_new_listeners_hear_it(
 async def test_who_listens_between_the_last_step_and_the_end_hears_the_end(
     flaky: Flaky, other_gateway: Listener, worker: Worker
 ) -> None:
-    outbox = worker.start(await lease(flaky))
-    await worker.step(outbox)
-    await flaky.watch(outbox.job.id, "gw-2", sees=True)
-    assert await worker.finish(outbox, speaks=True) == "ok"
+    buffer = worker.start(await lease(flaky))
+    await worker.step(buffer)
+    await flaky.watch(buffer.job.id, "gw-2", sees=True)
+    assert await worker.finish(buffer, speaks=True) == "ok"
     assert [frame[1:3] for frame in other_gateway.frames()] == [
         (2, FrameKind.LAST_CHUNK),
         (3, FrameKind.DONE),
@@ -853,8 +857,8 @@ async def test_a_fenced_worker_learns_which_jobs_it_has_lost(
 ) -> None:
     for _ in range(3):
         await submit(flaky)
-    stays, cancelled, reaped = outboxes = [worker.start(job) for job in await take(flaky)]
-    await worker.step(*outboxes)
+    stays, cancelled, reaped = buffers = [worker.start(job) for job in await take(flaky)]
+    await worker.step(*buffers)
 
     async def change() -> None:
         await flaky.cancel(cancelled.job.id, TENANT)
@@ -862,10 +866,10 @@ async def test_a_fenced_worker_learns_which_jobs_it_has_lost(
         gateway.messages()
 
     flaky.before = [change]
-    await worker.step(*outboxes)
-    assert worker.lost == {cancelled.job.nonce: "cancelled", reaped.job.nonce: "failed"}
+    await worker.step(*buffers)
+    assert worker.lost == {cancelled.job.lease_id: "cancelled", reaped.job.lease_id: "failed"}
     assert [(frame[0].decode(), frame[1]) for frame in gateway.frames()] == [(stays.job.id, 2)]
-    assert [len(await flaky.entries(outbox.job.id, 0)) for outbox in outboxes] == [2, 2, 2]
+    assert [len(await flaky.entries(buffer.job.id, 0)) for buffer in buffers] == [2, 2, 2]
 
 
 async def test_a_job_that_comes_late_is_not_spoken_of_before_a_renewal(
@@ -878,17 +882,17 @@ async def test_a_job_that_comes_late_is_not_spoken_of_before_a_renewal(
     for _ in range(2):
         await submit(flaky)
     late, lost = control.handed(flaky)
-    assert late.epoch == worker.lease.epochs[0] != ""
+    assert late.fence_token == worker.lease.fence_tokens[0] != ""
     await flaky.watch(late.id, "gw-2", sees=True)
     await flaky.cancel(lost.id, TENANT)
     await worker.step(talks)
-    assert worker.lease.epochs[0] not in {late.epoch, ""}
+    assert worker.lease.fence_tokens[0] not in {late.fence_token, ""}
     gateway.messages()
     renewals = flaky.renewals
     spoken, silent = worker.start(late), worker.start(lost)
     await worker.step(talks, spoken, silent)
     assert flaky.renewals == renewals + 1
-    assert worker.lost == {lost.nonce: "cancelled"}
+    assert worker.lost == {lost.lease_id: "cancelled"}
     assert [frame[0].decode() for frame in gateway.frames()] == [talks.job.id, late.id]
     assert [(frame[0].decode(), frame[1]) for frame in other_gateway.frames()] == [(late.id, 1)]
     assert [e.end for e in await flaky.entries(lost.id, 0)] == ["cancelled"]
@@ -907,27 +911,27 @@ async def test_a_job_that_comes_late_may_not_even_end_before_a_renewal(
     assert [frame[1:3] for frame in other_gateway.frames()] == [(1, FrameKind.DONE)]
 
 
-async def test_a_worker_whose_epoch_redis_has_lost_begins_another(
+async def test_a_worker_whose_fence_token_redis_has_lost_begins_another(
     flaky: Flaky, store: Redis, worker: Worker
 ) -> None:
-    outbox = worker.start(await lease(flaky))
-    await worker.step(outbox)
+    buffer = worker.start(await lease(flaky))
+    await worker.step(buffer)
     store.delete(keys.fence(0, WORKER))
-    await worker.step(outbox)
-    assert heard_of(outbox, await flaky.entries(outbox.job.id, 0)) == [
-        word(outbox, n) for n in range(2)
+    await worker.step(buffer)
+    assert heard_of(buffer, await flaky.entries(buffer.job.id, 0)) == [
+        word(buffer, n) for n in range(2)
     ]
 
 
 async def test_a_worker_does_not_speak_of_a_job_whose_lease_redis_has_lost(
     flaky: Flaky, queue: JobQueue, store: Redis, gateway: Listener, worker: Worker
 ) -> None:
-    """After a power cut, or on a replica that was a moment behind: the epoch is older than that."""
+    """After a power cut, or on a replica that was a moment behind: the fencing token is older than that."""
     await worker.lease.renew(0)
     await submit(flaky)
     kept: dict[bytes, Any] = {key: store.dump(key) for key in store.scan_iter()}
-    outbox = worker.start(await take_one(flaky))
-    await worker.step(outbox)
+    buffer = worker.start(await take_one(flaky))
+    await worker.step(buffer)
     store.flushall()
     for key, value in kept.items():
         store.restore(key, 0, value)
@@ -935,9 +939,9 @@ async def test_a_worker_does_not_speak_of_a_job_whose_lease_redis_has_lost(
     new = await take_one(queue, worker="w-2")
     gateway.messages()
     await say(queue, new, 1, "new")
-    await worker.step(outbox)
+    await worker.step(buffer)
     assert [frame[1] for frame in gateway.frames()] == [1]
-    assert worker.lost == {outbox.job.nonce: "in_progress"}
+    assert worker.lost == {buffer.job.lease_id: "in_progress"}
     assert texts(await queue.entries(new.id, 0)) == [b"new"]
 
 
@@ -946,8 +950,8 @@ async def test_a_worker_that_has_ended_says_nothing_more(
     flaky: Flaky, store: Redis, worker: Worker, lost: str
 ) -> None:
     """Not even if a call was on its way."""
-    outbox = worker.start(await lease(flaky))
-    await worker.step(outbox)
+    buffer = worker.start(await lease(flaky))
+    await worker.step(buffer)
     calls, losses = flaky.n_calls, [lost]
     on_its_way, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -956,12 +960,12 @@ async def test_a_worker_that_has_ended_says_nothing_more(
         await goes_on.wait()
 
     flaky.before, flaky.lose = [wait], lambda: losses.pop() if losses else ""
-    speak(outbox, 1)
+    speak(buffer, 1)
     worker.publisher.step()
     await asyncio.wait_for(on_its_way.wait(), DEADLINE_S)
     await end([worker.task])
     for n in (2, 3):
-        speak(outbox, n)
+        speak(buffer, n)
         worker.publisher.step()
         goes_on.set()
         for _ in range(20):  # other calls come and go meanwhile
@@ -969,7 +973,7 @@ async def test_a_worker_that_has_ended_says_nothing_more(
     assert flaky.n_calls == calls + 1
 
 
-async def test_shards_have_step_logs_and_epochs_of_their_own(
+async def test_shards_have_step_logs_and_fence_tokens_of_their_own(
     flaky: Flaky, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flaky.shards = 2
@@ -994,9 +998,9 @@ async def test_shards_have_step_logs_and_epochs_of_their_own(
     assert flaky.renewals == renewals
     await worker.step(talks, pauses)
     assert flaky.renewals == renewals + 1
-    for outbox in (talks, pauses):
-        words = heard_of(outbox, await flaky.entries(outbox.job.id, 0))
-        assert words == worker.said[outbox.job.nonce]
+    for buffer in (talks, pauses):
+        words = heard_of(buffer, await flaky.entries(buffer.job.id, 0))
+        assert words == worker.said[buffer.job.lease_id]
     await end([worker.task])
 
 
@@ -1020,9 +1024,9 @@ class Chance:
         self.random = random.Random(seed)
         self.listeners = listeners
         self.control = control
-        self.outboxes: list[Outbox] = []
+        self.buffers: list[OutputBuffer] = []
         """Those in hand."""
-        self.past: list[Outbox] = []
+        self.past: list[OutputBuffer] = []
         """Those that are not in hand any more, and whose jobs have ended."""
         self.paces: dict[str, float] = {}
         """How often a job speaks."""
@@ -1038,7 +1042,7 @@ class Chance:
 
     async def bring(self) -> None:
         """Another job, handed over or claimed."""
-        if len(self.outboxes) > 7:
+        if len(self.buffers) > 7:
             return
         handed = self.random.random() < 0.5
         for again in await take(self.queue, 8, offer=9 * handed):
@@ -1056,16 +1060,16 @@ class Chance:
         self.take_up(late)
 
     def take_up(self, job: LeasedJob) -> None:
-        outbox = self.worker.start(job)
-        self.outboxes.append(outbox)
-        self.paces[job.nonce] = self.random.choice([1.0, 0.9, 0.3, 0.05, 0.02])
+        buffer = self.worker.start(job)
+        self.buffers.append(buffer)
+        self.paces[job.lease_id] = self.random.choice([1.0, 0.9, 0.3, 0.05, 0.02])
 
     async def change(self, job: LeasedJob | None = None) -> None:
         """Somebody ends, takes or watches a job."""
         if job is None:
-            if not self.outboxes:
+            if not self.buffers:
                 return
-            job = self.random.choice(self.outboxes).job
+            job = self.random.choice(self.buffers).job
         pace = self.random.random()
         if pace < 0.5:
             await self.watch(job)
@@ -1078,14 +1082,14 @@ class Chance:
         elif self.is_held(job):
             await reap(self.queue, self.store, job)
 
-    def nonce(self, job: LeasedJob) -> str:
+    def lease_id(self, job: LeasedJob) -> str:
         """Of the last lease; empty if the job was taken back since."""
         packed: Any = self.store.hget(keys.job(0, job.id), "lease")
-        return read_lease(packed).nonce
+        return read_lease(packed).lease_id
 
     def is_held(self, job: LeasedJob) -> bool:
         state = self.store.hget(keys.job(0, job.id), "state")
-        return state == b"in_progress" and self.nonce(job) == job.nonce
+        return state == b"in_progress" and self.lease_id(job) == job.lease_id
 
     async def watch(self, job: LeasedJob) -> None:
         gateway = self.random.choice(list(self.listeners))
@@ -1095,7 +1099,7 @@ class Chance:
         await self.queue.watch(job.id, gateway, sees=sees)
         if job.stream or sees:
             last = await self.queue.last_entry(job.id)
-            self.watched_from.setdefault((gateway, job.nonce), last.seq + 1 if last else 1)
+            self.watched_from.setdefault((gateway, job.lease_id), last.seq + 1 if last else 1)
 
     async def forget(self) -> None:
         self.store.delete(keys.fence(0, WORKER))
@@ -1111,31 +1115,31 @@ class Chance:
         while self.random.random() < 0.2:
             disturbance = self.random.choice([self.change, self.change, self.forget, self.keep])
             self.queue.before.append(disturbance)
-        speakers = [x for x in self.outboxes if self.random.random() < self.paces[x.job.nonce]]
+        speakers = [x for x in self.buffers if self.random.random() < self.paces[x.job.lease_id]]
         if speakers and self.random.random() < 0.2:
             speakers = speakers[:1]
         if speakers:
             await self.worker.step(*speakers)
-        for outbox in self.outboxes[:]:
-            if outbox.dropped:
-                await self.part_with(outbox)
+        for buffer in self.buffers[:]:
+            if buffer.dropped:
+                await self.part_with(buffer)
             elif self.random.random() < 0.01:
-                await self.worker.finish(outbox, speaks=self.random.random() < 0.5)
-                await self.part_with(outbox)
+                await self.worker.finish(buffer, speaks=self.random.random() < 0.5)
+                await self.part_with(buffer)
 
-    async def part_with(self, outbox: Outbox) -> None:
-        self.outboxes.remove(outbox)
-        run = self.worker.runs.get(outbox.job.id)
-        if run is not None and run.outbox is outbox:
-            del self.worker.runs[outbox.job.id]
-        job = await self.queue.get(outbox.job.id)
+    async def part_with(self, buffer: OutputBuffer) -> None:
+        self.buffers.remove(buffer)
+        run = self.worker.runs.get(buffer.job.id)
+        if run is not None and run.buffer is buffer:
+            del self.worker.runs[buffer.job.id]
+        job = await self.queue.get(buffer.job.id)
         assert job is not None
         if job.state is JobState.QUEUED:  # nobody has seen anything of it
             for again in await take(self.queue):
                 self.take_up(again)
-        elif self.nonce(outbox.job) == outbox.job.nonce:
+        elif self.lease_id(buffer.job) == buffer.job.lease_id:
             assert job.state is not JobState.IN_PROGRESS
-            self.past.append(outbox)
+            self.past.append(buffer)
 
     # --- what must hold ---
 
@@ -1147,14 +1151,14 @@ class Chance:
 
     async def check(self) -> None:
         assert n_steps(self.store) <= STEPS
-        for outbox in self.outboxes:
-            if not outbox.dropped and self.is_held(outbox.job):
-                await self.check_entries(outbox, whole=True)
-        for outbox in self.past:
-            await self.check_entries(outbox, whole=False)
+        for buffer in self.buffers:
+            if not buffer.dropped and self.is_held(buffer.job):
+                await self.check_entries(buffer, whole=True)
+        for buffer in self.past:
+            await self.check_entries(buffer, whole=False)
 
-    async def check_entries(self, outbox: Outbox, *, whole: bool) -> None:
-        job, words = outbox.job, self.worker.said[outbox.job.nonce]
+    async def check_entries(self, buffer: OutputBuffer, *, whole: bool) -> None:
+        job, words = buffer.job, self.worker.said[buffer.job.lease_id]
         entries = await self.queue.entries(job.id, 0)
         after = self.random.randrange(len(entries) + 2)
         assert await self.queue.entries(job.id, after) == entries[after:]
@@ -1162,13 +1166,13 @@ class Chance:
             assert entries[-1].end
             last = await self.queue.last_entry(job.id)
             assert last == entries.pop()
-        heard = heard_of(outbox, entries)
+        heard = heard_of(buffer, entries)
         # A worker that learns only from Redis' silence what has become of a step can't say whether
         # the last word of a job that it has lost came.
-        extra = [word(outbox, len(words))] if len(heard) > len(words) and not whole else []
+        extra = [word(buffer, len(words))] if len(heard) > len(words) and not whole else []
         assert heard == [*words, *extra]
         for gateway in self.listeners:
-            first = self.watched_from.get((gateway, job.nonce))
+            first = self.watched_from.get((gateway, job.lease_id))
             if first is not None and whole:
                 numbers = self.heard.get((gateway, job.id), set())
                 assert set(range(first, len(words) + 1)) <= numbers, "a listener has missed a frame"
@@ -1198,10 +1202,10 @@ async def test_whatever_happens_what_was_said_is_read(
 async def test_a_worker_goes_on_when_redis_has_forgotten_the_scripts(
     flaky: Flaky, store: Redis, worker: Worker
 ) -> None:
-    outbox = worker.start(await lease(flaky))
-    await worker.step(outbox)
+    buffer = worker.start(await lease(flaky))
+    await worker.step(buffer)
     store.function_flush()
     store.script_flush()
     for _ in range(3):
-        await worker.step(outbox)
-    assert [e.seq for e in await flaky.entries(outbox.job.id, 0)] == [1, 2, 3, 4]
+        await worker.step(buffer)
+    assert [e.seq for e in await flaky.entries(buffer.job.id, 0)] == [1, 2, 3, 4]

@@ -34,7 +34,7 @@ async def test_a_queued_job_has_one_entry_and_no_time_to_live(
     assert entries_of(store, job.id) == [DEFAULT]
     assert store.ttl(keys.job(0, job.id)) == -1
     assert store.zscore(keys.jobs(0, TENANT), job.id) is not None
-    assert store.llen(keys.bell(0, POOL)) == 1
+    assert store.llen(keys.wake_ups(0, POOL)) == 1
 
 
 async def test_submitted_twice_it_is_one_job(queue: JobQueue, store: Redis) -> None:
@@ -78,10 +78,12 @@ async def test_a_job_without_a_deadline_is_in_no_list_of_deadlines(
     assert store.zrange(deadlines, 0, -1) == [later.id.encode()]
 
 
-async def test_the_bell_rings_for_each_job_but_not_for_ever(queue: JobQueue, store: Redis) -> None:
+async def test_the_wake_ups_rings_for_each_job_but_not_for_ever(
+    queue: JobQueue, store: Redis
+) -> None:
     for _ in range(70):
         await submit(queue)
-    assert store.llen(keys.bell(0, POOL)) == 64
+    assert store.llen(keys.wake_ups(0, POOL)) == 64
 
 
 async def test_any_bytes_travel_unchanged(queue: JobQueue) -> None:

@@ -9,8 +9,8 @@ import msgpack
 from shared.protocol.chunk_template import Unfolder
 from shared.protocol.frames import decode, entry_of
 from shared.protocol.job_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
-from shared.protocol.record import Ending
-from shared.protocol.result import Answer
+from shared.protocol.record import ResponseInfo
+from shared.protocol.result import JobResult
 from shared.protocol.states import JobEvent
 from shared.protocol.step_log import Step
 
@@ -19,12 +19,12 @@ from shared.protocol.step_log import Step
 class Ended:
     """How a job ends."""
 
-    nonce: str
+    lease_id: str
     seq: int
     """Of the last entry."""
     segment: bytes
     watchers: str
-    answer: Answer
+    answer: JobResult
 
     @property
     def before(self) -> list[Entry]:
@@ -37,7 +37,7 @@ class Said:
     """What one job says in a call: an entry, an end, or both."""
 
     entry: Entry | None
-    term: int
+    generation: int
     end: Ended | None
 
     @property
@@ -55,7 +55,7 @@ class Said:
         return read_journal(self.entry.journal, self.entry.items) if self.entry else []
 
     @property
-    def answer(self) -> Answer | None:
+    def answer(self) -> JobResult | None:
         return self.end.answer if self.end else None
 
 
@@ -68,7 +68,7 @@ class Parts:
     """What is put into the logs of jobs that go on."""
 
     @property
-    def deposits(self) -> dict[str, list[int]]:
+    def log_flushes(self) -> dict[str, list[int]]:
         """The numbers of those entries."""
         return {
             name: [entry.seq for entry in parse_segments([segment])]
@@ -80,16 +80,16 @@ def take_apart(step: Step) -> Parts:
     """Asserts that nothing stands in it twice, and that the places are those of the frames."""
     places = msgpack.unpackb(step.places) if step.places else []
     entries: dict[str, Entry] = {}
-    terms: dict[str, int] = {}
+    generations: dict[str, int] = {}
     at = 0
     for length in places:
         frame, at = step.frames[at : at + length], at + length
-        ((job_id, seq, term, _, _, _),) = decode(frame)
+        ((job_id, seq, generation, _, _, _),) = decode(frame)
         name = job_id.decode()
         assert name not in entries, "a job stands twice in one call"
-        entry = entry_of(frame, name, seq, term)
+        entry = entry_of(frame, name, seq, generation)
         (entries[name],) = parse_segments([pack_segment(seq, [entry])])
-        terms[name] = term
+        generations[name] = generation
     assert at == len(step.frames)
     flat, endings = msgpack.unpackb(step.rest, raw=True, use_list=False) if step.rest else ((), ())
     segments = {name.decode(): segment for name, segment in zip(flat[::2], flat[1::2], strict=True)}
@@ -98,14 +98,14 @@ def take_apart(step: Step) -> Parts:
     assert len(ends) == len(endings), "a job ends twice in one call"
     names = [*entries, *(name for name in ends if name not in entries)]
     return Parts(
-        {name: Said(entries.get(name), terms.get(name, 0), ends.get(name)) for name in names},
+        {name: Said(entries.get(name), generations.get(name, 0), ends.get(name)) for name in names},
         segments,
     )
 
 
 def _ended(
     _: bytes,
-    nonce: bytes,
+    lease_id: bytes,
     seq: int,
     segment: bytes,
     tokens: int,
@@ -117,9 +117,9 @@ def _ended(
     body: bytes,
     packed: bytes,
 ) -> Ended:
-    ending = Ending(*msgpack.unpackb(packed))
+    ending = ResponseInfo(*msgpack.unpackb(packed))
     assert tokens == ending.completion_tokens
-    answer = Answer(
+    answer = JobResult(
         event=JobEvent(event.decode()), error_code=code.decode(), body=body, **ending._asdict()
     )
-    return Ended(nonce.decode(), seq, segment, watchers.decode(), answer)
+    return Ended(lease_id.decode(), seq, segment, watchers.decode(), answer)

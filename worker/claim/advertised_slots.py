@@ -11,14 +11,14 @@ import asyncio
 from collections.abc import Callable
 
 from shared.protocol import keys
-from shared.queue.job_queue import UNKNOWN, Offer
+from shared.queue.job_queue import UNKNOWN, SlotUpdate
 
 # A slot that becomes free is no news as long as Redis knows of that many times as many: there is
 # one with nearly every job's end.
 _CLOSE_ENOUGH = 16
 
 
-class Offers:
+class AdvertisedSlots:
     """One worker's offers, a share of its free slots for each shard."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Offers:
     ) -> None:
         self._free = free
         self._pool = pool
-        self._offerer = keys.offerer(worker, lease_s)
+        self._advertiser = keys.advertiser(worker, lease_s)
         self._told: list[int | None] = [None] * shards
         self._stale = [True] * shards
         self._quiet = [asyncio.Event() for _ in range(shards)]  # no word is on its way to Redis
@@ -38,14 +38,14 @@ class Offers:
         """Returns when Redis has heard the last word: the next one must not overtake it."""
         await self._quiet[shard].wait()
 
-    def say(self, shard: int) -> Offer:
+    def say(self, shard: int) -> SlotUpdate:
         """What there is now; `said` or `unsaid` must follow. Wait until it is `quiet` before."""
         told = self._told[shard]
         self._quiet[shard].clear()
         share = self._free() // len(self._told)
         # Jobs that are heard of while the word is on its way are counted down from this one.
         self._told[shard] = share
-        return Offer(self._pool, self._offerer, share, UNKNOWN if told is None else told)
+        return SlotUpdate(self._pool, self._advertiser, share, UNKNOWN if told is None else told)
 
     def said(self, shard: int, taken: int | None = 0) -> None:
         """Redis has heard it, and took so many off; None: who knows what it has heard."""
@@ -54,7 +54,7 @@ class Offers:
         told = self._told[shard]
         self._told[shard] = None if taken is None or told is None else told - taken
 
-    def unsaid(self, shard: int, offer: Offer) -> None:
+    def unsaid(self, shard: int, offer: SlotUpdate) -> None:
         """Redis has refused to hear what `say` returned: it knows what it knew."""
         since = self._told[shard]
         self.said(shard, None)
@@ -62,7 +62,7 @@ class Offers:
         if since is not None and offer.told != UNKNOWN:
             self._told[shard] = int(offer.told) - (offer.slots - since)
 
-    def news(self, shard: int) -> Offer | None:
+    def news(self, shard: int) -> SlotUpdate | None:
         """What the shard is to be told, None if it knows; what is not None is said, as in `say`."""
         if self._ended or not self._quiet[shard].is_set():
             return None

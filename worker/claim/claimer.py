@@ -13,7 +13,7 @@ from collections.abc import Callable
 from shared.platform.redis_client import RedisError
 from shared.protocol.job import LeasedJob
 from worker.claim.admission import Decision
-from worker.claim.queue_consumer import Claims
+from worker.claim.queue_consumer import QueueConsumer
 
 log = logging.getLogger("flotilla.claimer")
 
@@ -29,7 +29,10 @@ class Claimer:
     """
 
     def __init__(
-        self, claims: Claims, decide: Callable[[], Decision], start: Callable[[LeasedJob], None]
+        self,
+        claims: QueueConsumer,
+        decide: Callable[[], Decision],
+        start: Callable[[LeasedJob], None],
     ) -> None:
         self.asked = 0
         self._claims = claims
@@ -38,7 +41,7 @@ class Claimer:
         self._ended = False
         self._failures = 0  # since Redis has answered last
         self._changed = asyncio.Event()
-        self._bell: asyncio.Future[None] | None = None
+        self._wake_ups: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Claim until the end; ends by cancellation as well."""
@@ -61,8 +64,8 @@ class Claimer:
     def end(self) -> None:
         """Claim nothing more."""
         self._ended = True
-        if self._bell is not None:
-            self._bell.cancel()
+        if self._wake_ups is not None:
+            self._wake_ups.cancel()
         self._changed.set()
 
     async def _turn(self) -> None:
@@ -81,19 +84,19 @@ class Claimer:
         for job in jobs:
             self._start(job)
         if len(jobs) < decision.count:  # no more was waiting
-            await self._wait_for_bell()
+            await self._wait_for_wake_ups()
 
     async def _wait_for_change(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await self._changed.wait()
 
-    async def _wait_for_bell(self) -> None:
-        self._bell = asyncio.ensure_future(self._claims.bell())
+    async def _wait_for_wake_ups(self) -> None:
+        self._wake_ups = asyncio.ensure_future(self._claims.wake_ups())
         try:
-            await self._bell
+            await self._wake_ups
         except asyncio.CancelledError:
             if not self._ended:
                 raise
         finally:
-            self._bell = None
+            self._wake_ups = None

@@ -27,7 +27,7 @@ _RETRIES = 12
 
 
 class Lease:
-    """What lets a worker write of its `runs` (by job id): in each shard an epoch (step_log.py).
+    """What lets a worker write of its `runs` (by job id): in each shard a fencing token (step_log.py).
 
     `on_lost(job, state)` hears of jobs that are not its own any more.
     """
@@ -42,8 +42,8 @@ class Lease:
     ) -> None:
         self.worker_id = worker_id
         self.lease_s = lease_s
-        self._epochs = [""] * queue.shards
-        self._losses = [0] * queue.shards  # what the queue counted when the epoch was told
+        self._fence_tokens = [""] * queue.shards
+        self._losses = [0] * queue.shards  # what the queue counted when the fencing token was told
         self._queue = queue
         self._runs = runs
         self._on_lost = on_lost
@@ -53,17 +53,17 @@ class Lease:
         return [run for run in self._runs.values() if run.job.shard == shard]
 
     @property
-    def epochs(self) -> list[str]:
-        """`epoch` of all shards."""
-        return [self.epoch(shard) for shard in range(len(self._epochs))]
+    def fence_tokens(self) -> list[str]:
+        """`fence_token` of all shards."""
+        return [self.fence_token(shard) for shard in range(len(self._fence_tokens))]
 
-    def epoch(self, shard: int) -> str:
+    def fence_token(self, shard: int) -> str:
         """In which the worker may write of those runs that know of it; '' if it has to renew.
 
         After a connection was lost Redis may be another one, which knows less of what was leased.
         """
         known = self._losses[shard] == self._queue.losses(shard)
-        return self._epochs[shard] if known else ""
+        return self._fence_tokens[shard] if known else ""
 
     async def renew(self, shard: int) -> None:
         """Renew all of a shard, and learn what has become of its jobs. Raises redis' errors."""
@@ -71,22 +71,22 @@ class Lease:
             runs = self._of(shard)
             jobs, losses = [run.job for run in runs], self._queue.losses(shard)
             renewal = await self._queue.renew(
-                shard, self.worker_id, self.epoch(shard), self.lease_s, jobs
+                shard, self.worker_id, self.fence_token(shard), self.lease_s, jobs
             )
-            self._epochs[shard], self._losses[shard] = renewal.epoch, losses
+            self._fence_tokens[shard], self._losses[shard] = renewal.fence_token, losses
             for run in runs:
-                run.outbox.epoch = renewal.epoch
+                run.buffer.fence_token = renewal.fence_token
                 if run.job.id in renewal.lost:
-                    run.outbox.listen("", watched=False)  # its end has been told by somebody else
+                    run.buffer.listen("", watched=False)  # its end has been told by somebody else
                     self._on_lost(run.job, renewal.lost[run.job.id])
                 else:
                     watchers, watched = renewal.listeners[run.job.id]
-                    run.outbox.listen(watchers, watched=watched)
+                    run.buffer.listen(watchers, watched=watched)
 
-    def refused(self, shard: int, epoch: str) -> None:
-        """Redis takes nothing in this epoch (any more): the next one begins with `renew`."""
-        if self._epochs[shard] == epoch:
-            self._epochs[shard] = ""
+    def refused(self, shard: int, fence_token: str) -> None:
+        """Redis takes nothing in this fencing token (any more): the next one begins with `renew`."""
+        if self._fence_tokens[shard] == fence_token:
+            self._fence_tokens[shard] = ""
 
 
 class LeaseKeeper:
@@ -95,7 +95,7 @@ class LeaseKeeper:
     def __init__(self, lease: Lease, progressing: Callable[[], bool]) -> None:
         self._lease = lease
         self._progressing = progressing
-        self._failing_since: list[float | None] = [None] * len(lease.epochs)
+        self._failing_since: list[float | None] = [None] * len(lease.fence_tokens)
 
     async def run(self) -> None:
         """Ends by cancellation. A shard that is not reached does not keep the others waiting."""

@@ -1,4 +1,4 @@
-"""How a worker comes by a server's jobs: it claims what waits, and hears the bell when more does.
+"""How a worker comes by a server's jobs: it claims what waits, and hears the wake-up list when more does.
 
 Both go to Redis in one write, on a connection of their own, which may block: a claim that finds
 less than it asked for is followed by the wait for the next job without another turn.
@@ -14,15 +14,15 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError
 
 from shared.fleet.servers import shards_on
-from shared.platform.pipelined_connection import Line
+from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import BLOCK_S, TIMEOUT_S, Redis
 from shared.protocol import keys
 from shared.protocol.job import LeasedJob
 from shared.queue.job_queue import JobQueue
-from worker.claim.advertised_slots import Offers
+from worker.claim.advertised_slots import AdvertisedSlots
 
 
-class Claims:
+class QueueConsumer:
     """One worker's claims on the lanes of its pool, of those shards that lie on one server.
 
     `redis` is that server, the `place`-th, for blocking reads.
@@ -37,16 +37,16 @@ class Claims:
         pool: str,
         worker: str,
         lease_s: float,
-        offers: Offers,
+        offers: AdvertisedSlots,
     ) -> None:
         self._queue = queue
         self._pool = pool
         self._worker = worker
         self._lease_s = lease_s
         self._offers = offers
-        self._line = Line(redis, BLOCK_S + TIMEOUT_S)
+        self._line = PipelinedConnection(redis, BLOCK_S + TIMEOUT_S)
         self._shards = deque(shards_on(place, len(queue.servers), queue.shards))
-        self._bells = [keys.bell(shard, pool) for shard in self._shards]
+        self._bells = [keys.wake_ups(shard, pool) for shard in self._shards]
         self._ringing: asyncio.Future[Any] | None = None
 
     async def take(self, count: int, *, spare: int = 0) -> list[LeasedJob]:
@@ -95,13 +95,13 @@ class Claims:
         self._ringing = self._line.send("BLPOP", *self._bells, BLOCK_S)
         self._ringing.add_done_callback(_look_at_error)
 
-    async def bell(self) -> None:
+    async def wake_ups(self) -> None:
         """Returns when something may have been queued since `take`, or after a while."""
         if self._ringing is not None:
             await self._ringing
 
     async def pass_on(self) -> None:
-        """There is no slot for what the bell rang for, if it did: somebody else may have one."""
+        """There is no slot for what the wake-up list rang for, if it did: somebody else may have one."""
         if self._ringing is not None and self._ringing.done():
             ringing, self._ringing = self._ringing, None
             if await ringing is not None:

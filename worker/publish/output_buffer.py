@@ -1,22 +1,22 @@
-"""An outbox: what one job has produced, until it stands in the job's log."""
+"""A buffer: what one job has produced, until it stands in the job's log."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shared.protocol.chunk_template import Folder
+from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.frames import FrameKind, encode, entries_of
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Record, make_journal, pack_segment
-from shared.protocol.result import Answer
-from shared.protocol.step_log import Deposit, End, Speaker
+from shared.protocol.result import JobResult
+from shared.protocol.step_log import FinalEntry, JobStream, LogFlush
 
 if TYPE_CHECKING:
     from worker.publish.publisher import Publisher
 
 
-class Outbox(Speaker):
+class OutputBuffer(JobStream):
     """What one job has to say. It is the engine's `Journal` of the job."""
 
     __slots__ = (
@@ -56,7 +56,7 @@ class Outbox(Speaker):
         self._chunks: list[bytes] = []
         self._records: list[Record] = []
         self._marked = False
-        self._folder = Folder()
+        self._folder = DeltaEncoder()
         self._publisher = publisher
 
     def prompt(self, call: int, n_tokens: int) -> None:
@@ -81,7 +81,9 @@ class Outbox(Speaker):
         self._marked = True
         self._publisher.mark(self)
 
-    def take(self, answer: Answer | None = None) -> tuple[Outbox, bytes, End | None] | None:
+    def take(
+        self, answer: JobResult | None = None
+    ) -> tuple[OutputBuffer, bytes, FinalEntry | None] | None:
         """Everything unsent, as the next entry's frame, and the end if there is an answer."""
         self._marked = False
         if self.dropped:
@@ -92,20 +94,20 @@ class Outbox(Speaker):
             items = self._folder.fold(chunks)
             kind = self._kind if answer is None else self._last_kind
             journal = make_journal(records, items)
-            frame = encode(self._id, self._seq, kind, items or None, journal, self.term)
+            frame = encode(self._id, self._seq, kind, items or None, journal, self.generation)
             self.kept.append(frame)
             self._chunks, self._records = [], []
             if answer is None:
                 return self, frame, None
         elif answer is None:
             return None
-        segment = self.deposit().segment if self.kept else b""
-        return self, frame, End(self._seq + 1, segment, answer)
+        segment = self.log_flush().segment if self.kept else b""
+        return self, frame, FinalEntry(self._seq + 1, segment, answer)
 
-    def deposit(self) -> Deposit:
+    def log_flush(self) -> LogFlush:
         """The entries that go into the job's log now."""
         kept, self.kept = self.kept, []
         self.logged = True
         first = self._seq - len(kept) + 1
-        entries = entries_of(kept, self._id, first, self.term)
-        return Deposit(self._id, pack_segment(first, entries))
+        entries = entries_of(kept, self._id, first, self.generation)
+        return LogFlush(self._id, pack_segment(first, entries))

@@ -1,6 +1,6 @@
 """The publisher: all output of one engine step leaves in one script call per shard.
 
-Runs put what they have to say into their outbox; at the end of the step, when every run has spoken,
+Runs put what they have to say into their buffer; at the end of the step, when every run has spoken,
 one flush gathers it. While a call is on its way, later steps pile up and leave together with the
 next one, so a slow Redis makes calls larger, not more.
 """
@@ -19,12 +19,12 @@ from redis.exceptions import NoScriptError
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import UNAVAILABLE, RedisError, unwritable
 from shared.platform.tasks import end
-from shared.protocol.result import Answer
-from shared.protocol.step_log import DEPOSIT_AFTER, Deposit, End, Step, make_step
-from shared.queue.job_queue import Fenced, JobQueue, Offer
-from worker.claim.advertised_slots import Offers
+from shared.protocol.result import JobResult
+from shared.protocol.step_log import FLUSH_AFTER, FinalEntry, LogFlush, Step, make_step
+from shared.queue.job_queue import Fenced, JobQueue, SlotUpdate
+from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.lease import Lease
-from worker.publish.output_buffer import Outbox
+from worker.publish.output_buffer import OutputBuffer
 
 log = logging.getLogger("flotilla.publisher")
 
@@ -34,10 +34,10 @@ _RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 _CALL_BYTES = 1 << 20
 
 
-class _Ending(NamedTuple):
+class _PendingResult(NamedTuple):
     """A job's answer on its way to Redis."""
 
-    answer: Answer
+    answer: JobResult
     verdict: asyncio.Future[str]
 
     def tell(self, verdict: str) -> None:
@@ -50,77 +50,85 @@ class _Due:
     """Whose entries have to go into their logs, counted in steps of a shard."""
 
     def __init__(self) -> None:
-        self._steps: deque[list[Outbox]] = deque()
+        self._steps: deque[list[OutputBuffer]] = deque()
 
-    def step(self, begun: list[Outbox]) -> list[Outbox]:
+    def step(self, begun: list[OutputBuffer]) -> list[OutputBuffer]:
         """One more step; `begun` keep their first entries since it. Returns whose time has come."""
         self._steps.append(begun)
-        return self._steps.popleft() if len(self._steps) == DEPOSIT_AFTER else []
+        return self._steps.popleft() if len(self._steps) == FLUSH_AFTER else []
 
 
-class _Parcel:
-    """What leaves in one call: what outboxes say, and who waits for the end of which."""
+class _Batch:
+    """What leaves in one call: what buffers say, and who waits for the end of which."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[Outbox, bytes, End | None]] = []
-        self.endings: dict[Outbox, _Ending] = {}
-        self._deposits: list[tuple[Outbox, Deposit]] = []
+        self.said: list[tuple[OutputBuffer, bytes, FinalEntry | None]] = []
+        self.endings: dict[OutputBuffer, _PendingResult] = {}
+        self._log_flushes: list[tuple[OutputBuffer, LogFlush]] = []
 
     def close(self, due: _Due) -> None:
         """Nothing more is put in, but what has to go into the logs with it."""
-        begun = [outbox for outbox, _, _ in self.said if len(outbox.kept) == 1]
+        begun = [buffer for buffer, _, _ in self.said if len(buffer.kept) == 1]
         # An attempt's first entry is in the log as soon as a reader may have it (step_log.py).
-        first = [outbox for outbox in begun if not outbox.logged]
-        later = due.step([outbox for outbox in begun if outbox.logged])
-        self._deposits = [
-            (each, each.deposit()) for each in (*first, *later) if each.kept and not each.dropped
+        first = [buffer for buffer in begun if not buffer.logged]
+        later = due.step([buffer for buffer in begun if buffer.logged])
+        self._log_flushes = [
+            (each, each.log_flush()) for each in (*first, *later) if each.kept and not each.dropped
         ]
 
     def step(self) -> Step:
         """The call's content."""
-        return make_step(self.said, [deposit for _, deposit in self._deposits])
+        return make_step(self.said, [log_flush for _, log_flush in self._log_flushes])
 
-    def speaks_in(self, epoch: str) -> bool:
-        """Whether all of it may be said in this epoch."""
-        epochs = {outbox.epoch for outbox, _, _ in self.said}
-        epochs.update(outbox.epoch for outbox, _ in self._deposits)
-        return bool(epoch) and epochs <= {epoch}
+    def speaks_in(self, fence_token: str) -> bool:
+        """Whether all of it may be said in this fencing token."""
+        fence_tokens = {buffer.fence_token for buffer, _, _ in self.said}
+        fence_tokens.update(buffer.fence_token for buffer, _ in self._log_flushes)
+        return bool(fence_token) and fence_tokens <= {fence_token}
 
-    def weed(self, epoch: str) -> None:
+    def weed(self, fence_token: str) -> None:
         """Leave out what is not ours any more."""
         said, self.said = self.said, []
-        for utterance in said:
-            outbox = utterance[0]
-            if outbox.epoch != epoch:  # its run is none any more, so it was not renewed
-                outbox.dropped = True
-            if not outbox.dropped:
-                self.said.append(utterance)
-            elif outbox in self.endings:
-                self.endings.pop(outbox).tell("dropped")
-        self._deposits = [
-            part for part in self._deposits if part[0].epoch == epoch and not part[0].dropped
+        for output in said:
+            buffer = output[0]
+            if buffer.fence_token != fence_token:  # its run is none any more, so it was not renewed
+                buffer.dropped = True
+            if not buffer.dropped:
+                self.said.append(output)
+            elif buffer in self.endings:
+                self.endings.pop(buffer).tell("dropped")
+        self._log_flushes = [
+            part
+            for part in self._log_flushes
+            if part[0].fence_token == fence_token and not part[0].dropped
         ]
 
     @property
     def empty(self) -> bool:
-        return not self.said and not self._deposits
+        return not self.said and not self._log_flushes
 
 
 class Publisher:
-    """Sends outboxes, in the epochs of `lease`.
+    """Sends buffers, in the fencing tokens of `lease`.
 
     What `offers` has to tell of the worker's free slots goes with the output.
     """
 
     def __init__(
-        self, queue: JobQueue, metrics: WorkerMetrics, lease: Lease, offers: Offers | None = None
+        self,
+        queue: JobQueue,
+        metrics: WorkerMetrics,
+        lease: Lease,
+        offers: AdvertisedSlots | None = None,
     ) -> None:
         self._queue = queue
         self._metrics = metrics
         self._lease = lease
         self._offers = offers
         self._due = [_Due() for _ in range(queue.shards)]
-        self._unsent: list[dict[Outbox, _Ending | None]] = [{} for _ in range(queue.shards)]
+        self._unsent: list[dict[OutputBuffer, _PendingResult | None]] = [
+            {} for _ in range(queue.shards)
+        ]
         self._busy = [False] * queue.shards  # a shard keeps its order: one call at a time
         self._waiting = [False] * queue.shards  # more is to leave as soon as it is not
         self._ended = False
@@ -138,9 +146,9 @@ class Publisher:
             self._ended = True
             await end(self._insisting)
 
-    def mark(self, outbox: Outbox) -> None:
-        """The outbox has something to send."""
-        self._unsent[outbox.job.shard].setdefault(outbox)
+    def mark(self, buffer: OutputBuffer) -> None:
+        """The buffer has something to send."""
+        self._unsent[buffer.job.shard].setdefault(buffer)
         if self._no_step is None and not self._stepping:
             self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
 
@@ -150,13 +158,13 @@ class Publisher:
         self._stepping = True
         self._loop.call_soon(self._loop.call_soon, self._flush)
 
-    async def finish(self, outbox: Outbox, answer: Answer) -> str:
+    async def finish(self, buffer: OutputBuffer, answer: JobResult) -> str:
         """Send what is left and end the job.
 
         Returns 'ok', or the state the job is in for somebody else, or 'dropped'.
         """
-        ending = _Ending(answer, self._loop.create_future())
-        self._unsent[outbox.job.shard][outbox] = ending
+        ending = _PendingResult(answer, self._loop.create_future())
+        self._unsent[buffer.job.shard][buffer] = ending
         # Others end in the same turn, and leave in the same call.
         self._loop.call_soon(self._flush)
         return await ending.verdict
@@ -183,49 +191,51 @@ class Publisher:
             self._break(error)
 
     def _start(self, shard: int) -> None:
-        parcel = self._pack(shard)
-        if not parcel.said:
+        batch = self._pack(shard)
+        if not batch.said:
             return
         self._busy[shard] = True
         self._metrics.flushes.inc()
-        parcel.close(self._due[shard])
-        epoch = self._lease.epoch(shard)
-        if not parcel.speaks_in(epoch):
-            self._insist_on(shard, parcel)
+        batch.close(self._due[shard])
+        fence_token = self._lease.fence_token(shard)
+        if not batch.speaks_in(fence_token):
+            self._insist_on(shard, batch)
             return
         offer = self._offers.news(shard) if self._offers else None
-        reply = self._queue.start_emit(shard, self._lease.worker_id, epoch, parcel.step(), offer)
-        reply.add_done_callback(partial(self._sent, shard, parcel, epoch, offer))
+        reply = self._queue.start_emit(
+            shard, self._lease.worker_id, fence_token, batch.step(), offer
+        )
+        reply.add_done_callback(partial(self._sent, shard, batch, fence_token, offer))
 
-    def _pack(self, shard: int) -> _Parcel:
+    def _pack(self, shard: int) -> _Batch:
         unsent, self._unsent[shard] = self._unsent[shard], {}
-        parcel, size = _Parcel(), 0
-        for outbox, ending in unsent.items():
+        batch, size = _Batch(), 0
+        for buffer, ending in unsent.items():
             if ending is None:
-                utterance = outbox.take()
-                if utterance is not None:
-                    parcel.said.append(utterance)
+                output = buffer.take()
+                if output is not None:
+                    batch.said.append(output)
                 continue
             # Long answers must not add up to more than Redis takes in one argument.
             size += len(ending.answer.body)
-            if size > _CALL_BYTES and parcel.said:
-                self._unsent[shard][outbox] = ending
+            if size > _CALL_BYTES and batch.said:
+                self._unsent[shard][buffer] = ending
                 self._waiting[shard] = True
                 continue
-            utterance = outbox.take(ending.answer)
-            if utterance is None:
+            output = buffer.take(ending.answer)
+            if output is None:
                 ending.tell("dropped")
             else:
-                parcel.said.append(utterance)
-                parcel.endings[outbox] = ending
-        return parcel
+                batch.said.append(output)
+                batch.endings[buffer] = ending
+        return batch
 
     def _sent(
         self,
         shard: int,
-        parcel: _Parcel,
-        epoch: str,
-        offer: Offer | None,
+        batch: _Batch,
+        fence_token: str,
+        offer: SlotUpdate | None,
         reply: asyncio.Future[Any],
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
@@ -235,28 +245,28 @@ class Publisher:
             else:
                 self._offers.said(shard, 0 if error is None else None)
         if error is not None:
-            self._insist_on(shard, parcel, error)
+            self._insist_on(shard, batch, error)
             return
         try:
-            self._done(shard, parcel, self._queue.emitted(reply.result()))
+            self._done(shard, batch, self._queue.emitted(reply.result()))
         except Fenced:
-            self._lease.refused(shard, epoch)
-            self._insist_on(shard, parcel)
+            self._lease.refused(shard, fence_token)
+            self._insist_on(shard, batch)
         except Exception as failure:
             self._break(failure)
 
-    def _done(self, shard: int, parcel: _Parcel, lost: Mapping[str, str]) -> None:
-        for outbox, ending in parcel.endings.items():
-            ending.tell(lost.get(outbox.job.id, "ok"))
+    def _done(self, shard: int, batch: _Batch, lost: Mapping[str, str]) -> None:
+        for buffer, ending in batch.endings.items():
+            ending.tell(lost.get(buffer.job.id, "ok"))
         self._busy[shard] = False
         if self._waiting[shard]:
             self._waiting[shard] = False
             self._send(shard)
 
-    def _insist_on(self, shard: int, parcel: _Parcel, error: BaseException | None = None) -> None:
+    def _insist_on(self, shard: int, batch: _Batch, error: BaseException | None = None) -> None:
         if self._ended:
             return
-        task = asyncio.create_task(self._insist(shard, parcel, error))
+        task = asyncio.create_task(self._insist(shard, batch, error))
         self._insisting.add(task)
         task.add_done_callback(self._insisted)
 
@@ -270,7 +280,7 @@ class Publisher:
         if not self._broken.done():
             self._broken.set_exception(error)
 
-    async def _insist(self, shard: int, parcel: _Parcel, error: BaseException | None) -> None:
+    async def _insist(self, shard: int, batch: _Batch, error: BaseException | None) -> None:
         """Repeat the call until Redis takes it or all is dropped; `error` is what it met first."""
         lease, again, tries = self._lease, error is not None, 0
         if error is not None:
@@ -281,23 +291,23 @@ class Publisher:
             if tries:
                 await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S)) - 1])
             try:
-                epoch = lease.epoch(shard)
-                if not parcel.speaks_in(epoch):
+                fence_token = lease.fence_token(shard)
+                if not batch.speaks_in(fence_token):
                     await lease.renew(shard)
-                    epoch = lease.epoch(shard)
-                if epoch:  # else Redis was lost again meanwhile
-                    parcel.weed(epoch)
-                    if not parcel.empty:
-                        worker, step = lease.worker_id, parcel.step()
-                        lost = await self._queue.emit(shard, worker, epoch, step, again=again)
+                    fence_token = lease.fence_token(shard)
+                if fence_token:  # else Redis was lost again meanwhile
+                    batch.weed(fence_token)
+                    if not batch.empty:
+                        worker, step = lease.worker_id, batch.step()
+                        lost = await self._queue.emit(shard, worker, fence_token, step, again=again)
                     break
             except Fenced:
-                lease.refused(shard, epoch)
+                lease.refused(shard, fence_token)
             except (RedisError, OSError) as another:
                 _put_up_with(another)
                 again = True
             tries += 1
-        self._done(shard, parcel, lost)
+        self._done(shard, batch, lost)
 
 
 def _put_up_with(error: BaseException) -> None:

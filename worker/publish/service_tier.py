@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shared.protocol.job import LeasedJob
-from worker.publish.output_buffer import Outbox
+from worker.publish.output_buffer import OutputBuffer
 
 if TYPE_CHECKING:
     from worker.publish.publisher import Publisher
@@ -43,7 +43,7 @@ def named_in(answer: bytes, tier: str) -> bytes:
     return json.dumps(value | {"service_tier": tier}, ensure_ascii=False).encode()
 
 
-class TieredOutbox(Outbox):
+class TieredOutbox(OutputBuffer):
     """Of a job whose chunks name its tier."""
 
     __slots__ = ("_end",)

@@ -22,10 +22,10 @@ from shared.protocol.job import LeasedJob
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
 from worker.claim.admission import Decision, Snapshot, decide, free_slots
-from worker.claim.advertised_slots import Offers
+from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.claimer import Claimer
 from worker.claim.lease import Lease
-from worker.claim.queue_consumer import Claims
+from worker.claim.queue_consumer import QueueConsumer
 from worker.engines.protocol import Engine
 from worker.publish.publisher import Publisher
 from worker.run.runner import Outcome, Run
@@ -53,8 +53,8 @@ class Done:
         self.finished += 1
         self.job_seconds += time.monotonic() - run.started
         self.request_bytes += len(run.job.body)
-        self.prompt_tokens += run.outbox.prompt_tokens
-        self.completion_tokens += run.outbox.completion_tokens
+        self.prompt_tokens += run.buffer.prompt_tokens
+        self.completion_tokens += run.buffer.completion_tokens
 
 
 class Loop:
@@ -76,7 +76,7 @@ class Loop:
         kv_high_watermark: float,
     ) -> None:
         self.runs: dict[str, Run] = {}
-        self.offers = Offers(
+        self.offers = AdvertisedSlots(
             self._free, pool=pool, worker=worker_id, lease_s=lease_s, shards=queue.shards
         )
         self.lease = Lease(queue, worker_id, lease_s, self.runs, self.lose)
@@ -93,7 +93,7 @@ class Loop:
         self._entering: list[Run] = []  # those of `runs` that may not have reached the engine yet
         self._to_release: list[Run] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._disowning: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rejecting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._blocking = [connections.connect_blocking(url) for url in urls]
         self._claimers = [
@@ -118,15 +118,15 @@ class Loop:
         try:
             await asyncio.gather(*(claimer.run() for claimer in self._claimers))
         finally:
-            self._disowning.cancel()
+            self._rejecting.cancel()
             self.offers.end()
             with contextlib.suppress(RedisError, OSError):
                 await self._queue.withdraw(self._pool, self._worker_id, self._lease_s)
             for redis in self._blocking:
                 await redis.aclose()
 
-    def _claims(self, place: int) -> Claims:
-        return Claims(
+    def _claims(self, place: int) -> QueueConsumer:
+        return QueueConsumer(
             self._queue,
             self._blocking[place],
             place,
@@ -166,7 +166,7 @@ class Loop:
 
     def _enters(self, run: Run) -> bool:
         """It is in hand, and on its way into the engine."""
-        return not run.outbox.entered and run.job.id in self.runs
+        return not run.buffer.entered and run.job.id in self.runs
 
     def hear(self, message: bytes) -> None:
         """What comes on the control channel: jobs, and which ones were ended by somebody else."""
@@ -186,17 +186,19 @@ class Loop:
 
     def missed(self) -> None:
         """There was no connection for a while on which `hear` would have been called."""
-        self._disowning.cancel()
-        self._disowning = asyncio.create_task(self._disown(), name="disown")
+        self._rejecting.cancel()
+        self._rejecting = asyncio.create_task(self._reject_unreceived(), name="reject_unreceived")
 
-    async def _disown(self) -> None:
+    async def _reject_unreceived(self) -> None:
         await asyncio.sleep(2 * _ON_ITS_WAY_S)
         for _ in range(2):  # turns of the loop: what came while it stood still is read first
             await asyncio.sleep(0)
         self.offers.forget()
         with contextlib.suppress(RedisError, OSError):  # then their leases run out
             known = list(self.runs)
-            lost = await self._queue.disown(self._pool, self._worker_id, known, _ON_ITS_WAY_S)
+            lost = await self._queue.reject_unreceived(
+                self._pool, self._worker_id, known, _ON_ITS_WAY_S
+            )
             for job_id, state in lost.items():
                 log.warning("%s was given to us and not received, now %s", job_id, state)
 
@@ -244,14 +246,14 @@ class Loop:
 
     def _count(self, run: Run) -> None:
         self._metrics.finished.of(run.ended_as, run.error_code).inc()
-        self._metrics.prompt_tokens.inc(run.outbox.prompt_tokens)
-        self._metrics.completion_tokens.inc(run.outbox.completion_tokens)
+        self._metrics.prompt_tokens.inc(run.buffer.prompt_tokens)
+        self._metrics.completion_tokens.inc(run.buffer.completion_tokens)
 
     def lose(self, job: LeasedJob, state: str) -> None:
         """The lease is not ours any more: `state` is what the job is now."""
         run = self.runs.get(job.id)
         # The same job may be in our hands anew, under another lease.
-        if run is None or run.outbox.dropped or run.job.nonce != job.nonce:
+        if run is None or run.buffer.dropped or run.job.lease_id != job.lease_id:
             return
         if run.ended_as == state:  # as we have said ourselves; the reply is on its way
             return

@@ -10,10 +10,10 @@ from typing import Any
 
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
-from shared.protocol.result import Answer
+from shared.protocol.result import JobResult
 from shared.protocol.states import JobEvent, JobState, after
 from worker.engines.protocol import JOURNAL, Engine
-from worker.publish.output_buffer import Outbox
+from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
 from worker.publish.service_tier import TieredOutbox, named_in, tier_of
 from worker.run.asgi import Exchange
@@ -44,8 +44,8 @@ class Run:
     ) -> None:
         self.job = job
         self._tier = tier_of(job.body)
-        self.outbox = (
-            TieredOutbox(job, publisher, self._tier) if self._tier else Outbox(job, publisher)
+        self.buffer = (
+            TieredOutbox(job, publisher, self._tier) if self._tier else OutputBuffer(job, publisher)
         )
         self._engine = engine
         self._publisher = publisher
@@ -65,7 +65,7 @@ class Run:
 
     def drop(self) -> None:
         """The job is somebody else's, or nobody wants it: abort, and send nothing more."""
-        self.outbox.dropped = True
+        self.buffer.dropped = True
         self._exchange.disconnect.set()
         if self._abort is None:
             self._abort = asyncio.get_running_loop().call_later(_ABORT_S, self._cut_off)
@@ -77,17 +77,17 @@ class Run:
 
     async def carry_out(self) -> Outcome:
         """Run the job on the engine, in the calling task."""
-        JOURNAL.set(self.outbox)
+        JOURNAL.set(self.buffer)
         self._task = asyncio.current_task()
         failure = await self._call_engine()
-        if self._giving_back or (self._engine.dead and not self.outbox.dropped):
+        if self._giving_back or (self._engine.dead and not self.buffer.dropped):
             return Outcome.HAND_BACK
-        if self.outbox.dropped:
+        if self.buffer.dropped:
             return Outcome.LOST
         answer = self._answer(failure)
         self.ended_as = after(JobState.IN_PROGRESS, answer.event)
         self.error_code = answer.error_code
-        verdict = await self._publisher.finish(self.outbox, answer)
+        verdict = await self._publisher.finish(self.buffer, answer)
         self._metrics.job_seconds.observe(time.monotonic() - self.started)
         if verdict != "ok":
             log.info("%s is %s already", self.job.id, verdict)
@@ -127,14 +127,14 @@ class Run:
             if self._engine.dead:
                 self.give_back()
             self._failed = True
-        if self.outbox.dropped:
+        if self.buffer.dropped:
             return
         if not self._spoke:
             self._spoke = True
             self._metrics.first_token.observe(time.monotonic() - self.started)
-        self.outbox.chunk(data)
+        self.buffer.chunk(data)
 
-    def _answer(self, failure: Exception | None) -> Answer:
+    def _answer(self, failure: Exception | None) -> JobResult:
         exchange = self._exchange
         status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
         if failure is not None or status == 0:
@@ -149,12 +149,12 @@ class Run:
             code = "engine_error"
         if self._tier and not code and body:
             body = named_in(body, self._tier)
-        return Answer(
+        return JobResult(
             event=JobEvent.FAIL if code else JobEvent.COMPLETE,
             error_code=code,
             status=status,
             content_type=content_type,
             body=body,
-            prompt_tokens=self.outbox.prompt_tokens,
-            completion_tokens=self.outbox.completion_tokens,
+            prompt_tokens=self.buffer.prompt_tokens,
+            completion_tokens=self.buffer.completion_tokens,
         )

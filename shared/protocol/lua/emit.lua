@@ -1,10 +1,10 @@
 -- One engine step's output of one worker, for all its jobs of this shard, and the jobs that end with it.
--- KEYS: base.  ARGV: worker, its epoch, '1' if the call is a repeated one, places and frames of the step
---       (step_log.py; '' if no job goes on), msgpack of {deposits, endings} ('' if there are none), then
+-- KEYS: base.  ARGV: worker, its fencing token, '1' if the call is a repeated one, places and frames of the step
+--       (step_log.py; '' if no job goes on), msgpack of {log flushes, endings} ('' if there are none), then
 --       pool, who offers, slots, those that it takes for left of its last offer (pool '': no news), then
 --       gateway, message, ... (message '': all frames).
---       deposits: flat id, segment of its log, ...
---       endings: of {id, nonce, number of the last entry, segment before it or '', tokens generated,
+--       log flushes: flat id, segment of its log, ...
+--       endings: of {id, lease id, number of the last entry, segment before it or '', tokens generated,
 --       event, error code, watchers, frame, inline, result, ending}, the latter as it stands in the job's
 --       hash; inline: the frame ends with the result, which is to be put behind it (its head stands there
 --       already).
@@ -37,11 +37,11 @@ if new then
   for i = MESSAGES, #ARGV, 2 do messages[ARGV[i]] = {ARGV[i + 1] == '' and frames or ARGV[i + 1]} end
 end
 
-local function end_job(id, nonce, seq, segment, tokens, event, code, watchers, frame, inline, result, ending)
+local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers, frame, inline, result, ending)
   local job = load_job(id, TO_END)
-  if not job or not held(job, nonce) then
+  if not job or not held(job, lease_id) then
     -- The reply to the first call was lost: this worker has ended the job itself.
-    if job and job.nonce == nonce and job.state == TO[event] then return end
+    if job and job.lease_id == lease_id and job.state == TO[event] then return end
     -- Nobody can read the log of a job that is gone, and it has no time to live.
     if not job and redis.call('EXISTS', key('job', id)) == 0 then redis.call('DEL', key('log', id)) end
     lost[#lost + 1] = id
@@ -53,7 +53,7 @@ local function end_job(id, nonce, seq, segment, tokens, event, code, watchers, f
     finish(id, job, 'fail', 'log_lost', math.max(seq, found), {}, expected >= found and segment ~= '' and segment)
     lost[#lost + 1] = id
     lost[#lost + 1] = TO.fail
-    frame, inline = cmsgpack.pack({id, math.max(seq, found), job.term, KIND.ended, '', ''}), false
+    frame, inline = cmsgpack.pack({id, math.max(seq, found), job.generation, KIND.ended, '', ''}), false
   else
     local fields = {'ending', ending}
     if result ~= '' then fields = {'ending', ending, 'result', result} end
@@ -68,8 +68,8 @@ local function end_job(id, nonce, seq, segment, tokens, event, code, watchers, f
 end
 
 if ARGV[6] ~= '' then
-  local deposits, endings = unpack(cmsgpack.unpack(ARGV[6]))
-  for i = 1, #deposits, 2 do append(deposits[i], deposits[i + 1]) end
+  local log_flushes, endings = unpack(cmsgpack.unpack(ARGV[6]))
+  for i = 1, #log_flushes, 2 do append(log_flushes[i], log_flushes[i + 1]) end
   for _, ending in ipairs(endings) do end_job(unpack(ending)) end
 end
 write_down()

@@ -8,10 +8,10 @@
 -- KEYS[1] is the base of one shard's keys; the others are made from it and share its hash tag.
 local base
 -- What this call knows and has put down so far.
-local read_us, nonces, drafts, places, requests
+local read_us, lease_ids, drafts, places, requests
 local function begin(keys)
   base = keys[1]
-  read_us, nonces, drafts, places, requests = nil, 0, {}, {}, {}
+  read_us, lease_ids, drafts, places, requests = nil, 0, {}, {}, {}
 end
 
 local function key(word, id) return base .. WORD[word] .. ':' .. id end
@@ -28,10 +28,10 @@ local function now_us()
 end
 local function int(x) return string.format('%d', x) end
 
--- Whether a worker may write: `epoch` is what it knows of its jobs, all of it (step_log.py).
-local function knows(worker, epoch) return redis.call('GET', key('fence', worker)) == epoch end
+-- Whether a worker may write: `fence_token` is what it knows of its jobs, all of it (step_log.py).
+local function knows(worker, fence_token) return redis.call('GET', key('fence', worker)) == fence_token end
 -- A job in a worker's hands is not what it was: the worker has to ask before it writes again.
-local function fence_off(worker) redis.call('DEL', key('fence', worker)) end
+local function invalidate_fence(worker) redis.call('DEL', key('fence', worker)) end
 
 -- What a script puts down here it writes in the end, one command for all members of a key: the
 -- writes of a step or a batch of jobs cost a fraction of what they would one by one. Nothing that is
@@ -69,7 +69,7 @@ local function request_of(packed)
   requests[packed] = requests[packed] or {__index = unpacked(REQUEST, packed)}
   return requests[packed]
 end
-local NO_LEASE = {worker = '', nonce = '', term = 0, attempts = 0, lease_ms = '0', started_us = '0'}
+local NO_LEASE = {worker = '', lease_id = '', generation = 0, attempts = 0, lease_ms = '0', started_us = '0'}
 
 -- What is read of a job to end it; to give it to a worker; to take it back; to find it.
 local TO_END = {'deadline_us', 'log_lost'}
@@ -92,8 +92,8 @@ local function load_job(id, fields)
   return job
 end
 
--- Whether the lease with this nonce still holds the job.
-local function held(job, nonce) return FROM.complete[job.state] and job.nonce == nonce and nonce ~= '' end
+-- Whether the lease with this lease id still holds the job.
+local function held(job, lease_id) return FROM.complete[job.state] and job.lease_id == lease_id and lease_id ~= '' end
 
 local function publish(watchers, frame)
   for gateway in string.gmatch(watchers, '%S+') do
@@ -141,7 +141,7 @@ end
 -- What a job's worker has said from number `from` on, if that is in its step log: segments, more than
 -- one only where Redis has lost what was between them.
 local function tail(id, job, from)
-  local head, term = string.char(150) .. cmsgpack.pack(id), job.term
+  local head, generation = string.char(150) .. cmsgpack.pack(id), job.generation
   local steps = redis.call('LRANGE', key('steps', job.worker), 0, -1)
   local segments, first, entries = {}, from, {}
   local function close_segment()
@@ -155,12 +155,12 @@ local function tail(id, job, from)
       -- Text may spell anything, so only what stands where a frame begins is one.
       while begin_at < at do begin_at, n = begin_at + sizes[n], n + 1 end
       if begin_at == at then
-        local place, seq, of_term = cmsgpack.unpack_limit(frames, 2, at - 1 + #head)
-        if of_term == term and seq > first + #entries then
+        local place, seq, of_generation = cmsgpack.unpack_limit(frames, 2, at - 1 + #head)
+        if of_generation == generation and seq > first + #entries then
           close_segment()
           first, entries = seq, {}
         end
-        if of_term == term and seq == first + #entries then
+        if of_generation == generation and seq == first + #entries then
           entries[#entries + 1] = string.sub(frames, place + 2, at - 1 + sizes[n]) -- a byte tells the kind
         end
       end
@@ -179,9 +179,9 @@ end
 
 -- Wake up to `times` idle workers of a pool.
 local function ring(pool, times)
-  local bell, rings = key('bell', pool), {}
-  for n = 1, math.min(times, 64 - redis.call('LLEN', bell)) do rings[n] = 1 end
-  if #rings > 0 then redis.call('RPUSH', bell, unpack(rings)) end
+  local wake_ups, rings = key('wake_ups', pool), {}
+  for n = 1, math.min(times, 64 - redis.call('LLEN', wake_ups)) do rings[n] = 1 end
+  if #rings > 0 then redis.call('RPUSH', wake_ups, unpack(rings)) end
 end
 
 -- The sets of a pool's waiting jobs; those exist in which one does.
@@ -192,7 +192,7 @@ local function waiting_keys(pool)
 end
 
 -- A worker that has slots to spare is told of a job in the step that submits it. A member of `offers`:
-local function offerer(worker, lease_ms) return worker .. ' ' .. lease_ms end
+local function advertiser(worker, lease_ms) return worker .. ' ' .. lease_ms end
 -- How many jobs a worker was told of that it had not heard of when it said that `told` slots were left
 -- of what it offered; 0 where it can't say.
 local function unheard(pool, who, told)
@@ -241,7 +241,7 @@ local function close(id, job, event, code, fields)
   local seq = next_seq(id)
   finish(id, job, event, code, seq, fields)
   write_down()
-  publish(job.watchers, cmsgpack.pack({id, seq, job.term, KIND.ended, '', ''}))
+  publish(job.watchers, cmsgpack.pack({id, seq, job.generation, KIND.ended, '', ''}))
 end
 
 -- A client or the clock ends a job: its worker, if it has one, hears of it at once by this hint, and
@@ -249,7 +249,7 @@ end
 local function revoke(id, job, event, code)
   close(id, job, event, code, {})
   if job.state == 'in_progress' then
-    fence_off(job.worker)
+    invalidate_fence(job.worker)
     redis.call('PUBLISH', CHANNEL.control .. job.worker, cmsgpack.pack({CONTROL.drop, id}))
   end
 end
@@ -288,23 +288,23 @@ local function open(name, entry)
   return id, job
 end
 
-local function next_nonce(seed)
-  nonces = nonces + 1
-  return seed .. string.format('%04x', nonces)
+local function next_lease_id(seed)
+  lease_ids = lease_ids + 1
+  return seed .. string.format('%04x', lease_ids)
 end
 
 -- Give a job whose entry the worker has read to that worker. `now` in digits; `fields` go to the job's
 -- hash as well. Returns what the worker has to know.
-local function lease(id, job, worker, lease_ms, nonce, now, fields)
-  local attempts, term = job.attempts + 1, job.term + 1
+local function lease(id, job, worker, lease_ms, lease_id, now, fields)
+  local attempts, generation = job.attempts + 1, job.generation + 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
-             'lease', cmsgpack.pack({worker, nonce, term, attempts, lease_ms, now}), unpack(fields))
-  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, term, KIND.started, '', worker})) end
-  return {id, nonce, term, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
+             'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now}), unpack(fields))
+  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
+  return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
 end
 
--- The epoch in which a worker gets jobs; '' if it is in none.
-local function epoch_of(worker) return redis.call('GET', key('fence', worker)) or '' end
+-- The fencing token in which a worker gets jobs; '' if it is in none.
+local function fence_token_of(worker) return redis.call('GET', key('fence', worker)) or '' end
 
 -- Something of the answer may have reached a client, so another worker may not start it anew. The first
 -- entry of an attempt is in its log before it is published (emit.lua), so an empty log proves the contrary.
@@ -320,7 +320,7 @@ local function give_back(id, job, reason, blame)
   local history = job.history ~= '' and cjson.decode(job.history) or {}
   history[#history + 1] = {worker = job.worker, started_us = job.started_us,
                            ended_us = int(now_us()), reason = reason}
-  fence_off(job.worker)
+  invalidate_fence(job.worker)
   local fields = {'history', cjson.encode(history)}
   if answered(id, job) then
     close(id, job, 'fail', 'worker_lost', fields)
@@ -338,7 +338,7 @@ local function give_back(id, job, reason, blame)
   redis.call('HDEL', key('job', id), 'log_lost')
   local queue = job.pool .. ':' .. RETRY_LANE
   local entry = redis.call('XADD', queue_key(queue), '*', 'job', id)
-  local left = {'', '', job.term, job.attempts - (blame and 0 or 1), job.lease_ms, ''}
+  local left = {'', '', job.generation, job.attempts - (blame and 0 or 1), job.lease_ms, ''}
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
              'lease', cmsgpack.pack(left), unpack(fields))
   redis.call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)

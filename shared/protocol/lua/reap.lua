@@ -28,7 +28,7 @@ for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
         if job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state] then
           -- How long a lease is, its holder says; another process may be set up differently.
           if math.min(pending[3], observed_ms) >= tonumber(job.lease_ms) then
-            redis.call('ZREM', key('offers', pool), offerer(job.worker, job.lease_ms))
+            redis.call('ZREM', key('offers', pool), advertiser(job.worker, job.lease_ms))
             result[#result + 1] = id
             result[#result + 1] = give_back(id, job, 'worker_lost', true)
           end

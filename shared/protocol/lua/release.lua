@@ -1,5 +1,5 @@
 -- A worker hands jobs back that it can't carry out (it drains, or its engine has died).
--- KEYS: base.  ARGV: reason, blame ('1': counts against the job), id, nonce, id, nonce, ...
+-- KEYS: base.  ARGV: reason, blame ('1': counts against the job), id, lease id, id, lease id, ...
 -- Returns a flat array id, new state, ...; jobs that it had lost already are left alone.
 local result = {}
 for i = 3, #ARGV, 2 do

@@ -1,15 +1,15 @@
 -- Renew the leases of one worker's jobs of this shard, and tell it what it has to know to write.
--- KEYS: base.  ARGV: worker, its epoch, the next one (taken if it is in that one no more), lease in ms,
---       id, nonce, id, nonce, ...
--- Returns {epoch, id, state, watchers, watched, ...}; state: '' where the job is its own, else what
+-- KEYS: base.  ARGV: worker, its fencing token, the next one (taken if it is in that one no more), lease in ms,
+--       id, lease id, id, lease id, ...
+-- Returns {fencing token, id, state, watchers, watched, ...}; state: '' where the job is its own, else what
 --       became of the job.
 -- Invariant: only the holder renews; XCLAIM by anyone else would take the job away from its new worker.
---       Who writes in an epoch has heard of all changes to its jobs that were made before.
-local worker, epoch = ARGV[1], ARGV[2]
-if not knows(worker, epoch) then epoch = ARGV[3] end
-redis.call('SET', key('fence', worker), epoch, 'PX', ARGV[4])
+--       Who writes in a fencing token has heard of all changes to its jobs that were made before.
+local worker, fence_token = ARGV[1], ARGV[2]
+if not knows(worker, fence_token) then fence_token = ARGV[3] end
+redis.call('SET', key('fence', worker), fence_token, 'PX', ARGV[4])
 redis.call('PEXPIRE', key('steps', worker), DAY_MS)
-local reply = {epoch}
+local reply = {fence_token}
 for i = 5, #ARGV, 2 do
   local id = ARGV[i]
   local job = load_job(id, {'watchers', 'watched'})

@@ -1,6 +1,6 @@
 -- Make jobs, and put each in its lane, or straight into the hands of a worker that has slots to spare.
 -- KEYS: base.  ARGV: msgpack of an array of jobs, a job being {id, request (record.py), body, deadline in
---       us from now (0: none), gateway that waits for the answer or ''}; deepest queue; nonce seed (12
+--       us from now (0: none), gateway that waits for the answer or ''}; deepest queue; lease id seed (12
 --       characters; 4 are added for each job).
 -- Returns a flat array 'ok' | 'exists' | 'full', jobs waiting in the lane (0: it need not wait), ...
 -- Invariant: a job is queued if and only if one undelivered entry carries its id. No job overtakes one
@@ -65,7 +65,7 @@ local function submit(n, id, request, body, deadline, gateway)
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   local now = start_us + n - 1
   local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '',
-                            created_us = int(now), attempts = 0, term = 0}, request_of(request))
+                            created_us = int(now), attempts = 0, generation = 0}, request_of(request))
   local pool, name, depth, is_new = job.pool, job.pool .. ':' .. job.lane, 0, false
   if waits[pool] == nil then
     local names = waiting_keys(pool)
@@ -101,10 +101,10 @@ local function read_promised(name, lane, worker, hand)
       local id, job = entry[2][2], lane.jobs[entry[1]]
       if job then
         lane.jobs[entry[1]], left = nil, left - 1
-        hand[#hand + 1] = lease(id, job, worker, lease_ms, next_nonce(seed), job.created_us, job.fields)
+        hand[#hand + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), job.created_us, job.fields)
       else -- one whose job does not wait, so it is none
         id, job = open(name, entry)
-        if id then hand[#hand + 1] = lease(id, job, worker, lease_ms, next_nonce(seed), int(start_us), {}) end
+        if id then hand[#hand + 1] = lease(id, job, worker, lease_ms, next_lease_id(seed), int(start_us), {}) end
       end
     end
   until left == 0 or #entries == 0
@@ -117,7 +117,7 @@ for pool, spare in pairs(spares) do count_down(pool, spare) end
 local hands = {}
 for name, lane in pairs(promises) do
   for worker in pairs(lane.counts) do
-    hands[worker] = hands[worker] or {CONTROL.jobs, int(start_us), epoch_of(worker)}
+    hands[worker] = hands[worker] or {CONTROL.jobs, int(start_us), fence_token_of(worker)}
     read_promised(name, lane, worker, hands[worker])
   end
   -- The group was moved past what is left: repair.lua will see to it.

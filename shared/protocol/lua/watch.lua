@@ -10,5 +10,5 @@ if known and (job.watched == '1' or not sees) then return job.state end
 if not known then job.watchers = job.watchers == '' and gateway or job.watchers .. ' ' .. gateway end
 if sees then job.watched = '1' end
 redis.call('HSET', key('job', id), 'watchers', job.watchers, 'watched', job.watched)
-if FROM.complete[job.state] then fence_off(job.worker) end
+if FROM.complete[job.state] then invalidate_fence(job.worker) end
 return job.state

@@ -19,7 +19,7 @@ from gateway.streaming.relay import Relay
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
-from shared.protocol.chunk_template import Folder
+from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.frames import FrameKind, encode
 from shared.protocol.job import Job, NewJob
 from shared.protocol.job_log import Entry
@@ -106,7 +106,7 @@ class Call:
     def __init__(self, *, stream: bool = True, **settings: Any) -> None:
         self.registry = CollectorRegistry()
         self.queue, self.client = Queue(), Client()
-        self.folder = Folder()
+        self.folder = DeltaEncoder()
         self.published = 0
         metrics = GatewayMetrics(self.registry)
         queue: Any = self.queue

@@ -18,7 +18,7 @@ from gateway.streaming.relay import Relay
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
-from shared.protocol.chunk_template import Folder, Item
+from shared.protocol.chunk_template import DeltaEncoder, Item
 from shared.protocol.frames import FrameKind, encode
 from shared.protocol.job_log import Delta, Entry, Journal, Prompt, make_journal
 from shared.queue.job_queue import LogPart
@@ -37,8 +37,8 @@ class Log:
 
     def __init__(self) -> None:
         self.ahead: list[Entry] = []
-        self.term = 1
-        self.folder = Folder()
+        self.generation = 1
+        self.folder = DeltaEncoder()
         self.reads: list[int] = []
         self.broken: Exception | None = None
         self.while_reading: Callable[[], object] = lambda: None
@@ -79,7 +79,7 @@ class Log:
         self.while_reading()
         if self.broken is not None:
             raise self.broken
-        return LogPart(self.term, found)
+        return LogPart(self.generation, found)
 
     async def last_entry(self, job_id: str) -> Entry | None:
         assert job_id == JOB
@@ -904,7 +904,7 @@ async def test_chunks_get_their_envelopes_back(relay: Relay, log: Log) -> None:
 
 async def test_a_step_of_several_chunks_is_one_piece(relay: Relay) -> None:
     reader = relay.open(JOB, Want.CHUNKS)
-    folder, chunks = Folder(), [b'"%d"' % n for n in range(5)]
+    folder, chunks = DeltaEncoder(), [b'"%d"' % n for n in range(5)]
     for seq, step in enumerate([chunks[:2], chunks[2:]], 1):
         publish(relay, (seq, FrameKind.CHUNK, folder.fold(step)))
     pieces = await reader.next(LONG_S)
@@ -1355,8 +1355,8 @@ async def test_whatever_happens_all_deltas_come_once_and_in_order(
 # --- attempts, and the count of tokens ---
 
 
-def of_attempt(term: int, *frames: Frame) -> bytes:
-    return b"".join(encode(JOB, *frame, term=term) for frame in frames)
+def of_attempt(generation: int, *frames: Frame) -> bytes:
+    return b"".join(encode(JOB, *frame, generation=generation) for frame in frames)
 
 
 @pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
@@ -1384,7 +1384,7 @@ async def test_the_log_of_another_attempt_ends_the_answer(relay: Relay, log: Log
     reader = relay.open(JOB, Want.CHUNKS)
     publish(relay, chunk(1), chunk(2))
     assert len(await reader.next(5)) == 2
-    log.term = 2
+    log.generation = 2
     log.write(b"a", b"b", b"c")
     reader.fall_behind()
     with pytest.raises(StreamReset):

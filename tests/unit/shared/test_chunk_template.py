@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol.chunk_template import Folder, Item, Unfolder
+from shared.protocol.chunk_template import DeltaEncoder, Item, Unfolder
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
 
@@ -56,7 +56,7 @@ def steps(stream: list[bytes], cuts: Iterable[int]) -> Iterator[list[bytes]]:
 
 def fold_each(stream: list[bytes]) -> list[list[Item]]:
     """One chunk per step, as a token stream comes."""
-    folder = Folder()
+    folder = DeltaEncoder()
     return [folder.fold([chunk]) for chunk in stream]
 
 
@@ -75,7 +75,7 @@ def words(folded: list[list[Item]]) -> list[list[Item]]:
 def test_any_chunks_come_out_as_they_went_in_however_they_are_cut(
     stream: list[bytes], cuts: list[int]
 ) -> None:
-    folder, unfolder = Folder(), Unfolder()
+    folder, unfolder = DeltaEncoder(), Unfolder()
     for step in steps(stream, cuts):
         packed = pack_chunks(folder.fold(step))
         items = msgpack.unpackb(packed, raw=True, use_list=False)
@@ -92,7 +92,7 @@ def test_any_texts_of_a_chat_come_out_as_they_went_in(texts: list[str]) -> None:
 @settings(deadline=None, derandomize=True)
 @given(chunks)
 def test_the_cutting_does_not_change_the_items(stream: list[bytes]) -> None:
-    together = Folder().fold(stream)
+    together = DeltaEncoder().fold(stream)
     assert [item for items in fold_each(stream) for item in items] == together
     assert Unfolder().unfold(together) == b"".join(stream)
 
@@ -115,7 +115,7 @@ def test_a_step_of_a_completion_is_its_text() -> None:
 
 
 def test_several_steps_at_once_are_their_texts() -> None:
-    folder = Folder()
+    folder = DeltaEncoder()
     folder.fold([chat({"role": "assistant", "content": ""}), chat({"content": "a"})])
     folder.fold([chat({"content": "b"})])
     step = [chat({"content": word}) for word in WORDS]
@@ -143,7 +143,7 @@ def test_text_after_reasoning_is_sent_as_it_is() -> None:
 
 
 def test_a_step_of_two_choices_tells_little_more_than_which_and_what() -> None:
-    folder, unfolder = Folder(), Unfolder()
+    folder, unfolder = DeltaEncoder(), Unfolder()
     for i, pair in enumerate((word, word.upper()) for word in WORDS):
         step = [chat({"content": word}, index=index) for index, word in enumerate(pair)]
         items = folder.fold(step)
@@ -156,11 +156,11 @@ def test_a_step_of_two_choices_tells_little_more_than_which_and_what() -> None:
 
 def test_the_first_chunk_is_sent_whole() -> None:
     chunk = chat({"role": "assistant", "content": ""})
-    assert Folder().fold([chunk]) == [chunk]
+    assert DeltaEncoder().fold([chunk]) == [chunk]
 
 
 def test_a_chunk_that_is_no_json_is_sent_as_it_is() -> None:
-    folder, unfolder = Folder(), Unfolder()
+    folder, unfolder = DeltaEncoder(), Unfolder()
     stream = [chat({"content": "a"}), chat({"content": "b"}), b"data: [DONE]\n\n", b""]
     folded = [folder.fold([chunk]) for chunk in stream]
     assert [unfolder.unfold(items) for items in folded] == stream
@@ -168,7 +168,7 @@ def test_a_chunk_that_is_no_json_is_sent_as_it_is() -> None:
 
 
 def test_no_chunks_are_no_items() -> None:
-    assert Folder().fold([]) == []
+    assert DeltaEncoder().fold([]) == []
     assert Unfolder().unfold([]) == Unfolder().unfold(()) == b""
 
 
@@ -195,7 +195,7 @@ def test_a_middle_may_be_empty_or_look_like_an_envelope(text: str) -> None:
 
 def test_a_chunk_shorter_than_the_envelope_does_not_fit_it() -> None:
     head, tail = b'{"a":"aaaa"', b'"aaaa"}'
-    folder, unfolder = Folder(), Unfolder()
+    folder, unfolder = DeltaEncoder(), Unfolder()
     for chunk in (head + b'b"' + tail, head + b'c"' + tail, head + tail, head, tail, b'"', b""):
         assert unfolder.unfold(folder.fold([chunk])) == chunk
 
@@ -219,6 +219,6 @@ def test_who_has_not_seen_every_step_can_not_unfold() -> None:
 
 
 def test_jobs_have_envelopes_of_their_own() -> None:
-    one, other = Folder(), Folder()
+    one, other = DeltaEncoder(), DeltaEncoder()
     for word in WORDS:
         assert one.fold([chat({"content": word})]) == other.fold([chat({"content": word})])

@@ -32,8 +32,8 @@ records = st.tuples(numbers, numbers, st.lists(numbers).map(tuple), st.binary(ma
 journals = (
     st.none() | numbers | st.lists(numbers | records | st.tuples(numbers, numbers)).map(tuple)
 )
-terms = st.sampled_from([1, 0x7F, 0x80, 0xFFFF])
-frames = st.tuples(ids, st.integers(0, 2**53), kinds, payloads, journals, terms)
+generations = st.sampled_from([1, 0x7F, 0x80, 0xFFFF])
+frames = st.tuples(ids, st.integers(0, 2**53), kinds, payloads, journals, generations)
 
 # Where a number takes a byte more.
 EDGES = [0x7F, 0x80, 0xFF, 0x100, 0xFFFF, 0x10000, 0xFFFFFFFF]
@@ -48,8 +48,8 @@ def test_frames_come_out_as_they_went_in(
     message = b"".join(encode(*frame) for frame in sent)
     got = list(decode(message))
     assert got == [
-        (job.encode(), seq, term, kind, journal, payload)
-        for job, seq, kind, payload, journal, term in sent
+        (job.encode(), seq, generation, kind, journal, payload)
+        for job, seq, kind, payload, journal, generation in sent
     ]
     assert all(type(frame[5]) is bytes for frame in got)
 
@@ -80,13 +80,19 @@ def test_a_head_with_what_is_packed_behind_it_is_a_frame(seq: int) -> None:
 
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(
-    seqs, st.sampled_from([FrameKind.CHUNK, FrameKind.DELTAS]), st.none() | items, journals, terms
+    seqs,
+    st.sampled_from([FrameKind.CHUNK, FrameKind.DELTAS]),
+    st.none() | items,
+    journals,
+    generations,
 )
 def test_the_entry_in_a_frame_is_its_journal_and_its_payload(
-    seq: int, kind: FrameKind, chunks: Any, journal: Any, term: int
+    seq: int, kind: FrameKind, chunks: Any, journal: Any, generation: int
 ) -> None:
     job_id = new_job_id(4)
-    entry = entry_of(encode(job_id, seq, kind, chunks, journal, term), job_id, seq, term)
+    entry = entry_of(
+        encode(job_id, seq, kind, chunks, journal, generation), job_id, seq, generation
+    )
     assert entry == encode("", 0, 0, chunks, journal)[len(encode_head("", 0, 0)) :]
 
 

@@ -9,7 +9,14 @@ import msgpack
 import pytest
 
 from shared.protocol.job import Attempt, NewJob
-from shared.protocol.record import Ending, LastLease, Request, parse_job, read_lease, submission
+from shared.protocol.record import (
+    LastLease,
+    Request,
+    ResponseInfo,
+    parse_job,
+    read_lease,
+    submission,
+)
 from shared.protocol.states import JobState
 
 ID = "job_00a" + "0123456789abcdef01234567"
@@ -29,7 +36,7 @@ def raw(**changes: Any) -> dict[bytes, bytes]:
 
 
 def lease(worker: str = "b", started_us: str = "4000000") -> LastLease:
-    return LastLease(worker, "nonce", 2, 1, "30000", started_us)
+    return LastLease(worker, "lease_id", 2, 1, "30000", started_us)
 
 
 def lost(worker: str, started_us: int, ended_us: int, reason: str) -> dict[str, str]:
@@ -66,7 +73,7 @@ def test_a_job_that_has_ended() -> None:
             deadline_us=9_000_000,
             request=REQUEST._replace(stream="0", metadata='{"a": "b"}'),
             result=b"\xff",
-            ending=Ending(200, "application/json", 3, 4),
+            ending=ResponseInfo(200, "application/json", 3, 4),
         ),
     )
     assert (job.started_at, job.finished_at, job.deadline_at) == (4.0, 5.5, 9.0)
@@ -77,7 +84,7 @@ def test_a_job_that_has_ended() -> None:
 
 
 def test_a_job_without_tokens_has_used_none() -> None:
-    job = parse_job(ID, raw(ending=Ending(200, "", 0, 0)))
+    job = parse_job(ID, raw(ending=ResponseInfo(200, "", 0, 0)))
     assert job.usage == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 

@@ -10,29 +10,29 @@ import pytest
 from shared.protocol.frames import FrameKind, decode, encode, entry_of
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import pack_segment
-from shared.protocol.result import INLINE_RESULT_BYTES, Answer, pack_ending
+from shared.protocol.result import INLINE_RESULT_BYTES, JobResult, pack_result
 from shared.protocol.states import JobEvent
 from shared.protocol.step_log import (
-    DEPOSIT_AFTER,
+    FLUSH_AFTER,
     STEPS,
-    Deposit,
-    End,
-    Speaker,
-    Utterance,
+    FinalEntry,
+    JobOutput,
+    JobStream,
+    LogFlush,
     make_step,
 )
 from tests.unit.calls import take_apart
 
-DONE = Answer(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)
+DONE = JobResult(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)
 
 
 def job(name: str = "a", **changes: Any) -> LeasedJob:
     fields: dict[str, Any] = {
         "id": name,
         "shard": 0,
-        "nonce": f"nonce of {name}",
-        "term": 1,
-        "epoch": "e-1",
+        "lease_id": f"lease id of {name}",
+        "generation": 1,
+        "fence_token": "e-1",
         "attempt": 1,
         "stream": True,
         "endpoint": "/e",
@@ -44,41 +44,45 @@ def job(name: str = "a", **changes: Any) -> LeasedJob:
     return LeasedJob(**(fields | changes))
 
 
-def frame(name: str, seq: int = 1, term: int = 1) -> bytes:
-    return encode(name, seq, FrameKind.CHUNK, [b"text of %s" % name.encode()], term=term)
+def frame(name: str, seq: int = 1, generation: int = 1) -> bytes:
+    return encode(
+        name, seq, FrameKind.CHUNK, [b"text of %s" % name.encode()], generation=generation
+    )
 
 
-def goes_on(name: str = "a", seq: int = 1, **changes: Any) -> Utterance:
-    return Speaker(job(name, **changes)), frame(name, seq, changes.get("term", 1)), None
+def goes_on(name: str = "a", seq: int = 1, **changes: Any) -> JobOutput:
+    return JobStream(job(name, **changes)), frame(name, seq, changes.get("generation", 1)), None
 
 
-def ends(name: str = "a", *, says: bool = True, answer: Answer = DONE, **changes: Any) -> Utterance:
+def ends(
+    name: str = "a", *, says: bool = True, answer: JobResult = DONE, **changes: Any
+) -> JobOutput:
     """With its first and only entry, if it says something."""
     said = frame(name) if says else b""
     segment = pack_segment(1, [entry_of(said, name, 1)]) if says else b""
-    return Speaker(job(name, **changes)), said, End(2 if says else 1, segment, answer)
+    return JobStream(job(name, **changes)), said, FinalEntry(2 if says else 1, segment, answer)
 
 
-def heard(*utterances: Utterance) -> dict[str, list[str]]:
+def heard(*outputs: JobOutput) -> dict[str, list[str]]:
     """Which jobs each gateway hears of in the step's frames."""
-    step = make_step(utterances)
+    step = make_step(outputs)
     return {
         gateway: [each[0].decode() for each in decode(message or step.frames)]
         for gateway, message in step.messages
     }
 
 
-def test_an_entry_is_deposited_before_it_falls_out_of_the_step_log() -> None:
-    assert DEPOSIT_AFTER < STEPS
+def test_an_entry_is_flushed_before_it_falls_out_of_the_step_log() -> None:
+    assert FLUSH_AFTER < STEPS
 
 
 def test_a_step_is_its_frames_back_to_back_and_their_places() -> None:
-    step = make_step([goes_on("a"), goes_on("b", 300, term=7)])
+    step = make_step([goes_on("a"), goes_on("b", 300, generation=7)])
     assert step.frames == frame("a") + frame("b", 300, 7)
     assert msgpack.unpackb(step.places) == [len(frame("a")), len(frame("b", 300, 7))]
     assert step.rest == b""
     said = take_apart(step).said
-    assert {name: (each.seq, each.term) for name, each in said.items()} == {
+    assert {name: (each.seq, each.generation) for name, each in said.items()} == {
         "a": (1, 1),
         "b": (300, 7),
     }
@@ -107,14 +111,14 @@ def test_each_gateway_hears_of_its_own_jobs_in_one_message() -> None:
 def test_each_step_of_a_stream_is_heard_of_else_only_by_who_watches(
     stream: bool, watched: bool, hears: bool
 ) -> None:
-    utterance = goes_on(stream=stream, watched=watched)
-    assert heard(utterance) == ({"gw-1": ["a"]} if hears else {})
+    output = goes_on(stream=stream, watched=watched)
+    assert heard(output) == ({"gw-1": ["a"]} if hears else {})
     # It stands in the step log all the same.
-    assert make_step([utterance]).frames == frame("a")
+    assert make_step([output]).frames == frame("a")
 
 
 def test_who_is_told_of_new_listeners_speaks_to_them() -> None:
-    speaker = Speaker(job(stream=False))
+    speaker = JobStream(job(stream=False))
     assert (speaker.watchers, speaker.ears) == ("gw-1", "")
     speaker.listen("gw-1 gw-2", watched=True)
     assert (speaker.watchers, speaker.ears) == ("gw-1 gw-2", "gw-1 gw-2")
@@ -127,7 +131,7 @@ def test_an_end_brings_its_entries_and_its_answer() -> None:
     assert said["a"].end is None
     end = said["b"].end
     assert end
-    assert (end.seq, end.nonce, end.watchers, end.answer) == (2, "nonce of b", "gw-1", DONE)
+    assert (end.seq, end.lease_id, end.watchers, end.answer) == (2, "lease id of b", "gw-1", DONE)
     assert [entry.seq for entry in end.before] == [1]
     assert said["b"].chunks == b"text of b"  # and who listens hears what was said with it
 
@@ -138,10 +142,10 @@ def test_what_is_said_with_an_end_is_no_step_if_nobody_hears_it() -> None:
     assert set(take_apart(step).said) == {"a", "b", "c"}
 
 
-def test_deposits_may_be_of_jobs_that_say_nothing() -> None:
+def test_log_flushes_may_be_of_jobs_that_say_nothing() -> None:
     segments = {name: pack_segment(1, [entry_of(frame(name), name, 1)]) for name in ("b", "c")}
     parts = take_apart(
-        make_step([goes_on("a")], [Deposit(name, part) for name, part in segments.items()])
+        make_step([goes_on("a")], [LogFlush(name, part) for name, part in segments.items()])
     )
     assert set(parts.said) == {"a"}
     assert parts.segments == segments
@@ -155,9 +159,9 @@ def test_a_step_of_nothing_is_nothing() -> None:
 # --- the frame that tells of an end ---
 
 
-def last_frame(leased: LeasedJob, answer: Answer) -> tuple[tuple[Any, ...], bool, bytes]:
+def last_frame(leased: LeasedJob, answer: JobResult) -> tuple[tuple[Any, ...], bool, bytes]:
     """As its readers get it, whether the script puts the body behind it, and the body."""
-    packed = pack_ending(leased, "gw-1", 2, b"", answer)
+    packed = pack_result(leased, "gw-1", 2, b"", answer)
     told, inline, body = packed[8:11]
     if inline:
         told += body  # as the script does
@@ -172,14 +176,14 @@ def test_the_end_of_a_stream_says_that_it_is_complete() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65535])
 def test_a_body_of_any_size_stands_behind_its_head(size: int) -> None:
-    answer = Answer(JobEvent.COMPLETE, "", 200, "text/plain", b"x" * size, 1, 0)
+    answer = JobResult(JobEvent.COMPLETE, "", 200, "text/plain", b"x" * size, 1, 0)
     found, inline, body = last_frame(job(stream=False), answer)
     assert (found[5][2], inline) == (body, True)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_whole_answer_comes_with_its_end(stream: bool) -> None:
-    refused = Answer(JobEvent.FAIL, "rejected", 400, "application/json", b"{}", 1, 0)
+    refused = JobResult(JobEvent.FAIL, "rejected", 400, "application/json", b"{}", 1, 0)
     found, inline, body = last_frame(job(stream=stream), refused)
     assert found == (b"a", 2, 1, FrameKind.RESULT, 0, (400, b"application/json", b"{}"))
     assert (inline, body) == (True, b"{}")
@@ -188,6 +192,6 @@ def test_a_whole_answer_comes_with_its_end(stream: bool) -> None:
 @pytest.mark.parametrize(("more", "kind"), [(0, FrameKind.RESULT), (1, FrameKind.ENDED)])
 def test_a_long_answer_is_to_be_fetched(more: int, kind: FrameKind) -> None:
     body = b"x" * (INLINE_RESULT_BYTES + more)
-    answer = Answer(JobEvent.COMPLETE, "", 200, "application/json", body, 1, 2)
+    answer = JobResult(JobEvent.COMPLETE, "", 200, "application/json", body, 1, 2)
     found, inline, sent = last_frame(job(stream=False), answer)
     assert (found[1:5], inline, sent) == ((2, 1, kind, 2), kind is FrameKind.RESULT, body)

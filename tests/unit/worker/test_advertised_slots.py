@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 
 from shared.queue.job_queue import UNKNOWN
-from worker.claim.advertised_slots import Offers
+from worker.claim.advertised_slots import AdvertisedSlots
 
 
 class Worker:
     def __init__(self, shards: int = 1) -> None:
         self.free = 8
-        self.offers = Offers(lambda: self.free, pool="p", worker="w", lease_s=1.5, shards=shards)
+        self.offers = AdvertisedSlots(
+            lambda: self.free, pool="p", worker="w", lease_s=1.5, shards=shards
+        )
 
     def tell(self, shard: int = 0) -> tuple[int, int | str] | None:
         """Slots, and what it took for left; None if there was nothing to tell."""
         news = self.offers.news(shard)
         if news is None:
             return None
-        assert (news.pool, news.offerer) == ("p", "w 1500")
+        assert (news.pool, news.advertiser) == ("p", "w 1500")
         self.offers.said(shard)
         return news.slots, news.told
 

@@ -29,9 +29,9 @@ class Clock:
 
 
 class Ears(SimpleNamespace):
-    """An outbox, as far as a lease is concerned."""
+    """A buffer, as far as a lease is concerned."""
 
-    epoch = "of the acquire"
+    fence_token = "of the acquire"
     heard: tuple[str, bool] | None = None
 
     def listen(self, watchers: str, *, watched: bool) -> None:
@@ -39,7 +39,7 @@ class Ears(SimpleNamespace):
 
 
 def run(name: str, shard: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(job=SimpleNamespace(id=name, shard=shard), outbox=Ears())
+    return SimpleNamespace(job=SimpleNamespace(id=name, shard=shard), buffer=Ears())
 
 
 class Post:
@@ -50,7 +50,7 @@ class Post:
         self.runs: dict[str, Any] = {name: run(name) for name in jobs}
         self.renewals: list[list[str]] = []
         self.asked: list[tuple[int, str]] = []
-        """Shard and epoch of each renewal."""
+        """Shard and fencing token of each renewal."""
         self.fences = [""] * shards
         self.listeners: dict[str, tuple[str, bool]] = {}
         self.answer: Answers = lambda jobs: {}
@@ -66,18 +66,18 @@ class Post:
         return self.n_losses
 
     async def renew(
-        self, shard: int, worker: str, epoch: str, lease_s: float, jobs: list[Any]
+        self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: list[Any]
     ) -> Renewal:
         assert (worker, lease_s) == (WORKER, LEASE_S)
         ids = [job.id for job in jobs]
         self.renewals.append(ids)
-        self.asked.append((shard, epoch))
-        next_epoch = f"e-{len(self.asked)}"
+        self.asked.append((shard, fence_token))
+        next_fence_token = f"e-{len(self.asked)}"
         lost = self.answer(ids)
         for _ in range(3):
             await asyncio.sleep(0)  # the reply takes its time, little as it is
-        if not epoch or epoch != self.fences[shard]:
-            self.fences[shard] = next_epoch
+        if not fence_token or fence_token != self.fences[shard]:
+            self.fences[shard] = next_fence_token
         listeners = {name: self.listeners.get(name, ("gw", False)) for name in ids}
         for name in lost:
             del listeners[name]
@@ -114,14 +114,14 @@ async def test_everything_in_hand_is_renewed_in_one_call(clock: Clock) -> None:
     assert post.lost == {}
 
 
-async def test_with_nothing_in_hand_the_epoch_is_renewed(clock: Clock) -> None:
+async def test_with_nothing_in_hand_the_fence_token_is_renewed(clock: Clock) -> None:
     """So that the jobs to come are leased in one, and may be spoken of at once."""
     post = Post(clock)
     for _ in range(2):
         await post.turn()
     assert post.renewals == [[], []]
     assert post.asked == [(0, ""), (0, "e-1")]
-    assert post.lease.epochs == ["e-1"]
+    assert post.lease.fence_tokens == ["e-1"]
 
 
 async def test_what_redis_says_is_lost_is_lost(clock: Clock) -> None:
@@ -280,34 +280,36 @@ async def test_after_a_failure_it_tries_sooner(
     assert slept == [LEASE_S / 12, LEASE_S / 12, AGAIN_S]
 
 
-# --- the epoch ---
+# --- the fencing token ---
 
 
-async def test_each_shard_has_an_epoch_of_its_own(clock: Clock) -> None:
+async def test_each_shard_has_an_fence_token_of_its_own(clock: Clock) -> None:
     post = Post(clock, shards=3)
     post.runs |= {"a": run("a"), "b": run("b", 2), "c": run("c", 2)}
     await post.turn()
     assert post.renewals == [["a"], [], ["b", "c"]]
-    assert post.lease.epochs == post.fences == ["e-1", "e-2", "e-3"]
+    assert post.lease.fence_tokens == post.fences == ["e-1", "e-2", "e-3"]
     post.fences[1] = ""
     await post.lease.renew(1)
-    assert post.lease.epochs == post.fences == ["e-1", "e-4", "e-3"]
+    assert post.lease.fence_tokens == post.fences == ["e-1", "e-4", "e-3"]
 
 
-async def test_who_is_renewed_knows_the_epoch_and_who_listens(clock: Clock) -> None:
+async def test_who_is_renewed_knows_the_fence_token_and_who_listens(clock: Clock) -> None:
     post = Post(clock, "a", "b", "lost")
     post.listeners = {"a": ("gw-1 gw-2", True)}
     post.answer = lambda jobs: {"lost": "cancelled"}
-    outboxes = {name: each.outbox for name, each in post.runs.items()}
+    buffers = {name: each.buffer for name, each in post.runs.items()}
     await post.lease.renew(0)
-    assert outboxes["a"].heard == ("gw-1 gw-2", True)
-    assert outboxes["b"].heard == ("gw", False)
-    assert outboxes["a"].epoch == outboxes["b"].epoch == "e-1"
-    assert outboxes["lost"].heard == ("", False)
+    assert buffers["a"].heard == ("gw-1 gw-2", True)
+    assert buffers["b"].heard == ("gw", False)
+    assert buffers["a"].fence_token == buffers["b"].fence_token == "e-1"
+    assert buffers["lost"].heard == ("", False)
     assert list(post.lost) == ["lost"]
 
 
-async def test_who_comes_while_a_renewal_is_on_its_way_is_not_in_its_epoch(clock: Clock) -> None:
+async def test_who_comes_while_a_renewal_is_on_its_way_is_not_in_its_fence_token(
+    clock: Clock,
+) -> None:
     """Redis may have been asked before the job was leased: nothing is known of it."""
     post = Post(clock, "a")
     renewing = asyncio.create_task(post.lease.renew(0))
@@ -315,27 +317,27 @@ async def test_who_comes_while_a_renewal_is_on_its_way_is_not_in_its_epoch(clock
     post.runs["b"] = late = run("b")
     await renewing
     assert post.renewals == [["a"]]
-    assert (late.outbox.epoch, late.outbox.heard) == (Ears.epoch, None)
+    assert (late.buffer.fence_token, late.buffer.heard) == (Ears.fence_token, None)
 
 
 async def test_renewals_of_a_shard_come_one_after_another(clock: Clock) -> None:
-    """Else the reply to the older one might bring back an epoch that is over."""
+    """Else the reply to the older one might bring back a fencing token that is over."""
     post = Post(clock, "a", shards=2)
     await asyncio.gather(post.lease.renew(0), post.lease.renew(0), post.lease.renew(1))
     assert sorted(post.asked) == [(0, ""), (0, "e-1"), (1, "")]
-    assert post.lease.epochs == post.fences
+    assert post.lease.fence_tokens == post.fences
 
 
-async def test_an_epoch_that_was_refused_is_asked_for_no_more(clock: Clock) -> None:
+async def test_an_fence_token_that_was_refused_is_asked_for_no_more(clock: Clock) -> None:
     post = Post(clock, "a")
     await post.turn()
     post.lease.refused(0, "an older one")
-    assert post.lease.epochs == ["e-1"]
+    assert post.lease.fence_tokens == ["e-1"]
     post.lease.refused(0, "e-1")
-    assert post.lease.epochs == [""]
+    assert post.lease.fence_tokens == [""]
     await post.turn()
     assert post.asked == [(0, ""), (0, "")]
-    assert post.lease.epochs == post.fences == ["e-2"]
+    assert post.lease.fence_tokens == post.fences == ["e-2"]
 
 
 async def test_a_renewal_that_fails_changes_nothing(clock: Clock) -> None:
@@ -344,28 +346,28 @@ async def test_a_renewal_that_fails_changes_nothing(clock: Clock) -> None:
     post.answer = refuse
     with pytest.raises(RedisConnectionError):
         await post.lease.renew(0)
-    assert post.lease.epochs == ["e-1"]
+    assert post.lease.fence_tokens == ["e-1"]
     assert post.lost == {}
     post.answer = lambda jobs: {}
     await post.lease.renew(0)  # which does not wait for the one that has failed
     assert post.asked == [(0, ""), (0, "e-1"), (0, "e-1")]
 
 
-async def test_after_a_lost_connection_there_is_no_epoch(clock: Clock) -> None:
+async def test_after_a_lost_connection_there_is_no_fence_token(clock: Clock) -> None:
     """What answers now may be another Redis, which knows less of what was leased."""
     post = Post(clock, "a", shards=2)
     await post.turn()
-    assert post.lease.epochs == ["e-1", "e-2"]
+    assert post.lease.fence_tokens == ["e-1", "e-2"]
     post.n_losses += 1
-    assert post.lease.epochs == ["", ""]
+    assert post.lease.fence_tokens == ["", ""]
     await post.lease.renew(1)
     assert post.asked[-1] == (1, "")
-    assert post.lease.epochs == ["", "e-3"]
+    assert post.lease.fence_tokens == ["", "e-3"]
     await post.lease.renew(0)
-    assert post.lease.epochs == post.fences
+    assert post.lease.fence_tokens == post.fences
 
 
-async def test_an_epoch_that_comes_over_a_connection_that_is_lost_meanwhile_is_none(
+async def test_an_fence_token_that_comes_over_a_connection_that_is_lost_meanwhile_is_none(
     clock: Clock,
 ) -> None:
     post = Post(clock, "a")
@@ -373,4 +375,4 @@ async def test_an_epoch_that_comes_over_a_connection_that_is_lost_meanwhile_is_n
     await asyncio.sleep(0)
     post.n_losses += 1
     await renewing
-    assert post.lease.epochs == [""]
+    assert post.lease.fence_tokens == [""]

@@ -20,14 +20,14 @@ from shared.protocol.chunk_template import Unfolder
 from shared.protocol.frames import decode, entry_of
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Delta, Prompt, parse_segments
-from shared.protocol.result import Answer
+from shared.protocol.result import JobResult
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import DEPOSIT_AFTER, STEPS, Step, make_step
-from shared.queue.job_queue import Fenced, Offer, Renewal
+from shared.protocol.step_log import FLUSH_AFTER, STEPS, Step, make_step
+from shared.queue.job_queue import Fenced, Renewal, SlotUpdate
 from tests.unit.calls import Ended, Parts, Said, take_apart
 from worker.claim.lease import Lease
 from worker.publish import publisher as module
-from worker.publish.output_buffer import Outbox
+from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
 
 # What goes wrong within the publisher's callbacks ends nothing.
@@ -35,11 +35,11 @@ pytestmark = pytest.mark.timeout(60)
 
 DEADLINE_S = 30.0
 WORKER = "w-1"
-DONE = Answer(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)
+DONE = JobResult(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)
 
 
-def long_answer(size: int) -> Answer:
-    return Answer(JobEvent.COMPLETE, "", 200, "application/json", b"x" * size, 1, 2)
+def long_answer(size: int) -> JobResult:
+    return JobResult(JobEvent.COMPLETE, "", 200, "application/json", b"x" * size, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Call:
     """A step that Redis was told."""
 
     shard: int
-    epoch: str
+    fence_token: str
     step: Step
     again: bool
-    offer: Offer | None
+    offer: SlotUpdate | None
 
     @property
     def parts(self) -> Parts:
         return take_apart(self.step)
 
     @property
-    def deposits(self) -> dict[str, list[int]]:
-        return self.parts.deposits
+    def log_flushes(self) -> dict[str, list[int]]:
+        return self.parts.log_flushes
 
     @property
     def ears(self) -> dict[str, list[str]]:
@@ -102,25 +102,25 @@ class Queue:
     def losses(self, shard: int) -> int:
         return self.n_losses
 
-    def fence_off(self, shard: int = 0) -> None:
+    def invalidate_fence(self, shard: int = 0) -> None:
         """Something has changed, as after a watch."""
         self.fences[shard] = ""
 
     def take_away(self, name: str, state: str, shard: int = 0) -> None:
         self.states[name] = state
-        self.fence_off(shard)
+        self.invalidate_fence(shard)
 
     def start_emit(
-        self, shard: int, worker: str, epoch: str, step: Step, offer: Offer | None
+        self, shard: int, worker: str, fence_token: str, step: Step, offer: SlotUpdate | None
     ) -> asyncio.Future[dict[str, str] | None]:
         assert worker == WORKER
-        return asyncio.ensure_future(self._call(shard, epoch, step, False, offer))
+        return asyncio.ensure_future(self._call(shard, fence_token, step, False, offer))
 
     async def emit(
-        self, shard: int, worker: str, epoch: str, step: Step, *, again: bool = False
+        self, shard: int, worker: str, fence_token: str, step: Step, *, again: bool = False
     ) -> dict[str, str]:
         assert worker == WORKER
-        return self.emitted(await self._call(shard, epoch, step, again, None))
+        return self.emitted(await self._call(shard, fence_token, step, again, None))
 
     def emitted(self, reply: dict[str, str] | None) -> dict[str, str]:
         if reply is None:
@@ -140,8 +140,8 @@ class Queue:
             raise failure
         if self.changes:
             self.changes -= 1
-            self.fence_off(call.shard)
-        if call.epoch != self.fences[call.shard]:
+            self.invalidate_fence(call.shard)
+        if call.fence_token != self.fences[call.shard]:
             if failure:
                 raise failure
             return None
@@ -155,7 +155,7 @@ class Queue:
         if call.step.places and not (call.again and steps and _same(steps[-1][0], call.step)):
             steps.append((call.step, parts))
             del steps[:-STEPS]
-        for name, numbers in parts.deposits.items():
+        for name, numbers in parts.log_flushes.items():
             assert name not in self.states, "put into the log of a job of somebody else"
             self._put(name, numbers, again=call.again)
         lost = {}
@@ -176,7 +176,7 @@ class Queue:
         return lost
 
     def _put(self, name: str, numbers: Sequence[int], *, again: bool) -> None:
-        """An end or a deposit must go on where the log stops, unless it is told again."""
+        """An end or a log flush must go on where the log stops, unless it is told again."""
         log = self.logs.setdefault(name, [])
         if again and numbers and numbers[0] <= len(log):
             numbers = []
@@ -194,18 +194,18 @@ class Queue:
         return found
 
     async def renew(
-        self, shard: int, worker: str, epoch: str, lease_s: float, jobs: Sequence[LeasedJob]
+        self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Sequence[LeasedJob]
     ) -> Renewal:
         assert worker == WORKER
         names = [job.id for job in jobs]
-        self.renewals.append((shard, epoch, names))
+        self.renewals.append((shard, fence_token, names))
         await asyncio.sleep(0)
         if self.renewal_failures:
             raise self.renewal_failures.pop(0)
         if self.breaks:
             self.breaks -= 1
             self.n_losses += 1
-        if epoch != self.fences[shard] or not epoch:
+        if fence_token != self.fences[shard] or not fence_token:
             self.fences[shard] = f"e-{len(self.renewals)}"
         lost = {name: self.states[name] for name in names if name in self.states}
         listeners = {
@@ -242,17 +242,17 @@ class Offering:
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, int | None]] = []
-        self.refused: list[tuple[int, Offer]] = []
+        self.refused: list[tuple[int, SlotUpdate]] = []
         self.asked = 0
 
-    def news(self, shard: int) -> Offer:
+    def news(self, shard: int) -> SlotUpdate:
         self.asked += 1
-        return Offer("p", "w", shard, 0)
+        return SlotUpdate("p", "w", shard, 0)
 
     def said(self, shard: int, taken: int | None = 0) -> None:
         self.heard.append((shard, taken))
 
-    def unsaid(self, shard: int, offer: Offer) -> None:
+    def unsaid(self, shard: int, offer: SlotUpdate) -> None:
         self.refused.append((shard, offer))
 
 
@@ -270,19 +270,19 @@ class Desk:
         queue: Any = self.queue
         offers: Any = self.offers
         self.lease = Lease(queue, WORKER, 9.0, self.runs, self._on_lost)
-        self.lease._epochs = list(self.queue.fences)
+        self.lease._fence_tokens = list(self.queue.fences)
         self.publisher = Publisher(queue, WorkerMetrics(self.registry), self.lease, offers)
         self.task = asyncio.create_task(self.publisher.run())
 
     def _on_lost(self, job: LeasedJob, state: str) -> None:
         """As Loop.lose."""
-        outbox = self.runs[job.id].outbox
-        if not outbox.dropped and self.ended_as.get(job.id) != state:
+        buffer = self.runs[job.id].buffer
+        if not buffer.dropped and self.ended_as.get(job.id) != state:
             self.lost.append((job.id, state))
-            outbox.dropped = True
+            buffer.dropped = True
 
-    def outbox(self, name: str = "a", shard: int = 0, **changes: Any) -> Outbox:
-        """Of a job that was leased in the epoch that the worker is in.
+    def buffer(self, name: str = "a", shard: int = 0, **changes: Any) -> OutputBuffer:
+        """Of a job that was leased in the fencing token that the worker is in.
 
         Its log has begun already, unless `logged` is false.
         """
@@ -290,9 +290,9 @@ class Desk:
         fields: dict[str, Any] = {
             "id": name,
             "shard": shard,
-            "nonce": "n" * 16,
-            "term": 1,
-            "epoch": self.lease.epochs[shard],
+            "lease_id": "n" * 16,
+            "generation": 1,
+            "fence_token": self.lease.fence_tokens[shard],
             "attempt": 1,
             "stream": True,
             "endpoint": "/e",
@@ -302,21 +302,21 @@ class Desk:
             "waited_s": 0.0,
         }
         job = LeasedJob(**(fields | changes))
-        outbox = Outbox(job, self.publisher)
-        outbox.logged = logged
-        self.runs[name] = SimpleNamespace(job=job, outbox=outbox)
-        return outbox
+        buffer = OutputBuffer(job, self.publisher)
+        buffer.logged = logged
+        self.runs[name] = SimpleNamespace(job=job, buffer=buffer)
+        return buffer
 
-    def finish(self, outbox: Outbox, answer: Answer = DONE) -> asyncio.Task[str]:
-        return asyncio.create_task(self.publisher.finish(outbox, answer))
+    def finish(self, buffer: OutputBuffer, answer: JobResult = DONE) -> asyncio.Task[str]:
+        return asyncio.create_task(self.publisher.finish(buffer, answer))
 
     def step(self) -> None:
         self.publisher.step()
 
-    async def say(self, *outboxes: Outbox) -> Call:
+    async def say(self, *buffers: OutputBuffer) -> Call:
         """A step in which these jobs speak; its call, once it is answered."""
-        for outbox in outboxes:
-            outbox.chunk(b"x")
+        for buffer in buffers:
+            buffer.chunk(b"x")
         self.step()
         call = await self.queue.next()
         await turns()
@@ -324,7 +324,7 @@ class Desk:
 
     async def pass_by(self, steps: int) -> list[Call]:
         """Steps in which others speak, a new one each time."""
-        return [await self.say(self.outbox(f"other-{len(self.runs)}")) for _ in range(steps)]
+        return [await self.say(self.buffer(f"other-{len(self.runs)}")) for _ in range(steps)]
 
     def counted(self, name: str) -> float:
         return self.registry.get_sample_value(name) or 0.0
@@ -351,10 +351,10 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_all_jobs_of_a_step_leave_in_one_call(desk: Desk) -> None:
-    outboxes = [desk.outbox(f"job-{i}") for i in range(50)]
-    for outbox in outboxes:
-        outbox.delta(0, 0, [7], "x")
-        outbox.chunk(b"x")
+    buffers = [desk.buffer(f"job-{i}") for i in range(50)]
+    for buffer in buffers:
+        buffer.delta(0, 0, [7], "x")
+        buffer.chunk(b"x")
     desk.step()
     step = await desk.queue.next_step()
     assert len(step) == 50
@@ -366,7 +366,7 @@ async def test_all_jobs_of_a_step_leave_in_one_call(desk: Desk) -> None:
 
 
 async def test_what_runs_say_in_the_same_turn_as_the_step_leaves_with_it(desk: Desk) -> None:
-    first, second = desk.outbox("a"), desk.outbox("b")
+    first, second = desk.buffer("a"), desk.buffer("b")
     first.chunk(b"1")
     desk.step()
     asyncio.get_running_loop().call_soon(second.chunk, b"2")  # woken by the step, speaks next
@@ -374,14 +374,14 @@ async def test_what_runs_say_in_the_same_turn_as_the_step_leaves_with_it(desk: D
 
 
 async def test_while_a_call_is_on_its_way_later_steps_pile_up(desk: Desk) -> None:
-    outbox, other = desk.outbox("a"), desk.outbox("b")
+    buffer, other = desk.buffer("a"), desk.buffer("b")
     desk.queue.open.clear()
-    outbox.chunk(b"1")
+    buffer.chunk(b"1")
     desk.step()
     await desk.queue.next_step()
     for data in (b"2", b"3", b"4"):
-        outbox.delta(0, 0, [int(data)], data.decode())
-        outbox.chunk(data)
+        buffer.delta(0, 0, [int(data)], data.decode())
+        buffer.chunk(data)
         desk.step()
         await turns()
     other.chunk(b"x")
@@ -397,7 +397,7 @@ async def test_while_a_call_is_on_its_way_later_steps_pile_up(desk: Desk) -> Non
 
 
 async def test_a_prompt_alone_sends_nothing_and_leaves_with_the_first_delta(desk: Desk) -> None:
-    silent, speaks = desk.outbox("silent"), desk.outbox("speaks")
+    silent, speaks = desk.buffer("silent"), desk.buffer("speaks")
     silent.prompt(0, 12)
     speaks.prompt(0, 3)
     speaks.delta(0, 0, [1], "x")
@@ -410,61 +410,61 @@ async def test_a_prompt_alone_sends_nothing_and_leaves_with_the_first_delta(desk
     assert silent.prompt_tokens == 12
 
 
-async def test_an_outbox_counts_the_tokens(desk: Desk) -> None:
-    outbox = desk.outbox()
-    assert (outbox.prompt_tokens, outbox.completion_tokens) == (0, 0)
-    outbox.prompt(0, 3)
-    outbox.prompt(1, 4)
-    outbox.delta(0, 0, [1, 2], "ab")
-    outbox.delta(1, 1, [3], "c")
-    outbox.take()
-    outbox.delta(1, 0, [], "")
-    assert (outbox.prompt_tokens, outbox.completion_tokens) == (7, 3)
+async def test_an_buffer_counts_the_tokens(desk: Desk) -> None:
+    buffer = desk.buffer()
+    assert (buffer.prompt_tokens, buffer.completion_tokens) == (0, 0)
+    buffer.prompt(0, 3)
+    buffer.prompt(1, 4)
+    buffer.delta(0, 0, [1, 2], "ab")
+    buffer.delta(1, 1, [3], "c")
+    buffer.take()
+    buffer.delta(1, 0, [], "")
+    assert (buffer.prompt_tokens, buffer.completion_tokens) == (7, 3)
 
 
 async def test_a_token_of_a_stream_is_hardly_more_than_its_text(desk: Desk) -> None:
-    outbox, unfolder = desk.outbox(), Unfolder()
+    buffer, unfolder = desk.buffer(), Unfolder()
     sizes = []
     for n, text in enumerate("abcdef"):
         chunk = b'data: {"id": "chatcmpl-%s", "text": "%c", "more": null}' % (b"0" * 99, ord(text))
-        outbox.delta(0, 0, [n], text)
-        outbox.chunk(chunk)
+        buffer.delta(0, 0, [n], text)
+        buffer.chunk(chunk)
         desk.step()
         said = (await desk.queue.next_step())["a"]
         assert said.entry
         assert unfolder.unfold(said.entry.items) == chunk
         assert said.journal == [Delta(0, 0, (n,), text)]
-        sizes.append(len(entry_of(outbox.kept[-1], "a", n + 1)))
+        sizes.append(len(entry_of(buffer.kept[-1], "a", n + 1)))
     assert sizes[0] > 100
     assert sizes[2:] == [len("[") + len("'x") + len("n")] * 4
 
 
 async def test_output_that_no_step_follows_leaves_all_the_same(desk: Desk) -> None:
-    desk.outbox("a").chunk(b"error")
+    desk.buffer("a").chunk(b"error")
     assert (await desk.queue.next_step())["a"].chunks == b"error"
 
 
-async def test_an_outbox_counts_its_entries(desk: Desk) -> None:
-    outbox = desk.outbox()
-    assert outbox.take() is None
+async def test_an_buffer_counts_its_entries(desk: Desk) -> None:
+    buffer = desk.buffer()
+    assert buffer.take() is None
     for seq in (1, 2, 3):
-        outbox.chunk(b"x")
-        taken = outbox.take()
+        buffer.chunk(b"x")
+        taken = buffer.take()
         assert taken is not None
         said = take_apart(make_step([taken])).said["a"]
         assert (said.seq, said.chunks, said.journal, said.end) == (seq, b"x", [], None)
-        assert outbox.take() is None
+        assert buffer.take() is None
 
 
 async def test_the_end_leaves_with_the_last_output_in_one_call(desk: Desk) -> None:
-    outbox = desk.outbox()
-    outbox.chunk(b"1")
+    buffer = desk.buffer()
+    buffer.chunk(b"1")
     desk.step()
     first = (await desk.queue.next_step())["a"]
     assert (first.seq, first.end) == (1, None)
-    outbox.delta(0, 0, [7], "2")
-    outbox.chunk(b"2")
-    verdict = desk.finish(outbox)
+    buffer.delta(0, 0, [7], "2")
+    buffer.chunk(b"2")
+    verdict = desk.finish(buffer)
     last = (await desk.queue.next_step())["a"]
     assert (last.seq, last.chunks, last.answer) == (2, b"2", DONE)
     assert last.journal == [Delta(0, 0, (7,), "2")]
@@ -473,11 +473,11 @@ async def test_the_end_leaves_with_the_last_output_in_one_call(desk: Desk) -> No
 
 
 async def test_output_and_end_leave_together_though_the_step_has_ended(desk: Desk) -> None:
-    outbox, other = desk.outbox("a"), desk.outbox("b")
-    outbox.chunk(b"1")
+    buffer, other = desk.buffer("a"), desk.buffer("b")
+    buffer.chunk(b"1")
     other.chunk(b"x")
     desk.step()
-    verdict = desk.finish(outbox)  # the run goes on in the turn in which it has spoken
+    verdict = desk.finish(buffer)  # the run goes on in the turn in which it has spoken
     step = await desk.queue.next_step()
     assert (step["a"].seq, step["a"].chunks, step["a"].answer) == (1, b"1", DONE)
     assert step["b"].end is None
@@ -486,44 +486,44 @@ async def test_output_and_end_leave_together_though_the_step_has_ended(desk: Des
 
 
 async def test_the_end_waits_for_the_call_that_is_on_its_way(desk: Desk) -> None:
-    outbox = desk.outbox()
+    buffer = desk.buffer()
     desk.queue.open.clear()
-    outbox.chunk(b"1")
+    buffer.chunk(b"1")
     desk.step()
     await desk.queue.next_step()
-    verdict = desk.finish(outbox)
+    verdict = desk.finish(buffer)
     await turns()
     assert desk.queue.calls.empty()
     desk.queue.open.set()
     end = (await desk.queue.next_step())["a"]
     assert end.entry is None
     assert end.end
-    assert (end.end.seq, end.end.nonce, end.answer) == (2, outbox.job.nonce, DONE)
+    assert (end.end.seq, end.end.lease_id, end.answer) == (2, buffer.job.lease_id, DONE)
     assert await verdict == "ok"
 
 
 async def test_a_job_that_said_nothing_ends_with_its_first_entry(desk: Desk) -> None:
-    outbox = desk.outbox()
-    verdict = desk.finish(outbox)
+    buffer = desk.buffer()
+    verdict = desk.finish(buffer)
     end = (await desk.queue.next_step())["a"]
-    assert end == Said(None, 0, Ended(outbox.job.nonce, 1, b"", "gw-1", DONE))
+    assert end == Said(None, 0, Ended(buffer.job.lease_id, 1, b"", "gw-1", DONE))
     assert await verdict == "ok"
 
 
 async def test_an_end_is_not_forgotten_when_its_job_speaks_once_more(desk: Desk) -> None:
-    outbox = desk.outbox()
-    verdict = desk.finish(outbox)
+    buffer = desk.buffer()
+    verdict = desk.finish(buffer)
     await turns(1)
-    outbox.chunk(b"1")
+    buffer.chunk(b"1")
     last = (await desk.queue.next_step())["a"]
     assert (last.seq, last.chunks, last.answer) == (1, b"1", DONE)
     assert await verdict == "ok"
 
 
 async def test_a_prompt_that_no_token_followed_is_told_with_the_end(desk: Desk) -> None:
-    outbox = desk.outbox()
-    outbox.prompt(0, 5)
-    verdict = desk.finish(outbox)
+    buffer = desk.buffer()
+    buffer.prompt(0, 5)
+    verdict = desk.finish(buffer)
     end = (await desk.queue.next_step())["a"]
     assert (end.seq, end.chunks, end.journal, end.answer) == (1, b"", [Prompt(0, 5)], DONE)
     assert await verdict == "ok"
@@ -531,7 +531,7 @@ async def test_a_prompt_that_no_token_followed_is_told_with_the_end(desk: Desk) 
 
 async def test_ends_do_not_wait_for_each_other(desk: Desk) -> None:
     desk.queue.open.clear()
-    verdicts = [desk.finish(desk.outbox(name)) for name in "abc"]
+    verdicts = [desk.finish(desk.buffer(name)) for name in "abc"]
     step = await desk.queue.next_step()
     assert {name: e.answer for name, e in step.items()} == {"a": DONE, "b": DONE, "c": DONE}
     desk.queue.open.set()
@@ -541,14 +541,14 @@ async def test_ends_do_not_wait_for_each_other(desk: Desk) -> None:
 
 async def test_the_verdict_is_what_redis_says(desk: Desk) -> None:
     desk.queue.lost = {"b": "cancelled", "c": "gone"}
-    verdicts = [desk.finish(desk.outbox(name)) for name in "abc"]
+    verdicts = [desk.finish(desk.buffer(name)) for name in "abc"]
     assert await asyncio.gather(*verdicts) == ["ok", "cancelled", "gone"]
     assert desk.lost == []  # who waits for a verdict need not be told
 
 
 async def test_a_verdict_that_nobody_waits_for_any_more_harms_nobody(desk: Desk) -> None:
     desk.queue.open.clear()
-    left, stays = desk.finish(desk.outbox("a")), desk.finish(desk.outbox("b"))
+    left, stays = desk.finish(desk.buffer("a")), desk.finish(desk.buffer("b"))
     await desk.queue.next_step()
     left.cancel()
     desk.queue.open.set()
@@ -563,7 +563,7 @@ HALF = module._CALL_BYTES // 2
 
 async def test_long_answers_are_spread_over_calls_in_their_order(desk: Desk) -> None:
     sizes = [HALF, HALF, 1, HALF, HALF, 0, 3 * HALF, 0]
-    verdicts = [desk.finish(desk.outbox(str(i)), long_answer(n)) for i, n in enumerate(sizes)]
+    verdicts = [desk.finish(desk.buffer(str(i)), long_answer(n)) for i, n in enumerate(sizes)]
     calls = [await desk.queue.next_step() for _ in range(5)]
     assert [list(call) for call in calls] == [["0", "1"], ["2", "3"], ["4", "5"], ["6"], ["7"]]
     assert await asyncio.gather(*verdicts) == ["ok"] * len(sizes)
@@ -572,7 +572,7 @@ async def test_long_answers_are_spread_over_calls_in_their_order(desk: Desk) -> 
 
 
 async def test_each_of_several_calls_is_repeated_by_itself(desk: Desk) -> None:
-    verdicts = [desk.finish(desk.outbox(name), long_answer(2 * HALF)) for name in "ab"]
+    verdicts = [desk.finish(desk.buffer(name), long_answer(2 * HALF)) for name in "ab"]
     desk.queue.failures = [RedisConnectionError("away")]
     assert [list(await desk.queue.next_step()) for _ in range(3)] == [["a"], ["a"], ["b"]]
     assert await asyncio.gather(*verdicts) == ["ok", "ok"]
@@ -581,7 +581,7 @@ async def test_each_of_several_calls_is_repeated_by_itself(desk: Desk) -> None:
 async def test_an_answer_whose_call_is_done_does_not_wait_for_the_next_one(desk: Desk) -> None:
     only_first, rest = desk.queue.open, asyncio.Event()
     only_first.clear()
-    first, second = (desk.finish(desk.outbox(name), long_answer(2 * HALF)) for name in "ab")
+    first, second = (desk.finish(desk.buffer(name), long_answer(2 * HALF)) for name in "ab")
     await desk.queue.next_step()
     desk.queue.open = rest
     only_first.set()
@@ -596,7 +596,7 @@ async def test_what_is_said_while_an_earlier_part_is_on_its_way_keeps_its_order(
     desk: Desk,
 ) -> None:
     desk.queue.open.clear()
-    long, after, late = desk.outbox("long"), desk.outbox("after"), desk.outbox("late")
+    long, after, late = desk.buffer("long"), desk.buffer("after"), desk.buffer("late")
     verdict = desk.finish(long, long_answer(2 * HALF))
     other = desk.finish(after, long_answer(2 * HALF))
     await turns(3)
@@ -617,10 +617,10 @@ async def test_what_is_said_while_an_earlier_part_is_on_its_way_keeps_its_order(
 
 async def test_an_answer_of_a_job_that_is_dropped_meanwhile_is_not_sent(desk: Desk) -> None:
     desk.queue.open.clear()
-    outboxes = [desk.outbox(name) for name in "abc"]
-    verdicts = [desk.finish(outbox, long_answer(2 * HALF)) for outbox in outboxes]
+    buffers = [desk.buffer(name) for name in "abc"]
+    verdicts = [desk.finish(buffer, long_answer(2 * HALF)) for buffer in buffers]
     assert list(await desk.queue.next_step()) == ["a"]
-    outboxes[2].dropped = True
+    buffers[2].dropped = True
     desk.queue.open.set()
     assert list(await desk.queue.next_step()) == ["b"]
     assert await asyncio.gather(*verdicts) == ["ok", "ok", "dropped"]
@@ -641,12 +641,12 @@ FAILURES = [
 
 
 async def test_a_failed_call_is_repeated_as_it_was(desk: Desk) -> None:
-    outbox = desk.outbox()
+    buffer = desk.buffer()
     desk.queue.failures = list(FAILURES)
-    outbox.chunk(b"1")
+    buffer.chunk(b"1")
     desk.step()
     first = await desk.queue.next()
-    outbox.chunk(b"2")
+    buffer.chunk(b"2")
     for _ in FAILURES:
         repeated = await desk.queue.next()
         assert (repeated.step, repeated.again) == (first.step, True)
@@ -657,9 +657,9 @@ async def test_a_failed_call_is_repeated_as_it_was(desk: Desk) -> None:
 
 async def test_a_failed_end_is_repeated_as_it_was(desk: Desk) -> None:
     desk.queue.failures = list(FAILURES)
-    outbox = desk.outbox()
-    outbox.chunk(b"last")
-    assert await desk.finish(outbox) == "ok"
+    buffer = desk.buffer()
+    buffer.chunk(b"last")
+    assert await desk.finish(buffer) == "ok"
     calls = [await desk.queue.next() for _ in range(len(FAILURES) + 1)]
     assert all(call.step == calls[0].step for call in calls)
     assert [call.again for call in calls] == [False] + [True] * len(FAILURES)
@@ -668,30 +668,30 @@ async def test_a_failed_end_is_repeated_as_it_was(desk: Desk) -> None:
 
 async def test_what_will_never_be_taken_ends_the_publisher(desk: Desk) -> None:
     desk.queue.failures = [ResponseError("WRONGTYPE")]
-    desk.outbox().chunk(b"1")
+    desk.buffer().chunk(b"1")
     with pytest.raises(ResponseError):
         await desk.task
 
 
 @pytest.mark.parametrize("insists", [False, True])
 async def test_who_has_ended_sends_nothing_any_more(desk: Desk, insists: bool) -> None:
-    outbox = desk.outbox()
+    buffer = desk.buffer()
     if insists:
         desk.queue.open.clear()
         desk.queue.failures = [RedisConnectionError("away")] * 3
-    await desk.say(outbox)
+    await desk.say(buffer)
     desk.queue.open.set()
     desk.task.cancel()
     await asyncio.gather(desk.task, return_exceptions=True)
     made = desk.queue.calls.qsize()
-    outbox.chunk(b"2")
+    buffer.chunk(b"2")
     desk.step()
     await turns(20)
     assert desk.queue.calls.qsize() == made
 
 
 async def test_a_dropped_job_sends_nothing_more(desk: Desk) -> None:
-    dropped, kept = desk.outbox("dropped"), desk.outbox("kept")
+    dropped, kept = desk.buffer("dropped"), desk.buffer("kept")
     dropped.chunk(b"1")
     kept.chunk(b"1")
     dropped.dropped = True
@@ -704,15 +704,15 @@ async def test_a_dropped_job_sends_nothing_more(desk: Desk) -> None:
 
 @pytest.mark.parametrize("ending", [False, True])
 async def test_a_call_is_not_repeated_for_jobs_that_are_dropped(desk: Desk, ending: bool) -> None:
-    outbox, other = desk.outbox("a"), desk.outbox("b")
+    buffer, other = desk.buffer("a"), desk.buffer("b")
     desk.queue.open.clear()
     desk.queue.failures = [RedisConnectionError("away")]
     if ending:
-        verdict = desk.finish(outbox)
+        verdict = desk.finish(buffer)
     else:
-        outbox.chunk(b"1")
+        buffer.chunk(b"1")
     await desk.queue.next()
-    outbox.dropped = True
+    buffer.dropped = True
     other.chunk(b"x")
     desk.queue.open.set()
     assert set(await desk.queue.next_step()) == {"b"}
@@ -724,16 +724,16 @@ async def test_a_call_is_not_repeated_for_jobs_that_are_dropped(desk: Desk, endi
 
 
 async def test_a_refused_call_is_made_again_without_the_jobs_that_are_lost(desk: Desk) -> None:
-    a, b, c = (desk.outbox(name) for name in "abc")
+    a, b, c = (desk.buffer(name) for name in "abc")
     desk.queue.take_away("a", "cancelled")
     desk.queue.take_away("c", "expired")
-    for outbox in (a, b, c):
-        outbox.chunk(b"1")
+    for buffer in (a, b, c):
+        buffer.chunk(b"1")
     verdict = desk.finish(c)
     refused, taken = [await desk.queue.next() for _ in range(2)]
     assert set(refused.parts.said) == {"a", "b", "c"}
     assert set(taken.parts.said) == {"b"}
-    assert (refused.epoch, taken.epoch) == ("e-0", desk.queue.fences[0])
+    assert (refused.fence_token, taken.fence_token) == ("e-0", desk.queue.fences[0])
     assert desk.queue.renewals == [(0, "", ["a", "b", "c"])]
     assert not taken.again  # nothing of it has happened yet
     assert desk.lost == [("a", "cancelled"), ("c", "expired")]
@@ -744,10 +744,10 @@ async def test_a_refused_call_is_made_again_without_the_jobs_that_are_lost(desk:
 
 
 async def test_who_hears_of_a_job_is_asked_after_a_refused_call(desk: Desk) -> None:
-    a, b = desk.outbox("a"), desk.outbox("b")
+    a, b = desk.buffer("a"), desk.buffer("b")
     assert (await desk.say(a, b)).ears == {"gw-1": ["a", "b"]}
     desk.queue.listeners["a"] = ("gw-1 gw-2", False)
-    desk.queue.fence_off()
+    desk.queue.invalidate_fence()
     assert (await desk.say(a, b)).ears == {"gw-1": ["a", "b"]}
     assert (await desk.queue.next()).ears == {"gw-1": ["a", "b"], "gw-2": ["a"]}
     assert (await desk.say(a, b)).ears == {"gw-1": ["a", "b"], "gw-2": ["a"]}
@@ -758,41 +758,43 @@ async def test_who_hears_of_a_job_is_asked_after_a_refused_call(desk: Desk) -> N
 
 
 async def test_of_an_answer_that_is_not_streamed_only_who_watches_it_hears(desk: Desk) -> None:
-    outbox = desk.outbox("a", stream=False)
-    assert (await desk.say(outbox)).ears == {}
+    buffer = desk.buffer("a", stream=False)
+    assert (await desk.say(buffer)).ears == {}
     desk.queue.listeners["a"] = ("gw-1 gw-2", True)
-    desk.queue.fence_off()
-    assert (await desk.say(outbox)).ears == {}
+    desk.queue.invalidate_fence()
+    assert (await desk.say(buffer)).ears == {}
     again = await desk.queue.next()
     assert again.ears == {"gw-1": ["a"], "gw-2": ["a"]}
     assert again.parts.said["a"].seq == 2
 
 
-async def test_who_has_no_epoch_renews_before_it_speaks(desk: Desk) -> None:
-    desk.lease._epochs = [""]
-    outbox = desk.outbox("a")
-    outbox.chunk(b"1")
+async def test_who_has_no_fence_token_renews_before_it_speaks(desk: Desk) -> None:
+    desk.lease._fence_tokens = [""]
+    buffer = desk.buffer("a")
+    buffer.chunk(b"1")
     call = await desk.queue.next()
     assert desk.queue.renewals == [(0, "", ["a"])]
-    assert call.epoch == desk.queue.fences[0] == outbox.epoch
+    assert call.fence_token == desk.queue.fences[0] == buffer.fence_token
     assert (call.again, call.parts.said["a"].seq) == (False, 1)
     await turns()
     assert desk.queue.calls.empty()
 
 
 @pytest.mark.parametrize("ending", [False, True])
-async def test_a_job_leased_in_another_epoch_makes_it_renew_first(desk: Desk, ending: bool) -> None:
-    old = desk.outbox("old")
+async def test_a_job_leased_in_another_fence_token_makes_it_renew_first(
+    desk: Desk, ending: bool
+) -> None:
+    old = desk.buffer("old")
     await desk.say(old)
-    new = desk.outbox("new", epoch="of another time")
+    new = desk.buffer("new", fence_token="of another time")
     desk.queue.listeners["new"] = ("gw-1 gw-2", False)
     new.chunk(b"1")
     if ending:
         verdict = desk.finish(new)
     call = await desk.queue.next()
-    # The worker is in its epoch still: nobody has taken that away.
+    # The worker is in its fencing token still: nobody has taken that away.
     assert desk.queue.renewals == [(0, "e-0", ["old", "new"])]
-    assert call.epoch == new.epoch == "e-0"
+    assert call.fence_token == new.fence_token == "e-0"
     assert call.ears["gw-2"] == ["new"]
     if ending:
         assert await verdict == "ok"
@@ -801,21 +803,21 @@ async def test_a_job_leased_in_another_epoch_makes_it_renew_first(desk: Desk, en
 
 
 async def test_a_job_that_was_lost_before_it_spoke_says_nothing(desk: Desk) -> None:
-    outbox = desk.outbox("a", epoch="of another time")
+    buffer = desk.buffer("a", fence_token="of another time")
     desk.queue.states["a"] = "cancelled"
-    outbox.chunk(b"1")
-    assert await desk.finish(outbox) == "dropped"
+    buffer.chunk(b"1")
+    assert await desk.finish(buffer) == "dropped"
     assert desk.lost == [("a", "cancelled")]
     assert desk.queue.calls.empty()
 
 
 @pytest.mark.parametrize("ending", [False, True])
-async def test_who_is_not_in_hand_any_more_is_not_spoken_of_in_a_new_epoch(
+async def test_who_is_not_in_hand_any_more_is_not_spoken_of_in_a_new_fence_token(
     desk: Desk, ending: bool
 ) -> None:
-    gone, stays = desk.outbox("gone"), desk.outbox("stays")
+    gone, stays = desk.buffer("gone"), desk.buffer("stays")
     del desk.runs["gone"]  # so nobody asks what became of it
-    desk.queue.fence_off()
+    desk.queue.invalidate_fence()
     gone.chunk(b"1")
     stays.chunk(b"1")
     if ending:
@@ -829,70 +831,70 @@ async def test_who_is_not_in_hand_any_more_is_not_spoken_of_in_a_new_epoch(
 
 async def test_after_a_lost_connection_it_renews_before_it_speaks(desk: Desk) -> None:
     """Redis may be another one now, which has forgotten that something was taken away."""
-    outbox, lost = desk.outbox("a"), desk.outbox("lost")
-    await desk.say(outbox, lost)
+    buffer, lost = desk.buffer("a"), desk.buffer("lost")
+    await desk.say(buffer, lost)
     desk.queue.n_losses += 1
     desk.queue.states["lost"] = "cancelled"
-    call = await desk.say(outbox, lost)
+    call = await desk.say(buffer, lost)
     assert desk.queue.renewals == [(0, "", ["a", "lost"])]
     assert set(call.parts.said) == {"a"}
-    assert call.epoch == outbox.epoch == desk.queue.fences[0] != "e-0"
-    await desk.say(outbox)
+    assert call.fence_token == buffer.fence_token == desk.queue.fences[0] != "e-0"
+    await desk.say(buffer)
     assert len(desk.queue.renewals) == 1
 
 
-async def test_a_call_that_fails_with_its_connection_is_repeated_in_a_new_epoch(
+async def test_a_call_that_fails_with_its_connection_is_repeated_in_a_new_fence_token(
     desk: Desk,
 ) -> None:
     desk.queue.open.clear()
-    outbox = desk.outbox("a")
-    outbox.chunk(b"1")
+    buffer = desk.buffer("a")
+    buffer.chunk(b"1")
     first = await desk.queue.next()
     desk.queue.failures = [RedisConnectionError("closed")]
     desk.queue.n_losses += 1
     desk.queue.open.set()
     repeated = await desk.queue.next()
     assert desk.queue.renewals == [(0, "", ["a"])]
-    assert (first.epoch, repeated.epoch) == ("e-0", desk.queue.fences[0])
+    assert (first.fence_token, repeated.fence_token) == ("e-0", desk.queue.fences[0])
     assert repeated.again
 
 
 async def test_it_is_refused_until_nothing_happens_in_between(desk: Desk) -> None:
     desk.queue.changes = 6
-    verdict = desk.finish(desk.outbox("a"))
+    verdict = desk.finish(desk.buffer("a"))
     assert await verdict == "ok"
     calls = [desk.queue.calls.get_nowait() for _ in range(desk.queue.calls.qsize())]
     assert [call.again for call in calls] == [False] * 7
-    assert len({call.epoch for call in calls}) == 7
+    assert len({call.fence_token for call in calls}) == 7
 
 
 async def test_a_renewal_by_somebody_else_is_enough(desk: Desk) -> None:
     desk.queue.open.clear()
-    outbox = desk.outbox("a")
-    outbox.chunk(b"1")
+    buffer = desk.buffer("a")
+    buffer.chunk(b"1")
     await desk.queue.next()
-    desk.queue.fence_off()
+    desk.queue.invalidate_fence()
     await desk.lease.renew(0)  # as the keeper does, while the call is on its way
     desk.queue.open.set()
     again = await desk.queue.next()
-    assert again.epoch == desk.lease.epochs[0] == desk.queue.fences[0]
+    assert again.fence_token == desk.lease.fence_tokens[0] == desk.queue.fences[0]
     await turns()
     assert len(desk.queue.renewals) == 1
     assert desk.queue.calls.empty()
 
 
 async def test_a_renewal_that_fails_is_repeated(desk: Desk) -> None:
-    desk.queue.fence_off()
+    desk.queue.invalidate_fence()
     desk.queue.renewal_failures = list(FAILURES)
-    outbox = desk.outbox("a")
-    assert await desk.finish(outbox) == "ok"
+    buffer = desk.buffer("a")
+    assert await desk.finish(buffer) == "ok"
     assert len(desk.queue.renewals) == len(FAILURES) + 1
 
 
 async def test_a_repeated_call_that_is_refused_is_a_repeated_one_still(desk: Desk) -> None:
     """It may have been carried out, before the fence was taken away."""
-    outbox, lost = desk.outbox("a"), desk.outbox("lost")
-    outbox.chunk(b"1")
+    buffer, lost = desk.buffer("a"), desk.buffer("lost")
+    buffer.chunk(b"1")
     lost.chunk(b"1")
     await desk.queue.lose_the_reply()
     desk.queue.take_away("lost", "cancelled")
@@ -901,15 +903,15 @@ async def test_a_repeated_call_that_is_refused_is_a_repeated_one_still(desk: Des
     assert (last.again, set(last.parts.said)) == (True, {"a"})
     await turns()
     assert desk.queue.readable("a") == [1]
-    assert await desk.finish(outbox) == "ok"
+    assert await desk.finish(buffer) == "ok"
     assert desk.queue.logs["a"] == [1]
 
 
 async def test_an_end_whose_reply_was_lost_is_no_loss(desk: Desk) -> None:
-    outbox = desk.outbox("a")
-    outbox.chunk(b"1")
+    buffer = desk.buffer("a")
+    buffer.chunk(b"1")
     desk.ended_as["a"] = "completed"
-    verdict = desk.finish(outbox)
+    verdict = desk.finish(buffer)
     await desk.queue.lose_the_reply()
     desk.queue.take_away("a", "completed")  # by itself; of another job something has changed
     desk.queue.open.set()
@@ -924,8 +926,8 @@ async def test_the_verdict_is_dropped_where_the_end_was_refused(desk: Desk) -> N
     desk.queue.take_away("a", "cancelled")
     desk.queue.lost = {"d": "gone"}
     for name in "bc":
-        desk.outbox(name).chunk(b"1")
-    verdicts = [desk.finish(desk.outbox(name)) for name in "ad"]
+        desk.buffer(name).chunk(b"1")
+    verdicts = [desk.finish(desk.buffer(name)) for name in "ad"]
     assert set(await desk.queue.next_step()) == set("abcd")
     assert set(await desk.queue.next_step()) == set("bcd")
     assert await asyncio.gather(*verdicts) == ["dropped", "gone"]
@@ -933,19 +935,19 @@ async def test_the_verdict_is_dropped_where_the_end_was_refused(desk: Desk) -> N
 
 
 async def test_an_older_lease_of_a_job_says_nothing_beside_the_new_one(desk: Desk) -> None:
-    old = desk.outbox("a", nonce="old")
+    old = desk.buffer("a", lease_id="old")
     old.chunk(b"1")
     old.dropped = True  # as the loop does when it gets the job anew
-    new = desk.outbox("a", nonce="new", term=3)
+    new = desk.buffer("a", lease_id="new", generation=3)
     new.chunk(b"2")
     verdict = desk.finish(old)
     said = (await desk.queue.next_step())["a"]
-    assert (said.seq, said.chunks, said.term, said.end) == (1, b"2", 3, None)
+    assert (said.seq, said.chunks, said.generation, said.end) == (1, b"2", 3, None)
     assert await verdict == "dropped"
     assert await desk.finish(new) == "ok"
     end = (await desk.queue.next_step())["a"].end
     assert end
-    assert end.nonce == "new"
+    assert end.lease_id == "new"
 
 
 # --- what is put into the logs ---
@@ -955,12 +957,12 @@ async def test_the_first_entry_is_put_into_the_log_by_the_call_that_publishes_it
     desk: Desk,
 ) -> None:
     """A job whose log is empty has shown nothing to anyone, so it may be started anew."""
-    outbox = desk.outbox("a", logged=False)
-    calls = [await desk.say(outbox) for _ in range(DEPOSIT_AFTER + 1)]
-    deposits = {n: call.deposits for n, call in enumerate(calls, 1) if call.deposits}
-    assert deposits == {
+    buffer = desk.buffer("a", logged=False)
+    calls = [await desk.say(buffer) for _ in range(FLUSH_AFTER + 1)]
+    log_flushes = {n: call.log_flushes for n, call in enumerate(calls, 1) if call.log_flushes}
+    assert log_flushes == {
         1: {"a": [1]},
-        DEPOSIT_AFTER + 1: {"a": list(range(2, DEPOSIT_AFTER + 2))},
+        FLUSH_AFTER + 1: {"a": list(range(2, FLUSH_AFTER + 2))},
     }
 
 
@@ -968,32 +970,32 @@ async def test_the_first_entry_is_put_into_the_log_by_the_call_that_publishes_it
 async def test_a_job_that_ends_with_its_first_entry_brings_it_with_its_end(
     desk: Desk, stream: bool
 ) -> None:
-    outbox = desk.outbox("a", logged=False, stream=stream)
-    outbox.delta(0, 0, [1], "x")
-    assert await desk.finish(outbox) == "ok"
+    buffer = desk.buffer("a", logged=False, stream=stream)
+    buffer.delta(0, 0, [1], "x")
+    assert await desk.finish(buffer) == "ok"
     call = await desk.queue.next()
     end = call.parts.said["a"].end
     assert end
     assert [entry.seq for entry in end.before] == [1]
-    assert call.deposits == {}
+    assert call.log_flushes == {}
 
 
 async def test_entries_are_put_into_their_log_together(desk: Desk) -> None:
-    outbox = desk.outbox("a")
-    calls = [await desk.say(outbox) for _ in range(3 * DEPOSIT_AFTER)]
-    deposits = {n: call.deposits for n, call in enumerate(calls, 1) if call.deposits}
-    assert deposits == {
-        last: {"a": list(range(last - DEPOSIT_AFTER + 1, last + 1))}
-        for last in (DEPOSIT_AFTER, 2 * DEPOSIT_AFTER, 3 * DEPOSIT_AFTER)
+    buffer = desk.buffer("a")
+    calls = [await desk.say(buffer) for _ in range(3 * FLUSH_AFTER)]
+    log_flushes = {n: call.log_flushes for n, call in enumerate(calls, 1) if call.log_flushes}
+    assert log_flushes == {
+        last: {"a": list(range(last - FLUSH_AFTER + 1, last + 1))}
+        for last in (FLUSH_AFTER, 2 * FLUSH_AFTER, 3 * FLUSH_AFTER)
     }
 
 
 async def test_what_is_put_into_a_log_is_what_was_said(desk: Desk) -> None:
-    outbox = desk.outbox("a")
+    buffer = desk.buffer("a")
     calls = []
-    for n in range(DEPOSIT_AFTER):
-        outbox.delta(0, 0, [n], str(n))
-        outbox.chunk(b'{"text": "%d"}' % n)
+    for n in range(FLUSH_AFTER):
+        buffer.delta(0, 0, [n], str(n))
+        buffer.chunk(b'{"text": "%d"}' % n)
         desk.step()
         calls.append(await desk.queue.next())
     said = [call.parts.said["a"].entry for call in calls]
@@ -1001,71 +1003,71 @@ async def test_what_is_put_into_a_log_is_what_was_said(desk: Desk) -> None:
 
 
 async def test_a_job_that_pauses_has_its_entry_put_into_its_log_in_time(desk: Desk) -> None:
-    outbox = desk.outbox("a")
-    await desk.say(outbox)
-    calls = await desk.pass_by(DEPOSIT_AFTER - 1)
-    assert [call.deposits.get("a") for call in calls] == [None] * (DEPOSIT_AFTER - 2) + [[1]]
+    buffer = desk.buffer("a")
+    await desk.say(buffer)
+    calls = await desk.pass_by(FLUSH_AFTER - 1)
+    assert [call.log_flushes.get("a") for call in calls] == [None] * (FLUSH_AFTER - 2) + [[1]]
     assert "a" not in calls[-1].parts.said
     # Nothing is left of it, so what it says next has its own time.
     calls = await desk.pass_by(5)
-    calls.append(await desk.say(outbox))
-    calls += await desk.pass_by(DEPOSIT_AFTER - 1)
-    assert [call.deposits.get("a") for call in calls] == [None] * (DEPOSIT_AFTER + 4) + [[2]]
+    calls.append(await desk.say(buffer))
+    calls += await desk.pass_by(FLUSH_AFTER - 1)
+    assert [call.log_flushes.get("a") for call in calls] == [None] * (FLUSH_AFTER + 4) + [[2]]
 
 
 async def test_steps_are_counted_though_the_call_is_repeated(desk: Desk) -> None:
     """A call that fails may have left nothing, one that is refused has: neither is a step more."""
-    outbox = desk.outbox("a")
-    await desk.say(outbox)
-    for n in range(DEPOSIT_AFTER - 2):
+    buffer = desk.buffer("a")
+    await desk.say(buffer)
+    for n in range(FLUSH_AFTER - 2):
         if n % 2:
-            desk.queue.fence_off()
+            desk.queue.invalidate_fence()
         else:
             desk.queue.failures = [RedisConnectionError("away")]
-        desk.outbox(f"other-{n}").chunk(b"x")
+        desk.buffer(f"other-{n}").chunk(b"x")
         calls = [await desk.queue.next() for _ in range(2)]
-        assert [call.deposits for call in calls] == [{}, {}]
-    assert (await desk.say(outbox)).deposits["a"] == [1, 2]
+        assert [call.log_flushes for call in calls] == [{}, {}]
+    assert (await desk.say(buffer)).log_flushes["a"] == [1, 2]
 
 
 @pytest.mark.parametrize("how", ["failed", "carried out", "refused"])
 async def test_a_repeated_call_puts_the_same_into_the_logs(desk: Desk, how: str) -> None:
-    outbox = desk.outbox("a")
-    for _ in range(DEPOSIT_AFTER - 1):
-        await desk.say(outbox)
+    buffer = desk.buffer("a")
+    for _ in range(FLUSH_AFTER - 1):
+        await desk.say(buffer)
     await turns()
     if how == "refused":
-        desk.queue.fence_off()
+        desk.queue.invalidate_fence()
     else:
         desk.queue.failures = [RedisConnectionError("away")]
         desk.queue.lands = how == "carried out"
-    calls = [await desk.say(outbox), await desk.queue.next()]
-    numbers = list(range(1, DEPOSIT_AFTER + 1))
-    assert [call.deposits for call in calls] == [{"a": numbers}] * 2
+    calls = [await desk.say(buffer), await desk.queue.next()]
+    numbers = list(range(1, FLUSH_AFTER + 1))
+    assert [call.log_flushes for call in calls] == [{"a": numbers}] * 2
     assert calls[1].again == (how != "refused")
-    assert await desk.finish(outbox) == "ok"
+    assert await desk.finish(buffer) == "ok"
     assert desk.queue.logs["a"] == numbers
 
 
 async def test_an_end_brings_the_entries_that_are_not_in_the_log_yet(desk: Desk) -> None:
-    outbox = desk.outbox("a")
-    for _ in range(DEPOSIT_AFTER + 2):
-        await desk.say(outbox)
-    outbox.chunk(b"x")
-    assert await desk.finish(outbox) == "ok"
+    buffer = desk.buffer("a")
+    for _ in range(FLUSH_AFTER + 2):
+        await desk.say(buffer)
+    buffer.chunk(b"x")
+    assert await desk.finish(buffer) == "ok"
     end = (await desk.queue.next_step())["a"].end
     assert end
-    assert [entry.seq for entry in end.before] == [DEPOSIT_AFTER + n for n in (1, 2, 3)]
-    assert end.seq == DEPOSIT_AFTER + 4
-    calls = await desk.pass_by(2 * DEPOSIT_AFTER)
-    assert all("a" not in call.deposits for call in calls)
+    assert [entry.seq for entry in end.before] == [FLUSH_AFTER + n for n in (1, 2, 3)]
+    assert end.seq == FLUSH_AFTER + 4
+    calls = await desk.pass_by(2 * FLUSH_AFTER)
+    assert all("a" not in call.log_flushes for call in calls)
 
 
 async def test_an_end_with_nothing_new_brings_what_was_said_before(desk: Desk) -> None:
-    outbox = desk.outbox("a")
+    buffer = desk.buffer("a")
     for _ in range(2):
-        await desk.say(outbox)
-    assert await desk.finish(outbox) == "ok"
+        await desk.say(buffer)
+    assert await desk.finish(buffer) == "ok"
     last = (await desk.queue.next_step())["a"]
     assert last.entry is None
     assert last.end
@@ -1073,19 +1075,19 @@ async def test_an_end_with_nothing_new_brings_what_was_said_before(desk: Desk) -
 
 
 async def test_an_end_of_a_job_whose_log_is_complete_brings_nothing(desk: Desk) -> None:
-    outbox = desk.outbox("a")
-    for _ in range(DEPOSIT_AFTER):
-        await desk.say(outbox)
-    assert await desk.finish(outbox) == "ok"
+    buffer = desk.buffer("a")
+    for _ in range(FLUSH_AFTER):
+        await desk.say(buffer)
+    assert await desk.finish(buffer) == "ok"
     end = (await desk.queue.next_step())["a"].end
     assert end
-    assert (end.segment, end.seq) == (b"", DEPOSIT_AFTER + 1)
+    assert (end.segment, end.seq) == (b"", FLUSH_AFTER + 1)
 
 
 async def test_the_end_of_a_job_that_nobody_hears_stands_in_its_log_only(desk: Desk) -> None:
-    outbox = desk.outbox("a", watchers="")
-    outbox.chunk(b"x")
-    assert await desk.finish(outbox) == "ok"
+    buffer = desk.buffer("a", watchers="")
+    buffer.chunk(b"x")
+    assert await desk.finish(buffer) == "ok"
     call = await desk.queue.next()
     end = call.parts.said["a"].end
     assert end
@@ -1096,54 +1098,54 @@ async def test_the_end_of_a_job_that_nobody_hears_stands_in_its_log_only(desk: D
 async def test_an_end_in_the_step_in_which_its_entries_are_due_brings_them_once(
     desk: Desk,
 ) -> None:
-    outbox = desk.outbox("a")
-    for _ in range(DEPOSIT_AFTER - 1):
-        await desk.say(outbox)
-    outbox.chunk(b"x")
-    assert await desk.finish(outbox) == "ok"
+    buffer = desk.buffer("a")
+    for _ in range(FLUSH_AFTER - 1):
+        await desk.say(buffer)
+    buffer.chunk(b"x")
+    assert await desk.finish(buffer) == "ok"
     call = await desk.queue.next()
     end = call.parts.said["a"].end
     assert end
-    assert [entry.seq for entry in end.before] == list(range(1, DEPOSIT_AFTER + 1))
-    assert call.deposits == {}
+    assert [entry.seq for entry in end.before] == list(range(1, FLUSH_AFTER + 1))
+    assert call.log_flushes == {}
 
 
 @pytest.mark.parametrize("noticed", ["before", "by the refusal"])
 async def test_nothing_is_put_into_the_log_of_a_job_that_is_lost(desk: Desk, noticed: str) -> None:
-    lost, other = desk.outbox("lost"), desk.outbox("other")
+    lost, other = desk.buffer("lost"), desk.buffer("other")
     await desk.say(lost, other)
-    await desk.pass_by(DEPOSIT_AFTER - 2)
+    await desk.pass_by(FLUSH_AFTER - 2)
     if noticed == "before":
         lost.dropped = True
     desk.queue.take_away("lost", "cancelled")
     call = await desk.say(other)
-    assert ("lost" in call.deposits) == (noticed != "before")
-    assert (await desk.queue.next()).deposits == {"other": [1, 2]}
+    assert ("lost" in call.log_flushes) == (noticed != "before")
+    assert (await desk.queue.next()).log_flushes == {"other": [1, 2]}
 
 
 async def test_nothing_is_put_into_the_log_of_a_job_that_is_not_in_hand_any_more(
     desk: Desk,
 ) -> None:
-    gone = desk.outbox("gone")
+    gone = desk.buffer("gone")
     await desk.say(gone)
     del desk.runs["gone"]  # its run has failed, say
-    await desk.pass_by(DEPOSIT_AFTER - 3)
+    await desk.pass_by(FLUSH_AFTER - 3)
     desk.queue.take_away("gone", "queued")  # by the reaper
     await desk.pass_by(1)
     await desk.queue.next()
     last = (await desk.pass_by(1))[0]
-    assert "gone" not in last.deposits
+    assert "gone" not in last.log_flushes
 
 
 async def test_what_is_due_is_put_into_its_log_though_all_that_would_speak_are_lost(
     desk: Desk,
 ) -> None:
-    pauses, lost = desk.outbox("pauses"), desk.outbox("lost")
+    pauses, lost = desk.buffer("pauses"), desk.buffer("lost")
     await desk.say(pauses)
-    await desk.pass_by(DEPOSIT_AFTER - 2)
+    await desk.pass_by(FLUSH_AFTER - 2)
     await turns()
     desk.queue.take_away("lost", "cancelled")
-    assert (await desk.say(lost)).deposits == {"pauses": [1]}
+    assert (await desk.say(lost)).log_flushes == {"pauses": [1]}
     await turns(20)
     await desk.pass_by(STEPS)
     await turns(20)
@@ -1153,25 +1155,25 @@ async def test_what_is_due_is_put_into_its_log_though_all_that_would_speak_are_l
 
 @pytest.mark.parametrize("shards", [2])
 async def test_each_shard_counts_its_own_steps(desk: Desk) -> None:
-    a, b = desk.outbox("a", 0), desk.outbox("b", 1)
+    a, b = desk.buffer("a", 0), desk.buffer("b", 1)
     await desk.say(a)
-    for _ in range(DEPOSIT_AFTER - 1):
-        assert (await desk.say(b)).deposits == {}
-    assert (await desk.say(b)).deposits == {"b": list(range(1, DEPOSIT_AFTER + 1))}
-    for _ in range(DEPOSIT_AFTER - 2):
-        assert (await desk.say(a)).deposits == {}
-    assert (await desk.say(a)).deposits == {"a": list(range(1, DEPOSIT_AFTER + 1))}
+    for _ in range(FLUSH_AFTER - 1):
+        assert (await desk.say(b)).log_flushes == {}
+    assert (await desk.say(b)).log_flushes == {"b": list(range(1, FLUSH_AFTER + 1))}
+    for _ in range(FLUSH_AFTER - 2):
+        assert (await desk.say(a)).log_flushes == {}
+    assert (await desk.say(a)).log_flushes == {"a": list(range(1, FLUSH_AFTER + 1))}
 
 
 async def test_the_parts_of_a_long_answer_are_a_step_each(desk: Desk) -> None:
-    outbox = desk.outbox("a")
-    await desk.say(outbox)
-    for n in range(DEPOSIT_AFTER // 2):
+    buffer = desk.buffer("a")
+    await desk.say(buffer)
+    for n in range(FLUSH_AFTER // 2):
         for part in range(2):
-            desk.finish(desk.outbox(f"{n}.{part}"), long_answer(2 * HALF))
+            desk.finish(desk.buffer(f"{n}.{part}"), long_answer(2 * HALF))
         calls = [await desk.queue.next() for _ in range(2)]
-        last = n == DEPOSIT_AFTER // 2 - 1
-        assert [call.deposits for call in calls] == [{"a": [1]} if last else {}, {}]
+        last = n == FLUSH_AFTER // 2 - 1
+        assert [call.log_flushes for call in calls] == [{"a": [1]} if last else {}, {}]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -1181,14 +1183,14 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
     talk = chance.choice([0.02, 0.1, 0.5, 1.0])
     trouble = chance.choice([0.0, 0.05, 0.3])
     names = [f"job-{n}" for n in range(chance.randint(1, 6))]
-    live = {name: desk.outbox(name, logged=chance.random() < 0.5) for name in names}
+    live = {name: desk.buffer(name, logged=chance.random() < 0.5) for name in names}
     talking = dict(live)  # with those that are lost and do not know it
     verdicts = []
     for n in range(400):
         if chance.random() < trouble:
             what = chance.choice(["fails", "lands", "fence", "loss"])
             if what == "fence":
-                desk.queue.fence_off()
+                desk.queue.invalidate_fence()
             elif what == "loss" and len(live) > 1:
                 name = chance.choice(sorted(live))
                 desk.queue.take_away(name, "cancelled")
@@ -1196,16 +1198,18 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
             else:
                 desk.queue.failures = [RedisConnectionError(what)] * chance.randint(1, 2)
                 desk.queue.lands = what == "lands"
-        for outbox in list(talking.values()):
-            if chance.random() < talk and not outbox.dropped:
-                outbox.chunk(b"x")
+        for buffer in list(talking.values()):
+            if chance.random() < talk and not buffer.dropped:
+                buffer.chunk(b"x")
         if live and chance.random() < 0.02:
             name = chance.choice(sorted(live))
             verdicts.append(desk.finish(live.pop(name)))
             del talking[name]
         if chance.random() < 0.1:
             name = f"new-{n}"
-            live[name] = talking[name] = desk.outbox(name, epoch=chance.choice(["e-0", "", "e-1"]))
+            live[name] = talking[name] = desk.buffer(
+                name, fence_token=chance.choice(["e-0", "", "e-1"])
+            )
         desk.step()
         await turns(chance.choice([1, 10, 20]))
         if desk.task.done():
@@ -1213,7 +1217,7 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
         for name in live:
             said = desk.queue.entries.get(name, 0)
             assert desk.queue.readable(name) == list(range(1, said + 1)), name
-    verdicts += [desk.finish(outbox) for outbox in live.values()]
+    verdicts += [desk.finish(buffer) for buffer in live.values()]
     async with asyncio.timeout(DEADLINE_S):
         assert set(await asyncio.gather(*verdicts)) <= {"ok", "dropped"}
     for name in live:
@@ -1227,8 +1231,8 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
 async def test_shards_have_calls_of_their_own(desk: Desk) -> None:
     desk.queue.open.clear()
     for shard in range(3):
-        desk.outbox(f"a{shard}", shard).chunk(b"1")
-    verdicts = [desk.finish(desk.outbox(f"b{shard}", shard)) for shard in range(3)]
+        desk.buffer(f"a{shard}", shard).chunk(b"1")
+    verdicts = [desk.finish(desk.buffer(f"b{shard}", shard)) for shard in range(3)]
     calls = [await desk.queue.next() for _ in range(3)]  # none waits for another
     assert sorted((call.shard, sorted(call.parts.said)) for call in calls) == [
         (shard, [f"a{shard}", f"b{shard}"]) for shard in range(3)
@@ -1248,13 +1252,13 @@ async def test_nothing_is_sent_when_nobody_has_spoken(desk: Desk) -> None:
 
 @pytest.mark.parametrize("shards", [2])
 async def test_what_is_on_offer_leaves_with_the_output_of_its_shard(desk: Desk) -> None:
-    desk.outbox("a", 0).chunk(b"x")
-    desk.outbox("b", 1).chunk(b"x")
+    desk.buffer("a", 0).chunk(b"x")
+    desk.buffer("b", 1).chunk(b"x")
     desk.step()
     calls = [await desk.queue.next() for _ in range(2)]
     assert sorted((call.shard, call.offer) for call in calls) == [
-        (0, Offer("p", "w", 0, 0)),
-        (1, Offer("p", "w", 1, 0)),
+        (0, SlotUpdate("p", "w", 0, 0)),
+        (1, SlotUpdate("p", "w", 1, 0)),
     ]
     await turns()
     assert sorted(desk.offers.heard) == [(0, 0), (1, 0)]
@@ -1262,26 +1266,26 @@ async def test_what_is_on_offer_leaves_with_the_output_of_its_shard(desk: Desk) 
 
 async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
     desk.queue.failures = [RedisConnectionError("no answer")]
-    desk.outbox().chunk(b"x")
+    desk.buffer().chunk(b"x")
     desk.step()
     calls = [await desk.queue.next() for _ in range(2)]
-    assert [call.offer for call in calls] == [Offer("p", "w", 0, 0), None]
+    assert [call.offer for call in calls] == [SlotUpdate("p", "w", 0, 0), None]
     assert desk.offers.heard == [(0, None)]
 
 
 async def test_what_is_on_offer_is_taken_back_from_a_refused_call(desk: Desk) -> None:
-    outbox = desk.outbox("a")
-    desk.queue.fence_off()
-    await desk.say(outbox)
+    buffer = desk.buffer("a")
+    desk.queue.invalidate_fence()
+    await desk.say(buffer)
     assert (await desk.queue.next()).offer is None
-    assert (desk.offers.heard, desk.offers.refused) == ([], [(0, Offer("p", "w", 0, 0))])
+    assert (desk.offers.heard, desk.offers.refused) == ([], [(0, SlotUpdate("p", "w", 0, 0))])
 
 
 async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
     """Who has begun to say something has to end it: the worker's next claim waits for that."""
     large = long_answer(2 * HALF)
     desk.queue.open.clear()
-    first, second = desk.outbox("first"), desk.outbox("second")
+    first, second = desk.buffer("first"), desk.buffer("second")
     verdicts = [desk.finish(first, large), desk.finish(second, large)]  # a call each
     await desk.queue.next()
     second.dropped = True  # while the first call is on its way
@@ -1291,21 +1295,21 @@ async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
 
 
 async def test_a_connection_that_is_lost_during_renewals_costs_no_job(desk: Desk) -> None:
-    outbox = desk.outbox()
-    desk.queue.fence_off()
+    buffer = desk.buffer()
+    desk.queue.invalidate_fence()
     desk.queue.breaks = 2
-    outbox.chunk(b"1")
+    buffer.chunk(b"1")
     desk.step()
-    while (call := await desk.queue.next()).epoch != desk.queue.fences[0]:
+    while (call := await desk.queue.next()).fence_token != desk.queue.fences[0]:
         pass
     assert call.parts.said["a"].chunks == b"1"
-    assert not outbox.dropped
+    assert not buffer.dropped
     assert len(desk.queue.renewals) == 3
 
 
 async def test_what_can_not_be_packed_ends_the_publisher(desk: Desk) -> None:
     no_bytes: Any = object()
-    desk.outbox().chunk(no_bytes)
+    desk.buffer().chunk(no_bytes)
     desk.step()
     with pytest.raises(TypeError):
         await desk.task

@@ -18,7 +18,7 @@ from shared.platform.settings import Settings
 from shared.protocol.chunk_template import Unfolder
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Entry, Transcript, read_journal
-from shared.protocol.result import Answer
+from shared.protocol.result import JobResult
 from shared.protocol.states import JobEvent
 from shared.protocol.step_log import Step
 from tests.unit.calls import Ended, Said, take_apart
@@ -46,7 +46,7 @@ class Queue:
         return 0
 
     def start_emit(
-        self, shard: int, worker: str, epoch: str, step: Step, offer: object
+        self, shard: int, worker: str, fence_token: str, step: Step, offer: object
     ) -> asyncio.Future[dict[str, str]]:
         said = take_apart(step).said
         self.said += said.values()
@@ -76,7 +76,7 @@ class Queue:
         return [each.end for each in self.said if each.end]
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> JobResult:
         (end,) = self.ended
         assert end is self.said[-1].end
         return end.answer
@@ -91,7 +91,7 @@ class Bench:
         self.metrics = WorkerMetrics(CollectorRegistry())
         queue: Any = self.queue
         lease = Lease(queue, "w-1", 9.0, {}, lambda *lost: None)
-        lease._epochs = ["e-1"]
+        lease._fence_tokens = ["e-1"]
         self.publisher = Publisher(queue, self.metrics, lease)
         self.engine.on_step = self.publisher.step
         self.task = asyncio.create_task(self.publisher.run())
@@ -102,9 +102,9 @@ class Bench:
         job = LeasedJob(
             id=name,
             shard=0,
-            nonce="n" * 16,
-            term=1,
-            epoch="e-1",
+            lease_id="n" * 16,
+            generation=1,
+            fence_token="e-1",
             attempt=1,
             stream=stream,
             endpoint=endpoint,
@@ -426,7 +426,7 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_knows_its_journal(
     runs = [bench.run("one"), bench.run("other")]
     tasks = [asyncio.create_task(run.carry_out()) for run in runs]
     await asyncio.gather(*tasks)
-    assert seen == [(task, run.outbox) for task, run in zip(tasks, runs, strict=True)]
+    assert seen == [(task, run.buffer) for task, run in zip(tasks, runs, strict=True)]
 
 
 async def test_the_last_output_and_the_end_leave_in_one_call(start: Start) -> None:

@@ -62,7 +62,7 @@ def test_a_whole_answer_names_it() -> None:
 
 
 class Publisher:
-    def mark(self, outbox: Any) -> None:
+    def mark(self, buffer: Any) -> None:
         pass
 
 
@@ -71,11 +71,11 @@ def test_each_chunk_names_it() -> None:
         "job_000" + "0" * 24, 0, "n", 1, "e", 1, True, "/v1/completions", b"{}", "", False, 0.0
     )
     publisher: Any = Publisher()
-    outbox = TieredOutbox(job, publisher, "priority")
-    outbox.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
-    outbox.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')
-    outbox.chunk(b'data: {"error":{"message":"x"}}\n\n')
-    events = b"".join(outbox._chunks).decode().split("\n\n")
+    buffer = TieredOutbox(job, publisher, "priority")
+    buffer.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
+    buffer.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')
+    buffer.chunk(b'data: {"error":{"message":"x"}}\n\n')
+    events = b"".join(buffer._chunks).decode().split("\n\n")
     first, second, third, done, error, rest = (event.removeprefix("data: ") for event in events)
     assert json.loads(first)["choices"] == [{"delta": {"content": "}"}}]
     assert [json.loads(each)["service_tier"] for each in (first, second, third)] == ["priority"] * 3

@@ -19,7 +19,7 @@ _waiting: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def _malloc_trim() -> Any:
-    """glibc's function; None with any other C library."""
+    """Glibc's function; None with any other C library."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 

@@ -37,7 +37,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/ping")
 @router.post("/ping", include_in_schema=False)
 async def health(gateway: TheGateway) -> Response:
-    """vLLM's names for `/readyz`: 200 if requests can be taken, else 503; no body."""
+    """VLLM's names for `/readyz`: 200 if requests can be taken, else 503; no body."""
     return Response(status_code=503 if any((await _checks(gateway)).values()) else 200)
 
 

@@ -148,7 +148,7 @@ class ChatRequest(OpenAIBaseModel):
 
     @model_validator(mode="after")
     def _whole_tool_calls(self) -> ChatRequest:
-        """pydantic makes one-shot iterators of them."""
+        """Pydantic makes one-shot iterators of them."""
         for message in self.messages:
             if not isinstance(message, dict):
                 continue

@@ -113,7 +113,7 @@ class VllmEngine:
             self._engine.shutdown(timeout=0)
 
     def _arguments(self, v: SimpleNamespace) -> Any:
-        """vLLM's own arguments, parsed and checked by vLLM's own parser."""
+        """VLLM's own arguments, parsed and checked by vLLM's own parser."""
         settings = self._settings
         argv = ["--model", settings.model or str(MODEL_DIR)]
         name = settings.served_model_name or ("" if settings.model else MODEL_NAME)
@@ -134,7 +134,7 @@ class VllmEngine:
         return args
 
     def _stat_logger(self, v: SimpleNamespace) -> type:
-        """vLLM calls its stat loggers once per engine step, after all outputs were handed out."""
+        """VLLM calls its stat loggers once per engine step, after all outputs were handed out."""
         engine = self
 
         class StepLogger(v.StatLoggerBase):  # type: ignore[misc, name-defined]

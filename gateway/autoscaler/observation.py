@@ -72,7 +72,7 @@ def observe(look: Look, before: Flow | None, memory: Memory | None) -> tuple[Obs
     """What the policy is to know, and what the next look needs."""
     flow = _flow(look, before)
     states = [worker.state for worker in look.workers]
-    ready = states.count(WorkerState.READY) + states.count(WorkerState.BUSY)
+    ready = sum(state.serving for state in states)
     loads_within_s = max(_LOADS_WITHIN_S, 3 * (flow.start_s or 0.0))
     announced = sum(look.at_s - since_s < loads_within_s for since_s in flow.loading.values())
     jobs = flow.recent.finished

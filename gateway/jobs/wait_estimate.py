@@ -13,7 +13,6 @@ from shared.fleet.registry import HEARTBEAT_S, WorkerInfo
 from shared.fleet.scale_decisions import Scale
 from shared.protocol.states import WorkerState
 
-_SERVES = (WorkerState.READY, WorkerState.BUSY)
 _TIMES_TOO_OLD = 2
 """Times longer than a job takes: where even the youngest one runs so long, the figure is wrong."""
 
@@ -48,7 +47,7 @@ def prospect(
     `scale` is None where no autoscaler looks after the pool; `now_s` is by Redis' clock.
     """
     waits_for = reason(workers, scale, now_s)
-    serving = [worker for worker in workers if worker.state in _SERVES]
+    serving = [worker for worker in workers if worker.state.serving]
     if scale is not None and scale.stale(now_s):
         scale = None
     return Prospect(_wait_s(position, serving, scale, running), waits_for)
@@ -56,7 +55,7 @@ def prospect(
 
 def reason(workers: Sequence[WorkerInfo], scale: Scale | None, now_s: float) -> str:
     """What a job of this pool waits for, if no worker is ready to take it; else empty."""
-    if any(worker.state in _SERVES for worker in workers):
+    if any(worker.state.serving for worker in workers):
         return ""
     if scale is not None and scale.stale(now_s):
         silent_s = now_s - scale.at_s

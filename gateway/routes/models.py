@@ -9,11 +9,8 @@ from fastapi import APIRouter
 from gateway.context import Gateway, TheGateway
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
-from shared.protocol.states import WorkerState
 
 router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
-
-_SERVES = (WorkerState.READY, WorkerState.BUSY)
 
 
 @router.get("/v1/models/", include_in_schema=False)
@@ -33,7 +30,7 @@ async def get_model(name: str, gateway: TheGateway) -> dict[str, Any]:
 
 def _card(gateway: Gateway, model: ModelInfo) -> dict[str, Any]:
     workers = gateway.fleet.workers_of(model.pool)
-    serving = [worker for worker in workers if worker.state in _SERVES]
+    serving = [worker for worker in workers if worker.state.serving]
     fleet = {
         "pool": model.pool,
         "workers_ready": len(serving),

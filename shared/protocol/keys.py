@@ -32,7 +32,7 @@ gets the shard's base key may make the others itself.
 | `flotilla:chores:<fleet>:*` | Celery's own | messages, in the chores' database; `<fleet>` tells fleets that share it apart | Celery | |
 | `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, cancel, ... | |
 | `flotilla:control:<worker>` | channel | jobs handed over, jobs to drop (channel.py) | submit, cancel, expire | |
-"""  # noqa: E501
+"""  # noqa: E501, RUF100
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@
 
 Fields that are written together and never apart are one, a msgpack array: a hash costs by the field,
 in time (Lua, the append-only file) and in memory.
-"""  # noqa: E501
+"""  # noqa: E501, RUF100
 
 from __future__ import annotations
 

@@ -95,3 +95,8 @@ class WorkerState(StrEnum):
     """Every slot is taken, or the KV cache is nearly full; claims nothing."""
     DRAINING = "draining"
     """Was told to end: finishes what it holds, claims nothing."""
+
+    @property
+    def serving(self) -> bool:
+        """Its model is loaded and it runs jobs: it is ready, or busy for now."""
+        return self in (WorkerState.READY, WorkerState.BUSY)

@@ -25,8 +25,6 @@ from shared.protocol.states import WorkerState
 Status = Callable[[], tuple[WorkerState, str]]
 """What the worker is, and why, in a sentence."""
 
-_SERVES = frozenset({WorkerState.READY, WorkerState.BUSY})
-
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
@@ -67,7 +65,7 @@ class HealthServer:
 
     def _readyz(self, _: Request) -> Response:
         state, reason = self._status()
-        status = 200 if state in _SERVES else 503
+        status = 200 if state.serving else 503
         return JSONResponse({"state": state, "reason": reason}, status)
 
     def _metrics(self, _: Request) -> Response:

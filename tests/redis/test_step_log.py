@@ -710,7 +710,7 @@ def heard_of(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
 @pytest.fixture
 async def flaky(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flaky]:
     """One that nothing disturbs yet."""
-    monkeypatch.setattr(publisher_module, "_RETRY_S", (0.0,))
+    monkeypatch.setattr(publisher_module, "_RETRY_CAP_S", 0.0)
     queue = Flaky(Servers(redis_url), 1)
     yield queue
     await queue.close()

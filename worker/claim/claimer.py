@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from shared.platform.backoff import Backoff
 from shared.platform.redis_client import RedisError
 from shared.protocol.job import LeasedJob
 from worker.claim.admission import Decision
@@ -19,7 +20,8 @@ log = logging.getLogger("flotilla.claimer")
 
 # A slot may come free without a run ending (n > 1), and KV use falls unannounced: look again then.
 _LOOK_AGAIN_S = 0.25
-_RECONNECT_S = (0.02, 0.1, 0.3, 1.0)
+_RECONNECT_BASE_S = 0.02
+_RECONNECT_CAP_S = 1.0
 
 
 class Claimer:
@@ -39,7 +41,7 @@ class Claimer:
         self._decide = decide
         self._start = start
         self._ended = False
-        self._failures = 0  # since Redis has answered last
+        self._backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
         self._changed = asyncio.Event()
         self._wake_ups: asyncio.Future[None] | None = None
 
@@ -51,9 +53,7 @@ class Claimer:
                     await self._turn()
                 except (RedisError, OSError) as error:
                     log.warning("can't claim: %s", error)
-                    again_s = _RECONNECT_S[min(self._failures, len(_RECONNECT_S) - 1)]
-                    self._failures += 1
-                    await asyncio.sleep(again_s)
+                    await asyncio.sleep(self._backoff.next_delay_s())
         finally:
             await self._claims.close()
 
@@ -80,7 +80,7 @@ class Claimer:
             jobs = await self._claims.take(decision.count, spare=decision.spare)
         finally:
             self.asked = 0
-        self._failures = 0
+        self._backoff.reset()
         for job in jobs:
             self._start(job)
         if len(jobs) < decision.count:  # no more was waiting

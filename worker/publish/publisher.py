@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import NoScriptError
 
+from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import UNAVAILABLE, RedisError, unwritable
 from shared.platform.tasks import end
@@ -30,7 +31,8 @@ log = logging.getLogger("flotilla.publisher")
 
 # Output that no engine step follows (an error before the first token) leaves after this time.
 _NO_STEP_S = 0.005
-_RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+_RETRY_BASE_S = 0.05
+_RETRY_CAP_S = 1.0
 _CALL_BYTES = 1 << 20
 
 
@@ -282,14 +284,13 @@ class Publisher:
 
     async def _insist(self, shard: int, batch: _Batch, error: BaseException | None) -> None:
         """Repeat the call until Redis takes it or all is dropped; `error` is what it met first."""
-        lease, again, tries = self._lease, error is not None, 0
+        lease, again = self._lease, error is not None
         if error is not None:
             _put_up_with(error)
             log.warning("Redis does not take tokens: %s", error)
+        backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
         lost: Mapping[str, str] = {}
         while True:
-            if tries:
-                await asyncio.sleep(_RETRY_S[min(tries, len(_RETRY_S)) - 1])
             try:
                 fence_token = lease.fence_token(shard)
                 if not batch.speaks_in(fence_token):
@@ -306,7 +307,7 @@ class Publisher:
             except (RedisError, OSError) as another:
                 _put_up_with(another)
                 again = True
-            tries += 1
+            await asyncio.sleep(backoff.next_delay_s())
         self._done(shard, batch, lost)
 
 

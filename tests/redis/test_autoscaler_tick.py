@@ -21,9 +21,9 @@ from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
 from shared.queue.job_queue import JobQueue
-from tests.unit.gateway.test_observation import worker
 from tests.redis.conftest import POOL, open_queue, submit, take
 from tests.redis_server import RedisServer
+from tests.unit.gateway.test_observation import worker
 
 SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
 

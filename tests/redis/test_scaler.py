@@ -22,10 +22,10 @@ from shared.platform.tasks import end
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
 from shared.queue.job_queue import JobQueue
+from tests.redis.conftest import POOL
 from tests.unit.gateway.test_observation import look as look_at
 from tests.unit.gateway.test_observation import see
 from tests.unit.gateway.test_observation import worker as worker_info
-from tests.redis.conftest import POOL
 from tests.waiting import eventually
 
 

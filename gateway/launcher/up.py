@@ -33,7 +33,13 @@ async def up(
         await eviction.refuse(settings.all_redis_urls)
     if settings.log_format == "auto":  # people read it, though the processes write into pipes
         settings = settings.model_copy(update={"log_format": "pretty"})
-    names = ["flotilla", "redis", "gateway", "chores", *(f"worker-{n + 1}" for n in range(most))]
+    names = [
+        "flotilla",
+        "redis",
+        "gateway",
+        "maintenance",
+        *(f"worker-{n + 1}" for n in range(most)),
+    ]
     console = Console(names, colours=wants_colours(to_environment(settings)))
     try:
         _check_folder(folder)

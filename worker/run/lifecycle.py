@@ -76,7 +76,7 @@ class Worker:
         self._models: list[dict[str, Any]] = []
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         self._queue = JobQueue(servers, shards=settings.shards)
-        self._registry = Registry(servers.home)
+        self._registry = Registry(servers.primary)
         self._metrics = WorkerMetrics(registry)
         self._loop: Loop | None = None
         self._tasks: list[asyncio.Task[None]] = []

@@ -22,6 +22,7 @@ from gateway.jobs.admission import admit, check_request
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.reader import Want
 from shared.api.endpoints import ENDPOINTS, Endpoint
+from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 
 router = APIRouter(tags=["OpenAI"])
@@ -96,6 +97,9 @@ class InferenceApp:
         )
         model = await admit(gateway.fleet, request)
         job = gateway.factory.attached(endpoint, tenant, model.pool, request, body)
+        logs.bind_contextvars(
+            job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
+        )
         reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
 
         def on_error(error: Exception) -> None:

@@ -969,7 +969,7 @@ async def test_a_worker_that_has_ended_says_nothing_more(
         worker.publisher.step()
         goes_on.set()
         for _ in range(20):  # other calls come and go meanwhile
-            await flaky.servers.home.ping()
+            await flaky.servers.primary.ping()
     assert flaky.n_calls == calls + 1
 
 

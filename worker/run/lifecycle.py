@@ -26,6 +26,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, Registry, WorkerInfo, pool_name
 from shared.fleet.servers import Servers
+from shared.platform import logs
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
@@ -75,7 +76,7 @@ class Worker:
         self._models: list[dict[str, Any]] = []
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         self._queue = JobQueue(servers, shards=settings.shards)
-        self._registry = Registry(servers.home)
+        self._registry = Registry(servers.primary)
         self._metrics = WorkerMetrics(registry)
         self._loop: Loop | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -98,6 +99,7 @@ class Worker:
         except WorkerIdTaken as error:
             raise SettingsError(str(error)) from error
         await self._quietly(self._announce(_LOADING_EXPIRY_S))
+        logs.bind_process(worker=self._id)
         log.info("%s loads %s", self._id, _what_loads(self._settings))
         began = time.monotonic()
         try:

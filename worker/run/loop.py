@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from msgpack.exceptions import UnpackException
 
+from shared.platform import logs
 from shared.platform import redis_client as connections
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
@@ -216,6 +217,7 @@ class Loop:
         task.add_done_callback(self._tasks.discard)
 
     async def _carry_out(self, run: Run) -> None:
+        logs.bind_contextvars(job_id=run.job.id, attempt=run.job.attempt)
         try:
             outcome = await run.carry_out()
         except Exception:

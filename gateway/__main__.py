@@ -33,7 +33,7 @@ def main() -> None:
         settings = load_settings()
         _check_reach(settings)
         logs.set_up(settings.log_level, settings.log_format)
-        asyncio.run(eviction.refuse(settings.all_redis_urls))
+        asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
         app = create_app(settings)
         listener = _listen(settings)
     except SettingsError as error:

@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> InferenceApp:
         buffer_bytes = settings.stream_buffer_bytes
         relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
         fleet = FleetView(Registry(servers.primary), ScaleStore(servers.primary))
-        watch = eviction.Watch(servers)
+        watch = eviction.EvictionMonitor([servers.primary, *servers.all])
         streams = StreamContext(
             gateway_id,
             settings,

@@ -27,7 +27,7 @@ def _engine(settings: Settings) -> Engine:
 
 
 async def _run(settings: Settings) -> int:
-    await eviction.refuse(settings.all_redis_urls)
+    await eviction.refuse_evicting(settings.all_redis_urls)
     worker = Worker(settings, _engine(settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

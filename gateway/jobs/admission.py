@@ -98,6 +98,6 @@ def _job_id(gateway: Gateway) -> str:
     """Of a shard whose Redis is there, as far as a few tries find one."""
     for _ in range(_TRIES):
         job_id = new_job_id(gateway.settings.shards)
-        if gateway.relay.reaches(shard_in(job_id)):
+        if gateway.relay.is_subscribed(shard_in(job_id)):
             break
     return job_id

@@ -20,7 +20,7 @@ from gateway.http.errors import error_response, in_our_words
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, asked
 from gateway.streaming.answer import JobAnswer
-from gateway.streaming.reader import Want
+from gateway.streaming.reader import ReadMode
 from shared.api.endpoints import ENDPOINTS
 from shared.platform.metrics import GatewayMetrics
 
@@ -82,7 +82,7 @@ class Inference:
         limits = Limits(settings.max_body_values, settings.max_body_objects)
         wanted = await parsed(body, limits, lambda fields: asked(fields, settings))
         job = await admit(gateway, tenant, scope["path"], body, wanted, attached=True)
-        reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
+        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
 
         def refused(error: Exception) -> None:
             failure = in_our_words(error)

@@ -15,8 +15,8 @@ from gateway.context import Gateway
 from gateway.http import sse
 from gateway.http.access_log import CLIENT_LEFT
 from gateway.http.errors import in_our_words
-from gateway.http.uvicorn_fastpath import at_once, begin, when_left, writer
-from gateway.streaming.reader import Piece, Reader, Sink
+from gateway.http.uvicorn_fastpath import at_once, begin, on_disconnect, writer
+from gateway.streaming.reader import LogEvent, Reader, ChunkWriter
 from shared.api.errors import (
     FlotillaError,
     GatewayStopped,
@@ -94,7 +94,7 @@ class JobAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        forget = when_left(receive, self._leave)
+        forget = on_disconnect(receive, self._leave)
         ended = False
         try:
             ended = await (self._stream() if self._streams else self._once())
@@ -118,7 +118,7 @@ class JobAnswer:
     async def _stream(self) -> bool:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
         settings = self._gateway.settings
-        sink: Sink | None = None if settings.stream_pace_s else self
+        sink: ChunkWriter | None = None if settings.stream_pace_s else self
         while True:
             silence_s = settings.keepalive_s
             if not self._opened:
@@ -141,27 +141,27 @@ class JobAnswer:
                 return True
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
-            elif self._reader.spoke:
+            elif self._reader.last_write_at:
                 sink = writer(self._send)
 
     def take(self, data: bytes) -> bool:
-        """A Sink for a stream's first chunk, until it knows better: no task wakes for it."""
+        """A ChunkWriter for a stream's first chunk, until it knows better: no task wakes for it."""
         if not at_once(self._begin_or_go_on(data)):
             return False
-        if not self._reader.spoke:
+        if not self._reader.last_write_at:
             self._gateway.metrics.ttft.observe(self._gateway.relay.now - self._received)
-        self._reader.turn_to(writer(self._send))
+        self._reader.use_writer(writer(self._send))
         return True
 
     def _observe(self, now: float) -> None:
         metrics, reader = self._gateway.metrics, self._reader
-        if reader.spoke:
-            metrics.itl.observe(now - reader.spoke)
+        if reader.last_write_at:
+            metrics.itl.observe(now - reader.last_write_at)
         else:
             metrics.ttft.observe(now - self._received)
-        reader.spoke = now
+        reader.last_write_at = now
 
-    async def _end_stream(self, last: Piece) -> None:
+    async def _end_stream(self, last: LogEvent) -> None:
         whole = None if last.kind == FrameKind.DONE else await self._whole(last)
         if whole is not None and not self._opened:
             await self._send_whole(whole)  # vLLM refused the request before it streamed
@@ -184,7 +184,7 @@ class JobAnswer:
             await self._send_whole(whole)
             return True
 
-    async def _whole(self, last: Piece) -> Whole | None:
+    async def _whole(self, last: LogEvent) -> Whole | None:
         """The answer that a job's last piece tells of; None if it was streamed and is complete.
 
         Raises the error that stands for a job that ended otherwise.

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from gateway.context import Gateway
 from gateway.http import sse
 from gateway.jobs.job_object import full
-from gateway.streaming.reader import Piece, Reader, Want
+from gateway.streaming.reader import LogEvent, Reader, ReadMode
 from shared.api.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import FrameKind
@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 async def events(gateway: Gateway, job: Job, place: Place) -> AsyncIterator[bytes]:
     """SSE bytes from `place` to the job's end. Never raises FlotillaError: it becomes an event."""
-    want = Want.CHUNKS if job.stream else Want.DELTAS
+    want = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
     reader = gateway.relay.open(job.id, want, place.entry)
     try:
         async for data in _follow(gateway, reader, job.id, place.parts):
@@ -69,7 +69,7 @@ async def events(gateway: Gateway, job: Job, place: Place) -> AsyncIterator[byte
 async def _follow(gateway: Gateway, reader: Reader, job_id: str, skip: int) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
     await gateway.queue.watch(job_id, gateway.id, sees=True)
-    reader.fall_behind()  # the log first: it holds what was before we watched
+    reader.resync()  # the log first: it holds what was before we watched
     waits = True
     while True:
         if waits:
@@ -102,7 +102,7 @@ def _in_progress(job: Job) -> bytes:
     return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS})
 
 
-def _render(piece: Piece) -> list[bytes]:
+def _render(piece: LogEvent) -> list[bytes]:
     if piece.kind == FrameKind.DELTAS:
         texts: dict[tuple[int, int], str] = {}
         for delta in piece.payload:

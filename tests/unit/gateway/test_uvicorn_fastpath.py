@@ -17,7 +17,7 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.http.uvicorn_fastpath import begin, body_at_hand, when_left, writer
+from gateway.http.uvicorn_fastpath import begin, buffered_body, on_disconnect, writer
 from tests.waiting import eventually
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
@@ -383,7 +383,7 @@ async def test_a_body_that_has_come_is_what_uvicorn_would_give(body: bytes) -> N
     (ours, _), (theirs, _) = asked(), asked()
     for cycle in (ours, theirs):
         comes(cycle, body)
-    whole = body_at_hand(ours.receive)  # type: ignore[arg-type]
+    whole = buffered_body(ours.receive)  # type: ignore[arg-type]
     message = await theirs.receive()
     assert message == {"type": "http.request", "body": whole, "more_body": False}
     assert type(whole) is bytes
@@ -400,32 +400,32 @@ async def test_the_connection_is_read_again_when_its_body_is_taken() -> None:
     cycle, _ = asked()
     cycle.flow.pause_reading()  # the body was more than uvicorn likes to keep
     comes(cycle, b"x")
-    assert body_at_hand(cycle.receive) == b"x"  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) == b"x"  # type: ignore[arg-type]
     assert not cycle.flow.read_paused
 
 
 async def test_a_body_that_has_not_come_yet_is_waited_for() -> None:
     cycle, _ = asked()
-    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
     comes(cycle, b"a", more=True)
-    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
     assert (await cycle.receive())["body"] == b"a"  # type: ignore[typeddict-item]
     comes(cycle, b"b")
-    assert body_at_hand(cycle.receive) == b"b"  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) == b"b"  # type: ignore[arg-type]
 
 
 async def test_a_client_that_has_left_has_no_body() -> None:
     cycle, _ = asked()
     comes(cycle, b"a")
     leaves(cycle)
-    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
 
 
 async def test_of_any_other_server_the_body_is_received() -> None:
     async def receive() -> Message:
         raise AssertionError("called")
 
-    assert body_at_hand(receive) is None
+    assert buffered_body(receive) is None
 
 
 # --- the end of a connection ---
@@ -434,9 +434,9 @@ async def test_of_any_other_server_the_body_is_received() -> None:
 async def test_it_hears_when_the_client_leaves_and_of_nothing_else() -> None:
     cycle, _ = asked()
     comes(cycle, b"x")
-    body_at_hand(cycle.receive)  # type: ignore[arg-type]
+    buffered_body(cycle.receive)  # type: ignore[arg-type]
     left: list[bool] = []
-    when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    on_disconnect(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
     await cycle.send(START)  # type: ignore[arg-type]
     comes(cycle, b"")
     assert left == []
@@ -448,7 +448,7 @@ async def test_who_has_left_already_is_heard_of_at_once() -> None:
     cycle, _ = asked()
     leaves(cycle)
     left: list[bool] = []
-    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    forget = on_disconnect(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
     assert left == [True]
     forget()
 
@@ -457,7 +457,7 @@ async def test_who_has_left_already_is_heard_of_at_once() -> None:
 async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) -> None:
     cycle, _ = asked()
     left: list[bool] = []
-    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    forget = on_disconnect(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
     if complete:
         await cycle.send(START)  # type: ignore[arg-type]
         await cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -469,7 +469,7 @@ async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) 
 
 async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None:
     cycle, _ = asked()
-    when_left(cycle.receive, lambda: None)  # type: ignore[arg-type]
+    on_disconnect(cycle.receive, lambda: None)  # type: ignore[arg-type]
     rest = asyncio.create_task(cycle.receive())
     await asyncio.sleep(0)
     leaves(cycle)
@@ -479,7 +479,7 @@ async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None
 async def test_any_other_server_is_asked_until_it_says_that_the_client_has_left() -> None:
     messages: asyncio.Queue[Message] = asyncio.Queue()
     left = asyncio.Event()
-    when_left(messages.get, left.set)
+    on_disconnect(messages.get, left.set)
     messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
     for _ in range(5):
         await asyncio.sleep(0)
@@ -500,7 +500,7 @@ async def test_any_other_server_is_asked_no_more_by_who_does_not_want_to_know() 
             cancelled.set()
         raise AssertionError
 
-    forget = when_left(receive, lambda: None)
+    forget = on_disconnect(receive, lambda: None)
     await asyncio.sleep(0)
     forget()
     async with asyncio.timeout(30):

@@ -78,7 +78,7 @@ class Deaf:
         pass
 
 
-class Run(OutputBuffer):
+class JobRun(OutputBuffer):
     """A job in a worker's hands, as far as the worker knows."""
 
     __slots__ = ("begun", "ended_as")
@@ -87,19 +87,19 @@ class Run(OutputBuffer):
         super().__init__(job, cast(Publisher, Deaf()))
         self.begun = 0
         """The step with the first entry that is not flushed."""
-        self.ended_as = ""
+        self.final_state = ""
         """As what its worker has ended it, or is about to."""
 
     @property
     def speaks(self) -> bool:
-        return not (self.dropped or self.ended_as)
+        return not (self.dropped or self.final_state)
 
 
 class Batch:
     """What a worker sends, until Redis has taken it."""
 
     def __init__(
-        self, items: list[tuple[Run, JobOutput]], log_flushes: list[tuple[Run, LogFlush]]
+        self, items: list[tuple[JobRun, JobOutput]], log_flushes: list[tuple[JobRun, LogFlush]]
     ) -> None:
         self.items = items
         self.log_flushes = log_flushes
@@ -131,7 +131,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.fence_token = ""
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, JobRun] = {}
         self.mail: list[LeasedJob | str] = []
         """Jobs, and ids of those to drop, that it was told of and has not heard of yet."""
         self.batch: Batch | None = None
@@ -149,11 +149,11 @@ class Worker:
                 continue
             if news.id in self.runs:
                 self.runs[news.id].dropped = True
-            self.runs[news.id] = Run(news)
+            self.runs[news.id] = JobRun(news)
         self.mail = []
 
     def pack(
-        self, speakers: Iterable[tuple[Run, JobResult | None]], early: Callable[[], bool]
+        self, speakers: Iterable[tuple[JobRun, JobResult | None]], early: Callable[[], bool]
     ) -> None:
         """A step. Entries are flushed `early` or when their time has come."""
         self.steps += 1
@@ -163,7 +163,7 @@ class Worker:
             assert output is not None
             items.append((run, output))
             if end is not None:
-                run.ended_as = TRANSITIONS[end.event].target
+                run.final_state = TRANSITIONS[end.event].target
             elif len(run.kept) == 1:
                 run.begun = self.steps
         due = [
@@ -175,7 +175,7 @@ class Worker:
         ]
         self.batch = Batch(items, [(run, run.log_flush()) for run in due])
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run: JobRun) -> None:
         """The run is over."""
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
@@ -273,10 +273,10 @@ class Fleet:
             self.told[lease.id] = []
         worker.mail += [] if lost else leases
         if not self.chance(0.2):
-            worker.hear()
+            worker.on_control_message()
 
     async def hear(self) -> None:
-        self.random.choice(self.workers).hear()
+        self.random.choice(self.workers).on_control_message()
 
     # --- the workers speak ---
 
@@ -309,7 +309,7 @@ class Fleet:
             worker.pack(said.items(), lambda: self.chance(self.haste))
         await self.send(worker)
 
-    def speak(self, run: Run, others: list[Run]) -> None:
+    def speak(self, run: JobRun, others: list[JobRun]) -> None:
         """Some tokens of a job; among them what looks like a frame of another."""
         for n in range(self.random.choice([1, 1, 1, 2])):
             text = f"{run.job.lease_id} {n} " + "x" * self.random.choice([0, 0, 0, 20, 300])
@@ -393,7 +393,7 @@ class Fleet:
             if not self.holds(run.job):
                 # It can't tell the end that another has made from its own.
                 assert end is not None, "a job has gone on that is not its worker's"
-                assert run.ended_as == self.states[job_id]
+                assert run.final_state == self.states[job_id]
                 if self.last[job_id] != run.job:
                     late[job_id] = self.states[job_id].value
             if packed and self.said(run, batch):
@@ -408,7 +408,7 @@ class Fleet:
         for run, (_, _, end) in batch.items:
             if end is None or not self.said(run, batch):
                 continue
-            self.states[run.job.id] = JobState(run.ended_as)
+            self.states[run.job.id] = JobState(run.final_state)
             self.holder.pop(run.job.id, None)
             kind = FrameKind.DONE if run.job.stream else FrameKind.RESULT
             for name in self.watchers[run.job.id]:
@@ -417,7 +417,7 @@ class Fleet:
             heard.sort(key=itemgetter(0))
         return sent, late
 
-    def said(self, run: Run, batch: Batch) -> bool:
+    def said(self, run: JobRun, batch: Batch) -> bool:
         """Whether its words were the worker's to say, now or when they came for the first time."""
         return self.holds(run.job) or (
             batch.carried_out is not None and self.last[run.job.id] == run.job
@@ -449,7 +449,7 @@ class Fleet:
             if run.job.id in renewal.listeners:
                 watchers, watched = renewal.listeners[run.job.id]
                 run.listen(watchers, watched=watched)
-            elif run.ended_as == renewal.lost[run.job.id]:
+            elif run.final_state == renewal.lost[run.job.id]:
                 run.listen("", watched=False)  # by itself, perhaps: then all have heard of it
             else:
                 run.dropped = True
@@ -515,7 +515,7 @@ class Fleet:
     async def reject_unreceived(self) -> None:
         """A worker hands back what it has not heard of."""
         worker = self.random.choice(self.workers)
-        worker.hear()
+        worker.on_control_message()
         expected = {
             lease.id: self.without_worker(lease, False)
             for holder, lease in self.holder.values()
@@ -615,7 +615,7 @@ class Fleet:
         return {
             self.submit: 6,
             self.acquire: 10,
-            self.hear: 4,
+            self.on_control_message: 4,
             self.emit: 4 if self.feeble else 14,
             self.finish: 0 if self.feeble else 5,
             self.keep: 2,
@@ -773,7 +773,7 @@ class Fleet:
         """Nothing goes wrong any more: the workers end what they know of, a new one the rest."""
         self.calm = True
         for worker in self.workers:
-            worker.hear()
+            worker.on_control_message()
             while worker.batch is not None:
                 await self.send(worker)
             await self.renew(worker)

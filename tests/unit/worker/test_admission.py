@@ -8,11 +8,11 @@ import pytest
 
 from shared.platform.settings import Settings
 from shared.protocol.states import WorkerState
-from worker.claim.admission import CLAIM_BATCH, Snapshot, decide, free_slots
+from worker.claim.admission import CLAIM_BATCH, SlotSnapshot, decide, free_slots
 from worker.run import lifecycle
 
 READY, BUSY, DRAINING = WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING
-IDLE = Snapshot(slots=64, unfinished=0, entering=0, kv_usage=0.0, kv_high_watermark=0.95)
+IDLE = SlotSnapshot(slots=64, unfinished=0, starting=0, kv_usage=0.0, kv_high_watermark=0.95)
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,19 @@ def test_what_is_claimed_and_why(
     decision = decide(IDLE._replace(**now))
     assert (decision.count, decision.state) == (count, state)
     assert reason in decision.reason
-    assert free_slots(IDLE._replace(**now)) == decision.count + decision.spare
+    assert free_slots(IDLE._replace(**now)) == decision.count + decision.left_over
 
 
 @pytest.mark.parametrize(("free", "count"), [(0, 0), (1, 1), (2, 1), (3, 2), (64, CLAIM_BATCH)])
 def test_two_claims_at_a_time_share_what_is_free(free: int, count: int) -> None:
     decision = decide(IDLE._replace(unfinished=64 - free), 2)
-    assert (decision.count, decision.count + decision.spare) == (count, free)
+    assert (decision.count, decision.count + decision.left_over) == (count, free)
 
 
 @pytest.mark.parametrize("unfinished", range(0, 65, 4))
 @pytest.mark.parametrize("entering", range(0, 65, 8))
 def test_never_more_than_can_run(unfinished: int, entering: int) -> None:
-    decision = decide(IDLE._replace(unfinished=unfinished, entering=entering))
+    decision = decide(IDLE._replace(unfinished=unfinished, starting=entering))
     assert 0 <= decision.count <= max(0, 64 - unfinished - entering)
     assert (decision.count == 0) == (decision.state is BUSY)
 

@@ -12,7 +12,7 @@ import pytest
 from shared.platform.redis_client import RedisConnectionError
 from shared.queue.job_queue import Renewal
 from worker.claim import lease as module
-from worker.claim.lease import Lease, LeaseKeeper
+from worker.claim.lease import Lease, LeaseRenewer
 
 WORKER = "w-1"
 LEASE_S = 9.0
@@ -60,7 +60,7 @@ class Post:
         self.n_losses = 0
         queue: Any = self
         self.lease = Lease(queue, WORKER, LEASE_S, self.runs, self._on_lost)
-        self.keeper = LeaseKeeper(self.lease, lambda: self.progresses)
+        self.keeper = LeaseRenewer(self.lease, lambda: self.progresses)
 
     def losses(self, shard: int) -> int:
         return self.n_losses
@@ -331,9 +331,9 @@ async def test_renewals_of_a_shard_come_one_after_another(clock: Clock) -> None:
 async def test_an_fence_token_that_was_refused_is_asked_for_no_more(clock: Clock) -> None:
     post = Post(clock, "a")
     await post.turn()
-    post.lease.refused(0, "an older one")
+    post.lease.invalidate(0, "an older one")
     assert post.lease.fence_tokens == ["e-1"]
-    post.lease.refused(0, "e-1")
+    post.lease.invalidate(0, "e-1")
     assert post.lease.fence_tokens == [""]
     await post.turn()
     assert post.asked == [(0, ""), (0, "")]

@@ -264,22 +264,22 @@ class Desk:
         self.queue = Queue(shards)
         self.lost: list[tuple[str, str]] = []
         self.runs: dict[str, Any] = {}
-        self.ended_as: dict[str, str] = {}
-        self.offers = Offering()
+        self.final_state: dict[str, str] = {}
+        self.advertised_slots = Offering()
         self.registry = CollectorRegistry()
         queue: Any = self.queue
-        offers: Any = self.offers
+        offers: Any = self.advertised_slots
         self.lease = Lease(queue, WORKER, 9.0, self.runs, self._on_lost)
         self.lease._fence_tokens = list(self.queue.fences)
         self.publisher = Publisher(queue, WorkerMetrics(self.registry), self.lease, offers)
         self.task = asyncio.create_task(self.publisher.run())
 
     def _on_lost(self, job: LeasedJob, state: str) -> None:
-        """As Loop.lose."""
+        """As Executor.lose."""
         buffer = self.runs[job.id].buffer
-        if not buffer.dropped and self.ended_as.get(job.id) != state:
+        if not buffer.discarded and self.final_state.get(job.id) != state:
             self.lost.append((job.id, state))
-            buffer.dropped = True
+            buffer.discarded = True
 
     def buffer(self, name: str = "a", shard: int = 0, **changes: Any) -> OutputBuffer:
         """Of a job that was leased in the fencing token that the worker is in.
@@ -303,7 +303,7 @@ class Desk:
         }
         job = LeasedJob(**(fields | changes))
         buffer = OutputBuffer(job, self.publisher)
-        buffer.logged = logged
+        buffer.log_started = logged
         self.runs[name] = SimpleNamespace(job=job, buffer=buffer)
         return buffer
 
@@ -311,7 +311,7 @@ class Desk:
         return asyncio.create_task(self.publisher.finish(buffer, answer))
 
     def step(self) -> None:
-        self.publisher.step()
+        self.publisher.on_step()
 
     async def say(self, *buffers: OutputBuffer) -> Call:
         """A step in which these jobs speak; its call, once it is answered."""
@@ -406,7 +406,7 @@ async def test_a_prompt_alone_sends_nothing_and_leaves_with_the_first_delta(desk
     assert set(step) == {"speaks"}
     assert step["speaks"].journal == [Prompt(0, 3), Delta(0, 0, (1,), "x")]
     assert step["speaks"].chunks == b""
-    assert silent.entered
+    assert silent.reached_engine
     assert silent.prompt_tokens == 12
 
 
@@ -434,7 +434,7 @@ async def test_a_token_of_a_stream_is_hardly_more_than_its_text(desk: Desk) -> N
         assert said.entry
         assert unfolder.unfold(said.entry.items) == chunk
         assert said.journal == [Delta(0, 0, (n,), text)]
-        sizes.append(len(entry_of(buffer.kept[-1], "a", n + 1)))
+        sizes.append(len(entry_of(buffer.unflushed[-1], "a", n + 1)))
     assert sizes[0] > 100
     assert sizes[2:] == [len("[") + len("'x") + len("n")] * 4
 
@@ -712,7 +712,7 @@ async def test_a_call_is_not_repeated_for_jobs_that_are_dropped(desk: Desk, endi
     else:
         buffer.chunk(b"1")
     await desk.queue.next()
-    buffer.dropped = True
+    buffer.discarded = True
     other.chunk(b"x")
     desk.queue.open.set()
     assert set(await desk.queue.next_step()) == {"b"}
@@ -910,7 +910,7 @@ async def test_a_repeated_call_that_is_refused_is_a_repeated_one_still(desk: Des
 async def test_an_end_whose_reply_was_lost_is_no_loss(desk: Desk) -> None:
     buffer = desk.buffer("a")
     buffer.chunk(b"1")
-    desk.ended_as["a"] = "completed"
+    desk.final_state["a"] = "completed"
     verdict = desk.finish(buffer)
     await desk.queue.lose_the_reply()
     desk.queue.take_away("a", "completed")  # by itself; of another job something has changed
@@ -1199,7 +1199,7 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
                 desk.queue.failures = [RedisConnectionError(what)] * chance.randint(1, 2)
                 desk.queue.lands = what == "lands"
         for buffer in list(talking.values()):
-            if chance.random() < talk and not buffer.dropped:
+            if chance.random() < talk and not buffer.discarded:
                 buffer.chunk(b"x")
         if live and chance.random() < 0.02:
             name = chance.choice(sorted(live))
@@ -1261,7 +1261,7 @@ async def test_what_is_on_offer_leaves_with_the_output_of_its_shard(desk: Desk) 
         (1, SlotUpdate("p", "w", 1, 0)),
     ]
     await turns()
-    assert sorted(desk.offers.heard) == [(0, 0), (1, 0)]
+    assert sorted(desk.advertised_slots.heard) == [(0, 0), (1, 0)]
 
 
 async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
@@ -1270,7 +1270,7 @@ async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
     desk.step()
     calls = [await desk.queue.next() for _ in range(2)]
     assert [call.offer for call in calls] == [SlotUpdate("p", "w", 0, 0), None]
-    assert desk.offers.heard == [(0, None)]
+    assert desk.advertised_slots.heard == [(0, None)]
 
 
 async def test_what_is_on_offer_is_taken_back_from_a_refused_call(desk: Desk) -> None:
@@ -1278,7 +1278,7 @@ async def test_what_is_on_offer_is_taken_back_from_a_refused_call(desk: Desk) ->
     desk.queue.invalidate_fence()
     await desk.say(buffer)
     assert (await desk.queue.next()).offer is None
-    assert (desk.offers.heard, desk.offers.refused) == ([], [(0, SlotUpdate("p", "w", 0, 0))])
+    assert (desk.advertised_slots.heard, desk.advertised_slots.refused) == ([], [(0, SlotUpdate("p", "w", 0, 0))])
 
 
 async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
@@ -1291,7 +1291,7 @@ async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
     second.dropped = True  # while the first call is on its way
     desk.queue.open.set()
     assert await asyncio.gather(*verdicts) == ["ok", "dropped"]
-    assert (desk.offers.asked, desk.offers.heard) == (1, [(0, 0)])
+    assert (desk.advertised_slots.asked, desk.advertised_slots.heard) == (1, [(0, 0)])
 
 
 async def test_a_connection_that_is_lost_during_renewals_costs_no_job(desk: Desk) -> None:
@@ -1303,7 +1303,7 @@ async def test_a_connection_that_is_lost_during_renewals_costs_no_job(desk: Desk
     while (call := await desk.queue.next()).fence_token != desk.queue.fences[0]:
         pass
     assert call.parts.said["a"].chunks == b"1"
-    assert not buffer.dropped
+    assert not buffer.discarded
     assert len(desk.queue.renewals) == 3
 
 

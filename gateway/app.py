@@ -65,7 +65,7 @@ def create_app(settings: Settings) -> Inference:
         gateway_id = f"gw-{secrets.token_hex(6)}"
         buffer_bytes = settings.stream_buffer_bytes
         relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
-        fleet = Fleet(Registry(servers.home), ScaleStore(servers.home))
+        fleet = Fleet(Registry(servers.primary), ScaleStore(servers.primary))
         watch = eviction.Watch(servers)
         submitter = Submitter(queue, settings.max_queue_depth, metrics)
         edge.gateway = app.state.gateway = Gateway(

@@ -6,8 +6,12 @@ import argparse
 import sys
 from typing import Protocol, cast
 
-from load_tests import autoscale_simulation, compare, queue_depth, real_vllm, run, soak
+from load_tests.autoscale import command as autoscale_simulation
+from load_tests.bench import compare, run
 from load_tests.faults import command as faults
+from load_tests.job_queue import command as queue_depth
+from load_tests.soak import command as soak
+from load_tests.vllm import command as real_vllm
 
 
 class Command(Protocol):

@@ -1,4 +1,4 @@
-"""What a job that waits is told: how long it may take, and what it waits for. Pure.
+"""What a job that waits is told_to_drain: how long it may take, and what it waits for. Pure.
 
 A job that waits at all has found no free slot: where there is one, submitting leases the job at
 once. So a slot that looked free when its worker last announced itself has been taken since then.

@@ -31,7 +31,13 @@ async def up(
         return USAGE_ERROR
     if "redis_url" in settings.model_fields_set:  # else it is our own
         await eviction.refuse(settings.all_redis_urls)
-    names = ["flotilla", "redis", "gateway", "chores", *(f"worker-{n + 1}" for n in range(most))]
+    names = [
+        "flotilla",
+        "redis",
+        "gateway",
+        "maintenance",
+        *(f"worker-{n + 1}" for n in range(most)),
+    ]
     console = Console(names, colours=wants_colours(to_environment(settings)))
     try:
         _check_folder(folder)

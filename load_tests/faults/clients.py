@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
+from load_tests.faults.checked_request import CHAT, question
 from load_tests.faults.outcome import End, Outcome
-from load_tests.faults.question import CHAT, question
 
 _POLL_S = 0.2
 _AGAIN_S = 0.3

@@ -11,19 +11,19 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from load_tests.faults.catalogue import FAULTS
-from load_tests.faults.fuzz import Fuzz, play_drawn
-from load_tests.faults.hostile import HOSTILE, VLLM_HOSTILE
-from load_tests.faults.hostile_run import (
+from load_tests.faults.hostile.requests import HOSTILE, VLLM_HOSTILE
+from load_tests.faults.hostile.run import (
     HostileRow,
     hostile_table,
     run_hostile,
     run_hostile_vllm,
 )
-from load_tests.faults.row import Row, table
-from load_tests.faults.run import GIVEN_TIMES, GIVEN_TITLES, run_fault, run_given
-from load_tests.processes import ProcessError, Processes
-from load_tests.session import default_path, names_of, save, say, session
+from load_tests.faults.injected.catalogue import FAULTS
+from load_tests.faults.injected.row import Row, table
+from load_tests.faults.injected.run import GIVEN_TIMES, GIVEN_TITLES, run_fault, run_given
+from load_tests.faults.schedules.play import Fuzz, play_drawn
+from load_tests.harness.processes import ProcessError, Processes
+from load_tests.harness.session import default_path, names_of, save, say, session
 
 HELP = "break a fleet on purpose: what do its clients see?"
 

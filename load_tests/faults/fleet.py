@@ -12,8 +12,8 @@ from typing import Any
 
 import redis
 
-from load_tests.engine import EngineTiming
-from load_tests.processes import Process, Processes, RedisServer, answers, python, wait_for
+from load_tests.harness.processes import Process, Processes, RedisServer, answers, python, wait_for
+from load_tests.systems.engine import EngineTiming
 from load_tests.systems.system import free_port
 from shared.protocol import keys
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from load_tests.faults.comparison import Difference, difference, words
-from load_tests.faults.question import Question
+from load_tests.clients.token_difference import Difference, difference, words
+from load_tests.faults.checked_request import Question
 
 
 class End(StrEnum):

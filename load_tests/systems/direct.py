@@ -42,8 +42,8 @@ class Direct(System):
 
 def _main() -> None:
     try:
-        from load_tests.systems.direct_server import create_app
         from load_tests.systems.uvicorn_server import serve
+        from load_tests.systems.vllm_server.chat import create_app
     except ModuleNotFoundError as error:
         sys.exit(f"`direct` does what vLLM does only with {error.name}: it is installed with vLLM")
     serve(create_app())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from load_tests.processes import RedisServer, Role, answers, python, wait_for
+from load_tests.harness.processes import RedisServer, Role, answers, python, wait_for
 from load_tests.systems.system import System, free_port
 from shared.protocol import keys
 

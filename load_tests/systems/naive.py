@@ -6,7 +6,7 @@ Nothing is lost on purpose, but nothing is durable, fenced or retried either.
 
 from __future__ import annotations
 
-from load_tests.processes import answers, python, wait_for
+from load_tests.harness.processes import answers, python, wait_for
 from load_tests.systems.system import System, free_port
 
 

@@ -12,9 +12,9 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from starlette.responses import Response
 
-from load_tests.engine import MODEL
-from load_tests.systems.chat_models import StreamChunk, whole_answer
-from load_tests.systems.chat_request import ChatRequest
+from load_tests.systems.engine import MODEL
+from load_tests.systems.vllm_server.models import StreamChunk, whole_answer
+from load_tests.systems.vllm_server.request import ChatRequest
 
 QUEUE = "naive:queue"
 DONE = b"[DONE]"

@@ -13,10 +13,10 @@ from typing import Any
 import uvloop
 from redis.asyncio import Redis
 
-from load_tests.engine import MODEL
-from load_tests.systems.chat_models import first_chunk, token_chunk
-from load_tests.systems.chat_request import ChatRequest
+from load_tests.systems.engine import MODEL
 from load_tests.systems.naive_gateway import DONE, MAX_CONNECTIONS, QUEUE, channel
+from load_tests.systems.vllm_server.models import first_chunk, token_chunk
+from load_tests.systems.vllm_server.request import ChatRequest
 from shared.platform.settings import load_settings
 from worker.engines.simulated.engine import SimulatedEngine
 

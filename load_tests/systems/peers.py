@@ -12,10 +12,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from load_tests.engine import MODEL
-from load_tests.peers import PythonPeer, system_program
-from load_tests.points import OPEN_STREAMS
-from load_tests.processes import answers, wait_for
+from load_tests.bench.points import OPEN_STREAMS
+from load_tests.harness.processes import answers, wait_for
+from load_tests.systems.engine import MODEL
+from load_tests.systems.peer_install import PythonPeer, system_program
 from load_tests.systems.system import System, free_port
 
 _KEY = f"sk-{secrets.token_hex(32)}"

@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
-from load_tests.engine import EngineTiming
-from load_tests.processes import Process, Processes, RedisServer, answers, python, wait_for
+from load_tests.harness.processes import Process, Processes, RedisServer, answers, python, wait_for
+from load_tests.systems.engine import EngineTiming
 
 
 class System(ABC):

@@ -116,8 +116,8 @@ class Settings(BaseSettings):
         "published on loopback only",
     )
 
-    # --- chores and autoscale ---
-    chores_redis_url: str = Field(
+    # --- maintenance and autoscale ---
+    maintenance_redis_url: str = Field(
         "", description="Celery's own database; empty is the next one of the fleet's Redis"
     )
     autoscale: str = Field(

@@ -8,12 +8,14 @@ import logging
 from collections.abc import Callable
 
 from shared.platform import redis_client as connections
+from shared.platform.backoff import Backoff
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import RedisError
 
 log = logging.getLogger("flotilla.subscription")
 
-_RECONNECT_S = (0.02, 0.1, 0.2, 0.5)
+_RECONNECT_BASE_S = 0.02
+_RECONNECT_CAP_S = 0.5
 
 
 class Subscription:
@@ -37,12 +39,12 @@ class Subscription:
 
     async def run(self) -> None:
         """Listen for ever; ends by cancellation."""
-        failures = 0
+        backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
         try:
             while True:
                 try:
                     await self._line.call("SUBSCRIBE", self._channel)
-                    failures = 0
+                    backoff.reset()
                     self.connected.set()
                     self._on_connected()
                     await self._stay()
@@ -50,8 +52,7 @@ class Subscription:
                     if self.connected.is_set():
                         log.warning("subscription lost: %s", error)
                     self.connected.clear()
-                    await asyncio.sleep(_RECONNECT_S[min(failures, len(_RECONNECT_S) - 1)])
-                    failures += 1
+                    await asyncio.sleep(backoff.next_delay_s())
         finally:
             await self._line.close()
             await self._redis.aclose()

@@ -44,11 +44,11 @@ def store(redis_server: RedisServer, redis_url: str) -> Iterator[Redis]:
 
 
 def decide(redis_url: str, text: str = f"{MODEL}=1:3") -> None:
-    """What the chores do every other second."""
+    """What the maintenance process does every other second."""
 
     async def once() -> None:
         async with open_queue(redis_url) as queue:
-            await tick(queue, Registry(queue.servers.home), Settings(autoscale=text, pool=POOL))
+            await tick(queue, Registry(queue.servers.primary), Settings(autoscale=text, pool=POOL))
 
     asyncio.run(once())
 

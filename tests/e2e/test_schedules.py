@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.faults.fuzz import GIVEN, Fuzz, play_drawn, play_given
+from load_tests.faults.schedules.play import GIVEN, Fuzz, play_drawn, play_given
 
 _ROUNDS = 5
 _SEED = "test"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from load_tests import queue_costs
-from load_tests.claim_latency import measure_latencies
-from load_tests.processes import Processes, RedisServer
-from load_tests.queue_costs import OPERATIONS, fill, measure_round, open_queue
+from load_tests.harness.processes import Processes, RedisServer
+from load_tests.job_queue import costs as queue_costs
+from load_tests.job_queue.claim_latency import measure_latencies
+from load_tests.job_queue.costs import OPERATIONS, fill, measure_round, open_queue
 from load_tests.systems.system import free_port
 from shared.queue.depths import depths
 

@@ -710,7 +710,7 @@ def heard_of(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
 @pytest.fixture
 async def flaky(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flaky]:
     """One that nothing disturbs yet."""
-    monkeypatch.setattr(publisher_module, "_RETRY_S", (0.0,))
+    monkeypatch.setattr(publisher_module, "_RETRY_CAP_S", 0.0)
     queue = Flaky(Servers(redis_url), 1)
     yield queue
     await queue.close()
@@ -969,7 +969,7 @@ async def test_a_worker_that_has_ended_says_nothing_more(
         worker.publisher.on_step()
         goes_on.set()
         for _ in range(20):  # other calls come and go meanwhile
-            await flaky.servers.home.ping()
+            await flaky.servers.primary.ping()
     assert flaky.n_calls == calls + 1
 
 

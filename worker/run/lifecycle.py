@@ -67,7 +67,7 @@ class Worker:
         self._forced = asyncio.Event()
         self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
         self._registration = Registration(
-            Registry(servers.home),
+            Registry(servers.primary),
             engine,
             self._metrics,
             worker_id=self._id,

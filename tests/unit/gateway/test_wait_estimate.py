@@ -1,4 +1,4 @@
-"""What a waiting job is told: a table."""
+"""What a waiting job is told_to_drain: a table."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ BUSY = worker(state=WorkerState.BUSY, jobs=8)
 def test_when_a_slot_is_free(
     position: int, workers: list[Any], scale: Scale | None, job_s: float | None, wait_s: float
 ) -> None:
-    told, _ = prospect(position, workers, scale, NOW_S, Running(job_s))
-    assert told == (None if wait_s is None else pytest.approx(wait_s))
+    told_to_drain, _ = prospect(position, workers, scale, NOW_S, Running(job_s))
+    assert told_to_drain == (None if wait_s is None else pytest.approx(wait_s))
 
 
 def test_how_long_jobs_take_of_late() -> None:

@@ -8,11 +8,8 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from load_tests.autoscale_frontier import Point, frontier
-from load_tests.autoscale_policies import Fixed, Keda
-from load_tests.autoscale_pool import Pool
-from load_tests.autoscale_shapes import Arrival, shapes
-from load_tests.autoscale_simulation import (
+from load_tests.autoscale.arrivals import Arrival, shapes
+from load_tests.autoscale.command import (
     LAG_TARGETS,
     Case,
     Figures,
@@ -21,6 +18,9 @@ from load_tests.autoscale_simulation import (
     policies,
     simulate,
 )
+from load_tests.autoscale.frontier import Point, frontier
+from load_tests.autoscale.policies import Fixed, Keda
+from load_tests.autoscale.pool import Pool
 from shared.fleet.autoscale_policy import Observation
 from tests.unit.shared.test_autoscale_policy import KNOWN
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from load_tests.client import LoadClient, Result, Spec
+from load_tests.clients.load_client import LoadClient, Result, Spec
 
 STREAM = b'data: {"role"}\n\ndata: {"content"}\n\ndata: {"content"}\n\ndata: [DONE]\n\n'
 

@@ -260,7 +260,7 @@ class Desk:
     """A running publisher, its queue, its lease, and who was lost."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
-        monkeypatch.setattr(module, "_RETRY_S", (0.0, 0.001))
+        monkeypatch.setattr(module, "_RETRY_CAP_S", 0.001)
         self.queue = Queue(shards)
         self.lost: list[tuple[str, str]] = []
         self.runs: dict[str, Any] = {}

@@ -1,0 +1,1 @@
+"""`autoscale`: the autoscaling policy beside KEDA's and fixed sizes, simulated."""

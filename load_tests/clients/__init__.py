@@ -1,0 +1,1 @@
+"""Clients that send load and check every answer."""

@@ -1,0 +1,372 @@
+"""The load client: one thread, `epoll`, plain sockets. `python -m load_tests.clients.load_client` < spec.
+
+A spec (JSON) comes on stdin, the result (JSON) goes to stdout. It is a process of its own, so that
+its work is not counted as anybody else's, and it does next to nothing per token: one `recv`, one
+clock reading, one count of bytes. An asyncio client would cost as much as the servers it measures.
+
+A closed loop keeps `connections` requests open until `requests` have been answered. An open loop
+sends at the times of a Poisson process of `rate` requests a second, whatever has been answered.
+`hold` opens `connections` streams, says so in one line when all have their first event, and closes
+them when it is sent a line.
+
+Times are seconds, on the monotonic clock. The time to the first token counts from the last byte of
+the request to the first event of the answer; every server sends its first event with the first
+token. A gap is the time between two reads that brought events; events that came in one read have
+gaps of 0.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import random
+import select
+import socket
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from load_tests.clients.response_parser import Answer
+
+_READ_BYTES = 1 << 15
+_CONNECT_S = 10.0
+_POLL_S = 0.2
+_SHOWN_PROBLEMS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One run of the client."""
+
+    ports: tuple[int, ...]
+    body: str
+    mode: Literal["closed", "open", "hold"] = "closed"
+    path: str = "/v1/chat/completions"
+    headers: dict[str, str] = field(default_factory=dict)
+    connections: int = 1
+    requests: int = 1
+    ramp_s: float = 0.0
+    """Between the first requests of two connections; a herd is not what is measured."""
+    rate: float = 0.0
+    """Requests a second of an open loop."""
+    seed: int = 1
+    tokens: int = 1
+    """What an answer must have."""
+    events: int = 0
+    """What a streamed answer must have, `[DONE]` included; 0 if it is not streamed."""
+    least_events: int = 0
+    """So many are enough, because events may bring several tokens; 0: it must be `events`."""
+    contains: str = ""
+    """What an answer that is not streamed must contain."""
+    timeout_s: float = 60.0
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it. Times are seconds; those of no measurement are NaN."""
+
+    done: int = 0
+    """Answers that were complete and right."""
+    errors: int = 0
+    problems: list[str] = field(default_factory=list)
+    """The most common reasons for errors."""
+    tokens: int = 0
+    wall_s: float = 0.0
+    ttft_p50_s: float = math.nan
+    ttft_p99_s: float = math.nan
+    gap_p50_s: float = math.nan
+    gap_p99_s: float = math.nan
+    gap_sd_s: float = math.nan
+    e2e_p50_s: float = math.nan
+    e2e_p99_s: float = math.nan
+    late_p99_s: float = math.nan
+    """How much later than planned an open loop's requests were sent."""
+    running_mean: float = math.nan
+    """Requests that were open at once, over the run."""
+    bytes_read: int = 0
+    reads: int = 0
+    cpu_s: float = 0.0
+    """The client's own."""
+    opened: int = 0
+    """Connections."""
+
+
+class _Connection:
+    __slots__ = ("answer", "first", "last", "port", "reused", "sent", "socket", "started")
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.socket = socket.create_connection(("127.0.0.1", port), _CONNECT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.reused = False
+        self.answer: Answer | None = None
+        self.started = self.sent = self.first = self.last = 0.0
+
+
+class LoadClient:
+    """Runs one spec."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._request = _request(spec)
+        self._epoll = select.epoll()
+        self._connections: dict[int, _Connection] = {}
+        self._free: deque[_Connection] = deque()
+        self._result = Result()
+        self._problems: Counter[str] = Counter()
+        self._ttft: list[float] = []
+        self._gaps: list[float] = []
+        self._no_gaps = 0
+        self._e2e: list[float] = []
+        self._late: list[float] = []
+        self._n_started = 0
+        self._n_ended = 0
+        self._n_first = 0
+
+    def run(self) -> Result:
+        cpu_s, began = time.process_time(), time.perf_counter()
+        until = began + self._spec.timeout_s
+        if self._spec.mode == "open":
+            self._open_loop(began, until)
+        elif self._spec.mode == "hold":
+            self._hold(began, until)
+        else:
+            self._closed_loop(began, until)
+        return self._finish(time.perf_counter() - began, time.process_time() - cpu_s)
+
+    def _closed_loop(self, began: float, until: float) -> None:
+        spec = self._spec
+        to_open = min(spec.connections, spec.requests)
+        due = began
+        while self._n_ended < spec.requests and (now := time.perf_counter()) < until:
+            while to_open and now >= due:
+                to_open -= 1
+                due += spec.ramp_s
+                self._start(self._connect())
+            while self._free and self._n_started + to_open < spec.requests:
+                self._start(self._free.popleft())
+            self._turn(due - now if to_open else _POLL_S)
+
+    def _open_loop(self, began: float, until: float) -> None:
+        spec = self._spec
+        draw = random.Random(spec.seed)
+        due = began
+        while self._n_ended < spec.requests and (now := time.perf_counter()) < until:
+            while now >= due and self._n_started < spec.requests:
+                self._late.append(now - due)
+                self._start(self._free.pop() if self._free else self._connect())
+                due += draw.expovariate(spec.rate)
+            self._turn(due - now if self._n_started < spec.requests else _POLL_S)
+
+    def _hold(self, began: float, until: float) -> None:
+        to_open = self._spec.connections
+        due = began
+        while (
+            self._n_first < self._spec.connections
+            and not self._n_ended
+            and (now := time.perf_counter()) < until
+        ):
+            while to_open and now >= due:
+                to_open -= 1
+                due += self._spec.ramp_s
+                self._start(self._connect())
+            self._turn(due - now if to_open else _POLL_S)
+        print(json.dumps({"held": self._n_first}), flush=True)
+        self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
+        while self._turn(_POLL_S) and time.perf_counter() < until:
+            pass
+
+    def _connect(self) -> _Connection:
+        ports = self._spec.ports
+        connection = _Connection(ports[self._result.opened % len(ports)])
+        self._result.opened += 1
+        self._connections[connection.socket.fileno()] = connection
+        self._epoll.register(connection.socket.fileno(), select.EPOLLIN)
+        return connection
+
+    def _start(self, connection: _Connection) -> None:
+        self._n_started += 1
+        connection.started = time.perf_counter()
+        self._send(connection)
+
+    def _send(self, connection: _Connection) -> None:
+        connection.answer = Answer()
+        connection.first = 0.0
+        try:
+            n_sent = connection.socket.send(self._request)
+            if n_sent < len(self._request):
+                connection.socket.settimeout(_CONNECT_S)
+                connection.socket.sendall(self._request[n_sent:])
+                connection.socket.setblocking(False)
+        except OSError:
+            pass  # the read that follows finds the connection's end
+        connection.sent = time.perf_counter()
+
+    def _turn(self, wait_s: float) -> bool:
+        """Read what there is, or wait for it; False if stdin has something."""
+        result = self._result
+        for fd, _ in self._epoll.poll(max(0.0, wait_s)):
+            connection = self._connections.get(fd)
+            if connection is None:
+                return False
+            try:
+                data = connection.socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                data = b""
+            now = time.perf_counter()
+            result.reads += 1
+            result.bytes_read += len(data)
+            answer = connection.answer
+            if not data or answer is None:
+                self._ended(connection, now)
+                continue
+            new = answer.feed(data)
+            if new:
+                if connection.first:
+                    self._gaps.append(now - connection.last)
+                    self._no_gaps += new - 1
+                else:
+                    connection.first = now
+                    self._ttft.append(now - connection.sent)
+                    self._no_gaps += new - 1
+                    self._n_first += 1
+                connection.last = now
+            if answer.done:
+                self._answered(connection, answer, now)
+        return True
+
+    def _answered(self, connection: _Connection, answer: Answer, now: float) -> None:
+        self._n_ended += 1
+        connection.answer = None
+        problem = _problem(self._spec, answer)
+        if problem:
+            self._problems[problem] += 1
+        else:
+            self._result.done += 1
+            self._result.tokens += self._spec.tokens
+            self._e2e.append(now - connection.started)
+            if not self._spec.events:
+                self._ttft.append(now - connection.sent)
+        if answer.closing:
+            self._drop(connection)
+            connection = self._connect()
+        connection.reused = True
+        self._free.append(connection)
+
+    def _ended(self, connection: _Connection, now: float) -> None:
+        """The server has closed the connection, or says something that nobody asked for."""
+        answer = connection.answer
+        self._drop(connection)
+        if answer is None:
+            if connection in self._free:
+                self._free.remove(connection)
+                if self._spec.mode == "closed":
+                    self._free.append(self._connect())
+            return
+        if connection.reused and not answer.started:
+            # Kept alive for too long: whoever keeps connections sends the request again.
+            again = self._connect()
+            again.started = connection.started
+            self._send(again)
+            return
+        answer.end()
+        if answer.done:
+            answer.closing = False
+            replacement = self._connect()
+            replacement.started, replacement.sent = connection.started, connection.sent
+            self._answered(replacement, answer, now)
+            return
+        self._n_ended += 1
+        self._problems["the connection ended before the answer did"] += 1
+        if self._spec.mode == "closed":
+            self._free.append(self._connect())
+
+    def _drop(self, connection: _Connection) -> None:
+        del self._connections[connection.socket.fileno()]
+        connection.socket.close()
+
+    def _finish(self, wall_s: float, cpu_s: float) -> Result:
+        result = self._result
+        if self._spec.mode != "hold":
+            missing = self._spec.requests - self._n_ended
+            if missing:
+                self._problems["not answered in time"] += missing
+        result.errors = self._problems.total()
+        result.problems = [
+            f"{n}x {problem}" for problem, n in self._problems.most_common(_SHOWN_PROBLEMS)
+        ]
+        result.wall_s, result.cpu_s = wall_s, cpu_s
+        result.ttft_p50_s, result.ttft_p99_s = _p50_p99(self._ttft)
+        self._gaps.extend([0.0] * self._no_gaps)
+        result.gap_p50_s, result.gap_p99_s = _p50_p99(self._gaps)
+        result.gap_sd_s = _deviation(self._gaps)
+        result.e2e_p50_s, result.e2e_p99_s = _p50_p99(self._e2e)
+        result.late_p99_s = _p50_p99(self._late)[1]
+        result.running_mean = sum(self._e2e) / wall_s
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._epoll.close()
+        return result
+
+
+def _request(spec: Spec) -> bytes:
+    body = spec.body.encode()
+    headers = {
+        "Host": f"127.0.0.1:{spec.ports[0]}",
+        "Content-Type": "application/json",
+        "Accept": "*/*",
+        "Content-Length": str(len(body)),
+        **spec.headers,
+    }
+    lines = [f"POST {spec.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def _problem(spec: Spec, answer: Answer) -> str:
+    """Why an answer is wrong, if it is."""
+    if answer.status != 200:
+        return f"status {answer.status}: {answer.body[:200]!r}"
+    enough = spec.least_events and answer.events >= spec.least_events
+    if answer.events != spec.events and not enough:
+        return f"{answer.events} events instead of {spec.events}"
+    if spec.contains.encode() not in answer.body:
+        return f"no {spec.contains!r} in {answer.body[:200]!r}"
+    return ""
+
+
+def _p50_p99(values: list[float]) -> tuple[float, float]:
+    """Nearest rank; sorts in place."""
+    if not values:
+        return math.nan, math.nan
+    values.sort()
+    last = len(values) - 1
+    return values[min(last, len(values) // 2)], values[min(last, int(len(values) * 0.99))]
+
+
+def _deviation(values: Iterable[float]) -> float:
+    items = list(values)
+    if not items:
+        return math.nan
+    mean = sum(items) / len(items)
+    return math.sqrt(sum((item - mean) ** 2 for item in items) / len(items))
+
+
+def parse_spec(data: dict[str, Any]) -> Spec:
+    return Spec(**{**data, "ports": tuple(data["ports"])})
+
+
+def main() -> None:
+    gc.disable()
+    spec = parse_spec(json.loads(sys.stdin.readline()))
+    print(json.dumps(asdict(LoadClient(spec).run())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Hostile requests of one client, and what other clients notice."""

@@ -1,0 +1,122 @@
+"""What others notice: streams that run on, probes, and memory, each looked at from a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from load_tests.faults.checked_request import CHAT
+from load_tests.faults.hostile.raw_http import can_connect, post
+from load_tests.harness.processes import Process
+
+_TIMEOUT_S = 60.0
+_PROBE_EVERY_S = 0.1
+_SAMPLE_EVERY_S = 0.05
+_STREAMS = 4
+
+
+class Witness:
+    """Clients that do nothing odd, and the memory of all processes, from `start` to `end`."""
+
+    def __init__(
+        self, port: int, model: str, processes: Mapping[str, Process], tokens: int = 2000
+    ) -> None:
+        self.longest_silence_s = 0.0
+        """Between two reads of a stream, or between a request and its first byte."""
+        self.slowest_probe_s = 0.0
+        """GET /healthz on a new connection."""
+        self.failures: list[str] = []
+        """Streams and probes that did not end well."""
+        self.peak: dict[str, int] = {}
+        """Resident bytes by process."""
+        self._port = port
+        self._body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Say something."}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        self._processes = processes
+        self._measures = threading.Event()
+        self._ended = threading.Event()
+        targets = [*[self._read] * _STREAMS, self._probe, self._sample]
+        self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
+
+    def start(self) -> None:
+        """What comes before `measure` does not count."""
+        for thread in self._threads:
+            thread.start()
+
+    def measure(self) -> None:
+        self.peak = self.memory()
+        self._measures.set()
+
+    def end(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(2 * _TIMEOUT_S)
+
+    def memory(self) -> dict[str, int]:
+        """Resident bytes by process, now."""
+        return {label: process.memory().rss for label, process in self._processes.items()}
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._read_one()
+            except OSError as error:
+                self._fail(f"stream: {type(error).__name__}")
+                time.sleep(_PROBE_EVERY_S)
+
+    def _read_one(self) -> None:
+        tail = b""
+        with contextlib.closing(socket.create_connection(("127.0.0.1", self._port))) as connection:
+            connection.settimeout(_TIMEOUT_S)
+            last = time.monotonic()
+            connection.sendall(post(CHAT, self._body))
+            while not self._ended.is_set() and not tail.endswith(b"0\r\n\r\n"):
+                data = connection.recv(1 << 16)
+                now = time.monotonic()
+                if self._measures.is_set():
+                    self.longest_silence_s = max(self.longest_silence_s, now - last)
+                last = now
+                if not data:
+                    return self._fail(f"stream: cut, {_error(tail)}")
+                tail = (tail + data)[-2000:]
+        if b"[DONE]" not in tail and not self._ended.is_set():
+            self._fail(f"stream: {_error(tail)}")
+        return None
+
+    def _probe(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            fine = can_connect(self._port)
+            if self._measures.is_set():
+                self.slowest_probe_s = max(self.slowest_probe_s, time.monotonic() - began)
+                if not fine:
+                    self._fail("probe: no answer in 5 s")
+            self._ended.wait(_PROBE_EVERY_S)
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLE_EVERY_S):
+            for label, size in self.memory().items():
+                self.peak[label] = max(self.peak.get(label, 0), size)
+
+    def _fail(self, what: str) -> None:
+        if not self._ended.is_set():
+            self.failures.append(what)
+
+
+def _error(tail: bytes) -> str:
+    """The code of the error event that a stream ended with."""
+    at = tail.rfind(b'{"error"')
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        found: Any = json.JSONDecoder().raw_decode(tail[at:].decode())[0]
+        return str(found["error"]["code"])
+    return tail[-60:].decode(errors="replace")

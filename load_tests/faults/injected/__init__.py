@@ -1,0 +1,1 @@
+"""Faults injected into a running fleet: a row of figures for each."""

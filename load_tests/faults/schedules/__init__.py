@@ -1,0 +1,1 @@
+"""Pauses of worker, Redis and gateway around the length of a lease."""

@@ -1,0 +1,1 @@
+"""`queue`: what queue operations cost at growing depth, and how soon an idle worker claims a job."""

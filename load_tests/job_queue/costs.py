@@ -1,0 +1,265 @@
+"""What the queue's operations cost while other jobs wait: submit, claim, finish.
+
+Every depth has a Redis of its own, so that a round can measure all of them within seconds: a
+machine's speed changes from minute to minute, and only costs of one round are compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from load_tests.harness.processes import ProcessError, RedisServer, wait_for
+from load_tests.harness.session import say
+from shared.fleet.servers import Servers
+from shared.protocol.job import LeasedJob, NewJob, new_job_id
+from shared.protocol.lanes import DEFAULT
+from shared.protocol.result import JobResult
+from shared.protocol.states import JobEvent
+from shared.protocol.step_log import FinalEntry, JobStream, make_step
+from shared.queue.job_queue import JobQueue
+
+POOL = "load"
+OPERATIONS = ("submit", "claim", "finish")
+JOBS_PER_CALL = (1, 64)
+"""One by one, and in the batches of a busy gateway and a busy worker."""
+
+_WORKER = "w-load"
+_LEASE_S = 600.0
+_NO_LIMIT = 1 << 40
+_FILL_PER_CALL = 500
+_FIRST_FILL = 10_000
+"""So many jobs tell what one takes of the memory."""
+_MOST_OF_FREE_MEMORY = 0.6
+_BATCH = 256
+"""Jobs that are submitted, then claimed, then finished; the depth is never further off."""
+_BATCHES = 8
+_AT_ONCE = 32
+"""Calls under way."""
+_REWRITE_S = 300.0
+
+_BODY = b'{"model": "load", "messages": [{"role": "user", "content": "Say something short."}]}'
+_ANSWER = JobResult(
+    event=JobEvent.COMPLETE,
+    error_code="",
+    status=200,
+    content_type="application/json",
+    body=b'{"id": "chatcmpl-0", "choices": [{"message": {"content": "%s"}}]}' % (b"word " * 40),
+    prompt_tokens=10,
+    completion_tokens=40,
+)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One operation in one round."""
+
+    operation: str
+    jobs_per_call: int
+    depth: int
+    """Jobs that waited meanwhile."""
+    round: int
+    jobs: int
+    """How often it was done."""
+    wall_s: float
+    client_s: float
+    """CPU of the process that calls."""
+    redis_s: float
+    """CPU of Redis, its append-only file included."""
+
+    @property
+    def per_s(self) -> float:
+        return self.jobs / self.wall_s
+
+    @property
+    def client_us(self) -> float:
+        """Of CPU, per job."""
+        return 1e6 * self.client_s / self.jobs
+
+    @property
+    def redis_us(self) -> float:
+        """Of CPU, per job."""
+        return 1e6 * self.redis_s / self.jobs
+
+    @property
+    def total_us(self) -> float:
+        """Of CPU, per job."""
+        return self.client_us + self.redis_us
+
+
+@dataclass(frozen=True, slots=True)
+class FilledQueue:
+    """A Redis in which `depth` jobs wait."""
+
+    server: RedisServer
+    queue: JobQueue
+    depth: int
+    bytes_per_job: float
+    """Redis memory that a waiting job takes; 0 if none waits."""
+
+
+@asynccontextmanager
+async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
+    """The product's queue on this Redis."""
+    servers = Servers(server.socket_url)
+    queue = JobQueue(servers, shards=1)
+    try:
+        await queue.scripts.load(0)
+        yield queue
+    finally:
+        await queue.close()
+        await servers.close()
+
+
+async def fill(server: RedisServer, queue: JobQueue, depth: int) -> FilledQueue:
+    """Let so many jobs wait, or as many as the memory holds."""
+    before = used_memory(server)
+    await submit(queue, min(depth, _FIRST_FILL))
+    if not depth:
+        return FilledQueue(server, queue, 0, 0.0)
+    a_job = (used_memory(server) - before) / min(depth, _FIRST_FILL)
+    most = affordable(depth, a_job, free_memory())
+    if most < depth:
+        say(f"{depth} waiting jobs of {a_job:.0f} bytes are too much for the memory: {most}")
+    await submit(queue, most - min(depth, _FIRST_FILL))
+    wait_for(lambda: not _rewrites(server), "the file is rewritten", deadline_s=_REWRITE_S)
+    filled = (used_memory(server) - before) / most
+    return FilledQueue(server, queue, most, filled)
+
+
+def affordable(depth: int, bytes_per_job: float, free_bytes: float) -> int:
+    """As many of `depth` jobs as fit into the part of the memory that a test may take."""
+    return min(depth, max(_FIRST_FILL, int(_MOST_OF_FREE_MEMORY * free_bytes / bytes_per_job)))
+
+
+def used_memory(server: RedisServer) -> float:
+    """Bytes that Redis' data takes."""
+    return float(server.client.info("memory")["used_memory"])
+
+
+def free_memory() -> float:
+    """Bytes that this machine could give to a process now."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return float(line.split()[1]) * 1024
+    raise ProcessError("/proc/meminfo does not tell the free memory")
+
+
+def _rewrites(server: RedisServer) -> bool:
+    info: dict[str, Any] = server.client.info("persistence")
+    return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
+
+
+def new_job(pool: str = POOL) -> NewJob:
+    """A small request that is answered in one piece."""
+    return NewJob(
+        id=new_job_id(1),
+        tenant="load",
+        pool=pool,
+        lane=DEFAULT,
+        model="load",
+        endpoint="/v1/chat/completions",
+        body=_BODY,
+        stream=False,
+        ttl_s=900.0,
+        gateway="gw-load",
+    )
+
+
+async def submit(queue: JobQueue, count: int, pool: str = POOL) -> None:
+    """Quickly."""
+    for begin in range(0, count, _FILL_PER_CALL):
+        n = min(_FILL_PER_CALL, count - begin)
+        await _submit(queue, [new_job(pool) for _ in range(n)])
+
+
+async def measure_round(filled: FilledQueue, jobs_per_call: int, n_round: int) -> list[Cost]:
+    """Every operation, `_BATCH * _BATCHES` times. Raises ProcessError if one is refused."""
+    queue = filled.queue
+    spent = {operation: _Spent() for operation in OPERATIONS}
+    for _ in range(_BATCHES):
+        new = _parts([new_job() for _ in range(_BATCH)], jobs_per_call)
+        with spent["submit"].measure(filled.server):
+            await _all(lambda jobs: _submit(queue, jobs), new)
+        with spent["claim"].measure(filled.server):
+            leased = await _all(lambda jobs: _claim(queue, len(jobs)), new)
+        await _finish_all(queue, leased, spent["finish"].measure(filled.server))
+    return [
+        Cost(
+            operation=operation,
+            jobs_per_call=jobs_per_call,
+            depth=filled.depth,
+            round=n_round,
+            jobs=_BATCH * _BATCHES,
+            wall_s=of.wall_s,
+            client_s=of.client_s,
+            redis_s=of.redis_s,
+        )
+        for operation, of in spent.items()
+    ]
+
+
+class _Spent:
+    """Seconds that one operation took so far."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.client_s = self.redis_s = 0.0
+
+    @contextmanager
+    def measure(self, server: RedisServer) -> Iterator[None]:
+        redis_s, client_s, wall_s = server.process.cpu_s(), time.process_time(), time.monotonic()
+        yield
+        self.wall_s += time.monotonic() - wall_s
+        self.client_s += time.process_time() - client_s
+        self.redis_s += server.process.cpu_s() - redis_s
+
+
+async def _submit(queue: JobQueue, jobs: Sequence[NewJob]) -> None:
+    refused = [r for r in await queue.submit_all(0, jobs, _NO_LIMIT) if not isinstance(r, int)]
+    if refused:
+        raise ProcessError(f"not submitted: {refused[0]}")
+
+
+async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
+    leased = await queue.acquire(0, POOL, _WORKER, count, _LEASE_S)
+    if len(leased) != count:
+        raise ProcessError(f"{len(leased)} jobs claimed instead of {count}")
+    return leased
+
+
+async def _finish_all(
+    queue: JobQueue, leased: Sequence[Sequence[LeasedJob]], measured: AbstractContextManager[None]
+) -> None:
+    fence_token = (await queue.renew(0, _WORKER, "", _LEASE_S, [])).fence_token
+
+    async def finish(jobs: Sequence[LeasedJob]) -> None:
+        step = make_step([(JobStream(job), b"", FinalEntry(1, b"", _ANSWER)) for job in jobs])
+        lost = await queue.emit(0, _WORKER, fence_token, step)
+        if lost:
+            raise ProcessError(f"not finished: {lost}")
+
+    with measured:
+        await _all(finish, leased)
+
+
+def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
+
+
+async def _all(call: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
+    """Call with each; some calls are under way at once."""
+    left = iter(items)
+
+    async def caller() -> list[R]:
+        return [await call(item) for item in left]
+
+    results = await asyncio.gather(*(caller() for _ in range(_AT_ONCE)))
+    return [result for part in results for result in part]

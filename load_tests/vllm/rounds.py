@@ -1,0 +1,145 @@
+"""Measurements of real vLLM: by our own client, and by vLLM's benchmark as an outside judge."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from load_tests.bench.measurement import Measurement
+from load_tests.bench.points import Point
+from load_tests.bench.rounds import WrongAnswer, run_client
+from load_tests.clients.load_client import Spec
+from load_tests.harness import machine
+from load_tests.harness.processes import python
+from load_tests.systems.system import free_port
+from load_tests.vllm.systems import VllmSystem
+from worker.demo import MODEL_DIR, MODEL_NAME
+
+POINTS = {
+    point.name: point
+    for point in (Point("c1", 1, 40, 16), Point("c32", 32, 192, 64), Point("c64", 64, 384, 64))
+}
+_BODY = {
+    "model": MODEL_NAME,
+    "messages": [{"role": "user", "content": "Tell me a story about a queue."}],
+    "temperature": 0,
+    "ignore_eos": True,
+}
+_LEAST_EVENTS = 4
+"""The role, a first and a last chunk, `[DONE]`: vLLM merges tokens that nobody has taken yet."""
+_SETTLE_S = 0.1
+_TIMEOUT_S = 300.0
+_INPUT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What `vllm bench serve` says of one system in one round."""
+
+    system: str
+    round: int
+    tokens_per_s: float
+    ttft_p50_ms: float
+    itl_p50_ms: float
+
+
+def run_point(system: VllmSystem, point: Point, n_round: int) -> Measurement:
+    """Load, and what everybody used meanwhile. Raises WrongAnswer."""
+    name = system.variant.name
+    load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
+    generated, before = system.generated(), system.cpu_s()
+    client = run_client(_spec(system, point))
+    time.sleep(_SETTLE_S)
+    after, generated = system.cpu_s(), system.generated() - generated
+    if client.errors:
+        raise WrongAnswer(f"{name} at {point.name}: {'; '.join(client.problems)}")
+    if generated != client.tokens:
+        raise WrongAnswer(f"{name} generated {generated:.0f} tokens, clients got {client.tokens}")
+    return Measurement(
+        system=name,
+        point=point.name,
+        round=n_round,
+        unit=point.unit,
+        step_s=0.0,
+        client=client,
+        cpu_s={label: after[label] - before[label] for label in after},
+        roles=system.roles(),
+        load_average=load_average,
+        stolen=machine.stolen_share(ticks, machine.cpu_ticks()),
+    )
+
+
+def _spec(system: VllmSystem, point: Point) -> Spec:
+    return Spec(
+        ports=tuple(system.ports),
+        path=system.path,
+        body=json.dumps({**_BODY, "max_tokens": point.tokens, "stream": True}),
+        connections=point.connections,
+        requests=point.requests,
+        ramp_s=0.005,
+        tokens=point.tokens,
+        events=point.tokens + system.extra_events,
+        least_events=_LEAST_EVENTS,
+        timeout_s=_TIMEOUT_S,
+    )
+
+
+def check_answers(systems: list[VllmSystem]) -> None:
+    """All systems must say the same. Raises WrongAnswer."""
+    texts = {}
+    for system in systems:
+        answer = system.complete({**_BODY, "max_tokens": 48})
+        if "choices" not in answer:
+            raise WrongAnswer(f"{system.variant.name}: {answer}")
+        texts[system.variant.name] = answer["choices"][0]["message"]["content"]
+    if len(set(texts.values())) > 1:
+        raise WrongAnswer(f"answers differ: {texts}")
+
+
+def judge(system: VllmSystem, point: Point, n_round: int) -> Judged:
+    """`vllm bench serve` with random prompts, made by the demo model's tokenizer."""
+    result = system.folder / f"judge-{free_port()}.json"
+    options = {
+        "backend": "openai-chat",
+        "base-url": f"http://127.0.0.1:{system.ports[0]}",
+        "endpoint": system.path,
+        "model": MODEL_NAME,
+        "tokenizer": MODEL_DIR,
+        "dataset-name": "random",
+        "random-input-len": _INPUT_TOKENS,
+        "random-output-len": point.tokens,
+        "num-prompts": point.requests,
+        "max-concurrency": point.connections,
+        "seed": n_round,
+        "temperature": 0,
+        "result-dir": result.parent,
+        "result-filename": result.name,
+    }
+    command = python("load_tests.vllm.vllm_cli", "bench", "serve", "--ignore-eos", "--save-result")
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S
+    )
+    if done.returncode or not result.exists():
+        raise WrongAnswer(f"vllm bench serve failed:\n{(done.stderr or done.stdout)[-2000:]}")
+    return parse_judged(system.variant.name, n_round, point, result)
+
+
+def parse_judged(system: str, n_round: int, point: Point, path: Path) -> Judged:
+    """Raises WrongAnswer if not everything was answered."""
+    found = json.loads(path.read_text())
+    if found["completed"] != point.requests:
+        raise WrongAnswer(f"{system}: {found['completed']} of {point.requests} requests answered")
+    return Judged(
+        system,
+        n_round,
+        tokens_per_s=found["output_throughput"],
+        ttft_p50_ms=found["median_ttft_ms"],
+        itl_p50_ms=found["median_itl_ms"],
+    )

@@ -69,7 +69,9 @@ async def _run(url: str, pool: str) -> None:
         kv_high_watermark=0.95,
     )
     clock.runs = loop.runs
-    control = Subscription(url, keys.control_channel(_WORKER), loop.on_control_message, loop.on_reconnect)
+    control = Subscription(
+        url, keys.control_channel(_WORKER), loop.on_control_message, loop.on_reconnect
+    )
     await asyncio.gather(loop.run(), loop.publisher.run(), control.run())
 
 

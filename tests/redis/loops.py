@@ -48,7 +48,9 @@ async def serving(
     )
     # By name, so that a test may put another one in its place.
     channel = keys.control_channel(worker)
-    controls = [Subscription(url, channel, lambda data: loop.on_control_message(data)) for url in urls]
+    controls = [
+        Subscription(url, channel, lambda data: loop.on_control_message(data)) for url in urls
+    ]
     tasks = [asyncio.create_task(each.run()) for each in (*controls, loop, loop.publisher)]
     try:
         yield loop

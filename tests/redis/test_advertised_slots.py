@@ -418,7 +418,7 @@ async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
         await eventually(offers_all, "the idle worker offers its slots")
         lost: list[bytes] = []
         with monkeypatch.context() as deaf:
-            deaf.setattr(loop, "hear", lost.append)
+            deaf.setattr(loop, "on_control_message", lost.append)
             job = make_job(body=chat(3), gateway="")
             assert await queue.submit(job, 100) == 0
 
@@ -448,7 +448,7 @@ async def test_in_a_rush_no_worker_holds_more_than_it_has_slots_for(
     def count(loop: Executor, job: LeasedJob) -> None:
         nonlocal most
         start(loop, job)
-        entering = sum(map(loop._enters, loop._entering))
+        entering = sum(map(loop.slots._is_starting, loop.slots._starting))
         most = max(most, loop._engine.load().unfinished + entering)
 
     monkeypatch.setattr(Executor, "_start", count)

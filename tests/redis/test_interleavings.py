@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pytest
 from redis import Redis
@@ -54,7 +54,6 @@ from tests.redis.conftest import (
     take,
 )
 from worker.publish.output_buffer import OutputBuffer
-from worker.publish.publisher import Publisher
 
 SEEDS = range(40)
 ACTS = 80
@@ -71,35 +70,28 @@ Heard = tuple[str, int, int]
 """Job, number and kind of a frame."""
 
 
-class Deaf:
-    """In a publisher's place: runs are asked for what they have to say."""
-
-    def mark(self, buffer: OutputBuffer) -> None:
-        pass
-
-
-class JobRun(OutputBuffer):
+class Run(OutputBuffer):
     """A job in a worker's hands, as far as the worker knows."""
 
     __slots__ = ("begun", "ended_as")
 
     def __init__(self, job: LeasedJob) -> None:
-        super().__init__(job, cast(Publisher, Deaf()))
+        super().__init__(job, lambda _: None)
         self.begun = 0
         """The step with the first entry that is not flushed."""
-        self.final_state = ""
+        self.ended_as = ""
         """As what its worker has ended it, or is about to."""
 
     @property
     def speaks(self) -> bool:
-        return not (self.dropped or self.final_state)
+        return not (self.discarded or self.ended_as)
 
 
 class Batch:
     """What a worker sends, until Redis has taken it."""
 
     def __init__(
-        self, items: list[tuple[JobRun, JobOutput]], log_flushes: list[tuple[JobRun, LogFlush]]
+        self, items: list[tuple[Run, JobOutput]], log_flushes: list[tuple[Run, LogFlush]]
     ) -> None:
         self.items = items
         self.log_flushes = log_flushes
@@ -120,9 +112,9 @@ class Batch:
     def weed(self, fence_token: str) -> None:
         """Leave out what its worker knows to be lost."""
         for run, _ in [*self.items, *self.log_flushes]:
-            run.dropped = run.dropped or run.fence_token != fence_token
-        self.items = [item for item in self.items if not item[0].dropped]
-        self.log_flushes = [item for item in self.log_flushes if not item[0].dropped]
+            run.discarded = run.discarded or run.fence_token != fence_token
+        self.items = [item for item in self.items if not item[0].discarded]
+        self.log_flushes = [item for item in self.log_flushes if not item[0].discarded]
 
 
 class Worker:
@@ -131,7 +123,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.name = name
         self.fence_token = ""
-        self.runs: dict[str, JobRun] = {}
+        self.runs: dict[str, Run] = {}
         self.mail: list[LeasedJob | str] = []
         """Jobs, and ids of those to drop, that it was told of and has not heard of yet."""
         self.batch: Batch | None = None
@@ -145,15 +137,15 @@ class Worker:
         for news in self.mail:
             if isinstance(news, str):
                 if news in self.runs:
-                    self.runs[news].dropped = True
+                    self.runs[news].discarded = True
                 continue
             if news.id in self.runs:
-                self.runs[news.id].dropped = True
-            self.runs[news.id] = JobRun(news)
+                self.runs[news.id].discarded = True
+            self.runs[news.id] = Run(news)
         self.mail = []
 
     def pack(
-        self, speakers: Iterable[tuple[JobRun, JobResult | None]], early: Callable[[], bool]
+        self, speakers: Iterable[tuple[Run, JobResult | None]], early: Callable[[], bool]
     ) -> None:
         """A step. Entries are flushed `early` or when their time has come."""
         self.steps += 1
@@ -163,19 +155,19 @@ class Worker:
             assert output is not None
             items.append((run, output))
             if end is not None:
-                run.final_state = TRANSITIONS[end.event].target
-            elif len(run.kept) == 1:
+                run.ended_as = TRANSITIONS[end.event].target
+            elif len(run.unflushed) == 1:
                 run.begun = self.steps
         due = [
             run
             for run in self.runs.values()
-            if run.kept
-            and not run.dropped
+            if run.unflushed
+            and not run.discarded
             and (self.steps - run.begun == FLUSH_AFTER - 1 or early())
         ]
         self.batch = Batch(items, [(run, run.log_flush()) for run in due])
 
-    def leave(self, run: JobRun) -> None:
+    def leave(self, run: Run) -> None:
         """The run is over."""
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
@@ -273,10 +265,10 @@ class Fleet:
             self.told[lease.id] = []
         worker.mail += [] if lost else leases
         if not self.chance(0.2):
-            worker.on_control_message()
+            worker.hear()
 
     async def hear(self) -> None:
-        self.random.choice(self.workers).on_control_message()
+        self.random.choice(self.workers).hear()
 
     # --- the workers speak ---
 
@@ -295,7 +287,7 @@ class Fleet:
         """The next try to get rid of what was said, or something new."""
         if worker.batch is None:
             for run in list(worker.runs.values()):
-                if run.dropped and self.chance(0.3):
+                if run.discarded and self.chance(0.3):
                     worker.leave(run)
             able = [run for run in worker.runs.values() if run.speaks]
             speakers = self.random.sample(able, self.random.randint(0, len(able)))
@@ -309,7 +301,7 @@ class Fleet:
             worker.pack(said.items(), lambda: self.chance(self.haste))
         await self.send(worker)
 
-    def speak(self, run: JobRun, others: list[JobRun]) -> None:
+    def speak(self, run: Run, others: list[Run]) -> None:
         """Some tokens of a job; among them what looks like a frame of another."""
         for n in range(self.random.choice([1, 1, 1, 2])):
             text = f"{run.job.lease_id} {n} " + "x" * self.random.choice([0, 0, 0, 20, 300])
@@ -326,7 +318,7 @@ class Fleet:
         return answer(event=self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL]))
 
     async def send(self, worker: Worker) -> None:
-        """One try, as `Publisher._insist` makes it."""
+        """One try, as `Publisher._retry` makes it."""
         batch = worker.batch
         assert batch is not None
         if not batch.speaks_in(worker.fence_token):
@@ -393,7 +385,7 @@ class Fleet:
             if not self.holds(run.job):
                 # It can't tell the end that another has made from its own.
                 assert end is not None, "a job has gone on that is not its worker's"
-                assert run.final_state == self.states[job_id]
+                assert run.ended_as == self.states[job_id]
                 if self.last[job_id] != run.job:
                     late[job_id] = self.states[job_id].value
             if packed and self.said(run, batch):
@@ -408,7 +400,7 @@ class Fleet:
         for run, (_, _, end) in batch.items:
             if end is None or not self.said(run, batch):
                 continue
-            self.states[run.job.id] = JobState(run.final_state)
+            self.states[run.job.id] = JobState(run.ended_as)
             self.holder.pop(run.job.id, None)
             kind = FrameKind.DONE if run.job.stream else FrameKind.RESULT
             for name in self.watchers[run.job.id]:
@@ -417,7 +409,7 @@ class Fleet:
             heard.sort(key=itemgetter(0))
         return sent, late
 
-    def said(self, run: JobRun, batch: Batch) -> bool:
+    def said(self, run: Run, batch: Batch) -> bool:
         """Whether its words were the worker's to say, now or when they came for the first time."""
         return self.holds(run.job) or (
             batch.carried_out is not None and self.last[run.job.id] == run.job
@@ -449,10 +441,10 @@ class Fleet:
             if run.job.id in renewal.listeners:
                 watchers, watched = renewal.listeners[run.job.id]
                 run.listen(watchers, watched=watched)
-            elif run.final_state == renewal.lost[run.job.id]:
+            elif run.ended_as == renewal.lost[run.job.id]:
                 run.listen("", watched=False)  # by itself, perhaps: then all have heard of it
             else:
-                run.dropped = True
+                run.discarded = True
         return True
 
     async def keep(self) -> None:
@@ -508,14 +500,14 @@ class Fleet:
         expected = {x.id: self.without_worker(x, blame) for x in chosen if self.holds(x)}
         for worker in self.workers:
             for run in worker.runs.values():
-                run.dropped = run.dropped or run.job in chosen
+                run.discarded = run.discarded or run.job in chosen
         assert await self.queue.release(chosen, "why", blame=blame) == expected
         self.invalidate_fence(expected)
 
     async def reject_unreceived(self) -> None:
         """A worker hands back what it has not heard of."""
         worker = self.random.choice(self.workers)
-        worker.on_control_message()
+        worker.hear()
         expected = {
             lease.id: self.without_worker(lease, False)
             for holder, lease in self.holder.values()
@@ -615,7 +607,7 @@ class Fleet:
         return {
             self.submit: 6,
             self.acquire: 10,
-            self.on_control_message: 4,
+            self.hear: 4,
             self.emit: 4 if self.feeble else 14,
             self.finish: 0 if self.feeble else 5,
             self.keep: 2,
@@ -773,7 +765,7 @@ class Fleet:
         """Nothing goes wrong any more: the workers end what they know of, a new one the rest."""
         self.calm = True
         for worker in self.workers:
-            worker.on_control_message()
+            worker.hear()
             while worker.batch is not None:
                 await self.send(worker)
             await self.renew(worker)

@@ -105,7 +105,9 @@ async def test_who_gets_a_job_anew_lets_go_of_the_old_lease_at_once(
     await end(list(loop._tasks))
 
 
-async def test_a_refused_write_of_one_job_keeps_no_other_back(queue: JobQueue, loop: Executor) -> None:
+async def test_a_refused_write_of_one_job_keeps_no_other_back(
+    queue: JobQueue, loop: Executor
+) -> None:
     await submit(queue)
     lost = await takes_in_hand(loop, queue)
     await submit(queue, gateway="")

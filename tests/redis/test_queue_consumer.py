@@ -30,7 +30,9 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
     offers = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
     )
-    claims = QueueConsumer(queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, advertised_slots=offers)
+    claims = QueueConsumer(
+        queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, advertised_slots=offers
+    )
     try:
         yield claims
     finally:

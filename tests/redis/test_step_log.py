@@ -627,7 +627,13 @@ class Worker:
         self.lost: dict[str, str] = {}
         self.said: dict[str, list[str]] = {}
         """By lease id, what Redis has taken."""
-        self.lease = Lease(queue, name, LEASE_S, self.runs, self._lose)
+        self.lease = Lease(
+            queue,
+            name,
+            LEASE_S,
+            lambda: [run.buffer for run in self.runs.values()],
+            self._lose,
+        )
         self.publisher = Publisher(queue, WorkerMetrics(CollectorRegistry()), self.lease)
         self.task = asyncio.create_task(self.publisher.run())
 
@@ -640,7 +646,7 @@ class Worker:
         """As worker/run/loop.py does."""
         if job.id in self.runs:
             self.runs[job.id].buffer.discarded = True
-        buffer = OutputBuffer(job, self.publisher)
+        buffer = OutputBuffer(job, self.publisher.notify)
         self.runs[job.id] = SimpleNamespace(job=job, buffer=buffer)
         self.said[job.lease_id] = []
         return buffer

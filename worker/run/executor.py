@@ -83,7 +83,8 @@ class Executor:
         self._changed = asyncio.Event()
         self._blocking = [connections.connect_blocking(url) for url in urls]
         self._claimers = [
-            Claimer(self._consumer(index), self._decide, self._start) for index, _ in enumerate(urls)
+            Claimer(self._consumer(index), self._decide, self._start)
+            for index, _ in enumerate(urls)
         ]
         self._last_step = time.monotonic()
         engine.on_step = self._on_step

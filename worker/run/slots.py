@@ -16,7 +16,8 @@ class SlotAccounting:
     counts its sequences instead.
     """
 
-    def __init__(self, engine: Engine, runs: Mapping[str, JobRun], kv_high_watermark: float
+    def __init__(
+        self, engine: Engine, runs: Mapping[str, JobRun], kv_high_watermark: float
     ) -> None:
         self._engine = engine
         self._runs = runs

@@ -90,7 +90,7 @@ class Bench:
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
         queue: Any = self.queue
-        lease = Lease(queue, "w-1", 9.0, {}, lambda *lost: None)
+        lease = Lease(queue, "w-1", 9.0, list, lambda *lost: None)
         lease._fence_tokens = ["e-1"]
         self.publisher = Publisher(queue, self.metrics, lease)
         self.engine.on_step = self.publisher.on_step
@@ -376,9 +376,9 @@ async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
         raise ZeroDivisionError
 
     bench = await start(Application(answer))
-    for drop, outcome in ((JobRun.drop, Outcome.LOST), (JobRun.give_back, Outcome.RELEASE)):
+    for release, outcome in ((False, Outcome.LOST), (True, Outcome.RELEASE)):
         run = bench.run()
-        drop(run)
+        run.abort(release=release)
         assert await run.execute() is outcome
     assert bench.queue.said == []
 

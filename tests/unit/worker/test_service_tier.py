@@ -61,17 +61,11 @@ def test_a_whole_answer_names_it() -> None:
         assert add_tier(other, "flex") == other
 
 
-class Publisher:
-    def mark(self, buffer: Any) -> None:
-        pass
-
-
 def test_each_chunk_names_it() -> None:
     job = LeasedJob(
         "job_000" + "0" * 24, 0, "n", 1, "e", 1, True, "/v1/completions", b"{}", "", False, 0.0
     )
-    publisher: Any = Publisher()
-    buffer = TieredOutputBuffer(job, publisher, "priority")
+    buffer = TieredOutputBuffer(job, lambda _: None, "priority")
     buffer.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
     buffer.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')
     buffer.chunk(b'data: {"error":{"message":"x"}}\n\n')

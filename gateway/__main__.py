@@ -32,7 +32,7 @@ def main() -> None:
     try:
         settings = load_settings()
         _check_reach(settings)
-        logs.set_up(settings.log_level)
+        logs.set_up(settings.log_level, settings.log_format)
         asyncio.run(eviction.refuse(settings.all_redis_urls))
         app = create_app(settings)
         listener = _listen(settings)

@@ -27,7 +27,7 @@ from gateway.streaming.relay import Relay
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.fleet.servers import Servers
-from shared.platform import eviction
+from shared.platform import eviction, logs
 from shared.platform import redis_client as connections
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
@@ -55,7 +55,9 @@ def create_app(settings: Settings) -> Inference:
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
     authenticator = Authenticator(settings.tenants(), settings.wrong_keys_per_minute, metrics)
-    access = AccessLog(settings.access_log, settings.log_level)
+    access = AccessLog(
+        settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
+    )
     metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
@@ -63,6 +65,7 @@ def create_app(settings: Settings) -> Inference:
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         queue = JobQueue(servers, shards=settings.shards)
         gateway_id = f"gw-{secrets.token_hex(6)}"
+        logs.bind_process(gateway=gateway_id)
         buffer_bytes = settings.stream_buffer_bytes
         relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
         fleet = Fleet(Registry(servers.primary), ScaleStore(servers.primary))

@@ -39,7 +39,7 @@ def main() -> None:
     """Runs until a signal or the engine's end."""
     try:
         settings = load_settings()
-        logs.set_up(settings.log_level)
+        logs.set_up(settings.log_level, settings.log_format)
         code = uvloop.run(_run(settings))
     except SettingsError as error:
         print(f"flotilla worker: {error}", file=sys.stderr)

@@ -15,6 +15,7 @@ from gateway.http.auth import Authenticator
 from gateway.http.errors import error_response
 from gateway.routes import docs
 from shared.api.errors import FlotillaError
+from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
@@ -48,6 +49,8 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         request_id = sent_request_id(scope["headers"]) or new_request_id()
+        logs.clear_contextvars()  # a pipelined request starts in the context of the one before it
+        logs.bind_contextvars(request_id=request_id.decode("ascii"))
         identity = (b"x-request-id", request_id)
         began, status, job_id = time.monotonic(), 500, b"-"
 

@@ -31,6 +31,8 @@ async def up(
         return USAGE_ERROR
     if "redis_url" in settings.model_fields_set:  # else it is our own
         await eviction.refuse(settings.all_redis_urls)
+    if settings.log_format == "auto":  # people read it, though the processes write into pipes
+        settings = settings.model_copy(update={"log_format": "pretty"})
     names = [
         "flotilla",
         "redis",

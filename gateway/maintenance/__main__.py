@@ -29,7 +29,7 @@ def main() -> None:
         if arguments.check:
             problem = liveness_file.problem(settings)
             sys.exit(problem or 0)
-        logs.set_up(settings.log_level)
+        logs.set_up(settings.log_level, settings.log_format)
         drop_variables("CELERY_")
         from gateway.maintenance.process import run  # not for `--check`: it loads Celery
 

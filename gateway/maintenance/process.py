@@ -36,7 +36,7 @@ def run(settings: Settings) -> NoReturn:
     if problem := asyncio.run(refusal(settings)):
         raise SettingsError(problem)
     for library in ("celery", "kombu"):
-        logs.show_warnings(library)
+        logs.show_warnings(library, settings.log_format)
     # That it can't send while Redis is away the consumer says too, in one line.
     logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
     beat = EmbeddedService(app, thread=True, scheduler_cls=app.conf.beat_scheduler)

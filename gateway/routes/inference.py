@@ -22,6 +22,7 @@ from gateway.jobs.admission import admit, asked
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.reader import Want
 from shared.api.endpoints import ENDPOINTS
+from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 
 router = APIRouter(tags=["OpenAI"])
@@ -82,6 +83,9 @@ class Inference:
         limits = Limits(settings.max_body_values, settings.max_body_objects)
         wanted = await parsed(body, limits, lambda fields: asked(fields, settings))
         job = await admit(gateway, tenant, scope["path"], body, wanted, attached=True)
+        logs.bind_contextvars(
+            job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
+        )
         reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
 
         def refused(error: Exception) -> None:

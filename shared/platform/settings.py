@@ -51,6 +51,9 @@ class Settings(BaseSettings):
         (), description="where shards lie, in turn, comma separated; empty is the fleet's Redis"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="of log lines; auto is pretty on a terminal and JSON elsewhere"
+    )
     lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
 
     # --- gateway ---

@@ -643,7 +643,7 @@ class Worker:
             self.runs[job.id].buffer.discarded = True
 
     def start(self, job: LeasedJob) -> OutputBuffer:
-        """As worker/run/loop.py does."""
+        """As worker/run/executor.py does."""
         if job.id in self.runs:
             self.runs[job.id].buffer.discarded = True
         buffer = OutputBuffer(job, self.publisher.notify)

@@ -107,9 +107,8 @@ class LeaseRenewer:
 
     async def renew(self, shard: int) -> bool:
         """Renew a shard once. False if Redis did not answer: then it should be tried again soon."""
-        worker_id = self._lease.worker_id
         if not self._progressing():
-            log.error("leases not renewed: the engine makes no progress: worker=%s", worker_id)
+            log.error("leases not renewed: the engine makes no progress")
             return True
         began, failing_since = time.monotonic(), self._failing_since[shard]
         try:
@@ -119,16 +118,13 @@ class LeaseRenewer:
             if failing_since is None:
                 self._failing_since[shard] = began
                 log.warning(
-                    "leases not renewed, trying again: worker=%s shard=%d: %s",
-                    worker_id,
-                    shard,
+                    "leases not renewed, trying again: %s",
                     error or type(error).__name__,
+                    extra={"shard": shard},
                 )
             return False
         if failing_since is not None:
             seconds = time.monotonic() - failing_since
-            log.warning(
-                "leases renewed after %.1f s: worker=%s shard=%d", seconds, worker_id, shard
-            )
+            log.warning("leases renewed after %.1f s", seconds, extra={"shard": shard})
         self._failing_since[shard] = None
         return True

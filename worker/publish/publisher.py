@@ -222,12 +222,7 @@ class Publisher:
         lease, again = self._lease, error is not None
         if error is not None:
             _raise_unless_transient(error)
-            log.warning(
-                "output not sent, trying again: worker=%s shard=%d: %s",
-                lease.worker_id,
-                shard,
-                error,
-            )
+            log.warning("output not sent, trying again: %s", error, extra={"shard": shard})
         backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
         lost: Mapping[str, str] = {}
         while True:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from msgpack.exceptions import UnpackException
 
+from shared.platform import logs
 from shared.platform import redis_client as connections
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
@@ -136,7 +137,7 @@ class Executor:
             jobs = self._queue.leased(*words) if kind is ControlKind.JOBS else []
             ended_id = words[0].decode() if kind is ControlKind.DROP else ""
         except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
-            log.error("ignored malformed control message: worker=%s: %r", self._worker_id, error)
+            log.error("ignored malformed control message: %r", error)
             return
         for job in jobs:
             self.advertised_slots.job_assigned(job.shard)
@@ -163,10 +164,9 @@ class Executor:
             )
             for job_id, state in lost.items():
                 log.warning(
-                    "returned a job whose assignment was not received: job=%s state=%s worker=%s",
-                    job_id,
+                    "returned a job whose assignment was not received, it is %s now",
                     state,
-                    self._worker_id,
+                    extra={"job_id": job_id},
                 )
 
     # --- one job ---
@@ -185,10 +185,11 @@ class Executor:
         task.add_done_callback(self._tasks.discard)
 
     async def _execute(self, run: JobRun) -> None:
+        logs.bind_contextvars(job_id=run.job.id, attempt=run.job.attempt)
         try:
             outcome = await run.execute()
         except Exception:
-            log.exception("run failed: job=%s attempt=%d", run.job.id, run.job.attempt)
+            log.exception("run failed")
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
         if outcome is Outcome.RELEASE:
@@ -210,14 +211,8 @@ class Executor:
         self._metrics.released.labels(reason).inc()
         with contextlib.suppress(RedisError, OSError):  # then its lease expires
             states = await self._queue.release([run.job], reason, blame=True)
-            for job_id, state in states.items():
-                log.warning(
-                    "released: job=%s attempt=%d state=%s reason=%s",
-                    job_id,
-                    run.job.attempt,
-                    state,
-                    reason,
-                )
+            for state in states.values():
+                log.warning("job released (%s), it is %s now", reason, state)
 
     def _count(self, run: JobRun) -> None:
         self._metrics.finished.of(run.final_state, run.error_code).inc()
@@ -238,11 +233,9 @@ class Executor:
         level = logging.DEBUG if ended_by_client else logging.WARNING
         log.log(
             level,
-            "lease lost, run aborted: job=%s attempt=%d state=%s worker=%s",
-            job.id,
-            job.attempt,
+            "lease lost, run aborted: the job is %s",
             state,
-            self._worker_id,
+            extra={"job_id": job.id, "attempt": job.attempt},
         )
         run.abort()
 

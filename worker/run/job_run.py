@@ -95,12 +95,7 @@ class JobRun:
         outcome = await self._publisher.finish(self.buffer, result)
         self._metrics.job_seconds.observe(time.monotonic() - self.started)
         if outcome != "ok":
-            log.info(
-                "result not stored, the job is %s: job=%s attempt=%d",
-                outcome,
-                self.job.id,
-                self.job.attempt,
-            )
+            log.info("result not stored: the job is already %s", outcome)
             return Outcome.LOST
         return Outcome.FINISHED
 
@@ -148,12 +143,7 @@ class JobRun:
         exchange = self._exchange
         status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
         if failure is not None or status == 0:
-            log.error(
-                "the engine did not answer: job=%s attempt=%d: %r",
-                self.job.id,
-                self.job.attempt,
-                failure,
-            )
+            log.error("the engine did not answer: %r", failure)
             status, content_type = 500, "application/json"
             body = (
                 b'{"error":{"message":"The engine could not answer.",'

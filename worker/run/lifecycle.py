@@ -22,6 +22,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared.fleet.registry import Registry, pool_name
 from shared.fleet.servers import Servers
+from shared.platform import logs
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
@@ -92,7 +93,8 @@ class Worker:
         except WorkerIdTaken as error:
             raise SettingsError(str(error)) from error
         await registration.announce_if_possible(LOADING_EXPIRY_S)
-        log.info("loading %s: worker=%s", _model_description(self._settings), self._id)
+        logs.bind_process(worker=self._id)
+        log.info("%s: loading %s", self._id, _model_description(self._settings))
         began = time.monotonic()
         try:
             await self._unless_stopped(self._engine.start())
@@ -100,7 +102,7 @@ class Worker:
                 return 0
             await self._serve(time.monotonic() - began)
         except EngineDied:
-            log.error("the engine is dead: worker=%s", self._id)
+            log.error("the engine is dead")
             return await self._end_at_once("engine_died", blame=True)
         except WorkerIdTaken as error:
             log.error("%s", error)
@@ -108,7 +110,7 @@ class Worker:
         except SettingsError:
             raise
         except Exception:
-            log.exception("worker failed: worker=%s", self._id)
+            log.exception("the worker failed")
             return 1
         else:
             return await self._drain()
@@ -146,13 +148,13 @@ class Worker:
             self._spawn(control.run())
         self._spawn(Reaper(self._queue, self._settings.lease_s, self._metrics.reaper).run())
         log.info(
-            "serving %s on %s, %d slots, loaded in %.0f s: worker=%s pool=%s",
+            "%s: serving %s on %s, %d slots, loaded in %.0f s",
+            self._id,
             ", ".join(card["id"] for card in registration.models),
             engine.kind,
             engine.capacity.max_num_seqs,
             loading_s,
-            self._id,
-            registration.pool,
+            extra={"pool": registration.pool},
         )
         while not self._stop_signals:
             self._check()
@@ -194,8 +196,7 @@ class Worker:
         if self._engine.dead:
             raise EngineDied
         if not self._progressing():
-            stall_s = self._settings.engine_stall_s
-            log.error("the engine hangs: no step for %.0f s: worker=%s", stall_s, self._id)
+            log.error("the engine hangs: no step for %.0f s", self._settings.engine_stall_s)
             raise EngineDied
         for task in self._tasks:
             if task.done():
@@ -205,8 +206,7 @@ class Worker:
         assert self._executor is not None
         executor, deadline_s = self._executor, self._settings.drain_deadline_s
         if executor.runs:
-            jobs = len(executor.runs)
-            log.info("draining %d jobs, at most %.0f s: worker=%s", jobs, deadline_s, self._id)
+            log.info("draining %d jobs, at most %.0f s", len(executor.runs), deadline_s)
         await self._registration.announce_if_possible()
         forced = asyncio.ensure_future(self._forced.wait())
         drained = asyncio.ensure_future(executor.wait_until_empty(deadline_s))
@@ -218,7 +218,7 @@ class Worker:
         drained.cancel()
         await self._release_all(executor, "drained", blame=False)
         await end(self._tasks)
-        log.info("drained, ending: worker=%s", self._id)
+        log.info("%s: ended", self._id)
         return 0
 
     async def _end_at_once(self, reason: str, *, blame: bool) -> int:
@@ -234,14 +234,12 @@ class Worker:
                 states = await executor.release_all(reason, blame=blame)
         except (RedisError, OSError, TimeoutError) as error:
             log.warning(
-                "jobs not released, their leases will expire: worker=%s: %s",
-                self._id,
-                error or type(error).__name__,
+                "jobs not released, their leases will expire: %s", error or type(error).__name__
             )
             return
         for job_id, state in states.items():
             log.warning(
-                "released: job=%s state=%s reason=%s worker=%s", job_id, state, reason, self._id
+                "job released (%s), it is %s now", reason, state, extra={"job_id": job_id}
             )
 
     def _status(self) -> tuple[WorkerState, str]:

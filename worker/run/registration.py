@@ -81,11 +81,7 @@ class Registration:
                     )
                 await asyncio.sleep(_RETRY_S)
         except (RedisError, OSError) as error:
-            log.warning(
-                "id not reserved, the next heartbeat tries again: worker=%s: %s",
-                self.worker_id,
-                error,
-            )
+            log.warning("worker id not reserved, the next heartbeat tries again: %s", error)
 
     async def announce(self, expiry_s: float = EXPIRY_S) -> None:
         """Write the worker's entry, which expires after `expiry_s`. Raises redis' errors."""
@@ -140,7 +136,7 @@ class Registration:
                 if self.executor is not None:
                     self.executor.advertised_slots.mark_stale()
             except (RedisError, OSError) as error:
-                log.warning("heartbeat failed: worker=%s: %s", self.worker_id, error)
+                log.warning("heartbeat failed: %s", error)
             await asyncio.sleep(HEARTBEAT_S)
 
     async def leave(self) -> None:

@@ -238,9 +238,7 @@ class Worker:
             )
             return
         for job_id, state in states.items():
-            log.warning(
-                "job released (%s), it is %s now", reason, state, extra={"job_id": job_id}
-            )
+            log.warning("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})
 
     def _status(self) -> tuple[WorkerState, str]:
         if self._stop_signals:

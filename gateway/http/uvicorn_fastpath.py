@@ -23,10 +23,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from gateway.streaming.reader import Sink
+from gateway.http.chunk_writer import ChunkWriter
 
 
-def writer(send: Send) -> Sink:
+def writer(send: Send) -> ChunkWriter:
     """For the body of the response that `send` has begun. More of it must follow."""
     cycle = getattr(send, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:

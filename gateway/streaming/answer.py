@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.context import Gateway
 from gateway.http import sse
 from gateway.http.access_log import CLIENT_LEFT
-from gateway.http.errors import in_our_words
+from gateway.http.chunk_writer import ChunkWriter
+from gateway.http.errors import to_flotilla_error
 from gateway.http.uvicorn_fastpath import at_once, begin, when_left, writer
-from gateway.streaming.reader import Piece, Reader, Sink
+from gateway.streaming.context import StreamContext
+from gateway.streaming.reader import Piece, Reader
 from shared.api.errors import (
     FlotillaError,
     GatewayStopped,
@@ -52,7 +53,7 @@ class JobAnswer:
     """An ASGI application: follows a job to its end; a client that leaves cancels it."""
 
     __slots__ = (
-        "_gateway",
+        "_context",
         "_left",
         "_opened",
         "_queued",
@@ -69,7 +70,7 @@ class JobAnswer:
 
     def __init__(
         self,
-        gateway: Gateway,
+        context: StreamContext,
         job: NewJob,
         queued: asyncio.Future[None],
         reader: Reader,
@@ -77,7 +78,7 @@ class JobAnswer:
         request_id: bytes | None,
     ) -> None:
         """`queued` is done when the job is; should that fail, the reader is told by the caller."""
-        self._gateway = gateway
+        self._context = context
         # Not the job itself: its body may be large, and a stream long.
         self.job_id, self.tenant, self._streams = job.id, job.tenant, job.stream
         self._queued = queued
@@ -101,14 +102,14 @@ class JobAnswer:
         except Exception as error:
             # A stopped gateway cancels the job; every other error tells of the job's end.
             ended = isinstance(error, FlotillaError) and not isinstance(error, GatewayStopped)
-            await self._fail(in_our_words(error))
+            await self._fail(to_flotilla_error(error))
         finally:
             forget()
-            self._gateway.relay.close(self._reader)
+            self._context.relay.close(self._reader)
             if not ended:
                 self._cancel_job()
         seconds = time.monotonic() - self._received
-        self._gateway.metrics.answer_seconds[self._streams].observe(seconds)
+        self._context.metrics.answer_seconds[self._streams].observe(seconds)
 
     def _leave(self) -> None:
         self._left = True
@@ -117,8 +118,8 @@ class JobAnswer:
 
     async def _stream(self) -> bool:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
-        settings = self._gateway.settings
-        sink: Sink | None = None if settings.stream_pace_s else self
+        settings = self._context.settings
+        sink: ChunkWriter | None = None if settings.stream_pace_s else self
         while True:
             silence_s = settings.keepalive_s
             if not self._opened:
@@ -145,16 +146,16 @@ class JobAnswer:
                 sink = writer(self._send)
 
     def take(self, data: bytes) -> bool:
-        """A Sink for a stream's first chunk, until it knows better: no task wakes for it."""
+        """A ChunkWriter for a stream's first chunk, until it knows better: no task wakes for it."""
         if not at_once(self._begin_or_go_on(data)):
             return False
         if not self._reader.spoke:
-            self._gateway.metrics.ttft.observe(self._gateway.relay.now - self._received)
+            self._context.metrics.ttft.observe(self._context.relay.now - self._received)
         self._reader.turn_to(writer(self._send))
         return True
 
     def _observe(self, now: float) -> None:
-        metrics, reader = self._gateway.metrics, self._reader
+        metrics, reader = self._context.metrics, self._reader
         if reader.spoke:
             metrics.itl.observe(now - reader.spoke)
         else:
@@ -172,7 +173,7 @@ class JobAnswer:
     async def _once(self) -> bool:
         """Wait for the whole answer; True once the job has ended, False if the client left."""
         while True:
-            pieces = await self._reader.next(self._gateway.settings.keepalive_s)
+            pieces = await self._reader.next(self._context.settings.keepalive_s)
             if self._left:
                 return False
             if not pieces:
@@ -193,7 +194,7 @@ class JobAnswer:
             status, content_type, body = last.payload
             return Whole(status, content_type.decode(), body)
         try:
-            job = await self._gateway.queue.get(self.job_id)
+            job = await self._context.queue.get(self.job_id)
         except (RedisError, OSError) as error:
             raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
         if job is None:
@@ -206,8 +207,8 @@ class JobAnswer:
         Raises StreamReset if it waits in vain.
         """
         try:
-            job = await self._gateway.queue.get(self.job_id)
-            place = job and await position(self._gateway.queue, job)
+            job = await self._context.queue.get(self.job_id)
+            place = job and await position(self._context.queue, job)
         except (RedisError, OSError):
             return sse.comment("waiting for the queue")
         if job is None:
@@ -216,7 +217,7 @@ class JobAnswer:
             return b""
         news = f"{job.state}, position {place}" if place else job.state
         if place and job.state is JobState.QUEUED:
-            waits_for = self._gateway.fleet.waits_for(job.pool)
+            waits_for = self._context.wait_reason(job.pool)
             news += f"; {waits_for}" if waits_for else ""
         return sse.comment(news)
 
@@ -265,7 +266,7 @@ class JobAnswer:
 
     def _cancel_job(self) -> None:
         if self._left:
-            self._gateway.metrics.cancelled_by_disconnect.inc()
+            self._context.metrics.cancelled_by_disconnect.inc()
         task = asyncio.create_task(self._insist_on_cancel())
         _pending.add(task)
         task.add_done_callback(_pending.discard)
@@ -274,7 +275,7 @@ class JobAnswer:
         await asyncio.wait({self._queued})  # what is not queued yet can't be cancelled
         for _ in range(_CANCEL_TRIES):
             try:
-                await self._gateway.queue.cancel(self.job_id, self.tenant)
+                await self._context.queue.cancel(self.job_id, self.tenant)
             except (RedisError, OSError):
                 await asyncio.sleep(_CANCEL_AGAIN_S)
             else:

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.http.chunk_writer import ChunkWriter
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.chunk_template import Item, Unfolder
@@ -64,13 +65,6 @@ class Piece(NamedTuple):
 _CHUNK, _LAST_CHUNK, _CHUNKS = int(FrameKind.CHUNK), int(FrameKind.LAST_CHUNK), Want.CHUNKS
 
 _ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
-
-
-class Sink(Protocol):
-    """A client that keeps up."""
-
-    def take(self, data: bytes) -> bool:
-        """Takes chunks now, or returns False and has taken nothing."""
 
 
 class Reader:
@@ -125,7 +119,7 @@ class Reader:
         self._failing_since: float | None = None
         self._failure: Exception | None = None
         self._left = False
-        self._sink: Sink | None = None
+        self._sink: ChunkWriter | None = None
         self._loop = asyncio.get_running_loop()
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
@@ -250,7 +244,7 @@ class Reader:
         self._failure = error
         self._rouse()
 
-    async def next(self, silence_s: float, sink: Sink | None = None) -> list[Piece]:
+    async def next(self, silence_s: float, sink: ChunkWriter | None = None) -> list[Piece]:
         """What has come since; empty after a silence of that length, or after `wake`.
 
         While this waits, chunks that come in order go straight to `sink`, as long as it takes them.
@@ -284,7 +278,7 @@ class Reader:
             if pieces or silent or self._left:
                 return pieces
 
-    def turn_to(self, sink: Sink) -> None:
+    def turn_to(self, sink: ChunkWriter) -> None:
         """While this `next` waits, chunks go to another sink: for the present one's `take`."""
         if not self._left:
             self._sink = sink

@@ -26,7 +26,7 @@ class Step(NamedTuple):
     members: Sequence[bytes]
 
 
-async def walk(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
+async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
     """Once over everything on one server. Raises redis' errors, and is over then.
 
     First the jobs themselves: what they lack, streams and names of pools among it, is walked over

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.http.asgi_io import ChunkWriter
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.chunk_template import Item, Unfolder
@@ -66,13 +67,6 @@ _CHUNK, _LAST_CHUNK, _CHUNKS = int(FrameKind.CHUNK), int(FrameKind.LAST_CHUNK), 
 _ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
 
 
-class ChunkWriter(Protocol):
-    """A client that keeps up."""
-
-    def take(self, data: bytes) -> bool:
-        """Takes chunks now, or returns False and has taken nothing."""
-
-
 class Reader:
     """One client's view of one job, from the log entry behind number `after` on."""
 
@@ -98,9 +92,9 @@ class Reader:
         "_waiter",
         "_want",
         "job_id",
+        "last_write_at",
         "queued",
         "wake_at",
-        "last_write_at",
     )
 
     def __init__(self, relay: Relay, job_id: str, want: ReadMode, after: int) -> None:
@@ -152,7 +146,7 @@ class Reader:
                 return
             self._after = self._known = seq
             sink = self._sink if kind == _CHUNK else None  # the last one leaves with the end
-            if data and sink is not None and not self._pieces and sink.take(data):
+            if data and sink is not None and not self._pieces and sink.write(data):
                 relay = self._relay
                 if self.last_write_at:
                     gap = relay.now - self.last_write_at
@@ -285,7 +279,7 @@ class Reader:
                 return pieces
 
     def use_writer(self, sink: ChunkWriter) -> None:
-        """While this `next` waits, chunks go to another sink: for the present one's `take`."""
+        """While this `next` waits, chunks go to another sink: for the present one's `write`."""
         if not self._left:
             self._sink = sink
 

@@ -2,8 +2,8 @@
 
 Most fleets have one. Where one core of Redis is not enough, shard n lies on the n-th server, modulo
 how many there are. They know nothing of each other: one that is away takes its shards' jobs with it
-until it is back, and no others. What belongs to no shard (workers, models, decisions, chores) is at
-`home`.
+until it is back, and no others. What belongs to no shard (workers, models, decisions, maintenance) is at
+the `primary`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def server_index(shard: int, n_servers: int) -> int:
     return shard % n_servers
 
 
-def shards_on(place: int, n_servers: int, n_shards: int) -> range:
+def shards_on(server: int, n_servers: int, n_shards: int) -> range:
     """The shards that lie on a server."""
-    return range(place, n_shards, n_servers)
+    return range(server, n_shards, n_servers)
 
 
 class Servers:
-    """Clients for short calls. `shard_urls` empty: all is at home."""
+    """Clients for short calls. `shard_urls` empty: all is on the primary."""
 
     def __init__(
-        self, home_url: str, shard_urls: Sequence[str] = (), *, max_connections: int = 64
+        self, primary_url: str, shard_urls: Sequence[str] = (), *, max_connections: int = 64
     ) -> None:
         # redis-py types every reply as bytes or str; ours are bytes.
-        self.home: Any = connect(home_url, max_connections=max_connections)
+        self.primary: Any = connect(primary_url, max_connections=max_connections)
         self.all: tuple[Any, ...] = tuple(
-            self.home if url == home_url else connect(url, max_connections=max_connections)
-            for url in shard_urls or [home_url]
+            self.primary if url == primary_url else connect(url, max_connections=max_connections)
+            for url in shard_urls or [primary_url]
         )
         """Those that hold shards."""
 
@@ -48,45 +48,48 @@ class Servers:
         """The client of a shard's server."""
         return self.all[server_index(shard, len(self.all))]
 
-    def ask(self) -> Questions:
-        """Commands that leave together."""
-        return Questions(self.all)
+    def pipeline(self) -> ShardedPipeline:
+        """An empty pipeline over all servers that hold shards."""
+        return ShardedPipeline(self.all)
 
     async def close(self) -> None:
         """Close all connections."""
-        for redis in {self.home, *self.all}:
+        for redis in {self.primary, *self.all}:
             await redis.aclose(close_connection_pool=True)
 
 
-class Questions:
-    """Commands to several servers, a pipeline for each; call `answers` once."""
+class ShardedPipeline:
+    """Commands to several servers, one pipeline and one round trip for each; use it once."""
 
     def __init__(self, servers: Sequence[Any]) -> None:
-        self._pipes = [redis.pipeline(transaction=False) for redis in servers]
-        self._asked: list[int] = []
+        self._pipelines = [redis.pipeline(transaction=False) for redis in servers]
+        self._server_of_command: list[int] = []
 
     def of(self, shard: int) -> Any:
-        """The pipeline to the shard's server, for exactly one command."""
-        place = server_index(shard, len(self._pipes))
-        self._asked.append(place)
-        return self._pipes[place]
+        """The pipeline to the shard's server; call exactly one command on it."""
+        index = server_index(shard, len(self._pipelines))
+        self._server_of_command.append(index)
+        return self._pipelines[index]
 
-    async def answers(self, *, partly: bool = False) -> list[Any]:
-        """In the order of the questions. Raises redis' errors.
+    async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+        """Send everything. Returns the replies in the order of the commands.
 
-        `partly`: errors stand in the place of answers instead.
+        With `raise_on_error` it raises redis' errors; without, an error takes the place of the
+        reply: of one command, or of all commands of a server that can't be reached.
         """
-        replies = await asyncio.gather(*(_replies(pipe, partly=partly) for pipe in self._pipes))
-        by_place = [iter(each) for each in replies]
-        return [next(by_place[place]) for place in self._asked]
+        replies = await asyncio.gather(
+            *(_execute(each, raise_on_error=raise_on_error) for each in self._pipelines)
+        )
+        by_server = [iter(each) for each in replies]
+        return [next(by_server[index]) for index in self._server_of_command]
 
 
-async def _replies(pipe: Any, *, partly: bool) -> list[Any]:
-    count = len(pipe)  # execute empties it; without commands it asks nobody
+async def _execute(pipeline: Any, *, raise_on_error: bool) -> list[Any]:
+    count = len(pipeline)  # `execute` empties it; it sends nothing when there are no commands
     try:
-        replies: list[Any] = await pipe.execute(raise_on_error=not partly)
+        replies: list[Any] = await pipeline.execute(raise_on_error=raise_on_error)
     except (RedisError, OSError) as error:
-        if not partly:
+        if raise_on_error:
             raise
         return [error] * count
     return replies

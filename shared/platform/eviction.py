@@ -54,7 +54,7 @@ class Watch:
     """Looks at all servers every so often. Start `run` as a task."""
 
     def __init__(self, servers: Servers) -> None:
-        self._servers = dict.fromkeys([servers.home, *servers.all])
+        self._servers = dict.fromkeys([servers.primary, *servers.all])
         self._problems: dict[Any, str] = {}
         self._evicted: dict[Any, int] = {}
 

@@ -66,6 +66,6 @@ def parameters_differ(function: Callable[..., Any], expected: str) -> str:
 
 def attributes_missing(cls: type[Any], expected: Iterable[str]) -> str:
     """A sentence if `cls.__init__` does not set one of the attributes `expected`."""
-    code = cls.__init__.__code__  # type: ignore[misc]
+    code = cls.__init__.__code__
     missing = sorted(set(expected).difference(code.co_names))
     return f"{cls.__qualname__} has no {', '.join(missing)}" if missing else ""

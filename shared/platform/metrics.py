@@ -291,10 +291,10 @@ class GatewayMetrics:
             "Jobs given up because every worker that tried them was lost; about 10,000 are kept",
             registry=registry,
         )
-        self.chores = Gauge(
-            "flotilla_chore_last_run_timestamp_seconds",
-            "When a chore was last done to its end by any chores process, Unix time",
-            ["chore"],
+        self.maintenance = Gauge(
+            "flotilla_maintenance_last_run_timestamp_seconds",
+            "When a maintenance task was last done to its end by any maintenance process, Unix time",
+            ["task"],
             registry=registry,
         )
         self.redis = RedisReading()

@@ -57,7 +57,7 @@ async def open_link(pool: Any, on_reply: OnReply, on_lost: OnLost) -> Link:
     await connection.connect()
     if TAKE_OVER.enabled():
         # There is no public way to the transport of a connection that redis-py has set up.
-        transport = getattr(getattr(connection, "_writer", None), "transport", None)
+        transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
         if all(hasattr(transport, name) for name in _TRANSPORT_METHODS):
             return TransportLink(connection, transport, on_reply, on_lost)
         TAKE_OVER.disable("a connection of redis-py has no `_writer` with a transport")

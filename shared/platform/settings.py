@@ -51,6 +51,9 @@ class Settings(BaseSettings):
         (), description="where shards lie, in turn, comma separated; empty is the fleet's Redis"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="of log lines; auto is pretty on a terminal and JSON elsewhere"
+    )
     fast_paths: Literal["auto", "off"] = Field(
         "auto",
         description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
@@ -120,8 +123,8 @@ class Settings(BaseSettings):
         "published on loopback only",
     )
 
-    # --- chores and autoscale ---
-    chores_redis_url: str = Field(
+    # --- maintenance and autoscale ---
+    maintenance_redis_url: str = Field(
         "", description="Celery's own database; empty is the next one of the fleet's Redis"
     )
     autoscale: str = Field(

@@ -260,10 +260,10 @@ class JobQueue:
 
     async def withdraw(self, pool: str, worker: str, lease_s: float) -> None:
         """The worker offers nothing any more."""
-        ask = self.servers.ask()
+        pipeline = self.servers.pipeline()
         for shard in range(self.shards):
-            ask.of(shard).zrem(keys.offers(shard, pool), keys.advertiser(worker, lease_s))
-        await ask.answers()
+            pipeline.of(shard).zrem(keys.offers(shard, pool), keys.advertiser(worker, lease_s))
+        await pipeline.execute()
 
     async def renew(
         self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]

@@ -112,7 +112,7 @@ class Socket:
         self.full = False
         self.last = 0.0
 
-    def take(self, data: bytes) -> bool:
+    def write(self, data: bytes) -> bool:
         if not self.full:
             self.taken.append(data)
             self.last = asyncio.get_running_loop().time()
@@ -525,7 +525,9 @@ async def test_a_frame_for_a_reader_that_is_behind_is_read_from_the_log(
 
 
 @pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
-async def test_a_frame_wakes_a_reader_that_is_behind(relay: Relay, log: Log, want: ReadMode) -> None:
+async def test_a_frame_wakes_a_reader_that_is_behind(
+    relay: Relay, log: Log, want: ReadMode
+) -> None:
     reader = await begun(relay, log, want)
     log.broken = RedisConnectionError("away")
     reader.resync()
@@ -827,7 +829,10 @@ MALFORMED: list[Any] = [
 async def test_a_chunk_that_can_not_be_unfolded_is_read_from_the_log(
     relay: Relay, log: Log, payload: Any
 ) -> None:
-    reader, other = relay.open(JOB, ReadMode.CHUNKS), relay.open("job_001" + "0" * 24, ReadMode.CHUNKS)
+    reader, other = (
+        relay.open(JOB, ReadMode.CHUNKS),
+        relay.open("job_001" + "0" * 24, ReadMode.CHUNKS),
+    )
     chunks = stream("a", "b", "c", "d", "e")
     log.write(*chunks)
     publish(relay, *log.frames(1, 2), (3, FrameKind.CHUNK, payload))
@@ -865,7 +870,10 @@ async def test_a_malformed_chunk_that_comes_while_the_log_is_read_is_read_from_t
 async def test_deltas_that_can_not_be_read_are_read_from_the_log(
     relay: Relay, log: Log, journal: Any
 ) -> None:
-    reader, other = relay.open(JOB, ReadMode.DELTAS), relay.open("job_001" + "0" * 24, ReadMode.CHUNKS)
+    reader, other = (
+        relay.open(JOB, ReadMode.DELTAS),
+        relay.open("job_001" + "0" * 24, ReadMode.CHUNKS),
+    )
     log.think("1", "2", "3")
     publish(relay, deltas(1), (2, FrameKind.DELTAS, None, journal))
     publish(relay, chunk(1), job=other.job_id)
@@ -1014,7 +1022,9 @@ async def test_the_last_chunk_is_handed_out_with_the_end(
 
 
 @pytest.mark.parametrize("want", [ReadMode.DELTAS, ReadMode.END])
-async def test_who_does_not_want_chunks_takes_the_last_one_as_any(relay: Relay, want: ReadMode) -> None:
+async def test_who_does_not_want_chunks_takes_the_last_one_as_any(
+    relay: Relay, want: ReadMode
+) -> None:
     reader = relay.open(JOB, want)
     publish(relay, (1, FrameKind.LAST_CHUNK, [b"x"], 7), (2, FrameKind.DONE, b""))
     *before, end = await reader.next(LONG_S)

@@ -87,7 +87,7 @@ def create_app(settings: Settings) -> InferenceApp:
             id=gateway_id,
             settings=settings,
             queue=queue,
-            factory=JobFactory(settings, gateway_id, relay.reaches),
+            factory=JobFactory(settings, gateway_id, relay.is_subscribed),
             submitter=Submitter(queue, settings.max_queue_depth, metrics),
             relay=relay,
             streams=streams,

@@ -79,8 +79,7 @@ class VllmEngine:
         v.install_collector()
         app = v.build_app(args, tasks, self._engine.model_config)
         await v.init_app_state(v.JournalledEngine(self._engine), app.state, args, tasks)
-        if self._settings.direct_chunks:
-            vllm_stream.install(app.state)
+        vllm_stream.install(app.state)
         # A dead engine's handlers tell a server to stop; ours is the worker, which looks at `dead`.
         app.state.server = SimpleNamespace(should_exit=False)
         self._app = app

@@ -101,7 +101,7 @@ class Generation:
     def __init__(self, *, stream: bool, journal: Journal | None) -> None:
         self.sequences: list[Sequence] = []
         self.journal = journal
-        self.tap: Callable[[Delta], bool] | None = None
+        self.interceptor: Callable[[Delta], bool] | None = None
         """Takes a delta that need not wake the reader, or returns False. It is asked as long as
         there is none that the reader has not taken."""
         self._stream = stream
@@ -119,7 +119,7 @@ class Generation:
         self._unfinished += sampling.n
 
     def put(self, delta: Delta) -> None:
-        if self.tap is not None and not self._deltas and self.tap(delta):
+        if self.interceptor is not None and not self._deltas and self.interceptor(delta):
             return
         self._deltas.append(delta)
         if delta.finish_reason is not None:
@@ -132,7 +132,7 @@ class Generation:
         self._error = error
         self._wake()
 
-    async def take(self) -> list[Delta]:
+    async def next_deltas(self) -> list[Delta]:
         """The deltas since the last call, as soon as there are any; none when all have ended.
 
         Without `stream` all deltas at once, at the end. Raises what `fail` was given, on a stream

@@ -1,4 +1,4 @@
-"""The executor runs the jobs of one pool on one engine: it claims, starts, aborts and releases them.
+"""The executor claims, starts, aborts and releases the jobs that one engine runs.
 
 Request path: `worker/claim/claimer.py`, or the worker's control channel -> here ->
 `worker/run/job_run.py`.

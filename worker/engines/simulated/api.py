@@ -1,4 +1,4 @@
-"""The simulated engine's HTTP side: vLLM's routes."""
+"""The simulated engine's ASGI application: vLLM's routes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,21 @@ _ROUTES = {
 
 
 class Generator(Protocol):
-    """What the application asks of its engine."""
+    """The part of the engine that the application uses."""
 
     @property
-    def dead(self) -> bool: ...
+    def dead(self) -> bool:
+        """See `Engine.dead`."""
 
     @property
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """See `Engine.capacity`."""
 
     def submit(self, generation: Generation) -> None:
-        """Queue it for the batch. Raises EngineDeadError."""
+        """Queue the generation for the batch. Raises EngineDeadError."""
 
     def abort(self, generation: Generation) -> None:
-        """Its sequences leave the batch at once."""
+        """Remove the generation's sequences from the batch."""
 
 
 class SimulatedApi:
@@ -54,6 +56,7 @@ class SimulatedApi:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
         method = _ROUTES.get(scope["path"])
         response: Response
         if method is None:

@@ -47,7 +47,7 @@ class JournalledEngine:
     async def encode(
         self, prompt: Any, pooling_params: PoolingParams, request_id: str, **options: Any
     ) -> AsyncIterator[PoolingRequestOutput]:
-        """As AsyncLLM.encode (embeddings, scores); the prompt is journalled, there are no deltas."""
+        """As AsyncLLM.encode (embeddings, scores); the prompt is journalled."""
         journal = JOURNAL.get()
         if journal is not None:
             journal.prompt(_call_number(request_id), _prompt_tokens(prompt))

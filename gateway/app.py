@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> InferenceApp:
         buffer_bytes = settings.stream_buffer_bytes
         relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
         fleet = FleetView(Registry(servers.primary), ScaleStore(servers.primary))
-        watch = eviction.Watch(servers)
+        watch = eviction.EvictionMonitor([servers.primary, *servers.all])
         streams = StreamContext(
             gateway_id,
             settings,
@@ -87,7 +87,7 @@ def create_app(settings: Settings) -> InferenceApp:
             id=gateway_id,
             settings=settings,
             queue=queue,
-            factory=JobFactory(settings, gateway_id, relay.reaches),
+            factory=JobFactory(settings, gateway_id, relay.is_subscribed),
             submitter=Submitter(queue, settings.max_queue_depth, metrics),
             relay=relay,
             streams=streams,

@@ -9,7 +9,7 @@ import sys
 
 import uvloop
 
-from shared.platform import eviction, logs
+from shared.platform import eviction, fast_paths, logs
 from shared.platform.settings import Settings, SettingsError, load_settings
 from worker.engines.protocol import Engine
 from worker.run.lifecycle import Worker
@@ -27,7 +27,7 @@ def _engine(settings: Settings) -> Engine:
 
 
 async def _run(settings: Settings) -> int:
-    await eviction.refuse(settings.all_redis_urls)
+    await eviction.refuse_evicting(settings.all_redis_urls)
     worker = Worker(settings, _engine(settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -40,6 +40,7 @@ def main() -> None:
     try:
         settings = load_settings()
         logs.set_up(settings.log_level, settings.log_format)
+        fast_paths.configure(settings.fast_paths)
         code = uvloop.run(_run(settings))
     except SettingsError as error:
         print(f"flotilla worker: {error}", file=sys.stderr)

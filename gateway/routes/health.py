@@ -73,7 +73,7 @@ async def _checks(gateway: Gateway) -> dict[str, str]:
 
 
 def _reached(gateway: Gateway) -> bool:
-    return any(gateway.relay.reaches(shard) for shard in range(gateway.queue.shards))
+    return any(gateway.relay.is_subscribed(shard) for shard in range(gateway.queue.shards))
 
 
 async def _redis(gateway: Gateway) -> str:

@@ -134,7 +134,7 @@ class GenerationResponse(ABC):
         return JSONResponse({**body, **self._trailing_fields()})
 
     def _make_templates(self) -> list[tuple[str, str]]:
-        """By choice, a chunk before and after its text; empty if chunks differ in more than text."""
+        """By choice, a chunk before and after its text; empty if chunks differ in more."""
         if not self.stream or self._logprobs is not None or self._with_ids or self._running_usage:
             return []
         whole = [

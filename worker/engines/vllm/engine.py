@@ -80,8 +80,7 @@ class VllmEngine:
         v.install_collector()
         app = v.build_app(args, tasks, self._engine.model_config)
         await v.init_app_state(v.JournalledEngine(self._engine), app.state, args, tasks)
-        if self._settings.direct_chunks:
-            vllm_stream.install(app.state)
+        vllm_stream.install(app.state)
         # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
         # worker polls `dead` instead.
         app.state.server = SimpleNamespace(should_exit=False)

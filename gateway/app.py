@@ -30,10 +30,10 @@ from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.fleet.servers import Servers
 from shared.platform import eviction, logs
 from shared.platform import redis_client as connections
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import end
 from shared.queue.job_queue import JobQueue

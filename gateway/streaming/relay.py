@@ -17,9 +17,9 @@ from msgpack.exceptions import UnpackException
 
 from gateway.streaming.reader import Reader, ReadMode
 from shared.api.errors import StreamReset
-from shared.fleet.servers import server_index
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisError
+from shared.platform.servers import server_index
 from shared.platform.subscription import Subscription
 from shared.protocol import keys
 from shared.protocol.frames import decode

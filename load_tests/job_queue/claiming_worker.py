@@ -17,8 +17,8 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from shared.fleet.servers import Servers
 from shared.platform.metrics import WorkerMetrics
+from shared.platform.servers import Servers
 from shared.platform.subscription import Subscription
 from shared.protocol import keys
 from shared.queue.job_queue import JobQueue

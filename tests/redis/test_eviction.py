@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from shared.fleet.servers import Servers
 from shared.platform import eviction
 from shared.platform.eviction import EvictionMonitor
+from shared.platform.servers import Servers
 from shared.platform.settings import SettingsError
 from tests.redis_server import free_port
 

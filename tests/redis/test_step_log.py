@@ -13,9 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared.fleet.servers import Servers
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisTimeoutError
+from shared.platform.servers import Servers
 from shared.platform.tasks import end
 from shared.protocol import keys
 from shared.protocol.chunk_template import Unfolder

@@ -13,9 +13,9 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError
 
-from shared.fleet.servers import shards_on
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import BLOCK_S, TIMEOUT_S, Redis
+from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.job import LeasedJob
 from shared.queue.job_queue import JobQueue

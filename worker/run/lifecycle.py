@@ -21,10 +21,10 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared.fleet.registry import Registry, pool_name
-from shared.fleet.servers import Servers
 from shared.platform import logs
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
+from shared.platform.servers import Servers
 from shared.platform.settings import Settings, SettingsError
 from shared.platform.subscription import Subscription
 from shared.platform.tasks import end

@@ -440,11 +440,11 @@ async def test_the_prompts_of_an_embedding_are_journalled_before_it_is_computed(
 
     engine = JournalledEngine(StubEngine())
     JOURNAL.set(Recorder())
-    for call, token_ids in enumerate([[1, 2, 3], [4]]):
+    for number, token_ids in enumerate([[1, 2, 3], [4]]):
         outputs = engine.encode(
             prompt={"prompt_token_ids": token_ids},
             pooling_params=PoolingParams(task="embed"),
-            request_id=f"embd-job_000-{call}",
+            request_id=f"embd-job_000-{number}",
         )
         assert [output async for output in outputs] == ["output"]
     assert seen_by_engine == [[(0, 3)], [(0, 3), (1, 1)]]

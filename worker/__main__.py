@@ -16,7 +16,7 @@ from worker.run.lifecycle import Worker
 
 
 def _engine(settings: Settings) -> Engine:
-    # Imported late: vLLM takes ten seconds to import, and a simulated worker needs none of it.
+    # Imported here because importing vLLM takes ten seconds, which a simulated worker saves.
     if settings.engine == "simulated":
         from worker.engines.simulated.engine import SimulatedEngine
 
@@ -36,7 +36,7 @@ async def _run(settings: Settings) -> int:
 
 
 def main() -> None:
-    """Runs until a signal or the engine's end."""
+    """Run until a signal or the engine's end; exits with 0, 1 (failure) or 2 (settings)."""
     try:
         settings = load_settings()
         logs.set_up(settings.log_level, settings.log_format)
@@ -47,7 +47,7 @@ def main() -> None:
         sys.exit(2)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the engine's threads and exit handlers have nothing left to say
+    os._exit(code)  # without the exit handlers of the engine's libraries, which may hang
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class AdvertisedSlots:
         return None if current and not self._stale[shard] else self.start_update(shard)
 
     def acked(self, shard: int, assigned: int | None = 0) -> None:
-        """Redis applied the update and assigned `assigned` of its slots; None if that is unknown."""
+        """Redis applied the update and assigned `assigned` of its slots (None: unknown)."""
         self._settled[shard].set()
         self._stale[shard] = False
         before = self._advertised[shard]

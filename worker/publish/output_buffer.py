@@ -1,6 +1,7 @@
 """An output buffer: what one job has produced, until it is in the job's log.
 
-Token path: `worker/engines/vllm/journal.py` and `stream.py` -> here -> `worker/publish/publisher.py`.
+Token path: `worker/engines/vllm/journal.py` and `stream.py` -> here ->
+`worker/publish/publisher.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The executor runs the jobs of one pool on one engine: it claims, starts, aborts and releases them.
+"""The executor claims, starts, aborts and releases the jobs that one engine runs.
 
 Request path: `worker/claim/claimer.py`, or the worker's control channel -> here ->
 `worker/run/job_run.py`.
@@ -158,7 +158,7 @@ class Executor:
             await asyncio.sleep(0)
         self.advertised_slots.reset()
         with contextlib.suppress(RedisError, OSError):  # then their leases expire
-            known = list(self.runs)
+            known = [*self.runs, *(run.job.id for run in self._to_release)]
             lost = await self._queue.reject_unreceived(
                 self._pool, self._worker_id, known, _DELIVERY_S
             )

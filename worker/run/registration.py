@@ -112,7 +112,7 @@ class Registration:
         await self._registry.announce(info, expiry_s=expiry_s)
 
     async def announce_if_possible(self, expiry_s: float = EXPIRY_S) -> None:
-        """As `announce`, but without an error when Redis is unavailable: the next heartbeat does."""
+        """As `announce`, but no error if Redis is unavailable: the next heartbeat announces it."""
         with contextlib.suppress(RedisError, OSError):
             await self.announce(expiry_s)
 

@@ -20,7 +20,7 @@ from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
 from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
-from shared.platform import eviction, logs
+from shared.platform import eviction, fast_paths, logs
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
 
 _CLOSE_S = 1
@@ -33,7 +33,8 @@ def main() -> None:
         settings = load_settings()
         _check_reach(settings)
         logs.set_up(settings.log_level, settings.log_format)
-        asyncio.run(eviction.refuse(settings.all_redis_urls))
+        fast_paths.configure(settings.fast_paths)
+        asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
         app = create_app(settings)
         listener = _listen(settings)
     except SettingsError as error:

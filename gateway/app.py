@@ -40,11 +40,11 @@ from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.fleet.servers import Servers
 from shared.platform import eviction, logs
 from shared.platform import redis_client as connections
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
 from shared.queue.job_queue import JobQueue
@@ -87,7 +87,7 @@ def create_app(settings: Settings) -> InferenceApp:
         fleet = FleetView(
             Registry(servers.primary, malformed), ScaleStore(servers.primary, malformed)
         )
-        watch = eviction.Watch(servers)
+        watch = eviction.EvictionMonitor([servers.primary, *servers.all])
         tasks = TaskSupervisor(metrics.background_tasks)
         streams = StreamContext(
             gateway_id,
@@ -102,7 +102,7 @@ def create_app(settings: Settings) -> InferenceApp:
             id=gateway_id,
             settings=settings,
             queue=queue,
-            factory=JobFactory(settings, gateway_id, relay.reaches),
+            factory=JobFactory(settings, gateway_id, relay.is_subscribed),
             submitter=Submitter(queue, settings.max_queue_depth, metrics),
             relay=relay,
             streams=streams,
@@ -116,7 +116,7 @@ def create_app(settings: Settings) -> InferenceApp:
         tasks.start("relay", relay.run())
         tasks.start("fleet view", fleet.run())
         tasks.start("reaper", reaper.run())
-        tasks.start("eviction watch", watch.run())
+        tasks.start("eviction monitor", watch.run())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
                 await relay.connected()

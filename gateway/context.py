@@ -13,7 +13,7 @@ from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.submitter import Submitter
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
-from shared.platform.eviction import Watch
+from shared.platform.eviction import EvictionMonitor
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
@@ -32,7 +32,7 @@ class Gateway:
     relay: Relay
     streams: StreamContext
     fleet: FleetView
-    eviction: Watch
+    eviction: EvictionMonitor
     tasks: TaskSupervisor
     metrics: GatewayMetrics
     prometheus: CollectorRegistry

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from starlette.types import Receive, Scope
 
 from gateway.http import memory
-from gateway.http.uvicorn_fastpath import body_at_hand
+from gateway.http.asgi_io import buffered_body
 from shared.api.endpoints import BodyKind
 from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
@@ -71,7 +71,7 @@ async def read_body(
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced) > max_bytes:
         raise too_large
-    whole = body_at_hand(receive)
+    whole = buffered_body(receive)
     if whole is not None:  # the rule, and a timeout costs more than all of this
         if len(whole) > max_bytes:
             raise too_large

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from redis.exceptions import NoScriptError
 
 from shared.api.errors import QueueFull
-from shared.fleet.servers import server_index
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
+from shared.platform.servers import server_index
 from shared.protocol.job import NewJob
 from shared.queue.job_queue import JobQueue
 

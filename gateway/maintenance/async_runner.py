@@ -13,8 +13,8 @@ from collections.abc import Callable
 from gateway.maintenance import liveness_file
 from gateway.maintenance.broker import celery_redis_url
 from gateway.maintenance.schedule import Schedule
-from shared.fleet.servers import Servers
 from shared.platform.redis_client import UNAVAILABLE, Redis, RedisError, connect
+from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.queue.job_queue import JobQueue
 

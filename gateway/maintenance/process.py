@@ -32,7 +32,7 @@ def run(settings: Settings) -> NoReturn:
     bridge = AsyncRunner(settings, LONGEST_S, on_stuck=lambda: _exit(1))
     app = create_app(settings, bridge.perform)
     app.set_default()  # in all threads: parts of Celery look for their application there
-    asyncio.run(eviction.refuse(settings.all_redis_urls))
+    asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
     if problem := asyncio.run(refusal(settings)):
         raise SettingsError(problem)
     for library in ("celery", "kombu"):

@@ -20,7 +20,7 @@ from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, check_request
 from gateway.streaming.answer import JobAnswer
-from gateway.streaming.reader import Want
+from gateway.streaming.reader import ReadMode
 from shared.api.endpoints import ENDPOINTS, Endpoint
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
@@ -100,7 +100,7 @@ class InferenceApp:
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )
-        reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
+        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
 
         def on_error(error: Exception) -> None:
             failure = to_flotilla_error(error)

@@ -17,7 +17,7 @@ from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_object import full, summaries
 from gateway.streaming.answer import whole_answer
 from gateway.streaming.events import Place, events
-from gateway.streaming.reader import Want
+from gateway.streaming.reader import ReadMode
 from shared.api.endpoints import ENDPOINTS, BodyKind
 from shared.api.errors import BadRequest, NotFound, StreamReset
 from shared.platform.settings import Settings
@@ -235,10 +235,10 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
     """The job as soon as its state is another one, or after `wait_s`."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
-    reader = gateway.relay.open(job.id, Want.END)
+    reader = gateway.relay.open(job.id, ReadMode.END)
     try:
         await gateway.queue.watch(job.id, gateway.id, sees=False)
-        reader.fall_behind()  # it may have ended before we watched
+        reader.resync()  # it may have ended before we watched
         state = job.state
         while job.state is state and (left := until - loop.time()) > 0:
             await reader.next(min(left, _LOOK_S))

@@ -81,7 +81,7 @@ def _models(fleet: FleetView) -> dict[str, str]:
 
 
 def _subscribed(gateway: Gateway) -> bool:
-    return any(gateway.relay.reaches(shard) for shard in range(gateway.queue.shards))
+    return any(gateway.relay.is_subscribed(shard) for shard in range(gateway.queue.shards))
 
 
 async def _redis(gateway: Gateway) -> str:

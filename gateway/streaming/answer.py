@@ -13,11 +13,16 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http import sse
 from gateway.http.access_log import CLIENT_LEFT
-from gateway.http.chunk_writer import ChunkWriter
+from gateway.http.asgi_io import (
+    ChunkWriter,
+    chunk_writer,
+    completes_at_once,
+    on_disconnect,
+    start_response_at_once,
+)
 from gateway.http.errors import to_flotilla_error
-from gateway.http.uvicorn_fastpath import at_once, begin, when_left, writer
 from gateway.streaming.context import StreamContext
-from gateway.streaming.reader import Piece, Reader
+from gateway.streaming.reader import LogEvent, Reader
 from shared.api.errors import (
     FlotillaError,
     GatewayStopped,
@@ -33,7 +38,7 @@ from shared.queue.depths import position
 
 log = logging.getLogger("flotilla.gateway")
 
-_FIRST_NEWS_S = 0.4
+_FIRST_COMMENT_S = 0.4
 """A stream whose first chunk takes longer begins with a comment. Until then an error is answered
 with its own status; afterwards it comes as an event in the stream."""
 _CANCEL_TRIES = 10
@@ -95,7 +100,7 @@ class JobAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        forget = when_left(receive, self._leave)
+        forget = on_disconnect(receive, self._leave)
         ended = False
         try:
             ended = await (self._stream() if self._streams else self._once())
@@ -123,7 +128,7 @@ class JobAnswer:
         while True:
             silence_s = settings.keepalive_s
             if not self._opened:
-                silence_s = min(silence_s, _FIRST_NEWS_S)
+                silence_s = min(silence_s, _FIRST_COMMENT_S)
             pieces = await self._reader.next(silence_s, sink)
             if self._left:
                 return False
@@ -142,27 +147,27 @@ class JobAnswer:
                 return True
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
-            elif self._reader.spoke:
-                sink = writer(self._send)
+            elif self._reader.last_write_at:
+                sink = chunk_writer(self._send)
 
-    def take(self, data: bytes) -> bool:
+    def write(self, data: bytes) -> bool:
         """A ChunkWriter for a stream's first chunk, until it knows better: no task wakes for it."""
-        if not at_once(self._begin_or_go_on(data)):
+        if not completes_at_once(self._begin_or_go_on(data)):
             return False
-        if not self._reader.spoke:
+        if not self._reader.last_write_at:
             self._context.metrics.ttft.observe(self._context.relay.now - self._received)
-        self._reader.turn_to(writer(self._send))
+        self._reader.use_writer(chunk_writer(self._send))
         return True
 
     def _observe(self, now: float) -> None:
         metrics, reader = self._context.metrics, self._reader
-        if reader.spoke:
-            metrics.itl.observe(now - reader.spoke)
+        if reader.last_write_at:
+            metrics.itl.observe(now - reader.last_write_at)
         else:
             metrics.ttft.observe(now - self._received)
-        reader.spoke = now
+        reader.last_write_at = now
 
-    async def _end_stream(self, last: Piece) -> None:
+    async def _end_stream(self, last: LogEvent) -> None:
         whole = None if last.kind == FrameKind.DONE else await self._whole(last)
         if whole is not None and not self._opened:
             await self._send_whole(whole)  # vLLM refused the request before it streamed
@@ -185,7 +190,7 @@ class JobAnswer:
             await self._send_whole(whole)
             return True
 
-    async def _whole(self, last: Piece) -> Whole | None:
+    async def _whole(self, last: LogEvent) -> Whole | None:
         """The answer that a job's last piece tells of; None if it was streamed and is complete.
 
         Raises the error that stands for a job that ended otherwise.
@@ -231,7 +236,7 @@ class JobAnswer:
         self, status: int, headers: list[tuple[bytes, bytes]], data: bytes, *, more: bool
     ) -> None:
         self.status = status
-        self._opened = begin(self._send, status, headers, data, more=more)
+        self._opened = start_response_at_once(self._send, status, headers, data, more=more)
         if not self._opened:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             self._opened = True

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from gateway.http import sse
 from gateway.streaming.context import StreamContext
-from gateway.streaming.reader import Piece, Reader, Want
+from gateway.streaming.reader import LogEvent, Reader, ReadMode
 from shared.api.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import FrameKind
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 async def events(context: StreamContext, job: Job, place: Place) -> AsyncIterator[bytes]:
     """SSE bytes from `place` to the job's end. Never raises FlotillaError: it becomes an event."""
-    want = Want.CHUNKS if job.stream else Want.DELTAS
+    want = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
     reader = context.relay.open(job.id, want, place.entry)
     try:
         async for data in _follow(context, reader, job.id, place.parts):
@@ -70,7 +70,7 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
     await context.queue.watch(job_id, context.gateway_id, sees=True)
-    reader.fall_behind()  # the log first: it holds what was before we watched
+    reader.resync()  # the log first: it holds what was before we watched
     waits = True
     while True:
         if waits:
@@ -103,7 +103,7 @@ def _in_progress(job: Job) -> bytes:
     return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS})
 
 
-def _render(piece: Piece) -> list[bytes]:
+def _render(piece: LogEvent) -> list[bytes]:
     if piece.kind == FrameKind.DELTAS:
         texts: dict[tuple[int, int], str] = {}
         for delta in piece.payload:

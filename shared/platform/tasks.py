@@ -51,10 +51,10 @@ class TaskSupervisor:
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended; what they raise is dropped.
+    """Cancel tasks until all have ended. What they raise is dropped.
 
     Cancelling once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py uses, loses a
-    cancellation that arrives when the awaited result has just become available.
+    cancellation that arrives at the moment when the awaited thing completes.
     """
     pending = {task for task in tasks if not task.done()}
     while pending:

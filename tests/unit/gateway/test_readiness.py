@@ -74,7 +74,7 @@ def gateway() -> Any:
     return SimpleNamespace(
         id="gw",
         queue=SimpleNamespace(shards=2, servers=Servers(redis)),
-        relay=SimpleNamespace(reaches=lambda shard: True),
+        relay=SimpleNamespace(is_subscribed=lambda shard: True),
         eviction=SimpleNamespace(problem=""),
         tasks=SimpleNamespace(ended={}),
         fleet=fleet,
@@ -125,7 +125,7 @@ async def test_a_queue_without_workers_gets_traffic(gateway: Any) -> None:
 
 async def test_what_is_wrong_with_redis_and_the_fleet_is_said(gateway: Any) -> None:
     gateway.queue.servers.primary.error = RedisConnectionError("connection refused")
-    gateway.relay.reaches = lambda shard: False
+    gateway.relay.is_subscribed = lambda shard: False
     gateway.fleet.problem = "models and workers were last read 12 s ago"
     found = await readiness(gateway)
     assert found.status is Status.NOT_READY

@@ -30,7 +30,7 @@ async def up(
         print(f"flotilla: {error}", file=sys.stderr)
         return USAGE_ERROR
     if "redis_url" in settings.model_fields_set:  # else it is our own
-        await eviction.refuse(settings.all_redis_urls)
+        await eviction.refuse_evicting(settings.all_redis_urls)
     if settings.log_format == "auto":  # people read it, though the processes write into pipes
         settings = settings.model_copy(update={"log_format": "pretty"})
     names = [

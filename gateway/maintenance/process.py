@@ -30,7 +30,7 @@ async def run(settings: Settings, stdout: int) -> int:
     """
     if problem := await broker.problem(settings):
         raise SettingsError(problem)
-    await eviction.refuse(settings.all_redis_urls)
+    await eviction.refuse_evicting(settings.all_redis_urls)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

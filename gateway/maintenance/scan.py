@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from shared.fleet.servers import shards_on
+from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.lanes import CLIENT_LANES, LANES
 from shared.queue.job_queue import JobQueue

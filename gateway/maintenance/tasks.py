@@ -16,8 +16,8 @@ from gateway.autoscaler import tick as autoscaler
 from gateway.maintenance.housekeeping import Housekeeping
 from shared.fleet.autoscale_policy import parse_autoscale
 from shared.fleet.registry import Registry
-from shared.fleet.servers import Servers
 from shared.platform.redis_client import UNAVAILABLE, RedisError
+from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.protocol import keys
 from shared.queue.job_queue import JobQueue

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from gateway.context import Gateway, TheGateway
+from gateway.context import Gateway, GatewayDep
 from shared.platform.redis_client import RedisError
 from shared.protocol import keys
 from shared.protocol.states import JobState
@@ -36,7 +36,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/health")
 @router.get("/ping")
 @router.post("/ping", include_in_schema=False)
-async def health(gateway: TheGateway) -> Response:
+async def health(gateway: GatewayDep) -> Response:
     """VLLM's names for `/readyz`: 200 if requests can be taken, else 503; no body."""
     return Response(status_code=503 if any((await _checks(gateway)).values()) else 200)
 
@@ -48,7 +48,7 @@ async def get_version() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(gateway: TheGateway) -> Response:
+async def readyz(gateway: GatewayDep) -> Response:
     """200 if requests can be taken, else 503 with the check that fails."""
     checks = await _checks(gateway)
     ready = not any(checks.values())
@@ -73,7 +73,7 @@ async def _checks(gateway: Gateway) -> dict[str, str]:
 
 
 def _reached(gateway: Gateway) -> bool:
-    return any(gateway.relay.reaches(shard) for shard in range(gateway.queue.shards))
+    return any(gateway.relay.is_subscribed(shard) for shard in range(gateway.queue.shards))
 
 
 async def _redis(gateway: Gateway) -> str:
@@ -97,7 +97,7 @@ async def _problem(redis: Any, gateway_id: str) -> str:
 
 
 @router.get("/metrics")
-async def metrics(gateway: TheGateway) -> Response:
+async def metrics(gateway: GatewayDep) -> Response:
     """Prometheus: what this process counted, and the state of the fleet as Redis has it."""
     # At once: a Redis that does not answer must not cost a scrape three timeouts.
     checks, _, _ = await asyncio.gather(

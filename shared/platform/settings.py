@@ -54,6 +54,10 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="of log lines; auto is pretty on a terminal and JSON elsewhere"
     )
+    fast_paths: Literal["auto", "off"] = Field(
+        "auto",
+        description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
+    )
     lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
 
     # --- gateway ---
@@ -156,9 +160,6 @@ class Settings(BaseSettings):
     model: str = Field("", description="hub id or folder; empty is the demo model")
     served_model_name: str = Field("", description="the name clients use; empty is the model's own")
     engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
-    direct_chunks: bool = Field(
-        True, description="plain streams' chunks are made here, not by vLLM's serving layer"
-    )
     pool: str = Field("", description="workers of one pool share a queue; empty is by model name")
     worker_id: str = ""
     worker_host: str = "127.0.0.1"

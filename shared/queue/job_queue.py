@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import msgpack
 
 from shared.api.errors import QueueFull
-from shared.fleet.servers import Servers
 from shared.platform.pipelined_connection import Argument
 from shared.platform.redis_client import UNAVAILABLE
+from shared.platform.servers import Servers
 from shared.protocol import keys
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_in, shard_of
 from shared.protocol.job_log import Entry, parse_segments

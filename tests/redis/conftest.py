@@ -11,7 +11,7 @@ import pytest
 import redis as sync_redis
 
 from gateway.maintenance.scan import scan_server
-from shared.fleet.servers import Servers
+from shared.platform.servers import Servers
 from shared.protocol import keys
 from shared.protocol.frames import ControlKind, FrameKind, decode_control, encode, entry_of
 from shared.protocol.frames import decode as decode_frames

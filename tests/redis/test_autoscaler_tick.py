@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.autoscaler import tick as autoscale
 from gateway.autoscaler.tick import tick
-from gateway.jobs.fleet_view import Fleet
+from gateway.jobs.fleet_view import FleetView
 from shared.fleet.autoscale_policy import Decision, Limits, Observation, PolicyState
 from shared.fleet.registry import Registry, WorkerInfo, pool_name
 from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
@@ -205,7 +205,7 @@ async def test_two_gateways_have_the_same_copy(
 ) -> None:
     await submit(queue)
     await tick(queue, registry, SETTINGS)
-    fleets = [Fleet(registry, ScaleStore(queue.servers.primary)) for _ in range(2)]
+    fleets = [FleetView(registry, ScaleStore(queue.servers.primary)) for _ in range(2)]
     for fleet in fleets:
         await fleet.refresh()
     first, second = (fleet.scales[POOL] for fleet in fleets)
@@ -213,7 +213,7 @@ async def test_two_gateways_have_the_same_copy(
     assert first.wanted == 1
     assert not first.stale(fleets[0].now_s())
     assert first.stale(fleets[0].now_s() + 3600)
-    assert fleets[0].prospect(POOL, 1).waits_for == "no worker runs; one is being started"
+    assert fleets[0].wait_estimate(POOL, 1).reason == "no worker runs; one is being started"
 
 
 class Deaf:

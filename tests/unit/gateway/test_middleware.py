@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.app import create_app
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.middleware import OPEN_PATHS, Authentication, Head, RequestId
+from gateway.http.middleware import PUBLIC_PATHS, Authentication, Head, RequestId
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from tests.waiting import eventually
@@ -125,7 +125,7 @@ async def test_a_key_opens_and_names_the_tenant() -> None:
 
 
 def test_only_probes_and_the_description_are_open() -> None:
-    assert {path for path in OPEN_PATHS if not path.startswith("/docs")} == {
+    assert {path for path in PUBLIC_PATHS if not path.startswith("/docs")} == {
         "/healthz",
         "/readyz",
         "/health",
@@ -140,7 +140,7 @@ async def test_without_keys_everyone_comes_in() -> None:
     assert inside.tenants == ["default"]
 
 
-@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+@pytest.mark.parametrize("path", sorted(PUBLIC_PATHS))
 async def test_what_is_open_needs_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200

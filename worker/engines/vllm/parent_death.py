@@ -16,7 +16,7 @@ from shared.platform.parent_death import request_signal
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; nothing in a main process."""
+    """Ask the kernel to kill this process when its parent ends; does nothing in a main process."""
     if sys.platform != "linux" or multiprocessing.parent_process() is None:
         return
     parent = os.getppid()
@@ -26,6 +26,6 @@ def die_with_parent() -> None:
 
 
 def at_fork() -> None:
-    """Make every child that this process forks through multiprocessing die with it."""
+    """Have every process that this one forks through multiprocessing killed when it ends."""
     # multiprocessing sets parent_process() only later in the child's start-up.
     os.register_at_fork(after_in_child=lambda: request_signal(signal.SIGKILL))

@@ -1,9 +1,8 @@
-"""The fleet's Redis servers, and on which of them a shard lies.
+"""The fleet's Redis servers, and which of them a shard is on.
 
-Most fleets have one. Where one core of Redis is not enough, shard n lies on the n-th server, modulo
-how many there are. They know nothing of each other: one that is away takes its shards' jobs with it
-until it is back, and no others. What belongs to no shard (workers, models, decisions, maintenance) is at
-the `primary`.
+Most fleets have one. Where one core of Redis is not enough, shard n is on server n modulo the number
+of servers. Servers do not know of each other: while one is away the jobs of its shards wait, and no
+others. What belongs to no shard (workers, models, decisions, maintenance) is on the `primary`.
 """
 
 from __future__ import annotations

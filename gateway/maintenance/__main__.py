@@ -1,39 +1,45 @@
-"""`python -m gateway.maintenance`: Celery's worker and beat in one process; with `--check`, its health.
+"""`python -m gateway.maintenance`: the maintenance process; with `--check`, its health check.
 
-Two of them may run for one fleet: each chore is done once a round all the same.
+Two of them may run for one fleet: each task still runs once a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import sys
 
-from gateway.maintenance import liveness_file as pulse
+from gateway.maintenance import liveness_file
 from shared.platform import logs
 from shared.platform.settings import SettingsError, drop_variables, load_settings
 
 
 def main() -> None:
-    """Runs until a signal."""
+    """Run until SIGTERM or SIGINT; exit status 2 for wrong settings."""
     parser = argparse.ArgumentParser(
-        "python -m gateway.maintenance", description="The fleet's chores."
+        "python -m gateway.maintenance",
+        description="Repairs and removes damaged or stale records, and decides for the autoscaler.",
     )
     parser.add_argument(
-        "--check", action="store_true", help="exit status 0 if this machine's chores get on"
+        "--check",
+        action="store_true",
+        help="exit status 0 if this machine's maintenance process is alive",
     )
     arguments = parser.parse_args()
     try:
         settings = load_settings()
         if arguments.check:
-            problem = pulse.problem(settings)
+            problem = liveness_file.problem(settings)
             sys.exit(problem or 0)
-        logs.set_up(settings.log_level)
+        stdout = os.dup(1)  # `set_up` redirects it; the Celery worker writes its own lines there
+        logs.set_up(settings.log_level, settings.log_format)
         drop_variables("CELERY_")
-        from gateway.maintenance.process import run  # not for `--check`: it loads Celery
+        from gateway.maintenance.process import run  # not needed for `--check`
 
-        run(settings)
+        sys.exit(asyncio.run(run(settings, stdout)))
     except SettingsError as error:
-        print(f"flotilla chores: {error}", file=sys.stderr)
+        print(f"flotilla maintenance: {error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from shared.fleet.autoscale_policy import Limits, Memory, Observation, decide
+from shared.fleet.autoscale_policy import Limits, Observation, PolicyState, decide
 
 _POLLING_S = 30.0
 _COOLDOWN_S = 300.0
@@ -24,7 +24,7 @@ class FlotillaPolicy:
     def __init__(self, limits: Limits, name: str = "Flotilla") -> None:
         self.name = name
         self._limits = limits
-        self._memory: Memory | None = None
+        self._memory: PolicyState | None = None
 
     def wanted(self, now: Observation) -> int:
         """Return the number of workers to have now."""

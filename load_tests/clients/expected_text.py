@@ -16,4 +16,4 @@ async def expected_text(body: dict[str, Any]) -> str:
     (sequence,) = generation.sequences
     while sequence.finish_reason is None:
         sequence.advance()
-    return "".join(delta.text for delta in await generation.take())
+    return "".join(delta.text for delta in await generation.next_deltas())

@@ -71,7 +71,7 @@ async def measure_latencies(
     wait_for(lambda: _worker_blocks(server), "the worker blocks on its wake-up list", [worker])
     latencies = []
     async with open_queue(server) as queue:
-        connection = PipelinedConnection(queue.servers.home, TIMEOUT_S)
+        connection = PipelinedConnection(queue.servers.primary, TIMEOUT_S)
         waiting = 0
         for count in elsewhere:
             await submit(queue, count - waiting, OTHER_POOL)

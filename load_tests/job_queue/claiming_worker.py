@@ -1,7 +1,7 @@
 """A worker whose answers contain the time at which it claimed the job.
 
 `python -m load_tests.job_queue.claiming_worker REDIS_URL POOL`. It claims with the real worker's
-loop. Its engine answers each request at once with two times of the machine's monotonic clock:
+executor. Its engine answers each request at once with two times of the machine's monotonic clock:
 `{"claimed_s": ..., "engine_s": ...}`, the claim and the call of the engine.
 """
 
@@ -17,14 +17,14 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from shared.fleet.servers import Servers
 from shared.platform.metrics import WorkerMetrics
+from shared.platform.servers import Servers
 from shared.platform.subscription import Subscription
 from shared.protocol import keys
 from shared.queue.job_queue import JobQueue
 from worker.engines.protocol import Capacity, Load
-from worker.run.loop import Loop
-from worker.run.runner import Run
+from worker.run.executor import Executor
+from worker.run.job_run import JobRun
 
 _WORKER = "w-timestamps"
 
@@ -36,8 +36,8 @@ class TimestampEngine:
     capacity = Capacity(max_num_seqs=64, kv_cache_tokens=1 << 20, max_model_len=8192)
     dead = False
     on_step: Callable[[], None] = staticmethod(lambda: None)
-    runs: Mapping[str, Run]
-    """The worker loop's runs by job id."""
+    runs: Mapping[str, JobRun]
+    """The executor's runs by job id."""
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -62,7 +62,7 @@ class TimestampEngine:
 
 async def _run(url: str, pool: str) -> None:
     engine = TimestampEngine()
-    loop = Loop(
+    executor = Executor(
         JobQueue(Servers(url), shards=1),
         [url],
         engine,
@@ -72,9 +72,11 @@ async def _run(url: str, pool: str) -> None:
         lease_s=60.0,
         kv_high_watermark=0.95,
     )
-    engine.runs = loop.runs
-    control = Subscription(url, keys.control_channel(_WORKER), loop.hear, loop.missed)
-    await asyncio.gather(loop.run(), loop.publisher.run(), control.run())
+    engine.runs = executor.runs
+    control = Subscription(
+        url, keys.control_channel(_WORKER), executor.on_control_message, executor.on_reconnect
+    )
+    await asyncio.gather(executor.run(), executor.publisher.run(), control.run())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from load_tests.harness.errors import ProcessError
 from load_tests.harness.processes import wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.harness.session import print_progress
-from shared.fleet.servers import Servers
+from shared.platform.servers import Servers
 from shared.protocol.job import LeasedJob, NewJob, new_job_id
 from shared.protocol.lanes import DEFAULT
 from shared.protocol.result import JobResult

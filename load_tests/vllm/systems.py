@@ -30,8 +30,8 @@ class Variant:
     """Behind Flotilla; otherwise `vllm serve`."""
     engine_args: str = ""
     """vLLM options besides the demo model's."""
-    direct_chunks: bool = True
-    """Fleet only: the worker makes the chunks of plain streams itself (FLOTILLA_DIRECT_CHUNKS)."""
+    fast_paths: str = "auto"
+    """FLOTILLA_FAST_PATHS of the fleet's processes."""
 
     def start(self, processes: Processes) -> VllmSystem:
         """Start it and wait until it is ready. Raises ProcessError."""
@@ -45,7 +45,7 @@ VARIANTS = {
     for variant in (
         Variant("vllm", fleet=False),
         Variant("fleet", fleet=True),
-        Variant("fleet-vllm-chunks", fleet=True, direct_chunks=False),
+        Variant("fleet-plain", fleet=True, fast_paths="off"),
         Variant("vllm-8", fleet=False, engine_args="--stream-interval 8"),
         Variant("fleet-8", fleet=True, engine_args="--stream-interval 8"),
     )
@@ -116,7 +116,7 @@ class VllmFleet(VllmSystem):
             redis_url=redis_url,
             worker_port=port,
             engine_args=variant.engine_args,
-            direct_chunks=variant.direct_chunks,
+            fast_paths=variant.fast_paths,
         )
         port = free_port()
         self.start_flotilla("gateway", "gateway", "front", port, redis_url=redis_url, port=port)

@@ -5,23 +5,21 @@ Versions mix during a rolling update: a record that can't be read is as if there
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from shared.fleet.autoscale_policy import Limits, Observation
-from shared.platform.redis_client import Redis
+from shared.platform.malformed import MalformedValues
+from shared.platform.redis_client import UNAVAILABLE, Redis
 from shared.protocol import keys
-
-log = logging.getLogger("flotilla.scaling")
 
 HISTORY = 100
 """Decisions that are kept of a pool."""
 _STALE_TICKS = 5
-# A tick may wait behind other chores for so long.
+# A tick may wait behind other maintenance tasks for so long.
 _STALE_S = 10.0
 
 _Record = TypeVar("_Record")
@@ -53,7 +51,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class ScalingEvent:
     """A decision that changed how many workers are wanted."""
 
     at_s: float
@@ -65,15 +63,17 @@ class Scaling:
 
 
 SCALE = TypeAdapter(Scale)
-SCALING = TypeAdapter(Scaling)
+SCALING_EVENT = TypeAdapter(ScalingEvent)
 
 
 class ScaleStore:
     """The fleet's scales in Redis. Raises redis' errors."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+        """`malformed` counts the records that can't be read; None: they are logged only."""
         # redis-py types every reply as bytes or str; ours are bytes.
         self._redis: Any = redis
+        self._malformed = malformed or MalformedValues()
 
     async def read(self, pools: Sequence[str]) -> tuple[float, dict[str, Scale]]:
         """The time by Redis' clock, and the last decision for each pool that has one."""
@@ -81,39 +81,57 @@ class ScaleStore:
         pipe.time()
         for pool in pools:
             pipe.hget(keys.scale(pool), "scale")
-        (seconds, micros), *raws = await pipe.execute()
-        found = {pool: parse(SCALE, raw) for pool, raw in zip(pools, raws, strict=True)}
+        now, *raws = await pipe.execute(raise_on_error=False)
+        if isinstance(now, Exception):
+            raise now
+        seconds, micros = now
+        found = {
+            pool: parse(SCALE, raw, pool, self._malformed)
+            for pool, raw in zip(pools, raws, strict=True)
+        }
         now_s = int(seconds) + int(micros) / 1e6
         return now_s, {pool: scale for pool, scale in found.items() if scale is not None}
 
-    async def notes(self, pool: str) -> bytes | None:
+    async def tick_state(self, pool: str) -> bytes | None:
         """What the last tick left for the next one."""
-        notes: bytes | None = await self._redis.hget(keys.scale(pool), "notes")
-        return notes
+        tick_state: bytes | None = await self._redis.hget(keys.scale(pool), "tick_state")
+        return tick_state
 
-    async def write(self, scale: Scale, notes: bytes, change: Scaling | None) -> None:
+    async def write(self, scale: Scale, tick_state: bytes, change: ScalingEvent | None) -> None:
         """A tick's decision; `change` goes into the history."""
         pipe = self._redis.pipeline(transaction=True)
         key = keys.scale(scale.pool)
-        pipe.hset(key, mapping={"scale": SCALE.dump_json(scale), "notes": notes})
+        pipe.hset(key, mapping={"scale": SCALE.dump_json(scale), "tick_state": tick_state})
         if change is not None:
-            pipe.lpush(keys.scalings(scale.pool), SCALING.dump_json(change))
-            pipe.ltrim(keys.scalings(scale.pool), 0, HISTORY - 1)
+            pipe.lpush(keys.scaling_events(scale.pool), SCALING_EVENT.dump_json(change))
+            pipe.ltrim(keys.scaling_events(scale.pool), 0, HISTORY - 1)
         await pipe.execute()
 
-    async def history(self, pool: str, count: int = HISTORY) -> list[Scaling]:
+    async def history(self, pool: str, count: int = HISTORY) -> list[ScalingEvent]:
         """The last decisions that changed something, newest first."""
-        raws = await self._redis.lrange(keys.scalings(pool), 0, count - 1)
-        found = [parse(SCALING, raw) for raw in raws]
+        raws = await self._redis.lrange(keys.scaling_events(pool), 0, count - 1)
+        found = [parse(SCALING_EVENT, raw, pool, self._malformed) for raw in raws]
         return [scaling for scaling in found if scaling is not None]
 
 
-def parse(adapter: TypeAdapter[_Record], raw: bytes | None) -> _Record | None:
-    """None for what is not there, and for what another version wrote and this one can't read."""
+def parse(
+    adapter: TypeAdapter[_Record],
+    raw: bytes | Exception | None,
+    pool: str,
+    malformed: MalformedValues,
+) -> _Record | None:
+    """A record of a pool; None if there is none, or if it can't be read.
+
+    Another version may have written it. Raises `raw` if it is an error of the connection.
+    """
     if raw is None:
         return None
+    if isinstance(raw, UNAVAILABLE):
+        raise raw
     try:
+        if isinstance(raw, Exception):  # the key has another type
+            raise TypeError(str(raw))
         return adapter.validate_json(raw)
-    except ValidationError as error:
-        log.warning("a record of the autoscaler can't be read: %s", error.errors()[0]["msg"])
+    except (ValueError, TypeError) as error:
+        malformed.skip("scale", f"pool {pool[:100]!r}", error)
         return None

@@ -17,9 +17,9 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
-from shared.fleet.servers import Servers, server_index
 from shared.platform.pipelined_connection import Argument, PipelinedConnection
 from shared.platform.redis_client import TIMEOUT_S
+from shared.platform.servers import Servers, server_index
 from shared.protocol import keys
 from shared.protocol.frames import ControlKind, FrameKind
 from shared.protocol.lanes import CLIENT_LANES, LANES, RETRY_LANE

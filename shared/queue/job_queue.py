@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import msgpack
 
 from shared.api.errors import QueueFull
-from shared.fleet.servers import Servers
 from shared.platform.pipelined_connection import Argument
 from shared.platform.redis_client import UNAVAILABLE
+from shared.platform.servers import Servers
 from shared.protocol import keys
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_in, shard_of
 from shared.protocol.job_log import Entry, parse_segments
@@ -260,10 +260,10 @@ class JobQueue:
 
     async def withdraw(self, pool: str, worker: str, lease_s: float) -> None:
         """The worker offers nothing any more."""
-        ask = self.servers.ask()
+        pipeline = self.servers.pipeline()
         for shard in range(self.shards):
-            ask.of(shard).zrem(keys.offers(shard, pool), keys.advertiser(worker, lease_s))
-        await ask.answers()
+            pipeline.of(shard).zrem(keys.offers(shard, pool), keys.advertiser(worker, lease_s))
+        await pipeline.execute()
 
     async def renew(
         self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]

@@ -1,7 +1,9 @@
-"""How Celery is set up for the chores, where its messages go, and its health check."""
+"""How Celery is set up for the maintenance process, where its messages go, and its health check."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import ssl
 import subprocess
@@ -12,13 +14,15 @@ from pathlib import Path
 
 import pytest
 from kombu import Connection
+from kombu.exceptions import DecodeError
+from kombu.serialization import loads
 from redis import Redis
 
-from gateway.maintenance import housekeeping
-from gateway.maintenance import liveness_file as pulse
-from gateway.maintenance.app import LONGEST_S, configuration, create_app
-from gateway.maintenance.broker import broker, chores_url
-from gateway.maintenance.schedule import intervals
+from gateway.maintenance import housekeeping, liveness_file
+from gateway.maintenance.broker import broker, celery_redis_url
+from gateway.maintenance.celery_app import CONTENT_TYPE, SERIALIZER, configuration, create_app
+from gateway.maintenance.process import repeat
+from gateway.maintenance.tasks import TIMEOUT_S, celery_intervals, timer_intervals
 from shared.platform.settings import (
     Settings,
     SettingsError,
@@ -29,7 +33,7 @@ from shared.platform.settings import (
 from shared.protocol import keys
 from tests.test_architecture import ROOT
 
-# The fleet's Redis -> the chores', and how Celery writes that.
+# The fleet's Redis -> the maintenance process's, and how Celery writes that.
 URLS = [
     ("redis://host", "redis://host/1", "redis://host:6379/1"),
     ("redis://host:6380/0", "redis://host:6380/1", "redis://host:6380/1"),
@@ -54,7 +58,7 @@ def test_celerys_database_is_the_one_after_the_fleets(
     fleet: str, own: str, celery: str | None
 ) -> None:
     settings = Settings(redis_url=fleet)
-    assert chores_url(settings) == own
+    assert celery_redis_url(settings) == own
     if celery is not None:
         assert broker(settings).url == celery
 
@@ -80,14 +84,14 @@ def test_celery_understands_what_redis_py_understands(
 
 @pytest.mark.parametrize("url", ["redis://celery:6390/0", "redis://celery:6390"])
 def test_a_database_of_its_own(url: str) -> None:
-    settings = Settings(redis_url="redis://fleet/0", chores_redis_url=url)
-    assert chores_url(settings) == url
+    settings = Settings(redis_url="redis://fleet/0", maintenance_redis_url=url)
+    assert celery_redis_url(settings) == url
     assert broker(settings).url == "redis://celery:6390/0"
 
 
 def test_another_kind_of_broker_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"^FLOTILLA_CHORES_REDIS_URL: "):
-        broker(Settings(chores_redis_url="amqp://host"))
+    with pytest.raises(SettingsError, match=r"^FLOTILLA_MAINTENANCE_REDIS_URL: "):
+        broker(Settings(maintenance_redis_url="amqp://host"))
     with pytest.raises(SettingsError, match="must start with redis://"):
         load_settings(redis_url="http://host")
 
@@ -111,9 +115,11 @@ def test_tls_is_checked_unless_it_is_told_otherwise() -> None:
 def test_fleets_that_share_a_database_do_not_share_keys() -> None:
     urls = ["redis://a/0", "redis://a/2", "redis://b/0", "redis://a:1/0", "unix:///a"]
     shared = "redis://celery/0"
-    prefixes = [broker(Settings(redis_url=url, chores_redis_url=shared)).prefix for url in urls]
+    prefixes = [
+        broker(Settings(redis_url=url, maintenance_redis_url=shared)).prefix for url in urls
+    ]
     assert len(set(prefixes)) == len(urls)
-    again = Settings(redis_url="redis://:secret@a/0", chores_redis_url=shared)
+    again = Settings(redis_url="redis://:secret@a/0", maintenance_redis_url=shared)
     assert broker(again).prefix == prefixes[0]
     assert "secret" not in broker(again).prefix
     assert all(keys.parse(prefix) is None for prefix in prefixes)
@@ -122,16 +128,13 @@ def test_fleets_that_share_a_database_do_not_share_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {"repair": 30.0, "tidy": 600.0}),
-        (
-            {"autoscale": "m=0:3", "autoscale_tick_s": 4},
-            {"repair": 30.0, "tidy": 600.0, "autoscale": 4.0},
-        ),
+        ({}, {"repair": 30.0, "prune": 600.0}),
+        ({"repair_interval_s": 2, "autoscale": "m=0:3"}, {"repair": 2.0, "prune": 600.0}),
     ],
 )
-def test_each_chore_has_its_beat(changes: dict[str, str], expected: dict[str, float]) -> None:
+def test_each_task_has_its_interval(changes: dict[str, str], expected: dict[str, float]) -> None:
     settings = Settings(**changes)  # type: ignore[arg-type]
-    assert intervals(settings) == expected
+    assert celery_intervals(settings) == expected
     performed: list[str] = []
     app = create_app(settings, performed.append)
     app.finalize()
@@ -144,6 +147,37 @@ def test_each_chore_has_its_beat(changes: dict[str, str], expected: dict[str, fl
     assert performed == list(expected)
 
 
+def test_the_autoscaler_runs_on_a_timer_without_celery() -> None:
+    assert timer_intervals(Settings()) == {}
+    settings = Settings(autoscale="m=0:3", autoscale_tick_s=4)
+    assert timer_intervals(settings) == {"autoscale": 4.0}
+
+
+@pytest.mark.parametrize("body", [b"null", b"{}", b"[]", b"[[], {}]", b"[{}, [], {}]", b"not json"])
+def test_a_message_that_celery_would_not_survive_is_not_decoded(body: bytes) -> None:
+    create_app(Settings(), lambda name: None)
+    with pytest.raises(DecodeError):
+        loads(body, CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE})
+    assert loads(b"[[], {}, {}]", CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE}) == [[], {}, {}]
+
+
+async def test_a_timer_repeats_and_a_slow_call_delays_the_next() -> None:
+    calls: list[float] = []
+    enough = asyncio.Event()
+
+    async def slow(name: str) -> None:
+        assert name == "autoscale"
+        calls.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.03)
+        if len(calls) == 4:
+            enough.set()
+
+    timer = asyncio.create_task(repeat("autoscale", slow, 0.01))
+    await asyncio.wait_for(enough.wait(), 10)
+    timer.cancel()
+    assert all(after - before >= 0.03 for before, after in itertools.pairwise(calls))
+
+
 def test_a_beat_is_due_at_once_and_then_in_its_time() -> None:
     app = create_app(Settings(), lambda name: None)
     with app.connection_for_write() as connection:
@@ -152,30 +186,28 @@ def test_a_beat_is_due_at_once_and_then_in_its_time() -> None:
 
     scheduler = Scheduler(app=app)
     entries = scheduler.schedule
-    assert set(entries) == set(intervals(Settings())), "Celery has added none of its own"
+    assert set(entries) == set(celery_intervals(Settings())), "Celery has added none of its own"
     for name, entry in entries.items():
         assert entry.is_due().is_due
         after = next(entry)
         assert not after.is_due().is_due
-        assert after.schedule.run_every == timedelta(seconds=intervals(Settings())[name])
+        assert after.schedule.run_every == timedelta(seconds=celery_intervals(Settings())[name])
 
 
 def test_what_celery_may_and_may_not() -> None:
     conf = create_app(Settings(), lambda name: None).conf
-    assert conf.accept_content == ["json"]
-    assert (conf.task_serializer, conf.result_serializer) == ("json", "json")
+    assert conf.accept_content == [SERIALIZER]
+    assert conf.task_serializer == SERIALIZER
     assert conf.result_backend is None
     assert conf.task_ignore_result
     assert conf.task_acks_late
     assert conf.worker_pool == "solo"
-    assert conf.beat_scheduler == "celery.beat:Scheduler"
     assert not conf.worker_enable_remote_control
-    assert not conf.worker_hijack_root_logger
     assert conf.broker_connection_retry_on_startup
     assert conf.broker_connection_max_retries is None
     options = conf.broker_transport_options
-    assert options["visibility_timeout"] > 5 * LONGEST_S
-    assert options["global_keyprefix"].startswith("flotilla:chores:")
+    assert options["visibility_timeout"] > 5 * TIMEOUT_S
+    assert options["global_keyprefix"].startswith("flotilla:celery:")
 
 
 def test_every_setting_is_one_that_celery_has() -> None:
@@ -215,35 +247,35 @@ def test_parse_key(key: str, expected: tuple[int, str, str] | None) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(pulse.tempfile, "tempdir", None)
+    monkeypatch.setattr(liveness_file.tempfile, "tempdir", None)
     return tmp_path
 
 
 @pytest.mark.parametrize(("age_s", "well"), [(0, True), (30, True), (90, False), (-5, True)])
 def test_the_pulse(folder: Path, age_s: float, well: bool) -> None:
     settings, other = Settings(), Settings(redis_url="redis://other/0")
-    assert pulse.problem(settings).startswith("no sign of life yet")
+    assert liveness_file.problem(settings).startswith("the liveness file was never touched")
     before = time.time() - 5
-    assert not pulse.touched_since(settings, before)
-    pulse.touch(settings)
-    assert pulse.touched_since(settings, before)
-    assert not pulse.touched_since(settings, time.time() + 60)
-    assert pulse.path(settings).parent == folder
+    assert not liveness_file.touched_since(settings, before)
+    liveness_file.touch(settings)
+    assert liveness_file.touched_since(settings, before)
+    assert not liveness_file.touched_since(settings, time.time() + 60)
+    assert liveness_file.path(settings).parent == folder
     at = time.time() - age_s
-    os.utime(pulse.path(settings), (at, at))
-    assert (pulse.problem(settings) == "") == well
-    pulse.touch(settings)
-    assert pulse.problem(settings) == ""
-    assert pulse.problem(other) != "", "another fleet's"
+    os.utime(liveness_file.path(settings), (at, at))
+    assert (liveness_file.problem(settings) == "") == well
+    liveness_file.touch(settings)
+    assert liveness_file.problem(settings) == ""
+    assert liveness_file.problem(other) != "", "another fleet's"
 
 
 def test_nobody_leads_the_pulse_to_another_file(folder: Path) -> None:
     victim = folder / "victim"
     victim.write_text("precious")
     os.utime(victim, (1, 1))
-    pulse.path(Settings()).symlink_to(victim)
+    liveness_file.path(Settings()).symlink_to(victim)
     with pytest.raises(OSError):
-        pulse.touch(Settings())
+        liveness_file.touch(Settings())
     assert victim.stat().st_mtime == 1
 
 
@@ -262,15 +294,15 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_the_check_is_cheap_and_says_what_is_wrong(folder: Path) -> None:
     code = (
         "import runpy, sys, atexit\n"
-        "sys.argv = ['chores', '--check']\n"
+        "sys.argv = ['maintenance', '--check']\n"
         "atexit.register(lambda: print('celery' in sys.modules, 'redis' in sys.modules))\n"
         "runpy.run_module('gateway.maintenance', run_name='__main__')\n"
     )
     done = run(code, folder)
     assert done.returncode == 1
-    assert "no sign of life yet" in done.stderr
+    assert "the liveness file was never touched" in done.stderr
     assert done.stdout == "False False\n"
-    pulse.touch(Settings())
+    liveness_file.touch(Settings())
     assert run(code, folder).returncode == 0
 
 
@@ -282,7 +314,7 @@ def test_celery_stays_out_of_other_processes(module: str, folder: Path) -> None:
 
 def test_wrong_settings_end_it_with_one_line(folder: Path) -> None:
     for name, value in (
-        ("CHORES_REDIS_URL", "amqp://x"),
+        ("MAINTENANCE_REDIS_URL", "amqp://x"),
         ("REDIS_URL", "amqp://x"),
         ("AUTOSCALE", "nonsense"),
     ):
@@ -296,7 +328,7 @@ def test_wrong_settings_end_it_with_one_line(folder: Path) -> None:
             check=False,
         )
         assert done.returncode == 2
-        assert done.stderr.startswith("flotilla chores: ")
+        assert done.stderr.startswith("flotilla maintenance: ")
         assert name in done.stderr or value in done.stderr
         assert done.stderr.count("\n") == 1
 

@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import json
 import re
+import time
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,12 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.app import create_app
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.middleware import OPEN_PATHS, Authentication, Head, RequestId
+from gateway.http.middleware import PUBLIC_PATHS, Authentication, Head, RequestId
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from tests.waiting import eventually
 
 KEY = "sk-1"
+TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 METRICS = GatewayMetrics(CollectorRegistry())
 
 
@@ -30,7 +33,7 @@ def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
 
 
 def request_id(app: ASGIApp) -> RequestId:
-    return RequestId(app, AccessLog(True, "info"))
+    return RequestId(app, AccessLog(True, "info"), METRICS)
 
 
 TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
@@ -123,7 +126,7 @@ async def test_a_key_opens_and_names_the_tenant() -> None:
 
 
 def test_only_probes_and_the_description_are_open() -> None:
-    assert {path for path in OPEN_PATHS if not path.startswith("/docs")} == {
+    assert {path for path in PUBLIC_PATHS if not path.startswith("/docs")} == {
         "/healthz",
         "/readyz",
         "/health",
@@ -138,7 +141,7 @@ async def test_without_keys_everyone_comes_in() -> None:
     assert inside.tenants == ["default"]
 
 
-@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+@pytest.mark.parametrize("path", sorted(PUBLIC_PATHS))
 async def test_what_is_open_needs_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200
@@ -258,7 +261,7 @@ async def test_head_is_get_without_a_body() -> None:
 async def test_every_request_has_a_line_in_the_access_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
+    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),), log_format="json"))
     path = "/v1/models/a b"
     await ask(
         app,
@@ -277,17 +280,38 @@ async def test_every_request_has_a_line_in_the_access_log(
         return len(written) >= 3
 
     await eventually(all_of_them, "the lines are written")
-    first, second, third = written
-    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    "
+    first, second, third = map(json.loads, written)
+    assert re.fullmatch(TIMESTAMP, first.pop("timestamp"))
+    assert 0 <= first.pop("seconds") < 60
+    assert first == {
+        "level": "info",
+        "logger": "flotilla.access",
+        "message": "GET /v1/models/a%20b 401",
+        "method": "GET",
+        "path": "/v1/models/a%20b",
+        "status": 401,
+        "request_id": "mine",
+        "tenant": "-",
+        "error": "invalid_api_key",
+    }
+    assert (second["request_id"], second["error"]) == ("other", "invalid_api_key")
+    assert third["message"] == r"GET /a\nb\xff 401"
+
+
+def test_a_line_of_the_access_log_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    async def write_line() -> None:
+        access = AccessLog(True, "info", as_json=False)
+        scope = {"path": "/jobs", "method": "POST"}
+        access.record(scope, 202, time.monotonic(), b"mine", tenant="alice", job_id="job_1")
+        access.write()
+
+    asyncio.run(write_line())
+    line = capsys.readouterr().err
     assert re.fullmatch(
-        when + r"GET /v1/models/a%20b 401 0\.\d{3} s request=mine job=- tenant=-", first
-    ), first
-    assert re.fullmatch(
-        when + r"POST /v1/chat/completions 401 0\.\d{3} s request=other job=- tenant=- "
-        r"error=invalid_api_key",
-        second,
-    ), second
-    assert r"GET /a\nb\xff 401 " in third
+        TIMESTAMP + r" \[info     \] POST /jobs 202 \[flotilla\.access\] seconds=0\.\d{3} "
+        r"request_id=mine job_id=job_1 tenant=alice\n",
+        line,
+    ), line
 
 
 @pytest.mark.parametrize(
@@ -298,7 +322,7 @@ async def test_the_access_log_can_be_turned_off(
 ) -> None:
     values = Settings(**settings, api_keys=(SecretStr(KEY),))
     access = AccessLog(values.access_log, values.log_level)
-    access.note({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
+    access.record({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
     access.write()
     assert capsys.readouterr().err == ""
 
@@ -306,12 +330,57 @@ async def test_the_access_log_can_be_turned_off(
 def test_probes_have_lines_for_those_who_look_for_mistakes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def note(level: str) -> None:
+    async def write_line(level: str) -> None:
         access = AccessLog(True, level)
-        access.note({"path": "/healthz", "method": "GET"}, 200, 0.0, b"mine")
+        access.record({"path": "/healthz", "method": "GET"}, 200, 0.0, b"mine")
         access.write()
 
-    asyncio.run(note("info"))
+    asyncio.run(write_line("info"))
     assert capsys.readouterr().err == ""
-    asyncio.run(note("debug"))
+    asyncio.run(write_line("debug"))
     assert "GET /healthz 200 " in capsys.readouterr().err
+
+
+async def test_an_unhandled_error_is_answered_in_openais_shape_and_logged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError("secret")
+
+    access = AccessLog(True, "info", as_json=True)
+    app = RequestId(fails, access, METRICS)
+    status, headers, body = await ask(app, "/jobs", [(b"x-request-id", b"mine")])
+    assert status == 500
+    assert request_ids(headers) == [b"mine"]
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("server_error", None, None)
+    assert "secret" not in error["message"]
+    access.write()
+    line = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert (line["status"], line["error"]) == (500, "server_error")
+
+
+async def test_an_error_after_the_answer_has_begun_sends_nothing_more() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ZeroDivisionError
+
+    assert await ask(request_id(fails)) == (200, [(b"x-request-id", ANY)], b"")
+
+
+async def test_the_access_log_has_the_error_of_a_route_of_fastapi(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = create_app(Settings(log_format="json"))
+    assert (await ask(app, "/no/such/route"))[0] == 404
+    assert (await ask(app, "/v1/files"))[0] == 404
+    assert (await ask(app, "/docs", method="DELETE"))[0] == 405
+    written: list[str] = []
+
+    async def all_of_them() -> bool:
+        written.extend(capsys.readouterr().err.splitlines())
+        return len(written) >= 3
+
+    await eventually(all_of_them, "the lines are written")
+    errors = [json.loads(line)["error"] for line in written]
+    assert errors == ["not_found", "not_supported", "method_not_allowed"]

@@ -1,0 +1,176 @@
+"""The run of one job, from its lease to its end: call the engine, pass its output on, report how
+it ended.
+
+Request path: `worker/run/executor.py` -> here -> the engine's ASGI application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from enum import Enum
+from typing import Any
+
+from shared.api.endpoints import ENDPOINTS
+from shared.api.errors import NotSupported
+from shared.platform.metrics import WorkerMetrics
+from shared.protocol.job import LeasedJob
+from shared.protocol.result import JobResult
+from shared.protocol.states import JobEvent, JobState, after
+from worker.engines.protocol import JOURNAL, Engine
+from worker.publish.output_buffer import OutputBuffer
+from worker.publish.publisher import Publisher
+from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_tier
+from worker.run.asgi import Exchange
+
+log = logging.getLogger("flotilla.job")
+
+_ERROR_CHUNK = b'data: {"error"'
+# How long the engine may take to end an aborted request before its task is cancelled.
+_ABORT_S = 10.0
+
+
+class Outcome(Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    """The job has its terminal state."""
+    LOST = "lost"
+    """The job ended otherwise, or its lease is another worker's."""
+    RELEASE = "release"
+    """The engine died or the worker has to end: the job is still leased and must be released."""
+
+
+class JobRun:
+    """A job in this worker's hands. `started` is when its lease arrived, on the monotonic clock."""
+
+    def __init__(
+        self, job: LeasedJob, engine: Engine, publisher: Publisher, metrics: WorkerMetrics
+    ) -> None:
+        self.job = job
+        self._tier = requested_tier(job.body)
+        self.buffer = (
+            TieredOutputBuffer(job, publisher.notify, self._tier)
+            if self._tier
+            else OutputBuffer(job, publisher.notify)
+        )
+        self._endpoint = ENDPOINTS.get(job.endpoint)
+        self._engine = engine
+        self._publisher = publisher
+        self._metrics = metrics
+        self.final_state = ""
+        """The terminal state that this run gives the job; empty until it does."""
+        self.error_code = ""
+        """Why the job failed, if it did."""
+        self.started = time.monotonic()
+        self._exchange = Exchange(self._on_chunk)
+        self._first_chunk_seen = False
+        self._failed = False
+        self._release = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancel_timer: asyncio.TimerHandle | None = None
+        self._cancelled_by_timer = False
+
+    def abort(self, *, release: bool = False) -> None:
+        """Abort the engine's request and send nothing more.
+
+        `release`: the lease is kept, so that the job can be released to other workers.
+        """
+        self._release |= release
+        self.buffer.discarded = True
+        self._exchange.disconnect.set()
+        if self._cancel_timer is None:
+            self._cancel_timer = asyncio.get_running_loop().call_later(_ABORT_S, self._cancel)
+
+    async def execute(self) -> Outcome:
+        """Run the job on the engine, in the calling task."""
+        JOURNAL.set(self.buffer)
+        self._task = asyncio.current_task()
+        failure = await self._call_engine()
+        if self._release or (self._engine.dead and not self.buffer.discarded):
+            return Outcome.RELEASE
+        if self.buffer.discarded:
+            return Outcome.LOST
+        result = self._result(failure)
+        self.final_state = after(JobState.IN_PROGRESS, result.event)
+        self.error_code = result.error_code
+        outcome = await self._publisher.finish(self.buffer, result)
+        self._metrics.job_seconds.observe(time.monotonic() - self.started)
+        if outcome != "ok":
+            log.info("result not stored: the job is already %s", outcome)
+            return Outcome.LOST
+        return Outcome.FINISHED
+
+    async def _call_engine(self) -> Exception | None:
+        """Wait for the engine's application; returns what it raised, if it did."""
+        if self._endpoint is None:  # a newer gateway may have queued it
+            error = NotSupported(f"This worker does not serve {self.job.endpoint[:200]}.")
+            self._exchange.status, self._exchange.content_type = error.status, "application/json"
+            self._exchange.body += error.to_openai()
+            return None
+        if not self._endpoint.generates:
+            # The journal gets no prompt of it, and its slot is counted in the engine's load alone.
+            self.buffer.reached_engine = True
+        request_id = (b"x-request-id", self.job.id.encode())
+        try:
+            await self._exchange.run(
+                self._engine, "POST", self._endpoint.engine_path, self.job.body, (request_id,)
+            )
+        except asyncio.CancelledError:
+            if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
+                raise  # this task itself is being cancelled
+            if self._cancelled_by_timer:
+                self._task.uncancel()
+            return RuntimeError("the engine has cancelled the request")
+        except Exception as error:
+            return error
+        finally:
+            if self._cancel_timer is not None:
+                self._cancel_timer.cancel()
+            self._task = None
+        return None
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._cancelled_by_timer = True
+            self._task.cancel()
+
+    def _on_chunk(self, data: bytes) -> None:
+        if data.startswith(_ERROR_CHUNK):
+            # vLLM reports the death of its engine as an error inside the stream. The client does
+            # not get that: another worker may still answer.
+            if self._engine.dead:
+                self.abort(release=True)
+            self._failed = True
+        if self.buffer.discarded:
+            return
+        if not self._first_chunk_seen:
+            self._first_chunk_seen = True
+            self._metrics.first_token.observe(time.monotonic() - self.started)
+        self.buffer.chunk(data)
+
+    def _result(self, failure: Exception | None) -> JobResult:
+        exchange = self._exchange
+        status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
+        if failure is not None or status == 0:
+            log.error("the engine did not answer: %r", failure)
+            status, content_type = 500, "application/json"
+            body = (
+                b'{"error":{"message":"The engine could not answer.",'
+                b'"type":"InternalServerError","param":null,"code":500}}'
+            )
+        code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
+        if self._failed:
+            code = "engine_error"
+        if self._tier and not code and body:
+            body = add_tier(body, self._tier)
+        return JobResult(
+            event=JobEvent.FAIL if code else JobEvent.COMPLETE,
+            error_code=code,
+            status=status,
+            content_type=content_type,
+            body=body,
+            prompt_tokens=self.buffer.prompt_tokens,
+            completion_tokens=self.buffer.completion_tokens,
+        )

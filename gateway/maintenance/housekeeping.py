@@ -13,7 +13,8 @@ from gateway.maintenance.scan import Step, walk
 from shared.fleet.registry import Registry, pool_name
 from shared.platform.redis_client import UNAVAILABLE
 from shared.protocol import keys
-from shared.queue.job_queue import JobQueue, Repaired
+from shared.protocol.scripts.repair import Repaired
+from shared.queue.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.chores")
 
@@ -83,7 +84,7 @@ class Housekeeping:
         pools |= {model.pool for model in (await self._registry.models()).values()}
         ask = self._queue.servers.ask()
         for shard in range(self._queue.shards):
-            ask.of(shard).smembers(keys.pools(shard))
+            ask.of(shard).smembers(keys.pool_names(shard))
         pools |= {pool.decode() for found in await ask.answers() for pool in found}
         known = {make(pool) for pool in pools for make in (keys.scale, keys.scalings)}
         async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_AT_ONCE):

@@ -36,7 +36,7 @@ async def walk(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
     async for step in _jobs(redis, shards):
         yield step
     for shard in shards:
-        names = await redis.smembers(keys.pools(shard))
+        names = await redis.smembers(keys.pool_names(shard))
         for pool in sorted(name.decode() for name in names):
             for lane in LANES:
                 place = f"{pool}:{lane}"

@@ -152,7 +152,7 @@ def _tell_scales(gateway: Gateway) -> None:
 async def _dead_letters(queue: JobQueue) -> float:
     ask = queue.servers.ask()
     for shard in range(queue.shards):
-        ask.of(shard).xlen(keys.dead(shard))
+        ask.of(shard).xlen(keys.dead_letters(shard))
     return float(sum(await ask.answers()))
 
 

@@ -68,7 +68,7 @@ async def events(gateway: Gateway, job: Job, place: Place) -> AsyncIterator[byte
 
 async def _follow(gateway: Gateway, reader: Reader, job_id: str, skip: int) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
-    await gateway.queue.watch(job_id, gateway.id, sees=True)
+    await gateway.queue.watch(job_id, gateway.id, follow=True)
     reader.fall_behind()  # the log first: it holds what was before we watched
     waits = True
     while True:

@@ -21,14 +21,22 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 Argument = str | bytes | int | float
 
-_ERRORS = {"NOSCRIPT": NoScriptError, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
+
+class ScriptsMissing(NoScriptError, RedisConnectionError):
+    """Redis lacks the script or function of a call, so nothing was carried out.
+
+    A RedisConnectionError, as callers repeat a call after a lost connection anyway.
+    """
+
+
+_ERRORS = {"NOSCRIPT": ScriptsMissing, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NOTHING = object()
 _MESSAGE = b"message"
 
 
 def _error(text: str) -> ResponseError:
     if text == "ERR Function not found":
-        return NoScriptError(text)
+        return ScriptsMissing(text)
     kind: type[ResponseError] = _ERRORS.get(text.partition(" ")[0], ResponseError)
     return kind(text)
 

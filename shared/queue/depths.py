@@ -27,7 +27,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     """What waits and what runs, per pool and lane. Raises redis' errors if any server is away."""
     ask = queue.servers.ask()
     for shard in range(queue.shards):
-        ask.of(shard).smembers(keys.pools(shard))
+        ask.of(shard).smembers(keys.pool_names(shard))
     pools = sorted({pool.decode() for part in await ask.answers() for pool in part})
     places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
     ask = queue.servers.ask()

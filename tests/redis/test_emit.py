@@ -8,13 +8,14 @@ import pytest
 from redis import Redis
 
 from shared.protocol import keys
-from shared.protocol.chunk_template import DeltaEncoder, Unfolder
+from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import LeasedJob, new_job_id
 from shared.protocol.job_log import Delta, make_journal, pack_segment, read_journal
+from shared.protocol.scripts.emit import Fenced, make_step
 from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import STEPS, JobOutput, LogFlush, make_step
-from shared.queue.job_queue import Fenced, JobQueue
+from shared.protocol.step_log import STEPS, JobOutput, LogFlush
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -212,10 +213,10 @@ async def test_a_renewal_tells_who_listens(queue: JobQueue) -> None:
         await lease(queue),
         await lease(queue, stream=False),
     )
-    await queue.watch(watched.id, "gw-2", sees=True)
+    await queue.watch(watched.id, "gw-2", follow=True)
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [quiet, streamed, watched])
     assert renewal.lost == {}
-    assert renewal.listeners == {
+    assert renewal.watchers == {
         quiet.id: ("", False),
         streamed.id: (GATEWAY, False),
         watched.id: (f"{GATEWAY} gw-2", True),
@@ -314,7 +315,7 @@ async def test_two_gateways_hear_of_one_job(
     queue: JobQueue, gateway: Listener, other_gateway: Listener
 ) -> None:
     job = await lease(queue)
-    await queue.watch(job.id, "gw-2", sees=True)
+    await queue.watch(job.id, "gw-2", follow=True)
     await say(queue, job, 1)
     assert gateway.frames() == other_gateway.frames() != []
 
@@ -325,7 +326,7 @@ async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
     await submit(queue)
     await submit(queue)
     alone, shared = await take(queue)
-    await queue.watch(shared.id, "gw-2", sees=True)
+    await queue.watch(shared.id, "gw-2", follow=True)
     store.config_resetstat()
     await emit(queue, [output(alone, 1), output(shared, 1)])
     assert published(store) == 2
@@ -360,7 +361,7 @@ async def test_deltas_of_an_answer_that_is_not_streamed_go_to_watchers_only(
     job = await lease(queue, stream=False)
     await say(queue, job, 1)
     assert gateway.frames() == []
-    await queue.watch(job.id, GATEWAY, sees=True)
+    await queue.watch(job.id, GATEWAY, follow=True)
     await say(queue, job, 2)
     ((_, seq, kind, journal, payload),) = gateway.frames()
     assert (seq, kind, payload) == (2, FrameKind.DELTAS, None)
@@ -395,15 +396,15 @@ async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
     chunks = [b'data: {"id": "cmpl-1", "text": "%s"}\n\n' % text for text in (b"a", b"b", b"c")]
     folder = DeltaEncoder()
     for seq, chunk in enumerate(chunks, 1):
-        items = folder.fold([chunk])
+        items = folder.encode([chunk])
         journal = make_journal([(0, 0, (seq,), chunk.decode()[-5])], items)
         assert await emit(queue, [said(job, seq, items, journal)]) == {}
     entries, frames = await queue.entries(job.id, 0), gateway.frames()
     assert entries[2].items == (b"c",)
     assert read_journal(entries[2].journal, entries[2].items) == [Delta(0, 0, (3,), "c")]
     for steps in ([entry.items for entry in entries], [frame[4] for frame in frames]):
-        unfolder = Unfolder()
-        assert [unfolder.unfold(items) for items in steps] == chunks
+        decoder = DeltaDecoder()
+        assert [decoder.decode(items) for items in steps] == chunks
 
 
 async def test_a_step_of_a_stream_without_a_chunk_is_counted(
@@ -591,7 +592,7 @@ async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
     queue: JobQueue, gateway: Listener
 ) -> None:
     job = await lease(queue, stream=False)
-    await queue.watch(job.id, GATEWAY, sees=True)
+    await queue.watch(job.id, GATEWAY, follow=True)
     whole = {"content_type": "application/json", "body": b"{}"}
     assert await emit(queue, [last_words(job, 1, **whole)]) == {}
     (message,) = gateway.messages()

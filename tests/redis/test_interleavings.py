@@ -24,18 +24,10 @@ from shared.protocol.job_log import Entry, pack_segment, parse_segments
 from shared.protocol.lanes import CLIENT_LANES, LANES
 from shared.protocol.record import parse_job, read_lease
 from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import Fenced, Step, make_step
 from shared.protocol.states import TRANSITIONS, JobEvent, JobState
-from shared.protocol.step_log import (
-    FLUSH_AFTER,
-    STEPS,
-    FinalEntry,
-    JobOutput,
-    JobStream,
-    LogFlush,
-    Step,
-    make_step,
-)
-from shared.queue.job_queue import Fenced, JobQueue
+from shared.protocol.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
@@ -373,7 +365,10 @@ class Fleet:
         heard = self.heard()
         if not batch.carried_out:
             assert heard == sent
-        elif (step.places, step.frames) == (batch.carried_out.places, batch.carried_out.frames):
+        elif (step.frame_sizes, step.frames) == (
+            batch.carried_out.places,
+            batch.carried_out.frames,
+        ):
             assert self.everything() == before
             assert heard == {name: [] for name in GATEWAYS}
         else:
@@ -435,7 +430,7 @@ class Fleet:
             assert renewal.fence_token not in self.fence_tokens, "a fencing token begins twice"
             self.fence_tokens.append(renewal.fence_token)
         self.fences[worker.name] = renewal.fence_token
-        assert renewal.listeners == {
+        assert renewal.watchers == {
             run.job.id: self.listens(run.job.id) for run in runs if self.holds(run.job)
         }
         assert renewal.lost == {
@@ -446,8 +441,8 @@ class Fleet:
         worker.fence_token = renewal.fence_token
         for run in runs:
             run.fence_token = renewal.fence_token
-            if run.job.id in renewal.listeners:
-                watchers, watched = renewal.listeners[run.job.id]
+            if run.job.id in renewal.watchers:
+                watchers, watched = renewal.watchers[run.job.id]
                 run.listen(watchers, watched=watched)
             elif run.ended_as == renewal.lost[run.job.id]:
                 run.listen("", watched=False)  # by itself, perhaps: then all have heard of it
@@ -589,13 +584,13 @@ class Fleet:
                 self.store.hset(keys.job(0, job.id), "deadline_us", 1)
 
     async def expire(self) -> None:
-        expired = await self.queue.scripts.expire(0, 1)
-        self.invalidate_fence([job_id.decode() for job_id in expired], hint=True)
+        expired = await self.queue.expire(0, 1)
+        self.invalidate_fence(expired, hint=True)
 
     async def watch(self) -> None:
         for job in self.some(self.jobs):
             gateway, sees = self.random.choice(GATEWAYS), self.random.random() < 0.5
-            await self.queue.watch(job.id, gateway, sees=sees)
+            await self.queue.watch(job.id, gateway, follow=sees)
             if self.states[job.id] not in LIVE:
                 continue
             before = self.listens(job.id)

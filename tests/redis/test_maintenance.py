@@ -26,7 +26,7 @@ from shared.platform.settings import Settings
 from shared.protocol import keys
 from shared.protocol.job import new_job_id
 from shared.protocol.lanes import DEFAULT
-from shared.protocol.record import submission
+from shared.protocol.scripts.submit import pack_job
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import POOL, make_job, open_queue, submit, take
 from tests.redis_server import RedisServer
@@ -228,7 +228,7 @@ def test_without_a_place_for_temporary_files_only_the_health_check_fails(
 def a_queued_job() -> dict[str, str | bytes | int]:
     return {
         "state": "queued",
-        "request": submission(make_job())[1],
+        "request": pack_job(make_job())[1],
         "entry": "1-1",
         "created_us": 1,
     }

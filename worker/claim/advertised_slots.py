@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from shared.protocol import keys
-from shared.queue.job_queue import UNKNOWN, SlotUpdate
+from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 
 # A slot that becomes free is no news as long as Redis knows of that many times as many: there is
 # one with nearly every job's end.
@@ -59,8 +59,8 @@ class AdvertisedSlots:
         since = self._told[shard]
         self.said(shard, None)
         self._stale[shard] = True
-        if since is not None and offer.told != UNKNOWN:
-            self._told[shard] = int(offer.told) - (offer.slots - since)
+        if since is not None and offer.acknowledged != UNKNOWN:
+            self._told[shard] = int(offer.acknowledged) - (offer.slots - since)
 
     def news(self, shard: int) -> SlotUpdate | None:
         """What the shard is to be told, None if it knows; what is not None is said, as in `say`."""

@@ -77,11 +77,13 @@ class Lease:
             for run in runs:
                 run.buffer.fence_token = renewal.fence_token
                 if run.job.id in renewal.lost:
-                    run.buffer.listen("", watched=False)  # its end has been told by somebody else
+                    run.buffer.set_watchers(
+                        "", watched=False
+                    )  # its end has been told by somebody else
                     self._on_lost(run.job, renewal.lost[run.job.id])
                 else:
-                    watchers, watched = renewal.listeners[run.job.id]
-                    run.buffer.listen(watchers, watched=watched)
+                    watchers, watched = renewal.watchers[run.job.id]
+                    run.buffer.set_watchers(watchers, watched=watched)
 
     def refused(self, shard: int, fence_token: str) -> None:
         """Redis takes nothing in this fencing token (any more): the next one begins with `renew`."""

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from shared.fleet.servers import shards_on
 from shared.platform.pipelined_connection import PipelinedConnection
@@ -58,7 +58,7 @@ class QueueConsumer:
         if ringing is not None:
             with contextlib.suppress(RedisError, OSError):  # of a connection that is gone
                 await ringing
-        await self._queue.scripts.ready(self._shards[0])
+        await self._queue.prepare(self._shards[0])
         await self._line.connect()
         shards = tuple(self._shards)
         self._shards.rotate(-1)  # no shard goes first for ever
@@ -67,18 +67,14 @@ class QueueConsumer:
             missing = count - len(jobs)
             await self._offers.quiet(shard)
             offer, left = self._offers.say(shard), None
-            claim = (shard, self._worker, missing, self._lease_s, offer)
             try:
-                reply = self._line.send(*self._queue.acquire_command(*claim))
+                reply = self._queue.start_acquire(
+                    self._line, shard, self._worker, missing, self._lease_s, offer
+                )
                 if spare > 0 and shard == shards[-1]:
                     self._listen()
-                left, leased = self._queue.claimed(await reply)
+                left, leased = await reply
                 jobs += leased
-            except NoScriptError:
-                await self._queue.scripts.load(shard)
-                jobs += await self._queue.acquire(
-                    shard, self._pool, self._worker, missing, self._lease_s
-                )
             except (RedisError, OSError):
                 if not jobs:
                     raise
@@ -105,7 +101,7 @@ class QueueConsumer:
         if self._ringing is not None and self._ringing.done():
             ringing, self._ringing = self._ringing, None
             if await ringing is not None:
-                await self._queue.ring(self._shards[0], self._pool)
+                await self._queue.wake_worker(self._shards[0], self._pool)
 
     async def close(self) -> None:
         """Stop listening."""

@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError
-
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import UNAVAILABLE, RedisError, unwritable
 from shared.platform.tasks import end
+from shared.protocol.advertised_slots import SlotUpdate
 from shared.protocol.result import JobResult
-from shared.protocol.step_log import FLUSH_AFTER, FinalEntry, LogFlush, Step, make_step
-from shared.queue.job_queue import Fenced, JobQueue, SlotUpdate
+from shared.protocol.scripts.emit import Fenced, Step, make_step
+from shared.protocol.scripts.emit import parse as parse_emit
+from shared.protocol.step_log import FLUSH_AFTER, FinalEntry, LogFlush
+from shared.queue.job_queue import JobQueue
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.lease import Lease
 from worker.publish.output_buffer import OutputBuffer
@@ -250,7 +251,7 @@ class Publisher:
             self._insist_on(shard, batch, error)
             return
         try:
-            self._done(shard, batch, self._queue.emitted(reply.result()))
+            self._done(shard, batch, parse_emit(reply.result()))
         except Fenced:
             self._lease.refused(shard, fence_token)
             self._insist_on(shard, batch)
@@ -300,7 +301,9 @@ class Publisher:
                     batch.weed(fence_token)
                     if not batch.empty:
                         worker, step = lease.worker_id, batch.step()
-                        lost = await self._queue.emit(shard, worker, fence_token, step, again=again)
+                        lost = await self._queue.emit(
+                            shard, worker, fence_token, step, repeated=again
+                        )
                     break
             except Fenced:
                 lease.refused(shard, fence_token)
@@ -313,5 +316,5 @@ class Publisher:
 
 def _put_up_with(error: BaseException) -> None:
     """Raises what does not go away by itself."""
-    if not isinstance(error, (*UNAVAILABLE, NoScriptError)) and not unwritable(error):
+    if not isinstance(error, UNAVAILABLE) and not unwritable(error):
         raise error

@@ -19,6 +19,7 @@ from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import ControlKind, decode_control
 from shared.protocol.job import LeasedJob
+from shared.protocol.scripts.acquire import parse_jobs
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
 from worker.claim.admission import Decision, Snapshot, decide, free_slots
@@ -121,7 +122,7 @@ class Loop:
             self._rejecting.cancel()
             self.offers.end()
             with contextlib.suppress(RedisError, OSError):
-                await self._queue.withdraw(self._pool, self._worker_id, self._lease_s)
+                await self._queue.withdraw_slots(self._pool, self._worker_id, self._lease_s)
             for redis in self._blocking:
                 await redis.aclose()
 
@@ -172,7 +173,7 @@ class Loop:
         """What comes on the control channel: jobs, and which ones were ended by somebody else."""
         try:
             kind, words = decode_control(message)
-            jobs = self._queue.leased(*words) if kind is ControlKind.JOBS else []
+            jobs = parse_jobs(*words) if kind is ControlKind.JOBS else []
             dropped = words[0].decode() if kind is ControlKind.DROP else ""
         except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
             log.error("a message that is none: %r", error)

@@ -1,4 +1,4 @@
-# The gateway, the chores, and workers with the simulated engine: whatever runs without torch.
+# The gateway, the maintenance process, and workers with the simulated engine: whatever runs without torch.
 #   docker build -f compose/gateway.Dockerfile .
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
@@ -13,7 +13,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,source=compose/wheels,target=/wheels \
     python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" >requirements.txt \
     && python3 -m pip --python /venv/bin/python install -q -c constraints.txt -r requirements.txt
-COPY README.md ./
+COPY README.md LICENSE ./
 COPY shared shared
 COPY gateway gateway
 COPY worker worker
@@ -25,7 +25,7 @@ FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="Flotilla gateway" \
-      org.opencontainers.image.description="The OpenAI-compatible gateway of Flotilla, and its chores" \
+      org.opencontainers.image.description="The OpenAI-compatible gateway of Flotilla, and its maintenance" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 RUN groupadd --gid 10001 flotilla \

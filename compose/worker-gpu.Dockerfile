@@ -16,7 +16,7 @@ RUN (getent group 10001 || groupadd --gid 10001 flotilla) \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /cache flotilla \
     && install -d -o 10001 -g 10001 /cache
 WORKDIR /src
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY shared shared
 COPY gateway gateway
 COPY worker worker

@@ -22,7 +22,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && /venv/bin/python vllm_requirements.py >requirements.txt \
     && python3 -m pip --python /venv/bin/python install -q -c constraints.txt -r requirements.txt \
     && python3 -m pip --python /venv/bin/python uninstall -q -y triton
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY shared shared
 COPY gateway gateway
 COPY worker worker

@@ -1,1 +1,1 @@
-"""Everything that runs on CPUs: the HTTP edge, chores and the `flotilla` command."""
+"""Everything that runs on CPUs: the HTTP edge, maintenance and the `flotilla` command."""

@@ -18,9 +18,9 @@ import uvicorn
 from gateway.app import create_app
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
-from gateway.routes.inference import Inference
+from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
-from shared.platform import eviction, logs
+from shared.platform import eviction, fast_paths, logs
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
 
 _CLOSE_S = 1
@@ -32,8 +32,9 @@ def main() -> None:
     try:
         settings = load_settings()
         _check_reach(settings)
-        logs.set_up(settings.log_level)
-        asyncio.run(eviction.refuse(settings.all_redis_urls))
+        logs.set_up(settings.log_level, settings.log_format)
+        fast_paths.configure(settings.fast_paths)
+        asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
         app = create_app(settings)
         listener = _listen(settings)
     except SettingsError as error:
@@ -65,7 +66,7 @@ class _Server(uvicorn.Server):
 
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(self, config: uvicorn.Config, app: Inference, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: InferenceApp, grace_s: float) -> None:
         super().__init__(config)
         self._app = app
         self._grace_s = grace_s
@@ -92,7 +93,7 @@ class _Server(uvicorn.Server):
 
     def _give_up(self) -> None:
         error = GatewayStopped("This gateway was stopped before the answer was complete.")
-        self._app.gateway.relay.fail_all(error)
+        self._app.fail_open_streams(error)
 
     def _hang_up(self) -> None:
         self._give_up()

@@ -8,28 +8,32 @@ import gc
 import logging
 import secrets
 from collections.abc import AsyncIterator
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from gateway.context import Gateway
-from gateway.http import errors, openapi
+from gateway.http import errors
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
-from gateway.jobs.fleet_view import Fleet
+from gateway.jobs import job_object
+from gateway.jobs.fleet_view import FleetView
+from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.submitter import Submitter
-from gateway.routes import admin, autoscale, docs, health, inference, jobs, models
-from gateway.routes.inference import Inference
+from gateway.routes import admin, autoscale, docs, health, inference, jobs, models, openapi
+from gateway.routes.inference import InferenceApp
 from gateway.streaming.answer import cancellations_sent
+from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.fleet.servers import Servers
-from shared.platform import eviction
+from shared.platform import eviction, logs
 from shared.platform import redis_client as connections
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import end
 from shared.queue.job_queue import JobQueue
@@ -49,13 +53,15 @@ async def _warn(servers: Servers) -> None:
                 log.warning("Redis: %s", weakness)
 
 
-def create_app(settings: Settings) -> Inference:
+def create_app(settings: Settings) -> InferenceApp:
     """An application that connects to Redis when it starts. Raises SettingsError."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
     authenticator = Authenticator(settings.tenants(), settings.wrong_keys_per_minute, metrics)
-    access = AccessLog(settings.access_log, settings.log_level)
+    access = AccessLog(
+        settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
+    )
     metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
@@ -63,13 +69,32 @@ def create_app(settings: Settings) -> Inference:
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         queue = JobQueue(servers, shards=settings.shards)
         gateway_id = f"gw-{secrets.token_hex(6)}"
+        logs.bind_process(gateway=gateway_id)
         buffer_bytes = settings.stream_buffer_bytes
         relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
-        fleet = Fleet(Registry(servers.home), ScaleStore(servers.home))
-        watch = eviction.Watch(servers)
-        submitter = Submitter(queue, settings.max_queue_depth, metrics)
-        edge.gateway = app.state.gateway = Gateway(
-            gateway_id, settings, queue, submitter, relay, fleet, watch, metrics, registry
+        fleet = FleetView(Registry(servers.primary), ScaleStore(servers.primary))
+        watch = eviction.EvictionMonitor([servers.primary, *servers.all])
+        streams = StreamContext(
+            gateway_id,
+            settings,
+            queue,
+            relay,
+            metrics,
+            fleet.wait_reason,
+            partial(job_object.full, queue, fleet),
+        )
+        app.state.gateway = Gateway(
+            id=gateway_id,
+            settings=settings,
+            queue=queue,
+            factory=JobFactory(settings, gateway_id, relay.is_subscribed),
+            submitter=Submitter(queue, settings.max_queue_depth, metrics),
+            relay=relay,
+            streams=streams,
+            fleet=fleet,
+            eviction=watch,
+            metrics=metrics,
+            prometheus=registry,
         )
         reaper = Reaper(queue, settings.lease_s, metrics.reaper)
         tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper, watch)]
@@ -105,5 +130,4 @@ def create_app(settings: Settings) -> Inference:
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access)  # outermost: a 401 has an id too
-    edge = Inference(app, authenticator, metrics, access)
-    return edge
+    return InferenceApp(app, authenticator, metrics, access)

@@ -1,4 +1,4 @@
-"""What one gateway process holds; routes get it from the application's state."""
+"""The objects of one gateway process. `app.py` makes them; routes get them as dependencies."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
-from gateway.jobs.fleet_view import Fleet
+from gateway.jobs.fleet_view import FleetView
+from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.submitter import Submitter
+from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
-from shared.platform.eviction import Watch
+from shared.platform.eviction import EvictionMonitor
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from shared.queue.job_queue import JobQueue
@@ -19,15 +21,17 @@ from shared.queue.job_queue import JobQueue
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One process."""
+    """Made once, when the process starts; of the package, only `routes` and `app.py` see it."""
 
     id: str
     settings: Settings
     queue: JobQueue
+    factory: JobFactory
     submitter: Submitter
     relay: Relay
-    fleet: Fleet
-    eviction: Watch
+    streams: StreamContext
+    fleet: FleetView
+    eviction: EvictionMonitor
     metrics: GatewayMetrics
     prometheus: CollectorRegistry
 
@@ -42,5 +46,5 @@ def _tenant(request: Request) -> str:
     return tenant
 
 
-TheGateway = Annotated[Gateway, Depends(_gateway)]
-Tenant = Annotated[str, Depends(_tenant)]
+GatewayDep = Annotated[Gateway, Depends(_gateway)]
+TenantDep = Annotated[str, Depends(_tenant)]

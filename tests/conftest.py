@@ -13,6 +13,30 @@ from shared.platform.settings import Settings
 from tests.redis_server import RedisServer
 from worker.engines.protocol import Engine
 
+TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Distribute tests over processes (`-n 2 --dist loadgroup`) file by file, slow ones first.
+
+    All tests of one file share a process, as they share its fixtures. Those that need real vLLM
+    share one too, so that it is started once per run.
+    """
+    if config.getoption("dist", "no") == "no":
+        return
+    for item in items:
+        group = "vllm" if item.get_closest_marker("vllm") else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_start_late)
+
+
+def _start_late(item: pytest.Item) -> int:
+    if item.get_closest_marker("vllm"):
+        return 0
+    folder = item.path.parent.relative_to(TESTS).parts
+    return 1 if folder and folder[0] == "e2e" else 2 if folder and folder[0] != "unit" else 3
+
 
 @pytest.fixture(autouse=True)
 def ours_are_heard() -> None:

@@ -1,1 +1,1 @@
-"""What runs where the engine is: claim jobs, run them on vLLM, publish what comes out."""
+"""The worker: claims jobs, runs them on an inference engine, publishes their output."""

@@ -9,14 +9,14 @@ import sys
 
 import uvloop
 
-from shared.platform import eviction, logs
+from shared.platform import eviction, fast_paths, logs
 from shared.platform.settings import Settings, SettingsError, load_settings
 from worker.engines.protocol import Engine
 from worker.run.lifecycle import Worker
 
 
 def _engine(settings: Settings) -> Engine:
-    # Imported late: vLLM takes ten seconds to import, and a simulated worker needs none of it.
+    # Imported here because importing vLLM takes ten seconds, which a simulated worker saves.
     if settings.engine == "simulated":
         from worker.engines.simulated.engine import SimulatedEngine
 
@@ -27,7 +27,7 @@ def _engine(settings: Settings) -> Engine:
 
 
 async def _run(settings: Settings) -> int:
-    await eviction.refuse(settings.all_redis_urls)
+    await eviction.refuse_evicting(settings.all_redis_urls)
     worker = Worker(settings, _engine(settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -36,17 +36,18 @@ async def _run(settings: Settings) -> int:
 
 
 def main() -> None:
-    """Runs until a signal or the engine's end."""
+    """Run until a signal or the engine's end; exits with 0, 1 (failure) or 2 (settings)."""
     try:
         settings = load_settings()
-        logs.set_up(settings.log_level)
+        logs.set_up(settings.log_level, settings.log_format)
+        fast_paths.configure(settings.fast_paths)
         code = uvloop.run(_run(settings))
     except SettingsError as error:
         print(f"flotilla worker: {error}", file=sys.stderr)
         sys.exit(2)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the engine's threads and exit handlers have nothing left to say
+    os._exit(code)  # without the exit handlers of the engine's libraries, which may hang
 
 
 if __name__ == "__main__":

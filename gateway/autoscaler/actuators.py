@@ -13,25 +13,25 @@ from shared.platform.settings import Settings
 class Actuator(Protocol):
     """Something that can start and drain workers of one pool."""
 
-    async def converge(
-        self, wanted: int, workers: Sequence[WorkerInfo], told: Collection[str]
+    async def reconcile(
+        self, wanted: int, workers: Sequence[WorkerInfo], told_to_drain: Collection[str]
     ) -> list[str]:
-        """Act once. `workers` are the pool's, `told` names what was told to drain before.
+        """Act once. `workers` are the pool's, `told_to_drain` names what was told_to_drain to drain before.
 
-        Returns what has been told to drain, now or before, and still runs. Raises OSError or
+        Returns what has been told_to_drain to drain, now or before, and still runs. Raises OSError or
         httpx.HTTPError.
         """
         ...
 
 
-class Elsewhere:
+class NoopActuator:
     """The acting is somebody else's, who reads the decision: `flotilla up`, or KEDA."""
 
-    async def converge(
+    async def reconcile(
         self,
         wanted: int,
         workers: Sequence[WorkerInfo],
-        told: Collection[str],
+        told_to_drain: Collection[str],
     ) -> list[str]:
         return []
 
@@ -40,4 +40,4 @@ def actuator(settings: Settings) -> Actuator:
     """The one that the settings name."""
     if settings.autoscale_actuator == "docker":
         return Docker(settings.docker_host, settings.docker_project, settings.docker_service)
-    return Elsewhere()
+    return NoopActuator()

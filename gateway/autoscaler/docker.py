@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from gateway.autoscaler.reconcile import converge, unit
+from gateway.autoscaler.reconcile import instance, reconcile
 from shared.fleet.registry import WorkerInfo
 
 log = logging.getLogger("flotilla.docker")
@@ -35,8 +35,8 @@ class Docker:
         self._project = project
         self._service = service
 
-    async def converge(
-        self, wanted: int, workers: Sequence[WorkerInfo], told: Collection[str]
+    async def reconcile(
+        self, wanted: int, workers: Sequence[WorkerInfo], told_to_drain: Collection[str]
     ) -> list[str]:
         """Start or drain containers; see `Actuator`."""
         by_host = {worker.host: worker for worker in workers}
@@ -47,10 +47,11 @@ class Docker:
             containers = await self._containers(api)
             running = sorted(name for name, state in containers.items() if state in _RUNS)
             idle = sorted(name for name, state in containers.items() if state in _STARTABLE)
-            units = [
-                unit(name, by_host.get(name[:_ID_SHOWN]), told=name in told) for name in running
+            instances = [
+                instance(name, by_host.get(name[:_ID_SHOWN]), told_to_drain=name in told_to_drain)
+                for name in running
             ]
-            plan = converge(wanted, units)
+            plan = reconcile(wanted, instances)
             if plan.start > len(idle):
                 log.warning(
                     "%d more workers are wanted, but only %d containers of %s are idle: "
@@ -64,9 +65,11 @@ class Docker:
                 await _do(api, name, "start")
             # Docker does not restart what was killed by request, whatever its restart policy.
             drained = [
-                unit for unit in plan.drain if await _do(api, unit, "kill", signal="SIGTERM")
+                instance
+                for instance in plan.drain
+                if await _do(api, instance, "kill", signal="SIGTERM")
             ]
-        return [name for name in running if name in told or name in drained]
+        return [name for name in running if name in told_to_drain or name in drained]
 
     async def _containers(self, api: httpx.AsyncClient) -> dict[str, str]:
         """Id -> state."""

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.fleet.autoscale_policy import Memory, Observation
+from shared.fleet.autoscale_policy import Observation, PolicyState
 from shared.fleet.registry import WorkerInfo
 from shared.protocol.states import WorkerState
 
 WINDOW_S = 30.0
 """What is averaged over time is averaged over about so long."""
 TOKENS_PER_BYTE = 0.25
-"""Of a request's body, until workers have told."""
+"""Of a request's body, until workers have told_to_drain."""
 # Who asked for a worker may have nobody who can give it one: full cluster, no container, no GPU.
 _ANNOUNCES_WITHIN_S = 60.0
 # A worker that was killed while it loaded looks as if it loaded for an hour.
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PoolSnapshot:
     """A pool at one moment, as Redis has it."""
 
     at_s: float
@@ -50,7 +50,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class RateState:
     """What one look leaves for the next; what it knew last where nothing happens."""
 
     at_s: float
@@ -68,35 +68,37 @@ class Flow:
     start_s: float | None
 
 
-def observe(look: Look, before: Flow | None, memory: Memory | None) -> tuple[Observation, Flow]:
+def observe(
+    look: PoolSnapshot, before: RateState | None, memory: PolicyState | None
+) -> tuple[Observation, RateState]:
     """What the policy is to know, and what the next look needs."""
-    flow = _flow(look, before)
+    rates = _rates(look, before)
     states = [worker.state for worker in look.workers]
     ready = sum(state.serving for state in states)
-    loads_within_s = max(_LOADS_WITHIN_S, 3 * (flow.start_s or 0.0))
-    announced = sum(look.at_s - since_s < loads_within_s for since_s in flow.loading.values())
-    jobs = flow.recent.finished
+    loads_within_s = max(_LOADS_WITHIN_S, 3 * (rates.start_s or 0.0))
+    announced = sum(look.at_s - since_s < loads_within_s for since_s in rates.loading.values())
+    jobs = rates.recent.finished
     seen = Observation(
         at_s=look.at_s,
         waiting=look.waiting,
-        waiting_tokens=_waiting_tokens(look, flow.recent),
+        waiting_tokens=_waiting_tokens(look, rates.recent),
         oldest_s=look.oldest_s,
         running=look.running,
-        arrivals_per_s=max(0.0, flow.arrivals_per_s),
-        job_s=flow.recent.job_seconds / jobs if jobs else None,
-        job_tokens=(flow.recent.prompt_tokens + flow.recent.completion_tokens) / jobs
+        arrivals_per_s=max(0.0, rates.arrivals_per_s),
+        job_s=rates.recent.job_seconds / jobs if jobs else None,
+        job_tokens=(rates.recent.prompt_tokens + rates.recent.completion_tokens) / jobs
         if jobs
         else None,
-        slots=flow.slots,
+        slots=rates.slots,
         ready=ready,
-        starting=announced + _asked_for(look.at_s, ready + announced, flow.start_s, memory),
+        starting=announced + _asked_for(look.at_s, ready + announced, rates.start_s, memory),
         draining=states.count(WorkerState.DRAINING),
-        start_s=flow.start_s,
+        start_s=rates.start_s,
     )
-    return seen, flow
+    return seen, rates
 
 
-def _flow(look: Look, before: Flow | None) -> Flow:
+def _rates(look: PoolSnapshot, before: RateState | None) -> RateState:
     workers = {worker.id: _work(worker) for worker in look.workers}
     loading = {w.id: look.at_s for w in look.workers if w.state is WorkerState.STARTING}
     last_slots, last_start_s = (before.slots, before.start_s) if before else (None, None)
@@ -115,7 +117,7 @@ def _flow(look: Look, before: Flow | None) -> Flow:
         # Silence says nothing about how long jobs take, so nothing fades in it.
         recent = done.plus(before.recent, kept) if done.finished else before.recent
         loading = {worker_id: before.loading.get(worker_id, s) for worker_id, s in loading.items()}
-    return Flow(
+    return RateState(
         at_s=look.at_s,
         waiting=look.waiting,
         running=look.running,
@@ -149,7 +151,7 @@ def _since(before: dict[str, Work], now: dict[str, Work]) -> Work:
     return total
 
 
-def _waiting_tokens(look: Look, recent: Work) -> float | None:
+def _waiting_tokens(look: PoolSnapshot, recent: Work) -> float | None:
     if not look.waiting:
         return 0.0
     if not recent.finished:
@@ -161,7 +163,7 @@ def _waiting_tokens(look: Look, recent: Work) -> float | None:
     return look.waiting_bytes * per_byte + look.waiting * completions
 
 
-def _asked_for(now_s: float, here: int, start_s: float | None, memory: Memory | None) -> int:
+def _asked_for(now_s: float, here: int, start_s: float | None, memory: PolicyState | None) -> int:
     """Workers that were asked for not long ago and have not announced themselves."""
     if memory is None:
         return 0

@@ -21,7 +21,7 @@ class Phase(Enum):
     DRAINING = "draining"
 
 
-class Unit(NamedTuple):
+class Instance(NamedTuple):
     """What one worker runs in: a process, a container."""
 
     name: str
@@ -35,27 +35,29 @@ class Plan(NamedTuple):
 
     start: int
     drain: tuple[str, ...]
-    """Names of units."""
+    """Names of instances."""
 
 
-def unit(name: str, worker: WorkerInfo | None, *, told: bool) -> Unit:
-    """`worker` is what runs in it, None if nothing has announced itself; `told` to drain."""
-    if told or (worker is not None and worker.state is WorkerState.DRAINING):
+def instance(name: str, worker: WorkerInfo | None, *, told_to_drain: bool) -> Instance:
+    """`worker` is what runs in it, None if nothing has announced itself; `told_to_drain` to drain."""
+    if told_to_drain or (worker is not None and worker.state is WorkerState.DRAINING):
         phase = Phase.DRAINING
     elif worker is None or worker.state is WorkerState.STARTING:
         phase = Phase.STARTING
     else:
         phase = Phase.SERVING
-    return Unit(name, phase, worker.jobs if worker else 0)
+    return Instance(name, phase, worker.jobs if worker else 0)
 
 
-def converge(wanted: int, units: Sequence[Unit]) -> Plan:
+def reconcile(wanted: int, instances: Sequence[Instance]) -> Plan:
     """As many as wanted. A worker that loads its model is never ended, and replaces no other yet.
 
     Who holds the fewest jobs is drained first.
     """
-    serving = [unit for unit in units if unit.phase is Phase.SERVING]
-    starting = sum(unit.phase is Phase.STARTING for unit in units)
-    serving.sort(key=lambda unit: (unit.jobs, unit.name))
+    serving = [instance for instance in instances if instance.phase is Phase.SERVING]
+    starting = sum(instance.phase is Phase.STARTING for instance in instances)
+    serving.sort(key=lambda instance: (instance.jobs, instance.name))
     drain = serving[: max(0, len(serving) - wanted)]
-    return Plan(max(0, wanted - len(serving) - starting), tuple(unit.name for unit in drain))
+    return Plan(
+        max(0, wanted - len(serving) - starting), tuple(instance.name for instance in drain)
+    )

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shared.fleet.registry import WorkerInfo
-from shared.fleet.scale_decisions import Scale, Scaling
+from shared.fleet.scale_decisions import Scale, ScalingEvent
 
 
 def decision(scale: Scale, now_s: float) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def decision(scale: Scale, now_s: float) -> dict[str, Any]:
 
 
 def whole(
-    scale: Scale, workers: Iterable[WorkerInfo], history: Sequence[Scaling], now_s: float
+    scale: Scale, workers: Iterable[WorkerInfo], history: Sequence[ScalingEvent], now_s: float
 ) -> dict[str, Any]:
     """Decision, facts behind it, and the last decisions that changed something, newest first."""
     return decision(scale, now_s) | {

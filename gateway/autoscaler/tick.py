@@ -14,17 +14,17 @@ import httpx
 from pydantic import TypeAdapter
 
 from gateway.autoscaler.actuators import actuator
-from gateway.autoscaler.observation import Flow, Look, observe
+from gateway.autoscaler.observation import PoolSnapshot, RateState, observe
 from shared.fleet.autoscale_policy import (
     Decision,
     Limits,
-    Memory,
     Observation,
+    PolicyState,
     decide,
     parse_autoscale,
 )
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, pool_name
-from shared.fleet.scale_decisions import Scale, ScaleStore, Scaling, parse
+from shared.fleet.scale_decisions import Scale, ScaleStore, ScalingEvent, parse
 from shared.platform.redis_client import UNAVAILABLE
 from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
@@ -39,16 +39,16 @@ _SAMPLE_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Notes:
+class _TickState:
     """What one tick leaves for the next."""
 
-    memory: Memory
-    flow: Flow
-    told: list[str]
-    """What the actuator has told to drain."""
+    memory: PolicyState
+    rates: RateState
+    told_to_drain: list[str]
+    """What the actuator has told_to_drain to drain."""
 
 
-_NOTES = TypeAdapter(_Notes)
+_TICK_STATE = TypeAdapter(_TickState)
 
 
 async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
@@ -109,31 +109,33 @@ class _Pool:
         self._model = model
         self._pool = pool
         self._limits = limits
-        self._store = ScaleStore(queue.servers.home)
+        self._store = ScaleStore(queue.servers.primary)
 
     async def tick(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
-        """Look, decide, act, write down."""
-        before = parse(_NOTES, await self._store.notes(self._pool))
-        memory, last = (before.memory, before.flow) if before else (None, None)
-        seen, flow = observe(await self._look(lanes, workers), last, memory)
+        """PoolSnapshot, decide, act, write down."""
+        before = parse(_TICK_STATE, await self._store.tick_state(self._pool))
+        memory, last = (before.memory, before.rates) if before else (None, None)
+        seen, rates = observe(await self._look(lanes, workers), last, memory)
         decision = decide(seen, self._limits, memory)
         # Written before anybody acts: what was wanted can be read even where nobody could.
-        told = before.told if before else []
+        told_to_drain = before.told_to_drain if before else []
         change = _change(decision, seen, memory)
-        await self._write(seen, decision, _Notes(decision.memory, flow, told), change)
+        await self._write(seen, decision, _TickState(decision.memory, rates, told_to_drain), change)
         if change is not None:
             log.info("%s: workers wanted: %d (%s)", self._pool, decision.wanted, decision.reason)
-        told = await self._act(decision.wanted, workers, told)
-        if before is None or told != before.told:
-            await self._write(seen, decision, _Notes(decision.memory, flow, told), None)
+        told_to_drain = await self._act(decision.wanted, workers, told_to_drain)
+        if before is None or told_to_drain != before.told_to_drain:
+            await self._write(
+                seen, decision, _TickState(decision.memory, rates, told_to_drain), None
+            )
 
-    async def _look(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> Look:
+    async def _look(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> PoolSnapshot:
         waiting_bytes = 0.0
         for depth in lanes:
             if depth.waiting:
                 waiting_bytes += depth.waiting * await self._mean_bytes(depth.lane)
-        seconds, micros = await self._queue.servers.home.time()
-        return Look(
+        seconds, micros = await self._queue.servers.primary.time()
+        return PoolSnapshot(
             at_s=int(seconds) + int(micros) / 1e6,
             waiting=sum(depth.waiting for depth in lanes),
             waiting_bytes=waiting_bytes,
@@ -146,19 +148,23 @@ class _Pool:
         """Of the bodies of some jobs that wait there; 0 if they have all left meanwhile."""
         every = range(self._queue.shards)
         shards = random.sample(every, min(len(every), _SAMPLE_SHARDS))
-        ask = self._queue.servers.ask()
+        pipeline = self._queue.servers.pipeline()
         for shard in shards:
             key = keys.waiting(shard, self._pool, lane)
-            ask.of(shard).zrandmember(key, _SAMPLE // len(shards))
-        found, ask = await ask.answers(), self._queue.servers.ask()
+            pipeline.of(shard).zrandmember(key, _SAMPLE // len(shards))
+        found, pipeline = await pipeline.execute(), self._queue.servers.pipeline()
         for shard, job_ids in zip(shards, found, strict=True):
             for job_id in job_ids:
-                ask.of(shard).hstrlen(keys.job(shard, job_id.decode()), "body")
-        sizes = [size for size in await ask.answers() if size]
+                pipeline.of(shard).hstrlen(keys.job(shard, job_id.decode()), "body")
+        sizes = [size for size in await pipeline.execute() if size]
         return sum(sizes) / len(sizes) if sizes else 0.0
 
     async def _write(
-        self, seen: Observation, decision: Decision, notes: _Notes, change: Scaling | None
+        self,
+        seen: Observation,
+        decision: Decision,
+        tick_state: _TickState,
+        change: ScalingEvent | None,
     ) -> None:
         scale = Scale(
             pool=self._pool,
@@ -170,19 +176,23 @@ class _Pool:
             limits=self._limits,
             tick_s=self._settings.autoscale_tick_s,
         )
-        await self._store.write(scale, _NOTES.dump_json(notes), change)
+        await self._store.write(scale, _TICK_STATE.dump_json(tick_state), change)
 
-    async def _act(self, wanted: int, workers: list[WorkerInfo], told: list[str]) -> list[str]:
+    async def _act(
+        self, wanted: int, workers: list[WorkerInfo], told_to_drain: list[str]
+    ) -> list[str]:
         try:
-            return await actuator(self._settings).converge(wanted, workers, told)
+            return await actuator(self._settings).reconcile(wanted, workers, told_to_drain)
         except (OSError, httpx.HTTPError) as error:
             log.warning("%s: %d workers are wanted, nobody acts: %s", self._pool, wanted, error)
-            return told
+            return told_to_drain
 
 
-def _change(decision: Decision, seen: Observation, memory: Memory | None) -> Scaling | None:
+def _change(
+    decision: Decision, seen: Observation, memory: PolicyState | None
+) -> ScalingEvent | None:
     """An entry for the history, if this decision changes something."""
     before = memory.wanted if memory else None
     if before == decision.wanted:
         return None
-    return Scaling(seen.at_s, before, decision.wanted, decision.reason, seen)
+    return ScalingEvent(seen.at_s, before, decision.wanted, decision.reason, seen)

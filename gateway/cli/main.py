@@ -157,8 +157,8 @@ def worker(
 
 
 @app.command()
-def chores(redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
-    """Run the chores: housekeeping and the autoscaler's decisions. One process is enough."""
+def maintenance(redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
+    """Run the maintenance process: housekeeping and the autoscaler's decisions. One process is enough."""
     _become("gateway.maintenance", _settings(redis_url=redis_url, log_level=log_level))
 
 

@@ -43,7 +43,7 @@ async def explain(redis_url: str, name: str | None, *, as_json: bool) -> int:
             "No autoscaler looks after this "
             + ("fleet" if name is None else "pool")
             + ": start it with `flotilla up --autoscale MIN:MAX`, or set FLOTILLA_AUTOSCALE for "
-            "the chores."
+            "the maintenance process."
         )
     return 0
 

@@ -1,9 +1,9 @@
-"""A request's body: read once with a limit, parsed once and strictly.
+"""A request's body: read once with a limit, parse_json once and strictly.
 
 Strict means: UTF-8, one JSON object, no NaN or infinity, no key twice. A body that two parsers
 could read in two ways must not pass a gateway that looks at one of them.
 
-A large body is parsed in a thread, one at a time, and only after a count of what is in it: the JSON
+A large body is parse_json in a thread, one at a time, and only after a count of what is in it: the JSON
 parser keeps the interpreter to itself while it builds a list, and all streams wait so long.
 """
 
@@ -20,15 +20,17 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from starlette.types import Receive, Scope
 
 from gateway.http import memory
-from gateway.http.uvicorn_fastpath import body_at_hand
+from gateway.http.asgi_io import buffered_body
+from shared.api.endpoints import BodyKind
 from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 T = TypeVar("T")
 
+_MEDIA_TYPES = {BodyKind.JSON: b"application/json"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SMALL_BYTES = 1 << 16
-"""Up to here a body is parsed on the event loop: 4 ms at worst, and a thread costs time too."""
+"""Up to here a body is parse_json on the event loop: 4 ms at worst, and a thread costs time too."""
 _PIECE_BYTES = 1 << 18
 _thread = ThreadPoolExecutor(1, "bodies")
 
@@ -42,17 +44,25 @@ class Limits(NamedTuple):
     thread run, unlike with numbers (see `_integer`)."""
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises UnsupportedMediaType, BodyTooLarge, BodyTimeout,
-    BadRequest."""
+async def read_body(
+    scope: Scope, receive: Receive, kind: BodyKind, max_bytes: int, timeout_s: float
+) -> bytes:
+    """The whole body, if its content type is that of `kind`.
+
+    Raises UnsupportedMediaType, BodyTooLarge, BodyTimeout, and BadRequest.
+    """
     headers = dict(scope["headers"])
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if media_type != b"application/json":
-        # vLLM takes no other type either; and a foreign web page can't send this one unasked.
-        sent = repr(media_type[:64]) if media_type else "none"
+    if media_type != _MEDIA_TYPES[kind]:
+        # vLLM accepts no other type either; and a page of another site can't send JSON without a
+        # CORS preflight request, which is not answered.
+        expected, sent = (
+            _MEDIA_TYPES[kind].decode(),
+            repr(media_type[:64]) if media_type else "none",
+        )
         raise UnsupportedMediaType(
-            "Send the body as JSON, with the header `Content-Type: application/json`; "
-            f"the type of this request is {sent}."
+            f"Send the body as {kind.upper()}, with the header `Content-Type: {expected}`; "
+            f"the content type of this request is {sent}."
         )
     too_large = BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
@@ -61,7 +71,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced) > max_bytes:
         raise too_large
-    whole = body_at_hand(receive)
+    whole = buffered_body(receive)
     if whole is not None:  # the rule, and a timeout costs more than all of this
         if len(whole) > max_bytes:
             raise too_large
@@ -85,7 +95,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
     return b"".join(parts)
 
 
-async def parsed(body: bytes, limits: Limits, use: Callable[[dict[str, Any]], T]) -> T:
+async def parse_json(body: bytes, limits: Limits, use: Callable[[dict[str, Any]], T]) -> T:
     """`use` of the JSON object in `body`. Raises BadRequest, BodyTooLarge, and what `use` raises.
 
     For a large body `use` is called in a thread. It should return no more than is needed: the

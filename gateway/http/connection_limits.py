@@ -15,15 +15,13 @@ from collections import Counter
 from collections.abc import Collection
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from gateway.http.auth import Peer
 from shared.api.errors import FlotillaError
 from shared.platform.logs import RareWarning
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
-
-if TYPE_CHECKING:
-    from gateway.http.connection import Connection
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -52,8 +50,32 @@ def most_connections(descriptors: int, redis_servers: int) -> int:
     return descriptors - min(reserve, descriptors // 2)
 
 
+class LimitedConnection(Protocol):
+    """What the limits need of a connection (connection.py)."""
+
+    source: str
+    """The client's address, see `auth.source_of`."""
+    peer: Peer
+    loop: asyncio.AbstractEventLoop
+    deadline: float
+    """Monotonic time until which the client may take to send or read; infinite: no limit now."""
+    was_waiting: bool
+    """It had a deadline already at the last check."""
+    kept_bytes: int
+    """Bytes of an unfinished head that are counted for its address."""
+
+    def is_idle(self) -> bool:
+        """Between two requests."""
+
+    def expire(self) -> None:
+        """The deadline has passed: refuse the request or close the connection."""
+
+    def drop(self) -> None:
+        """Close the connection without an answer."""
+
+
 class Connections:
-    """Those of one gateway process."""
+    """The connections of one gateway process."""
 
     def __init__(self, settings: Settings, metrics: GatewayMetrics, most: int) -> None:
         """`most`: see `most_connections`."""
@@ -65,7 +87,7 @@ class Connections:
         self._open: Collection[Any] = ()
         # Those that may be waited for, the oldest first: until a key was valid, and then while a
         # head or a body that nobody wants is unfinished.
-        self._watched: dict[Connection, None] = {}
+        self._watched: dict[LimitedConnection, None] = {}
         self._kept: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._shed_at = 0.0
@@ -103,16 +125,16 @@ class Connections:
 
     # --- what connections tell ---
 
-    def wait_for(self, connection: Connection) -> None:
+    def wait_for(self, connection: LimitedConnection) -> None:
         """The client has to send something now, or to read; nothing new if it had before."""
         if connection.deadline == inf:
             self._watch(connection, self._timeout_s)
 
-    def linger(self, connection: Connection) -> None:
+    def linger(self, connection: LimitedConnection) -> None:
         """The client has got its last answer."""
         self._watch(connection, _LINGER_S)
 
-    def serve(self, connection: Connection) -> None:
+    def serve(self, connection: LimitedConnection) -> None:
         """A request has come, with all its headers."""
         connection.deadline = inf
         connection.was_waiting = False
@@ -120,13 +142,13 @@ class Connections:
         if connection.peer.proven:
             self._watched.pop(connection, None)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: LimitedConnection) -> None:
         """It has been closed."""
         connection.deadline = inf
         self._keep(connection, 0)
         self._watched.pop(connection, None)
 
-    def may_keep(self, connection: Connection, n_bytes: int) -> bool:
+    def may_keep(self, connection: LimitedConnection, n_bytes: int) -> bool:
         """So many bytes of an unfinished head are kept: whether its address may."""
         self._keep(connection, n_bytes)
         return self._kept[connection.source] <= _KEPT_BYTES
@@ -139,13 +161,13 @@ class Connections:
         """A client is not told anything."""
         self._metrics.connections_closed.labels(limit).inc()
 
-    def _watch(self, connection: Connection, seconds: float) -> None:
+    def _watch(self, connection: LimitedConnection, seconds: float) -> None:
         connection.deadline = monotonic() + seconds
         self._watched[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(_LOOK_S, self._look, connection.loop)
 
-    def _keep(self, connection: Connection, n_bytes: int) -> None:
+    def _keep(self, connection: LimitedConnection, n_bytes: int) -> None:
         if connection.kept_bytes == n_bytes:
             return
         self._kept[connection.source] += n_bytes - connection.kept_bytes
@@ -153,7 +175,7 @@ class Connections:
         if not self._kept[connection.source]:
             del self._kept[connection.source]
 
-    def _drop(self, connection: Connection, limit: str) -> None:
+    def _drop(self, connection: LimitedConnection, limit: str) -> None:
         self.count_closed(limit)
         connection.drop()
 
@@ -161,7 +183,7 @@ class Connections:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now = monotonic()
-        waiting: dict[str, list[Connection]] = {}
+        waiting: dict[str, list[LimitedConnection]] = {}
         for connection in list(self._watched):
             if connection.deadline == inf:
                 if connection.peer.proven:

@@ -33,7 +33,7 @@ def error_response(
     return response
 
 
-def in_our_words(error: Exception) -> FlotillaError:
+def to_flotilla_error(error: Exception) -> FlotillaError:
     """The error that a client is told of; what is not its business is logged."""
     if isinstance(error, FlotillaError):
         return error
@@ -51,7 +51,7 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
         return error_response(error, metrics)
 
     async def ours(_: Request, error: Exception) -> Response:
-        return answer(in_our_words(error))
+        return answer(to_flotilla_error(error))
 
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

@@ -13,14 +13,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.errors import error_response
-from gateway.routes import docs
 from shared.api.errors import FlotillaError
+from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 
 _REQUEST_ID = re.compile(rb"^[A-Za-z0-9_.:-]{1,128}$")
-# Probes carry no key, and the API's description is public. Everything else needs a key where keys
-# are configured, whatever routes come.
-OPEN_PATHS = docs.PATHS | {"/healthz", "/readyz", "/health", "/ping"}
+_DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
+PUBLIC_PATHS = frozenset(
+    {"/healthz", "/readyz", "/health", "/ping"}  # probes carry no key
+    | {"/openapi.json", "/docs", *(f"/docs/{name}" for name in _DOCS_FILES)}
+)
+"""Paths that need no key. Every other path needs one if keys are configured, new routes too."""
 
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -48,6 +51,8 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         request_id = sent_request_id(scope["headers"]) or new_request_id()
+        logs.clear_contextvars()  # a pipelined request starts in the context of the one before it
+        logs.bind_contextvars(request_id=request_id.decode("ascii"))
         identity = (b"x-request-id", request_id)
         began, status, job_id = time.monotonic(), 500, b"-"
 
@@ -93,7 +98,7 @@ class Authentication:
             await send({"type": "websocket.close", "code": 1008})
             return
         # The raw path: what the Host header or a root path make of a URL must not open a door.
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             try:
                 tenant = await self._authenticator.tenant(scope)
                 scope.setdefault("state", {})["tenant"] = tenant

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import NotSupported
+
+_SERVED = ", ".join(f"POST {path}" for path in ENDPOINTS)
 
 NOT_SUPPORTED: dict[str, str] = {
     "/v1/responses": "Responses",
@@ -29,17 +32,16 @@ NOT_SUPPORTED: dict[str, str] = {
     "/tokenize": "tokenize",
     "/detokenize": "detokenize",
 }
-"""What each path, and all below it, is called."""
+"""The name of what each path, and all paths below it, would serve."""
 
 
 def not_supported(path: str) -> NotSupported | None:
-    """The error for a request to one of those."""
+    """The error for a request to one of these paths; None for any other path."""
     parts = path.rstrip("/").split("/")
     for end in range(2, len(parts) + 1):
         if name := NOT_SUPPORTED.get("/".join(parts[:end])):
             return NotSupported(
-                f"Flotilla does not support {name} yet. It serves POST /v1/chat/completions, "
-                "POST /v1/completions, GET /v1/models and /jobs; README.md lists what is missing "
-                "under `Not supported yet`."
+                f"Flotilla does not support {name} yet. It serves {_SERVED}, GET /v1/models and "
+                "/jobs; README.md lists what is missing under `Not supported yet`."
             )
     return None

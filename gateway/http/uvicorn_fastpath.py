@@ -1,13 +1,12 @@
-"""The shortest ways between a request and its connection, past the ASGI server's own.
+"""Shortcuts past uvicorn's `send` and `receive`, through its request cycle. asgi_io.py uses them.
 
-A token costs more in an ASGI server's `send` (a message, a coroutine, its checks) than in all of
-our own code, and a task that waits in `receive` for a client to leave costs as much as reading the
-request. So with uvicorn the body, the connection's transport and its end are taken from its request
-cycle, and a response is begun on it, as its own `receive` and `send` do it (tests hold them
-together). With any other server the calls of ASGI are made.
+A token costs more in uvicorn's `send` (a message, a coroutine, its checks) than in all of our own
+code, and a task that waits in `receive` for a disconnect costs as much as reading the request. What
+each shortcut saves is in load_tests/README.md. Tests compare each with uvicorn's own `send` and
+`receive`.
 
-Only the transport is ever written to, never its socket: when a connection ends, the number of its
-socket is given to the next one, which may be another client's or one to Redis.
+Only the transport is written to, never its socket: once a connection ends, its descriptor may
+belong to another client's connection.
 """
 
 from __future__ import annotations
@@ -16,88 +15,82 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from starlette.types import Receive, Send
-from uvicorn.protocols.http.httptools_impl import (
-    HEADER_VALUE_RE,
-    STATUS_LINE,
-    RequestResponseCycle,
+from uvicorn.protocols.http import httptools_impl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from shared.platform.fast_paths import FastPath, attributes_missing, parameters_differ
+
+_ATTRIBUTES = (
+    "access_log body chunked_encoding default_headers disconnected flow keep_alive message_event "
+    "more_body on_response response_complete response_started scope transport "
+    "waiting_for_100_continue"
 )
 
-from gateway.streaming.reader import Sink
+
+def _problem() -> str:
+    constants = ("STATUS_LINE", "HEADER_VALUE_RE")
+    missing = [name for name in constants if not hasattr(httptools_impl, name)]
+    if missing:
+        return f"{httptools_impl.__name__} has no {', '.join(missing)}"
+    return (
+        attributes_missing(RequestResponseCycle, _ATTRIBUTES.split())
+        or parameters_differ(RequestResponseCycle.send, "self message")
+        or parameters_differ(RequestResponseCycle.receive, "self")
+    )
 
 
-def writer(send: Send) -> Sink:
-    """For the body of the response that `send` has begun. More of it must follow."""
-    cycle = getattr(send, "__self__", None)
-    if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding:
-        return _OntoTransport(cycle.transport)
-    return _Through(send)
+UVICORN = FastPath("uvicorn's request cycle", _problem)
 
 
-class _OntoTransport:
-    # Between two tokens of a stream all that belongs to it has left the processor's caches, so it
-    # is the number of objects which are looked at that costs, not what is done with them.
+def cycle_of(bound: Any) -> RequestResponseCycle | None:
+    """The request cycle whose `send` or `receive` this is; None if there is none or it may not be
+    used."""
+    cycle = getattr(bound, "__self__", None)
+    return cycle if isinstance(cycle, RequestResponseCycle) and UVICORN.enabled() else None
+
+
+class TransportWriter:
+    """A ChunkWriter that writes chunks of a chunked response onto the transport."""
+
+    # Between two tokens of a stream its objects have left the processor's caches, so the cost is
+    # the number of objects that are read.
     __slots__ = ("_transport",)
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
-    def take(self, data: bytes) -> bool:
+    def write(self, data: bytes, /) -> bool:
+        """See ChunkWriter."""
         transport = self._transport
-        # A client that has gone, or a slow one: `send` deals with both.
+        # The client has left, or reads slowly: `send` handles both.
         if transport.is_closing() or transport.get_write_buffer_size():
             return False
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
 
-class _Through:
-    __slots__ = ("_send",)
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-
-    def take(self, data: bytes) -> bool:
-        return at_once(self._send({"type": "http.response.body", "body": data, "more_body": True}))
-
-
-def at_once(sending: Any) -> bool:
-    """Drive a call of `send` as far as it goes without waiting; whether that was to its end.
-
-    A server waits for room before it takes anything: a `send` that waits has written nothing.
-    """
-    try:
-        sending.send(None)
-    except StopIteration:
-        return True
-    except Exception:
-        return False  # the answer's own task will meet it; the relay serves others, too
-    sending.close()
-    return False
-
-
-def begin(
-    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, more: bool
+def start_response(
+    cycle: RequestResponseCycle,
+    status: int,
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    more: bool,
 ) -> bool:
-    """Send the head of a response and (the first part of) its body in one write, which wakes the
-    client once. False if that can't be done: nothing has been sent, and `send` is to be called.
-
-    `headers` in lower case; `content-length`, if it is among them, is that of `body`.
-    """
-    cycle = getattr(send, "__self__", None)
+    """See asgi_io.start_response_at_once. One write wakes the client once."""
     if (
-        not isinstance(cycle, RequestResponseCycle)
-        or cycle.response_started
+        cycle.response_started
         or cycle.disconnected
         or cycle.flow.write_paused
         or cycle.access_log
         or cycle.scope["method"] == "HEAD"
     ):
         return False
-    parts, chunked = [STATUS_LINE[status]], True
+    parts, chunked = [httptools_impl.STATUS_LINE[status]], True
+    invalid = httptools_impl.HEADER_VALUE_RE.search
     for name, value in (*cycle.default_headers, *headers):
-        if HEADER_VALUE_RE.search(value):
-            return False  # `send` says what is wrong
+        if invalid(value):
+            return False  # `send` raises the right error
         chunked = chunked and name != b"content-length"
         parts += name, b": ", value, b"\r\n"
     if more and not chunked:
@@ -124,10 +117,9 @@ def begin(
     return True
 
 
-def body_at_hand(receive: Receive) -> bytes | None:
-    """The whole body if it has come already; else None, and `receive` is to be called."""
-    cycle = getattr(receive, "__self__", None)
-    if not isinstance(cycle, RequestResponseCycle) or cycle.more_body or cycle.disconnected:
+def buffered_body(cycle: RequestResponseCycle) -> bytes | None:
+    """See asgi_io.buffered_body."""
+    if cycle.more_body or cycle.disconnected:
         return None
     cycle.flow.resume_reading()
     cycle.message_event.clear()
@@ -135,45 +127,31 @@ def body_at_hand(receive: Receive) -> bytes | None:
     return body
 
 
-def when_left(receive: Receive, then: Callable[[], None]) -> Callable[[], None]:
-    """Have `then` called if the client leaves, until what is returned is called. The body must have
-    been received."""
-    cycle = getattr(receive, "__self__", None)
-    if isinstance(cycle, RequestResponseCycle):
-        if cycle.disconnected:
-            then()
-            return lambda: None
-        cycle.flow.resume_reading()
-        departure = cycle.message_event = _Departure(cycle, then)
-        return departure.forget
-    watch = asyncio.create_task(_wait_until_left(receive, then))
-
-    def forget() -> None:
-        watch.cancel()
-
-    return forget
+def on_disconnect(cycle: RequestResponseCycle, callback: Callable[[], None]) -> Callable[[], None]:
+    """See asgi_io.on_disconnect."""
+    if cycle.disconnected:
+        callback()
+        return lambda: None
+    cycle.flow.resume_reading()
+    event = cycle.message_event = DisconnectEvent(cycle, callback)
+    return event.stop
 
 
-class _Departure(asyncio.Event):
-    """What uvicorn sets when there is something new about a request, or its client has left."""
+class DisconnectEvent(asyncio.Event):
+    """What uvicorn sets when a request's state changes, and when its client has left."""
 
-    def __init__(self, cycle: RequestResponseCycle, then: Callable[[], None]) -> None:
+    def __init__(self, cycle: RequestResponseCycle, callback: Callable[[], None]) -> None:
         super().__init__()
-        self._watched: tuple[RequestResponseCycle, Callable[[], None]] | None = (cycle, then)
+        self._watched: tuple[RequestResponseCycle, Callable[[], None]] | None = (cycle, callback)
 
     def set(self) -> None:
+        """As asyncio.Event.set; calls the callback if the client has left."""
         super().set()
         if self._watched is not None:
-            cycle, then = self._watched
+            cycle, callback = self._watched
             if cycle.disconnected:
-                then()
+                callback()
 
-    def forget(self) -> None:
-        """And let go of what would else hold each other."""
+    def stop(self) -> None:
+        """Call nothing any more, and break the reference cycle with uvicorn's."""
         self._watched = None
-
-
-async def _wait_until_left(receive: Receive, then: Callable[[], None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    then()

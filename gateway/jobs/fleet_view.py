@@ -1,4 +1,4 @@
-"""What this gateway knows of the fleet: models, workers, scales; a few seconds old at most."""
+"""This gateway's copy of the fleet in Redis: models, workers and decisions of the autoscaler."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 
-from gateway.jobs.pace import Pace
-from gateway.jobs.wait_estimate import Prospect, Running, prospect, reason
+from gateway.jobs import wait_estimate
+from gateway.jobs.job_durations import JobDurations
+from gateway.jobs.wait_estimate import SlotTurnover, WaitEstimate
 from shared.api.errors import ModelNotFound, NoWorker
 from shared.fleet.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore
@@ -15,80 +16,83 @@ from shared.platform.redis_client import RedisError
 
 log = logging.getLogger("flotilla.fleet")
 
-# Workers speak every so often, too.
 _REFRESH_S = HEARTBEAT_S
-# A name that is not known makes us look at once, but not for each of a thousand wrong requests.
-_LOOK_AGAIN_S = 0.25
+# The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.
+_MIN_REFRESH_S = 0.25
 
 
-class Fleet:
-    """A copy of the registry and of the autoscaler's decisions. Start `run` as a task."""
+class FleetView:
+    """At most a few seconds old. Start `run` as a task."""
 
     def __init__(self, registry: Registry, scales: ScaleStore) -> None:
         self.models: dict[str, ModelInfo] = {}
         self.workers: list[WorkerInfo] = []
         self.scales: dict[str, Scale] = {}
-        """By pool; none for a pool that no autoscaler looks after."""
+        """The last decision for each autoscaled pool."""
         self.history = scales.history
         self._registry = registry
         self._scales = scales
-        self._pace = Pace()
+        self._durations = JobDurations()
         self._redis_ahead_s = 0.0
-        self._looked = float("-inf")
-        self._looking = asyncio.Lock()
+        self._read_at = float("-inf")
+        self._refreshing = asyncio.Lock()
 
     async def run(self) -> None:
-        """Keep the copy fresh; ends by cancellation."""
+        """Refresh the copy until cancelled."""
         while True:
             try:
                 await self.refresh()
             except (RedisError, OSError) as error:
-                log.debug("fleet not refreshed: %s", error)
+                log.debug("the fleet's state could not be read: %s", error)
             await asyncio.sleep(_REFRESH_S)
 
     async def refresh(self) -> None:
-        """Look now."""
-        self._looked = time.monotonic()
+        """Read everything from Redis now. Raises redis' errors."""
+        self._read_at = time.monotonic()
         self.models = await self._registry.models()
         self.workers = await self._registry.workers()
-        self._pace.look(self.workers, time.monotonic())
+        self._durations.update(self.workers, time.monotonic())
         pools = sorted({model.pool for model in self.models.values()})
         now_s, self.scales = await self._scales.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
 
     async def model(self, name: str) -> ModelInfo:
-        """A model by its name, with or without workers now. Raises ModelNotFound, NoWorker."""
+        """A model by its name, with or without workers.
+
+        Raises ModelNotFound, NoWorker, and redis' errors.
+        """
         if name not in self.models:
-            await self._look_again()
+            await self._refresh_once()
         if name in self.models:
             return self.models[name]
         if not self.models:
-            raise NoWorker("No worker has announced a model yet; try again when one has loaded.")
+            raise NoWorker("No worker has registered a model yet; try again when one has loaded.")
         known = ", ".join(sorted(self.models)[:10])
-        raise ModelNotFound(f"The model {name[:100]!r} does not exist here; these do: {known}.")
+        raise ModelNotFound(f"The model {name[:100]!r} does not exist; available models: {known}.")
 
-    async def _look_again(self) -> None:
-        """Look once for all who ask at about the same time, a while after the last look."""
+    async def _refresh_once(self) -> None:
+        """One refresh for all callers that wait at the same time, `_MIN_REFRESH_S` after the last."""
         asked = time.monotonic()
-        async with self._looking:
-            if self._looked < asked:
-                await asyncio.sleep(max(0.0, self._looked + _LOOK_AGAIN_S - asked))
+        async with self._refreshing:
+            if self._read_at < asked:
+                await asyncio.sleep(max(0.0, self._read_at + _MIN_REFRESH_S - asked))
                 await self.refresh()
 
     def now_s(self) -> float:
-        """Redis' clock, as far as can be told without asking it."""
+        """The time in Unix seconds by Redis' clock, as of the last refresh plus the time since."""
         return time.monotonic() + self._redis_ahead_s
 
-    def prospect(self, pool: str, position: int) -> Prospect:
-        """What the job at this position in the pool is to be told."""
-        running = Running(self._pace.job_s(pool), time.monotonic() - self._looked)
+    def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
+        """How long the job at `position` (from 1) of the pool may wait, and why."""
+        turnover = SlotTurnover(self._durations.mean_s(pool), time.monotonic() - self._read_at)
         workers, scale = self.workers_of(pool), self.scales.get(pool)
-        return prospect(position, workers, scale, self.now_s(), running)
+        return wait_estimate.wait_estimate(position, workers, scale, self.now_s(), turnover)
 
-    def waits_for(self, pool: str) -> str:
-        """What keeps the pool's jobs waiting, if no worker is ready; else empty."""
-        return reason(self.workers_of(pool), self.scales.get(pool), self.now_s())
+    def wait_reason(self, pool: str) -> str:
+        """Why the pool's jobs wait, in words, if no worker is ready; else empty."""
+        workers, scale = self.workers_of(pool), self.scales.get(pool)
+        return wait_estimate.wait_reason(workers, scale, self.now_s())
 
     def workers_of(self, pool: str) -> list[WorkerInfo]:
-        """The pool's workers that announced themselves lately."""
+        """The pool's workers whose announcement has not expired."""
         return [worker for worker in self.workers if worker.pool == pool]

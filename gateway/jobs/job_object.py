@@ -1,4 +1,4 @@
-"""The job as the API shows it."""
+"""The job object: a job as the API shows it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.context import Gateway
+from gateway.jobs.fleet_view import FleetView
 from shared.api.errors import StreamReset, job_error
 from shared.protocol.job import Job
 from shared.protocol.job_log import Entry, Transcript, read_journal, tokens_missing
 from shared.protocol.states import JobState
 from shared.queue.depths import position, positions
+from shared.queue.job_queue import JobQueue
 from shared.queue.listing import ERROR_BYTES, with_errors
 
-_POSITION_QUESTIONS = 10_000
-"""Most questions to Redis for the positions in one list; with more shards than that it has none."""
+_MAX_POSITION_COMMANDS = 10_000
+"""Redis commands for the positions in one list. A list that needs more has no positions."""
 
 
 def summary(job: Job) -> dict[str, Any]:
-    """What a list shows of it. Times are Unix seconds by Redis' clock."""
+    """The fields that a list shows. Times are Unix seconds by Redis' clock."""
     attempts = [
         {
             "worker": attempt.worker,
@@ -56,33 +57,33 @@ def summary(job: Job) -> dict[str, Any]:
     }
 
 
-async def summaries(gateway: Gateway, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """What a list shows: of each job its summary, and its position if it waits."""
-    shown = [summary(job) for job in await with_errors(gateway.queue, jobs)]
+async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """The summary of each job, with its position if it is queued."""
+    shown = [summary(job) for job in await with_errors(queue, jobs)]
     queued = [number for number, job in enumerate(jobs) if job.state is JobState.QUEUED]
-    if len(queued) * gateway.queue.shards <= _POSITION_QUESTIONS:
-        places = await positions(gateway.queue, [jobs[number] for number in queued])
-        for number, place in zip(queued, places, strict=True):
+    if len(queued) * queue.shards <= _MAX_POSITION_COMMANDS:
+        found = await positions(queue, [jobs[number] for number in queued])
+        for number, place in zip(queued, found, strict=True):
             shown[number]["position"] = place
     return shown
 
 
-async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
-    """All of it: position while it waits, text so far while it runs, result when it has one.
+async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
+    """All fields: position while it is queued, text so far while it runs, result if it has one.
 
-    `usage` is what the worker counted at the end, here as in a list. A job that runs, or was ended
-    by somebody else, has what its journal adds up to in `usage_so_far`.
+    `usage` is what the worker counted at the end, here as in a list. `usage_so_far` is the sum of
+    the journal: for a job that runs, or that was not ended by its worker.
     """
     shown = summary(job)
     if job.state is JobState.QUEUED:
-        place = shown["position"] = await position(gateway.queue, job)
+        place = shown["position"] = await position(queue, job)
         if place is not None:
-            wait_s, waits_for = gateway.fleet.prospect(job.pool, place)
+            wait_s, reason = fleet.wait_estimate(job.pool, place)
             shown["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
-            if waits_for:
-                shown["waits_for"] = waits_for
+            if reason:
+                shown["wait_reason"] = reason
     else:
-        entries = await gateway.queue.entries(job.id, 0)
+        entries = await queue.entries(job.id, 0)
         completed = job.state is JobState.COMPLETED
         if tokens_missing(entries) or (completed and not entries):
             lost = StreamReset("The log of this job has lost tokens.")
@@ -101,7 +102,7 @@ async def full(gateway: Gateway, job: Job) -> dict[str, Any]:
 
 
 def transcript_of(entries: Sequence[Entry]) -> Transcript:
-    """What a job's log adds up to."""
+    """The text and usage that the entries of a job's log add up to."""
     transcript = Transcript.empty()
     for entry in entries:
         transcript.add(read_journal(entry.journal, entry.items))
@@ -109,7 +110,7 @@ def transcript_of(entries: Sequence[Entry]) -> Transcript:
 
 
 def _error(job: Job) -> dict[str, Any] | None:
-    """OpenAI's error object: vLLM's own if it refused the request, else ours."""
+    """OpenAI's error object: vLLM's own if it refused the request, else Flotilla's."""
     if not job.error_code:
         return None
     if 0 < len(job.result) <= ERROR_BYTES:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from shared.api.errors import QueueFull
-from shared.fleet.servers import server_index
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
+from shared.platform.servers import server_index
 from shared.protocol.job import NewJob
 from shared.queue.job_queue import JobQueue
 
@@ -20,7 +20,7 @@ _CALL_BYTES = 1 << 20
 class _Waiting(NamedTuple):
     job: NewJob
     queued: asyncio.Future[None]
-    refused: Callable[[Exception], None] | None
+    on_error: Callable[[Exception], None] | None
 
 
 class Submitter:
@@ -39,27 +39,27 @@ class Submitter:
         self,
         job: NewJob,
         *,
-        refused: Callable[[Exception], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> asyncio.Future[None]:
         """Done when the job is queued; its exception is QueueFull or one of redis' errors, which
-        `refused` is told of.
+        `on_error` is told of.
         """
         queued: asyncio.Future[None] = self._loop.create_future()
-        place = server_index(job.shard, len(self._calls))
-        waiting = self._waiting[place]
-        waiting.append(_Waiting(job, queued, refused))
-        if not self._calls[place] and len(waiting) == 1:
-            self._loop.call_soon(self._send, place)  # with what else comes in this turn
+        server = server_index(job.shard, len(self._calls))
+        waiting = self._waiting[server]
+        waiting.append(_Waiting(job, queued, on_error))
+        if not self._calls[server] and len(waiting) == 1:
+            self._loop.call_soon(self._send, server)  # with what else comes in this turn
         return queued
 
-    def _send(self, place: int) -> None:
+    def _send(self, server: int) -> None:
         shards: dict[int, list[_Waiting]] = {}
-        waiting, self._waiting[place] = self._waiting[place], []
+        waiting, self._waiting[server] = self._waiting[server], []
         for each in waiting:
             shards.setdefault(each.job.shard, []).append(each)
         for shard, together in shards.items():
             for batch in _batches(together):
-                self._calls[place] += 1
+                self._calls[server] += 1
                 self._call(shard, batch)
 
     def _call(self, shard: int, batch: list[_Waiting], *, last: bool = False) -> None:
@@ -84,10 +84,10 @@ class Submitter:
                 _refuse(each, error)
         else:
             self._tell(batch, reply.result())
-        place = server_index(shard, len(self._calls))
-        self._calls[place] -= 1
-        if self._waiting[place] and not self._calls[place]:
-            self._send(place)
+        server = server_index(shard, len(self._calls))
+        self._calls[server] -= 1
+        if self._waiting[server] and not self._calls[server]:
+            self._send(server)
 
     def _tell(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
         depths = self._queue.parse_submit([each.job for each in batch], reply)
@@ -106,9 +106,9 @@ def _refuse(waiting: _Waiting, error: BaseException) -> None:
         return
     queued.set_exception(error)
     # A callback of the future would be called for every job that is queued, too.
-    if waiting.refused is not None and isinstance(error, Exception):
+    if waiting.on_error is not None and isinstance(error, Exception):
         queued.exception()  # it has been heard of
-        waiting.refused(error)
+        waiting.on_error(error)
 
 
 def _batches(batch: list[_Waiting]) -> list[list[_Waiting]]:

@@ -1,6 +1,6 @@
 """Starts and drains the workers of a `flotilla up --autoscale`, as the autoscaler wants them.
 
-The chores process decides; here its decision is read from Redis, every second, and acted on.
+The maintenance process decides; here its decision is read from Redis, every second, and acted on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 
-from gateway.autoscaler.reconcile import Plan, converge, unit
+from gateway.autoscaler.reconcile import Plan, instance, reconcile
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.workers import Workers
 from shared.fleet.registry import Registry
@@ -47,7 +47,7 @@ class Scaler:
         self._room: tuple[float, int] | None = None  # until then, no more workers than these
 
     async def run(self) -> None:
-        """Look and act."""
+        """PoolSnapshot and act."""
         while True:
             # Without Redis the workers stay as they are; others say what is wrong with it.
             with contextlib.suppress(RedisError, OSError):
@@ -80,11 +80,13 @@ class Scaler:
             return None
         known = {worker.id: worker for worker in await self._registry.workers()}
         ids = self._workers.ids
-        units = [
-            unit(str(number), known.get(ids.get(number, "")), told=number in self._stops)
+        instances = [
+            instance(
+                str(number), known.get(ids.get(number, "")), told_to_drain=number in self._stops
+            )
             for number in self._workers.services
         ]
-        return converge(self._at_most(scale.wanted), units)
+        return reconcile(self._at_most(scale.wanted), instances)
 
     def _at_most(self, wanted: int) -> int:
         if self._room is None:

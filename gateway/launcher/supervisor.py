@@ -1,6 +1,6 @@
 """The processes of one `flotilla up`, and what follows what.
 
-Redis first, then the gateway, the chores and the workers together; at the end the workers (they
+Redis first, then the gateway, the maintenance process and the workers together; at the end the workers (they
 drain), then the gateway (clients still read their streams from it), then Redis. How one process is
 kept alive is service.py's business; how many workers run with `--autoscale` is scaler.py's.
 """
@@ -27,7 +27,7 @@ from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.welcome import progress, welcome
 from gateway.launcher.workers import Workers
-from gateway.maintenance import liveness_file as pulse
+from gateway.maintenance import liveness_file
 from shared.fleet.registry import pool_name
 from shared.platform import redis_client as connections
 from shared.platform.settings import Settings, to_environment
@@ -60,7 +60,7 @@ class Commands:
 
     gateway: tuple[str, ...] = (sys.executable, "-m", "gateway")
     worker: tuple[str, ...] = (sys.executable, "-m", "worker")
-    chores: tuple[str, ...] = (sys.executable, "-m", "gateway.maintenance")
+    maintenance: tuple[str, ...] = (sys.executable, "-m", "gateway.maintenance")
 
 
 class Supervisor:
@@ -96,8 +96,10 @@ class Supervisor:
         self._gateway = self._service(
             "gateway", self._gateway_command, lambda: self._serves(self._gateway_url)
         )
-        self._chores = self._service("chores", self._chores_command, self._chores_get_on)
-        self._chores_born = 0.0
+        self._maintenance = self._service(
+            "maintenance", self._maintenance_command, self._maintenance_get_on
+        )
+        self._maintenance_born = 0.0
         self._workers = Workers(
             settings,
             self._service,
@@ -139,12 +141,12 @@ class Supervisor:
             run_file.written(self._folder, redis_url=self._redis_url, gateway_url=self._gateway_url)
         )
         self._start(self._gateway)
-        # Without chores all goes on, unless it is they who say how many workers there are.
+        # Without the maintenance process all goes on, unless it decides how many workers there are.
         scales = self._least < self._most
-        self._start(self._chores, None if scales else self._run_if_possible(self._chores))
+        self._start(self._maintenance, None if scales else self._run_if_possible(self._maintenance))
         async with self._scaler() as scaler:
             first = [scaler.add() for _ in range(self._least)]
-            deciding = [self._chores] if scales else []
+            deciding = [self._maintenance] if scales else []
             await self._until_ready([self._gateway, *deciding, *first])
             self._console.print(await self._welcome())
             await self._go_on(scaler)
@@ -264,9 +266,9 @@ class Supervisor:
         environment = to_environment(self._settings, **(urls | changes))
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 
-    def _chores_command(self) -> Command:
-        self._chores_born = time.time()
-        return self._command(self._commands.chores, redis_url=self._redis_url)
+    def _maintenance_command(self) -> Command:
+        self._maintenance_born = time.time()
+        return self._command(self._commands.maintenance, redis_url=self._redis_url)
 
     async def _run_if_possible(self, service: Service) -> None:
         try:
@@ -287,9 +289,9 @@ class Supervisor:
             return False
         return response.status_code == httpx.codes.OK
 
-    async def _chores_get_on(self) -> bool:
+    async def _maintenance_get_on(self) -> bool:
         settings = self._settings.model_copy(update={"redis_url": self._redis_url})
-        return pulse.touched_since(settings, self._chores_born)
+        return liveness_file.touched_since(settings, self._maintenance_born)
 
     async def _welcome(self) -> str:
         return welcome(
@@ -355,7 +357,9 @@ class Supervisor:
             deadline_s = self._settings.drain_deadline_s
             self._say(f"draining for up to {deadline_s:g} s; Ctrl-C again to force")
             await asyncio.gather(*(w.stop(deadline_s + _WORKER_MARGIN_S) for w in workers))
-        rest = [service for service in (self._gateway, self._chores) if service in self._running]
+        rest = [
+            service for service in (self._gateway, self._maintenance) if service in self._running
+        ]
         grace_s = self._settings.grace_s + _GATEWAY_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s) for service in rest))
         if self._redis is not None:

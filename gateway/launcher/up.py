@@ -30,8 +30,16 @@ async def up(
         print(f"flotilla: {error}", file=sys.stderr)
         return USAGE_ERROR
     if "redis_url" in settings.model_fields_set:  # else it is our own
-        await eviction.refuse(settings.all_redis_urls)
-    names = ["flotilla", "redis", "gateway", "chores", *(f"worker-{n + 1}" for n in range(most))]
+        await eviction.refuse_evicting(settings.all_redis_urls)
+    if settings.log_format == "auto":  # people read it, though the processes write into pipes
+        settings = settings.model_copy(update={"log_format": "pretty"})
+    names = [
+        "flotilla",
+        "redis",
+        "gateway",
+        "maintenance",
+        *(f"worker-{n + 1}" for n in range(most)),
+    ]
     console = Console(names, colours=wants_colours(to_environment(settings)))
     try:
         _check_folder(folder)

@@ -1,6 +1,6 @@
 """The Celery application: a queue of short tasks that may be lost or done twice, and its beat.
 
-Celery brings each chore's name to a process at its time; what happens then is `perform`'s business.
+Celery brings each task's name to a process at its time; what happens then is `perform`'s business.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.platform.redis_client import TIMEOUT_S
 from shared.platform.settings import Settings
 
 LONGEST_S = 20.0
-"""A chore that takes longer is given up until its next round."""
+"""A maintenance task that takes longer is given up until its next round."""
 _VISIBILITY_S = 300
 # Two machines' clocks may differ by so much; a message that is late by more is dropped unread.
 _CLOCKS_S = 30.0
@@ -25,7 +25,7 @@ _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def create_app(settings: Settings, perform: Callable[[str], None]) -> Celery:
-    """The application; its tasks call `perform` with the name of a chore. Raises SettingsError."""
+    """The application; its tasks call `perform` with the name of a maintenance task. Raises SettingsError."""
     # No fixups, no loader's file: nothing but this configures it.
     app = Celery("flotilla", fixups=(), set_as_current=False)
     app.conf.update(configuration(settings))
@@ -63,9 +63,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "accept_content": ["json"],
         "task_ignore_result": True,
         "task_store_errors_even_if_ignored": False,
-        "task_default_queue": "chores",
+        "task_default_queue": "maintenance",
         "task_create_missing_queues": False,
-        # A chore whose process dies is done again; that it may be done twice is no harm.
+        # A maintenance task whose process dies is done again; that it may be done twice is no harm.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "task_publish_retry": False,  # the next beat is the retry

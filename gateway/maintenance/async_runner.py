@@ -10,15 +10,15 @@ import threading
 import time
 from collections.abc import Callable
 
-from gateway.maintenance import liveness_file as pulse
-from gateway.maintenance.broker import chores_url
+from gateway.maintenance import liveness_file
+from gateway.maintenance.broker import celery_redis_url
 from gateway.maintenance.schedule import Schedule
-from shared.fleet.servers import Servers
 from shared.platform.redis_client import UNAVAILABLE, Redis, RedisError, connect
+from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.queue.job_queue import JobQueue
 
-log = logging.getLogger("flotilla.chores")
+log = logging.getLogger("flotilla.maintenance")
 
 STUCK_S = 120.0
 """No message for so long while Redis answers: Celery has stopped listening; it has been seen to."""
@@ -27,7 +27,7 @@ _CLOSE_S = 2.0
 
 
 class AsyncRunner:
-    """A thread with an event loop, which also feels the process's pulse.
+    """A thread with an event loop, which also feels the process's liveness_file.
 
     `perform` is for another thread, one at a time.
     """
@@ -37,25 +37,27 @@ class AsyncRunner:
         self._longest_s = longest_s
         self._on_stuck = on_stuck
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="chores", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="maintenance", daemon=True
+        )
         servers = Servers(settings.redis_url, settings.shard_redis_urls, max_connections=4)
-        self._broker = connect(chores_url(settings), max_connections=1)
+        self._broker = connect(celery_redis_url(settings), max_connections=1)
         self._queue = JobQueue(servers, shards=settings.shards)
-        self._rota = Schedule(settings, self._queue)
+        self._schedule = Schedule(settings, self._queue)
         self._doing: concurrent.futures.Future[bool] | None = None
         self._watch: concurrent.futures.Future[None] | None = None
         self._closing = False
         self._last = time.monotonic()
         self._numb = False
-        """It has been said that the pulse can't be felt."""
+        """It has been said that the liveness_file can't be felt."""
 
     def start(self) -> None:
-        """From now on chores can be performed."""
+        """From now on maintenance can be performed."""
         self._thread.start()
         self._watch = asyncio.run_coroutine_threadsafe(self._watching(), self._loop)
 
     def perform(self, name: str) -> None:
-        """Do a chore if it is its turn. Never raises: the next round is the next try."""
+        """Do a maintenance task if it is its turn. Never raises: the next round is the next try."""
         self._last = time.monotonic()
         if self._closing:
             return
@@ -86,7 +88,7 @@ class AsyncRunner:
         if not self._thread.is_alive():
             self._loop.close()
         with contextlib.suppress(OSError):
-            pulse.remove(self._settings)
+            liveness_file.remove(self._settings)
 
     async def _close(self) -> None:
         await self._queue.close()
@@ -97,9 +99,9 @@ class AsyncRunner:
         try:
             async with asyncio.timeout(self._longest_s):
                 try:
-                    return await self._rota.once(name)
+                    return await self._schedule.once(name)
                 except UNAVAILABLE:  # at rest, a connection does not notice that Redis has gone
-                    return await self._rota.once(name)
+                    return await self._schedule.once(name)
         except TimeoutError:
             log.warning("%s: not done in %g s; the next round goes on", name, self._longest_s)
         except (RedisError, OSError) as error:
@@ -123,7 +125,7 @@ class AsyncRunner:
 
     def _feel(self) -> None:
         try:
-            pulse.touch(self._settings)
+            liveness_file.touch(self._settings)
         except OSError as error:
             if not self._numb:
                 log.warning("the health check will fail: %s", error)

@@ -1,4 +1,4 @@
-"""Where Celery keeps its messages: the chores' Redis, in our words and in Celery's.
+"""Where Celery keeps its messages: the maintenance process's Redis, in our words and in Celery's.
 
 Celery's database is its own, so that a person who empties it, or a Celery that runs wild, does not
 touch a job. The keys are prefixed by fleet, so fleets may share one.
@@ -28,10 +28,10 @@ class Broker(NamedTuple):
     """Of all keys."""
 
 
-def chores_url(settings: Settings) -> str:
+def celery_redis_url(settings: Settings) -> str:
     """The setting, or the database after the fleet's own. Raises SettingsError."""
-    if settings.chores_redis_url:
-        return settings.chores_redis_url
+    if settings.maintenance_redis_url:
+        return settings.maintenance_redis_url
     parts = urlsplit(settings.redis_url)
     db = int(_parse("FLOTILLA_REDIS_URL", settings.redis_url).get("db", 0)) + 1
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
@@ -47,8 +47,8 @@ def broker(settings: Settings) -> Broker:
 
     Of a URL's options, `db` and those of TLS count; time limits are app.py's.
     """
-    url = chores_url(settings)
-    options = _parse("FLOTILLA_CHORES_REDIS_URL", url)
+    url = celery_redis_url(settings)
+    options = _parse("FLOTILLA_MAINTENANCE_REDIS_URL", url)
     user, password = options.get("username") or "", options.get("password") or ""
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
     db = options.get("db", 0)
@@ -67,18 +67,18 @@ def broker(settings: Settings) -> Broker:
 
 async def refusal(settings: Settings) -> str:
     """Why this Redis will never do, if so; empty also if it can't be asked now."""
-    redis = connect(chores_url(settings), max_connections=1)
+    redis = connect(celery_redis_url(settings), max_connections=1)
     try:
         await redis.ping()
     except ResponseError as error:
         if "DB index" in str(error):  # many managed ones have one database, others have 16
             return (
-                f"FLOTILLA_CHORES_REDIS_URL: {error}: there is no database for Celery after the "
+                f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: there is no database for Celery after the "
                 "fleet's; name one (the fleet's own will do, keys do not meet)"
             )
         if "cluster mode" in str(error):
             return (
-                f"FLOTILLA_CHORES_REDIS_URL: {error}: Celery can't use a cluster; name a Redis "
+                f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: Celery can't use a cluster; name a Redis "
                 "that is none, however small"
             )
     except (RedisError, OSError):

@@ -1,6 +1,6 @@
 """Celery's consumer, made to survive messages that Celery can't make sense of.
 
-Whoever writes rubbish into the chores' database costs the chores one message, not their process:
+Whoever writes rubbish into the maintenance process's database costs the maintenance process one message, not their process:
 Celery would end, put the message back, and end again after every start.
 """
 
@@ -14,7 +14,7 @@ from celery.worker.consumer import Consumer
 
 from shared.platform.redis_client import RedisError
 
-log = logging.getLogger("flotilla.chores")
+log = logging.getLogger("flotilla.maintenance")
 
 
 class TolerantConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
@@ -36,7 +36,7 @@ class TolerantConsumer(Consumer):  # type: ignore[misc]  # Celery has no types
             except (RedisError, OSError):  # Celery's own tuple of such errors has KeyError in it
                 raise
             except Exception as error:
-                log.warning("a message that is no chore is thrown away: %r", error)
+                log.warning("a message that is no task is thrown away: %r", error)
                 message.reject_log_error(log, (RedisError, OSError))
 
         return on_message

@@ -1,6 +1,6 @@
-"""What the chores do. Each may be done twice, or not at all: the next round does it.
+"""What the maintenance process do. Each may be done twice, or not at all: the next round does it.
 
-Leases, deadlines and the index do not wait for chores: shared/queue/reaper.py runs in every process.
+Leases, deadlines and the index do not wait for maintenance: shared/queue/reaper.py runs in every process.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 
-from gateway.maintenance.scan import Step, walk
+from gateway.maintenance.scan import Step, scan_server
 from shared.fleet.registry import Registry, pool_name
 from shared.platform.redis_client import UNAVAILABLE
 from shared.protocol import keys
 from shared.protocol.scripts.repair import Repaired
 from shared.queue.job_queue import JobQueue
 
-log = logging.getLogger("flotilla.chores")
+log = logging.getLogger("flotilla.maintenance")
 
 STEPS_A_ROUND = 200
 ROUND_S = 5.0
-"""Other chores wait meanwhile."""
+"""Other maintenance tasks wait meanwhile."""
 _KEYS_AT_ONCE = 500
 _IDS_TOLD = 5
 
@@ -31,7 +31,7 @@ class Housekeeping:
     def __init__(self, queue: JobQueue, registry: Registry) -> None:
         self._queue = queue
         self._registry = registry
-        self._walks: dict[int, AsyncIterator[Step]] = {}  # by server
+        self._scans: dict[int, AsyncIterator[Step]] = {}  # by server
 
     async def repair(self) -> None:
         """Go on with the walk over all jobs and what leads to them, and put right what is wrong.
@@ -60,7 +60,7 @@ class Housekeeping:
         """Some steps more of a server's walk; the next time it is a new one if that is over."""
         clock = asyncio.get_running_loop().time
         # A generator that has raised has nothing more to give: it is kept if nothing happens.
-        steps = self._walks.pop(server, None) or walk(self._queue, server)
+        steps = self._scans.pop(server, None) or scan_server(self._queue, server)
         for _ in range(STEPS_A_ROUND // len(self._queue.servers)):
             step = await anext(steps, None)
             if step is None:
@@ -69,30 +69,32 @@ class Housekeeping:
                 _add(done, await self._queue.repair(*step))
             if clock() > until_s:
                 break
-        self._walks[server] = steps
+        self._scans[server] = steps
 
-    async def tidy(self, models: Collection[str], chores: Collection[str]) -> None:
-        """Take out records of workers, pools and chores that there are no more.
+    async def prune(self, models: Collection[str], maintenance: Collection[str]) -> None:
+        """Take out records of workers, pools and maintenance that there are no more.
 
-        `models` are those that the settings name, `chores` those that are done.
+        `models` are those that the settings name, `maintenance` those that are done.
         """
-        redis = self._queue.servers.home
+        redis = self._queue.servers.primary
         before = await redis.scard(keys.WORKERS)
         workers = await self._registry.workers()  # takes out what has expired
         dropped = {"worker": max(0, before - len(workers))}
         pools = {worker.pool for worker in workers} | {pool_name(model) for model in models}
         pools |= {model.pool for model in (await self._registry.models()).values()}
-        ask = self._queue.servers.ask()
+        pipeline = self._queue.servers.pipeline()
         for shard in range(self._queue.shards):
-            ask.of(shard).smembers(keys.pool_names(shard))
-        pools |= {pool.decode() for found in await ask.answers() for pool in found}
-        known = {make(pool) for pool in pools for make in (keys.scale, keys.scalings)}
+            pipeline.of(shard).smembers(keys.pool_names(shard))
+        pools |= {pool.decode() for found in await pipeline.execute() for pool in found}
+        known = {make(pool) for pool in pools for make in (keys.scale, keys.scaling_events)}
         async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_AT_ONCE):
             if key.decode() not in known:
                 dropped["scale"] = dropped.get("scale", 0) + await redis.delete(key)
-        for name in await redis.hkeys(keys.CHORES):
-            if name.decode() not in chores:
-                dropped["chore"] = dropped.get("chore", 0) + await redis.hdel(keys.CHORES, name)
+        for name in await redis.hkeys(keys.MAINTENANCE_RUNS):
+            if name.decode() not in maintenance:
+                dropped["task"] = dropped.get("task", 0) + await redis.hdel(
+                    keys.MAINTENANCE_RUNS, name
+                )
         found = [_count(n, f"{what} records") for what, n in dropped.items() if n]
         if found:
             log.info("removed stale records: %s", ", ".join(found))

@@ -1,6 +1,6 @@
-"""A sign of life for health checks: a file that is touched while the chores get on.
+"""A sign of life for health checks: a file that is touched while the maintenance process get on.
 
-A chores process has no port to ask at. It touches the file when it has done something, and while
+A maintenance process has no port to ask at. It touches the file when it has done something, and while
 there is nothing to do because Redis is away.
 """
 
@@ -19,9 +19,9 @@ FRESH_S = 60.0
 
 
 def path(settings: Settings) -> Path:
-    """The file of this user's chores processes of this fleet on this machine."""
-    where = f"{settings.redis_url}\n{settings.chores_redis_url}"
-    name = f"flotilla-chores-{os.getuid()}-{sha256(where.encode()).hexdigest()[:12]}"
+    """The file of this user's maintenance processes of this fleet on this machine."""
+    where = f"{settings.redis_url}\n{settings.maintenance_redis_url}"
+    name = f"flotilla-maintenance-{os.getuid()}-{sha256(where.encode()).hexdigest()[:12]}"
     return Path(tempfile.gettempdir(), name)
 
 
@@ -41,7 +41,7 @@ def remove(settings: Settings) -> None:
 
 
 def problem(settings: Settings) -> str:
-    """Why the chores do not get on; empty if they do."""
+    """Why the maintenance process do not get on; empty if they do."""
     try:
         age_s = time.time() - path(settings).stat().st_mtime
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The process that does the chores: its start, its signals and its end."""
+"""The process that does the maintenance process: its start, its signals and its end."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gateway.maintenance.schedule import intervals
 from shared.platform import eviction, logs
 from shared.platform.settings import Settings, SettingsError
 
-log = logging.getLogger("flotilla.chores")
+log = logging.getLogger("flotilla.maintenance")
 
 _GRACE_S = 8.0
 """From a signal to the end; a message that was taken and not acknowledged is drawn again later."""
 
 
 def run(settings: Settings) -> NoReturn:
-    """Do the chores until SIGTERM or SIGINT, then exit 0. Raises SettingsError."""
+    """Do the maintenance process until SIGTERM or SIGINT, then exit 0. Raises SettingsError."""
     broker(settings)  # whether the addresses make sense
     bridge = AsyncRunner(settings, LONGEST_S, on_stuck=lambda: _exit(1))
     app = create_app(settings, bridge.perform)
     app.set_default()  # in all threads: parts of Celery look for their application there
-    asyncio.run(eviction.refuse(settings.all_redis_urls))
+    asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
     if problem := asyncio.run(refusal(settings)):
         raise SettingsError(problem)
     for library in ("celery", "kombu"):
-        logs.show_warnings(library)
+        logs.show_warnings(library, settings.log_format)
     # That it can't send while Redis is away the consumer says too, in one line.
     logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
     beat = EmbeddedService(app, thread=True, scheduler_cls=app.conf.beat_scheduler)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from shared.fleet.servers import shards_on
+from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.lanes import CLIENT_LANES, LANES
 from shared.queue.job_queue import JobQueue
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     members: Sequence[bytes]
 
 
-async def walk(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
+async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
     """Once over everything on one server. Raises redis' errors, and is over then.
 
     First the jobs themselves: what they lack, streams and names of pools among it, is walked over

@@ -1,4 +1,4 @@
-"""Which chores there are, how often each is done, and that one process does it a round."""
+"""Which maintenance there are, how often each is done, and that one process does it a round."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
 from shared.queue.job_queue import JobQueue
 
-log = logging.getLogger("flotilla.chores")
+log = logging.getLogger("flotilla.maintenance")
 
 REPAIR = "repair"
-TIDY = "tidy"
+PRUNE = "prune"
 AUTOSCALE = "autoscale"
 _LOCKED = 0.9
 """Of a round: a process whose beat comes a little early must not miss its turn."""
 
-Chore = Callable[[], Awaitable[None]]
+Task = Callable[[], Awaitable[None]]
 
 
 def intervals(settings: Settings) -> dict[str, float]:
-    """Chore -> seconds between two rounds."""
-    found = {REPAIR: 30.0, TIDY: 600.0}
+    """Task -> seconds between two rounds."""
+    found = {REPAIR: 30.0, PRUNE: 600.0}
     if settings.autoscale:
         found[AUTOSCALE] = settings.autoscale_tick_s
     return found
 
 
 class Schedule:
-    """The chores of one fleet."""
+    """The maintenance process of one fleet."""
 
     def __init__(self, settings: Settings, queue: JobQueue) -> None:
         """Raises SettingsError."""
         self._queue = queue
         self._every_s = intervals(settings)
-        registry = Registry(queue.servers.home)
+        registry = Registry(queue.servers.primary)
         keeper = Housekeeping(queue, registry)
-        self._chores: Mapping[str, Chore] = {
+        self._maintenance: Mapping[str, Task] = {
             REPAIR: keeper.repair,
-            TIDY: functools.partial(keeper.tidy, _models(settings), self._every_s),
+            PRUNE: functools.partial(keeper.prune, _models(settings), self._every_s),
             AUTOSCALE: functools.partial(autoscale.tick, queue, registry, settings),
         }
 
     async def once(self, name: str) -> bool:
-        """Do a chore, unless another process has done it in this round; says whether.
+        """Do a maintenance task, unless another process has done it in this round; says whether.
 
-        Raises what the chore raises, redis' errors among it: the next round is the next try.
+        Raises what the task raises, redis' errors among it: the next round is the next try.
         """
-        redis = self._queue.servers.home
+        redis = self._queue.servers.primary
         lock_ms = int(self._every_s[name] * _LOCKED * 1000)
-        if not await redis.set(keys.chore(name), 1, nx=True, px=lock_ms):
+        if not await redis.set(keys.maintenance_lock(name), 1, nx=True, px=lock_ms):
             return False
-        await self._chores[name]()
+        await self._maintenance[name]()
         now_s, _ = await redis.time()
-        await redis.hset(keys.CHORES, name, now_s)
+        await redis.hset(keys.MAINTENANCE_RUNS, name, now_s)
         return True
 
 

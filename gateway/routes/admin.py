@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.autoscaler.scale_object import whole
-from gateway.context import TheGateway
+from gateway.context import GatewayDep
 from gateway.http.query import known_only
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
@@ -16,7 +16,7 @@ _HISTORY = 20
 
 
 @router.get("/autoscale")
-async def get_autoscale(gateway: TheGateway) -> dict[str, Any]:
+async def get_autoscale(gateway: GatewayDep) -> dict[str, Any]:
     """Each autoscaled pool: wanted and actual workers, why, what was seen, the last decisions."""
     fleet = gateway.fleet
     await fleet.refresh()

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from gateway.autoscaler.scale_object import decision
-from gateway.context import TheGateway
+from gateway.context import GatewayDep
 from gateway.http.query import known_only
 from shared.api.errors import AutoscalerSilent, NotFound
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["operators"], dependencies=[known_only])
 
 
 @router.get("/autoscale/{name:path}")
-async def get_wanted(name: str, gateway: TheGateway) -> dict[str, Any]:
+async def get_wanted(name: str, gateway: GatewayDep) -> dict[str, Any]:
     """The decision for a pool, by its name or a model's; `wanted` is KEDA's `valueLocation`.
 
     503 while there is no fresh decision: KEDA then leaves the workers as they are.

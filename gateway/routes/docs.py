@@ -21,7 +21,6 @@ _ASSETS = {
     "swagger-ui.css": "text/css",
     "favicon.png": "image/png",
 }
-PATHS = frozenset({"/docs", "/openapi.json", *(f"/docs/{name}" for name in _ASSETS)})
 
 
 @router.get("/docs")

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
-from gateway.context import Gateway, TheGateway
+from gateway.context import Gateway, GatewayDep
 from shared.platform.redis_client import RedisError
 from shared.protocol import keys
 from shared.protocol.states import JobState
@@ -36,7 +36,7 @@ async def healthz() -> dict[str, str]:
 @router.get("/health")
 @router.get("/ping")
 @router.post("/ping", include_in_schema=False)
-async def health(gateway: TheGateway) -> Response:
+async def health(gateway: GatewayDep) -> Response:
     """VLLM's names for `/readyz`: 200 if requests can be taken, else 503; no body."""
     return Response(status_code=503 if any((await _checks(gateway)).values()) else 200)
 
@@ -48,7 +48,7 @@ async def get_version() -> dict[str, str]:
 
 
 @router.get("/readyz")
-async def readyz(gateway: TheGateway) -> Response:
+async def readyz(gateway: GatewayDep) -> Response:
     """200 if requests can be taken, else 503 with the check that fails."""
     checks = await _checks(gateway)
     ready = not any(checks.values())
@@ -73,18 +73,18 @@ async def _checks(gateway: Gateway) -> dict[str, str]:
 
 
 def _reached(gateway: Gateway) -> bool:
-    return any(gateway.relay.reaches(shard) for shard in range(gateway.queue.shards))
+    return any(gateway.relay.is_subscribed(shard) for shard in range(gateway.queue.shards))
 
 
 async def _redis(gateway: Gateway) -> str:
     """Why no job can be taken, if so: it takes the home server, and one for the job."""
     servers = gateway.queue.servers
-    asked = list(dict.fromkeys([*servers.all, servers.home]))
+    asked = list(dict.fromkeys([*servers.all, servers.primary]))
     problems = await asyncio.gather(*(_problem(redis, gateway.id) for redis in asked))
     of_shards = problems[: len(servers)]
     for place, problem in enumerate(of_shards):
         gateway.metrics.redis_writable.labels(str(place)).set(not problem)
-    return problems[asked.index(servers.home)] or min(of_shards, key=bool)
+    return problems[asked.index(servers.primary)] or min(of_shards, key=bool)
 
 
 async def _problem(redis: Any, gateway_id: str) -> str:
@@ -97,7 +97,7 @@ async def _problem(redis: Any, gateway_id: str) -> str:
 
 
 @router.get("/metrics")
-async def metrics(gateway: TheGateway) -> Response:
+async def metrics(gateway: GatewayDep) -> Response:
     """Prometheus: what this process counted, and the state of the fleet as Redis has it."""
     # At once: a Redis that does not answer must not cost a scrape three timeouts.
     checks, _, _ = await asyncio.gather(
@@ -112,14 +112,16 @@ async def _read_fleet(gateway: Gateway) -> None:
     """What only Redis knows. Where it does not answer there is no value, rather than an old one."""
     m, queue = gateway.metrics, gateway.queue
     try:
-        lanes, letters, chores = await asyncio.gather(
-            depths(queue), _dead_letters(queue), queue.servers.home.hgetall(keys.CHORES)
+        lanes, letters, maintenance = await asyncio.gather(
+            depths(queue),
+            _dead_letters(queue),
+            queue.servers.primary.hgetall(keys.MAINTENANCE_RUNS),
         )
         workers = gateway.fleet.workers
     except (RedisError, OSError) as error:
         log.warning("fleet metrics not read: %s", error)
-        lanes, letters, chores, workers = [], nan, {}, []
-    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.chores):
+        lanes, letters, maintenance, workers = [], nan, {}, []
+    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance):
         gauge.clear()
     m.dead_letters.set(letters)
     for depth in lanes:
@@ -129,8 +131,8 @@ async def _read_fleet(gateway: Gateway) -> None:
         m.jobs.labels(depth.pool, JobState.IN_PROGRESS).inc(depth.in_progress)
     for worker in workers:
         m.workers.labels(worker.pool, worker.state).inc()
-    for chore, done_s in chores.items():
-        m.chores.labels(chore.decode()).set(int(done_s))
+    for task, done_s in maintenance.items():
+        m.maintenance.labels(task.decode()).set(int(done_s))
     _tell_scales(gateway)
 
 
@@ -150,10 +152,10 @@ def _tell_scales(gateway: Gateway) -> None:
 
 
 async def _dead_letters(queue: JobQueue) -> float:
-    ask = queue.servers.ask()
+    pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        ask.of(shard).xlen(keys.dead_letters(shard))
-    return float(sum(await ask.answers()))
+        pipeline.of(shard).xlen(keys.dead_letters(shard))
+    return float(sum(await pipeline.execute()))
 
 
 async def _read_redis(gateway: Gateway) -> None:

@@ -9,51 +9,51 @@ from __future__ import annotations
 import time
 from typing import NoReturn
 
-from fastapi import APIRouter
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import APIRouter, FastAPI
+from starlette.types import Receive, Scope, Send
 
 from gateway.context import Gateway
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.body import Limits, parsed, read_body
-from gateway.http.errors import error_response, in_our_words
+from gateway.http.body import Limits, parse_json, read_body
+from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
-from gateway.jobs.admission import admit, asked
+from gateway.jobs.admission import admit, check_request
 from gateway.streaming.answer import JobAnswer
-from gateway.streaming.reader import Want
-from shared.api.endpoints import ENDPOINTS
+from gateway.streaming.reader import ReadMode
+from shared.api.endpoints import ENDPOINTS, Endpoint
+from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 
 router = APIRouter(tags=["OpenAI"])
 
 
-class Inference:
-    """An ASGI application: the endpoints' calls, and `rest` for all others."""
+class InferenceApp:
+    """The gateway's ASGI application: serves the endpoints, and passes all else on to FastAPI."""
 
     def __init__(
         self,
-        rest: ASGIApp,
+        fastapi: FastAPI,
         authenticator: Authenticator,
         metrics: GatewayMetrics,
         access: AccessLog,
     ) -> None:
-        self.gateway: Gateway
-        """Set by the lifespan, before the first request."""
-        self._rest = rest
+        self._fastapi = fastapi
         self._authenticator = authenticator
         self.metrics = metrics
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in ENDPOINTS or scope["method"] != "POST":
-            await self._rest(scope, receive, send)
+        endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None or scope["method"] != "POST":
+            await self._fastapi(scope, receive, send)
             return
         received = time.monotonic()
         request_id = sent_request_id(scope["headers"])
         try:
-            answer = await self._submit(scope, receive, received, request_id)
+            answer = await self._submit(endpoint, scope, receive, received, request_id)
         except Exception as error:
-            failure, request_id = in_our_words(error), request_id or new_request_id()
+            failure, request_id = to_flotilla_error(error), request_id or new_request_id()
             refusal = error_response(failure, self.metrics, (b"x-request-id", request_id))
             await refusal(scope, receive, send)
             code = failure.code or failure.type
@@ -72,38 +72,56 @@ class Inference:
                 error=answer.error,
             )
 
+    def fail_open_streams(self, error: Exception) -> None:
+        """End all answers that are not complete with this error."""
+        gateway: Gateway = self._fastapi.state.gateway
+        gateway.relay.fail_all(error)
+
     async def _submit(
-        self, scope: Scope, receive: Receive, received: float, request_id: bytes | None
+        self,
+        endpoint: Endpoint,
+        scope: Scope,
+        receive: Receive,
+        received: float,
+        request_id: bytes | None,
     ) -> JobAnswer:
         tenant = await self._authenticator.tenant(scope)
-        gateway = self.gateway
+        gateway: Gateway = self._fastapi.state.gateway
         settings = gateway.settings
-        body = await read_body(scope, receive, settings.max_body_bytes, settings.body_timeout_s)
+        body = await read_body(
+            scope, receive, endpoint.body, settings.max_body_bytes, settings.body_timeout_s
+        )
         limits = Limits(settings.max_body_values, settings.max_body_objects)
-        wanted = await parsed(body, limits, lambda fields: asked(fields, settings))
-        job = await admit(gateway, tenant, scope["path"], body, wanted, attached=True)
-        reader = gateway.relay.open(job.id, Want.CHUNKS if job.stream else Want.END)
+        request = await parse_json(
+            body, limits, lambda fields: check_request(endpoint, fields, settings)
+        )
+        model = await admit(gateway.fleet, request)
+        job = gateway.factory.attached(endpoint, tenant, model.pool, request, body)
+        logs.bind_contextvars(
+            job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
+        )
+        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
 
-        def refused(error: Exception) -> None:
-            failure = in_our_words(error)
+        def on_error(error: Exception) -> None:
+            failure = to_flotilla_error(error)
             self.metrics.refused.labels(failure.code or failure.type).inc()
             reader.fail(failure)
 
-        # Whoever waits for an answer need not wait for the queue's word first.
-        queued = gateway.submitter.submit(job, refused=refused)
+        # Not awaited: if the queue refuses the job, the reader fails.
+        queued = gateway.submitter.submit(job, on_error=on_error)
         reader.queued = queued
-        return JobAnswer(gateway, job, queued, reader, received, request_id)
+        return JobAnswer(gateway.streams, job, queued, reader, received, request_id)
 
 
-def _before_fastapi() -> NoReturn:
-    raise AssertionError("`Inference` answers these calls")
+def _unreachable() -> NoReturn:
+    raise AssertionError("InferenceApp serves these requests before FastAPI")
 
 
-# For the API's documentation, and for the 405 that another method gets.
+# For the API's description, and for the 405 that other methods get.
 for endpoint in ENDPOINTS.values():
     router.add_api_route(
         endpoint.path,
-        _before_fastapi,
+        _unreachable,
         methods=["POST"],
         summary=endpoint.summary,
         response_model=None,

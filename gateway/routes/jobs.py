@@ -9,16 +9,16 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from gateway.context import Gateway, Tenant, TheGateway
+from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http import sse
-from gateway.http.body import Limits, parsed, raw_member, read_body
+from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.query import known_only
-from gateway.jobs.admission import Asked, admit, asked
+from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_object import full, summaries
 from gateway.streaming.answer import whole_answer
 from gateway.streaming.events import Place, events
-from gateway.streaming.reader import Want
-from shared.api.endpoints import ENDPOINTS
+from gateway.streaming.reader import ReadMode
+from shared.api.endpoints import ENDPOINTS, BodyKind
 from shared.api.errors import BadRequest, NotFound, StreamReset
 from shared.platform.settings import Settings
 from shared.protocol.chunk_template import DeltaDecoder
@@ -52,37 +52,37 @@ class JobRequest(BaseModel):
 
 
 @router.post("", status_code=202, response_model=None)
-async def submit(request: Request, gateway: TheGateway, tenant: Tenant) -> Response:
+async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Queue a request. 202, `Location`, and the job."""
     settings = gateway.settings
     raw = await read_body(
-        request.scope, request.receive, settings.max_body_bytes, settings.body_timeout_s
+        request.scope,
+        request.receive,
+        BodyKind.JSON,
+        settings.max_body_bytes,
+        settings.body_timeout_s,
     )
     limits = Limits(settings.max_body_values, settings.max_body_objects)
-    wanted, inner, body = await parsed(
-        raw, limits, lambda fields: _read_request(raw, fields, settings)
+    wanted, checked, body = await parse_json(
+        raw, limits, lambda fields: _check_job_request(raw, fields, settings)
     )
-    new = await admit(
-        gateway,
-        tenant,
-        wanted.endpoint,
-        body,
-        inner,
-        lane=wanted.lane,
-        attached=False,
+    model = await admit(gateway.fleet, checked)
+    endpoint = ENDPOINTS[wanted.endpoint]
+    new = gateway.factory.detached(endpoint, tenant, model.pool, checked, body)._replace(
+        lane=wanted.lane or checked.lane,
         deadline_s=wanted.deadline_s,
         metadata=wanted.metadata,
     )
     await gateway.submitter.submit(new)
     job = await _job(gateway, tenant, new.id)
     headers = _job_header(job) | {"location": f"/jobs/{new.id}", "retry-after": "1"}
-    return JSONResponse(await full(gateway, job), 202, headers)
+    return JSONResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
 
 
 @router.get("")
 async def list_jobs(
-    gateway: TheGateway,
-    tenant: Tenant,
+    gateway: GatewayDep,
+    tenant: TenantDep,
     state: JobState | None = None,
     model: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -107,7 +107,7 @@ async def list_jobs(
                     break
     return {
         "object": "list",
-        "data": await summaries(gateway, found),
+        "data": await summaries(gateway.queue, found),
         "has_more": more,
         "next_cursor": str(before) if more else None,
     }
@@ -116,8 +116,8 @@ async def list_jobs(
 @router.get("/{job_id}", response_model=None)
 async def get_job(
     job_id: str,
-    gateway: TheGateway,
-    tenant: Tenant,
+    gateway: GatewayDep,
+    tenant: TenantDep,
     wait: Annotated[float, Query(ge=0, le=60)] = 0,
 ) -> Response:
     """The job now; with `wait`, as soon as its state changes, or after so many seconds."""
@@ -125,16 +125,16 @@ async def get_job(
     if wait and not job.state.terminal:
         job = await _changed(gateway, tenant, job, wait)
     headers = _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
-    return JSONResponse(await full(gateway, job), headers=headers)
+    return JSONResponse(await full(gateway.queue, gateway.fleet, job), headers=headers)
 
 
 @router.get("/{job_id}/result", response_model=None)
-async def get_result(job_id: str, gateway: TheGateway, tenant: Tenant) -> Response:
+async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Exactly what the endpoint itself would have answered; 202 with the job until there is one."""
     job = await _job(gateway, tenant, job_id)
     if not job.state.terminal:
         headers = _job_header(job) | {"retry-after": "1"}
-        return JSONResponse(await full(gateway, job), 202, headers)
+        return JSONResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
     whole = whole_answer(job)
     if whole is not None:
         headers = _job_header(job) | {"content-type": whole.content_type}
@@ -150,8 +150,8 @@ async def get_result(job_id: str, gateway: TheGateway, tenant: Tenant) -> Respon
 @router.get("/{job_id}/events", response_model=None)
 async def get_events(
     job_id: str,
-    gateway: TheGateway,
-    tenant: Tenant,
+    gateway: GatewayDep,
+    tenant: TenantDep,
     last_event_id: Annotated[str, Header(max_length=40)] = "0",
 ) -> Response:
     """What has happened to the job, then what happens, as server-sent events (see events.py)."""
@@ -164,20 +164,20 @@ async def get_events(
         if last is not None and place.entry == last.seq:
             return Response(status_code=204)  # tells an EventSource to stop
     headers = _job_header(job) | _SSE_HEADERS
-    return StreamingResponse(events(gateway, job, place), headers=headers)
+    return StreamingResponse(events(gateway.streams, job, place), headers=headers)
 
 
 @router.post("/{job_id}/cancel")
-async def cancel(job_id: str, gateway: TheGateway, tenant: Tenant) -> dict[str, Any]:
+async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """End the job; what it has generated so far is kept. A job that has ended stays as it is."""
     if await gateway.queue.cancel(job_id, tenant) is None:
         raise _not_found(gateway, job_id)
-    return await full(gateway, await _job(gateway, tenant, job_id))
+    return await full(gateway.queue, gateway.fleet, await _job(gateway, tenant, job_id))
 
 
-def _read_request(
+def _check_job_request(
     raw: bytes, fields: dict[str, Any], settings: Settings
-) -> tuple[JobRequest, Asked, bytes]:
+) -> tuple[JobRequest, CheckedRequest, bytes]:
     """What the body of POST /jobs asks for, and the endpoint's own body as it stands in it.
 
     The parsed body is not among them: it may be large. Raises BadRequest.
@@ -198,7 +198,11 @@ def _read_request(
     if wanted.lane is not None and wanted.lane not in CLIENT_LANES:
         raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
     without_body = wanted.model_copy(update={"body": {}})
-    return without_body, asked(wanted.body, settings), raw_member(raw, "body")
+    return (
+        without_body,
+        check_request(ENDPOINTS[wanted.endpoint], wanted.body, settings),
+        raw_member(raw, "body"),
+    )
 
 
 async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
@@ -231,10 +235,10 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
     """The job as soon as its state is another one, or after `wait_s`."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
-    reader = gateway.relay.open(job.id, Want.END)
+    reader = gateway.relay.open(job.id, ReadMode.END)
     try:
         await gateway.queue.watch(job.id, gateway.id, follow=False)
-        reader.fall_behind()  # it may have ended before we watched
+        reader.resync()  # it may have ended before we watched
         state = job.state
         while job.state is state and (left := until - loop.time()) > 0:
             await reader.next(min(left, _LOOK_S))

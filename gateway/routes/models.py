@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.context import Gateway, TheGateway
+from gateway.context import Gateway, GatewayDep
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
 
@@ -15,7 +15,7 @@ router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 
 @router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models")
-async def list_models(gateway: TheGateway) -> dict[str, Any]:
+async def list_models(gateway: GatewayDep) -> dict[str, Any]:
     """OpenAI's list; `flotilla` in each entry says who serves it."""
     await gateway.fleet.refresh()
     models = gateway.fleet.models.values()
@@ -23,7 +23,7 @@ async def list_models(gateway: TheGateway) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
-async def get_model(name: str, gateway: TheGateway) -> dict[str, Any]:
+async def get_model(name: str, gateway: GatewayDep) -> dict[str, Any]:
     """One model."""
     return _card(gateway, await gateway.fleet.model(name))
 

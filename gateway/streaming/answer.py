@@ -11,12 +11,18 @@ from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.context import Gateway
 from gateway.http import sse
 from gateway.http.access_log import CLIENT_LEFT
-from gateway.http.errors import in_our_words
-from gateway.http.uvicorn_fastpath import at_once, begin, when_left, writer
-from gateway.streaming.reader import Piece, Reader, Sink
+from gateway.http.asgi_io import (
+    ChunkWriter,
+    chunk_writer,
+    completes_at_once,
+    on_disconnect,
+    start_response_at_once,
+)
+from gateway.http.errors import to_flotilla_error
+from gateway.streaming.context import StreamContext
+from gateway.streaming.reader import LogEvent, Reader
 from shared.api.errors import (
     FlotillaError,
     GatewayStopped,
@@ -32,7 +38,7 @@ from shared.queue.depths import position
 
 log = logging.getLogger("flotilla.gateway")
 
-_FIRST_NEWS_S = 0.4
+_FIRST_COMMENT_S = 0.4
 """A stream whose first chunk takes longer begins with a comment. Until then an error is answered
 with its own status; afterwards it comes as an event in the stream."""
 _CANCEL_TRIES = 10
@@ -52,7 +58,7 @@ class JobAnswer:
     """An ASGI application: follows a job to its end; a client that leaves cancels it."""
 
     __slots__ = (
-        "_gateway",
+        "_context",
         "_left",
         "_opened",
         "_queued",
@@ -69,7 +75,7 @@ class JobAnswer:
 
     def __init__(
         self,
-        gateway: Gateway,
+        context: StreamContext,
         job: NewJob,
         queued: asyncio.Future[None],
         reader: Reader,
@@ -77,7 +83,7 @@ class JobAnswer:
         request_id: bytes | None,
     ) -> None:
         """`queued` is done when the job is; should that fail, the reader is told by the caller."""
-        self._gateway = gateway
+        self._context = context
         # Not the job itself: its body may be large, and a stream long.
         self.job_id, self.tenant, self._streams = job.id, job.tenant, job.stream
         self._queued = queued
@@ -94,21 +100,21 @@ class JobAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._send = send
-        forget = when_left(receive, self._leave)
+        forget = on_disconnect(receive, self._leave)
         ended = False
         try:
             ended = await (self._stream() if self._streams else self._once())
         except Exception as error:
             # A stopped gateway cancels the job; every other error tells of the job's end.
             ended = isinstance(error, FlotillaError) and not isinstance(error, GatewayStopped)
-            await self._fail(in_our_words(error))
+            await self._fail(to_flotilla_error(error))
         finally:
             forget()
-            self._gateway.relay.close(self._reader)
+            self._context.relay.close(self._reader)
             if not ended:
                 self._cancel_job()
         seconds = time.monotonic() - self._received
-        self._gateway.metrics.answer_seconds[self._streams].observe(seconds)
+        self._context.metrics.answer_seconds[self._streams].observe(seconds)
 
     def _leave(self) -> None:
         self._left = True
@@ -117,12 +123,12 @@ class JobAnswer:
 
     async def _stream(self) -> bool:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
-        settings = self._gateway.settings
-        sink: Sink | None = None if settings.stream_pace_s else self
+        settings = self._context.settings
+        sink: ChunkWriter | None = None if settings.stream_pace_s else self
         while True:
             silence_s = settings.keepalive_s
             if not self._opened:
-                silence_s = min(silence_s, _FIRST_NEWS_S)
+                silence_s = min(silence_s, _FIRST_COMMENT_S)
             pieces = await self._reader.next(silence_s, sink)
             if self._left:
                 return False
@@ -141,27 +147,27 @@ class JobAnswer:
                 return True
             if settings.stream_pace_s:
                 await asyncio.sleep(settings.stream_pace_s)  # what comes now leaves in one write
-            elif self._reader.spoke:
-                sink = writer(self._send)
+            elif self._reader.last_write_at:
+                sink = chunk_writer(self._send)
 
-    def take(self, data: bytes) -> bool:
-        """A Sink for a stream's first chunk, until it knows better: no task wakes for it."""
-        if not at_once(self._begin_or_go_on(data)):
+    def write(self, data: bytes) -> bool:
+        """A ChunkWriter for a stream's first chunk, until it knows better: no task wakes for it."""
+        if not completes_at_once(self._begin_or_go_on(data)):
             return False
-        if not self._reader.spoke:
-            self._gateway.metrics.ttft.observe(self._gateway.relay.now - self._received)
-        self._reader.turn_to(writer(self._send))
+        if not self._reader.last_write_at:
+            self._context.metrics.ttft.observe(self._context.relay.now - self._received)
+        self._reader.use_writer(chunk_writer(self._send))
         return True
 
     def _observe(self, now: float) -> None:
-        metrics, reader = self._gateway.metrics, self._reader
-        if reader.spoke:
-            metrics.itl.observe(now - reader.spoke)
+        metrics, reader = self._context.metrics, self._reader
+        if reader.last_write_at:
+            metrics.itl.observe(now - reader.last_write_at)
         else:
             metrics.ttft.observe(now - self._received)
-        reader.spoke = now
+        reader.last_write_at = now
 
-    async def _end_stream(self, last: Piece) -> None:
+    async def _end_stream(self, last: LogEvent) -> None:
         whole = None if last.kind == FrameKind.DONE else await self._whole(last)
         if whole is not None and not self._opened:
             await self._send_whole(whole)  # vLLM refused the request before it streamed
@@ -172,7 +178,7 @@ class JobAnswer:
     async def _once(self) -> bool:
         """Wait for the whole answer; True once the job has ended, False if the client left."""
         while True:
-            pieces = await self._reader.next(self._gateway.settings.keepalive_s)
+            pieces = await self._reader.next(self._context.settings.keepalive_s)
             if self._left:
                 return False
             if not pieces:
@@ -184,7 +190,7 @@ class JobAnswer:
             await self._send_whole(whole)
             return True
 
-    async def _whole(self, last: Piece) -> Whole | None:
+    async def _whole(self, last: LogEvent) -> Whole | None:
         """The answer that a job's last piece tells of; None if it was streamed and is complete.
 
         Raises the error that stands for a job that ended otherwise.
@@ -193,7 +199,7 @@ class JobAnswer:
             status, content_type, body = last.payload
             return Whole(status, content_type.decode(), body)
         try:
-            job = await self._gateway.queue.get(self.job_id)
+            job = await self._context.queue.get(self.job_id)
         except (RedisError, OSError) as error:
             raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
         if job is None:
@@ -206,8 +212,8 @@ class JobAnswer:
         Raises StreamReset if it waits in vain.
         """
         try:
-            job = await self._gateway.queue.get(self.job_id)
-            place = job and await position(self._gateway.queue, job)
+            job = await self._context.queue.get(self.job_id)
+            place = job and await position(self._context.queue, job)
         except (RedisError, OSError):
             return sse.comment("waiting for the queue")
         if job is None:
@@ -216,7 +222,7 @@ class JobAnswer:
             return b""
         news = f"{job.state}, position {place}" if place else job.state
         if place and job.state is JobState.QUEUED:
-            waits_for = self._gateway.fleet.waits_for(job.pool)
+            waits_for = self._context.wait_reason(job.pool)
             news += f"; {waits_for}" if waits_for else ""
         return sse.comment(news)
 
@@ -230,7 +236,7 @@ class JobAnswer:
         self, status: int, headers: list[tuple[bytes, bytes]], data: bytes, *, more: bool
     ) -> None:
         self.status = status
-        self._opened = begin(self._send, status, headers, data, more=more)
+        self._opened = start_response_at_once(self._send, status, headers, data, more=more)
         if not self._opened:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             self._opened = True
@@ -265,7 +271,7 @@ class JobAnswer:
 
     def _cancel_job(self) -> None:
         if self._left:
-            self._gateway.metrics.cancelled_by_disconnect.inc()
+            self._context.metrics.cancelled_by_disconnect.inc()
         task = asyncio.create_task(self._insist_on_cancel())
         _pending.add(task)
         task.add_done_callback(_pending.discard)
@@ -274,7 +280,7 @@ class JobAnswer:
         await asyncio.wait({self._queued})  # what is not queued yet can't be cancelled
         for _ in range(_CANCEL_TRIES):
             try:
-                await self._gateway.queue.cancel(self.job_id, self.tenant)
+                await self._context.queue.cancel(self.job_id, self.tenant)
             except (RedisError, OSError):
                 await asyncio.sleep(_CANCEL_AGAIN_S)
             else:

@@ -19,10 +19,9 @@ import json
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from gateway.context import Gateway
 from gateway.http import sse
-from gateway.jobs.job_object import full
-from gateway.streaming.reader import Piece, Reader, Want
+from gateway.streaming.context import StreamContext
+from gateway.streaming.reader import LogEvent, Reader, ReadMode
 from shared.api.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import FrameKind
@@ -50,12 +49,12 @@ class Place(NamedTuple):
         return cls(int(entry) - 1, int(part)) if dot else cls(int(entry), 0)
 
 
-async def events(gateway: Gateway, job: Job, place: Place) -> AsyncIterator[bytes]:
+async def events(context: StreamContext, job: Job, place: Place) -> AsyncIterator[bytes]:
     """SSE bytes from `place` to the job's end. Never raises FlotillaError: it becomes an event."""
-    want = Want.CHUNKS if job.stream else Want.DELTAS
-    reader = gateway.relay.open(job.id, want, place.entry)
+    want = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
+    reader = context.relay.open(job.id, want, place.entry)
     try:
-        async for data in _follow(gateway, reader, job.id, place.parts):
+        async for data in _follow(context, reader, job.id, place.parts):
             yield data
     except FlotillaError as failure:
         yield sse.raw_event("error", failure.to_openai())
@@ -63,34 +62,36 @@ async def events(gateway: Gateway, job: Job, place: Place) -> AsyncIterator[byte
         away = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
         yield sse.raw_event("error", away.to_openai())
     finally:
-        gateway.relay.close(reader)
+        context.relay.close(reader)
 
 
-async def _follow(gateway: Gateway, reader: Reader, job_id: str, skip: int) -> AsyncIterator[bytes]:
+async def _follow(
+    context: StreamContext, reader: Reader, job_id: str, skip: int
+) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
-    await gateway.queue.watch(job_id, gateway.id, follow=True)
-    reader.fall_behind()  # the log first: it holds what was before we watched
+    await context.queue.watch(job_id, context.gateway_id, follow=True)
+    reader.resync()  # the log first: it holds what was before we watched
     waits = True
     while True:
         if waits:
-            job = await _job(gateway, job_id)
+            job = await _job(context, job_id)
             waits = job.state is JobState.QUEUED
             if waits:
-                yield await _queued(gateway, job)
+                yield await _queued(context, job)
             elif job.started_at is not None:
                 yield _in_progress(job)
-        pieces = await reader.next(gateway.settings.keepalive_s)
+        pieces = await reader.next(context.settings.keepalive_s)
         if waits and pieces:
             waits = False
-            job = await _job(gateway, job_id)
+            job = await _job(context, job_id)
             if job.started_at is not None:
                 yield _in_progress(job)
         elif not waits and not pieces:
             yield sse.comment("in progress")
         for piece in pieces:
             if piece.last:
-                job = await _job(gateway, job_id)
-                yield sse.event(job.state, await full(gateway, job), str(piece.seq))
+                job = await _job(context, job_id)
+                yield sse.event(job.state, await context.job_object(job), str(piece.seq))
                 return
             for data in _render(piece)[skip:]:
                 yield data
@@ -102,7 +103,7 @@ def _in_progress(job: Job) -> bytes:
     return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS})
 
 
-def _render(piece: Piece) -> list[bytes]:
+def _render(piece: LogEvent) -> list[bytes]:
     if piece.kind == FrameKind.DELTAS:
         texts: dict[tuple[int, int], str] = {}
         for delta in piece.payload:
@@ -124,13 +125,13 @@ def _render(piece: Piece) -> list[bytes]:
     return []
 
 
-async def _queued(gateway: Gateway, job: Job) -> bytes:
-    place = await position(gateway.queue, job)
+async def _queued(context: StreamContext, job: Job) -> bytes:
+    place = await position(context.queue, job)
     return sse.event("queued", {"id": job.id, "state": job.state, "position": place})
 
 
-async def _job(gateway: Gateway, job_id: str) -> Job:
-    job = await gateway.queue.get(job_id)
+async def _job(context: StreamContext, job_id: str) -> Job:
+    job = await context.queue.get(job_id)
     if job is None:
         raise StreamReset("The job is gone.")
     return job

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.http.asgi_io import ChunkWriter
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.chunk_template import DeltaDecoder, Item
@@ -34,7 +35,7 @@ _PIECE_BYTES = 200
 """What a piece takes that is no chunk, about."""
 
 
-class Want(Enum):
+class ReadMode(Enum):
     """What a reader hands out."""
 
     CHUNKS = "chunks"
@@ -45,7 +46,7 @@ class Want(Enum):
     """Only how the job ended."""
 
 
-class Piece(NamedTuple):
+class LogEvent(NamedTuple):
     """One log entry, as far as its reader wants it."""
 
     seq: int
@@ -61,16 +62,9 @@ class Piece(NamedTuple):
 
 
 # Each is looked at for every token.
-_CHUNK, _LAST_CHUNK, _CHUNKS = int(FrameKind.CHUNK), int(FrameKind.LAST_CHUNK), Want.CHUNKS
+_CHUNK, _LAST_CHUNK, _CHUNKS = int(FrameKind.CHUNK), int(FrameKind.LAST_CHUNK), ReadMode.CHUNKS
 
 _ANY_CHUNK = (_CHUNK, _LAST_CHUNK)
-
-
-class Sink(Protocol):
-    """A client that keeps up."""
-
-    def take(self, data: bytes) -> bool:
-        """Takes chunks now, or returns False and has taken nothing."""
 
 
 class Reader:
@@ -98,14 +92,14 @@ class Reader:
         "_waiter",
         "_want",
         "job_id",
+        "last_write_at",
         "queued",
-        "rings_at",
-        "spoke",
+        "wake_at",
     )
 
-    def __init__(self, relay: Relay, job_id: str, want: Want, after: int) -> None:
+    def __init__(self, relay: Relay, job_id: str, want: ReadMode, after: int) -> None:
         self.job_id = job_id
-        self.spoke = 0.0
+        self.last_write_at = 0.0
         """When its client last got something of the answer, on the monotonic clock; 0: not yet."""
         self.queued: asyncio.Future[None] | None = None
         """Done when the job is in the queue; None: it was when the reader was made."""
@@ -118,18 +112,18 @@ class Reader:
         self._ended = False
         self._known = 0  # number of the last entry whose chunks were unfolded
         self._decoder = DeltaDecoder()
-        self._pieces: list[Piece] = []
+        self._pieces: list[LogEvent] = []
         self._bytes = 0
         self._behind = False
         self._unread: list[Frame] | None = None  # frames that come while the log is read
         self._failing_since: float | None = None
         self._failure: Exception | None = None
         self._left = False
-        self._sink: Sink | None = None
+        self._sink: ChunkWriter | None = None
         self._loop = asyncio.get_running_loop()
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
-        self.rings_at = inf
+        self.wake_at = inf
         """When it is to be rung because of a silence, on the monotonic clock; the relay looks."""
 
     def feed(self, frame: Frame) -> None:
@@ -152,19 +146,19 @@ class Reader:
                 return
             self._after = self._known = seq
             sink = self._sink if kind == _CHUNK else None  # the last one leaves with the end
-            if data and sink is not None and not self._pieces and sink.take(data):
+            if data and sink is not None and not self._pieces and sink.write(data):
                 relay = self._relay
-                if self.spoke:
-                    gap = relay.now - self.spoke
+                if self.last_write_at:
+                    gap = relay.now - self.last_write_at
                     relay.gaps[gap] = relay.gaps.get(gap, 0) + 1
-                self.spoke = relay.now
+                self.last_write_at = relay.now
             else:
-                self._keep(Piece(seq, _CHUNK, data))
-        elif self._want is Want.END:
+                self._keep(LogEvent(seq, _CHUNK, data))
+        elif self._want is ReadMode.END:
             if kind in LAST:
-                self._keep(Piece(seq, kind, payload))
+                self._keep(LogEvent(seq, kind, payload))
         elif kind == FrameKind.STARTED:
-            self._keep(Piece(seq, kind, payload))
+            self._keep(LogEvent(seq, kind, payload))
         elif generation != self._generation and self._unread is None:
             if self._begin_attempt(generation):
                 self.feed(frame)
@@ -176,13 +170,13 @@ class Reader:
             pass  # it was here before
         elif seq != self._after + 1 or (kind in _ANY_CHUNK and self._want is _CHUNKS):
             self._relay.metrics.gaps.inc()
-            self.fall_behind()
+            self.resync()
         elif kind in LAST:
             if self._tokens_missing(journal):
                 self.fail(_incomplete())
                 return
             self._after = self._known = seq
-            self._keep(Piece(seq, kind, payload))
+            self._keep(LogEvent(seq, kind, payload))
         else:
             self._deltas(seq, journal, payload)
 
@@ -210,22 +204,22 @@ class Reader:
             self._tokens += tokens_in(journal)
         except (ValueError, TypeError, LookupError) as error:
             log.error("%s: malformed deltas, reading the log: %r", self.job_id, error)
-            self.fall_behind()
+            self.resync()
             return
         self._after = self._known = seq
-        self._keep(Piece(seq, FrameKind.DELTAS, records))
+        self._keep(LogEvent(seq, FrameKind.DELTAS, records))
 
     def _misread(self, error: Exception) -> None:
         log.error("%s: a chunk that is none: %r", self.job_id, error)
         self._known = -1  # the log is unfolded anew
-        self.fall_behind()
+        self.resync()
 
     @property
     def waits(self) -> bool:
         """The job is in the queue, and its end has not come yet."""
         return not self._ended and (self.queued is None or self.queued.done())
 
-    def _keep(self, piece: Piece) -> None:
+    def _keep(self, piece: LogEvent) -> None:
         self._ended = self._ended or piece.kind in LAST
         self._pieces.append(piece)
         self._bytes += len(piece.payload) if piece.kind == _CHUNK else _PIECE_BYTES
@@ -234,7 +228,7 @@ class Reader:
             self._behind = True
         self._rouse()
 
-    def fall_behind(self) -> None:
+    def resync(self) -> None:
         """The next read looks at the log."""
         self._behind = True
         self._rouse()
@@ -250,7 +244,7 @@ class Reader:
         self._failure = error
         self._rouse()
 
-    async def next(self, silence_s: float, sink: Sink | None = None) -> list[Piece]:
+    async def next(self, silence_s: float, sink: ChunkWriter | None = None) -> list[LogEvent]:
         """What has come since; empty after a silence of that length, or after `wake`.
 
         While this waits, chunks that come in order go straight to `sink`, as long as it takes them.
@@ -264,13 +258,13 @@ class Reader:
                 # A future, in one coroutine: thousands wait here, most of the time, and
                 # `asyncio.timeout` around an Event costs several times as much.
                 while not self._news:
-                    until = max(began, self.spoke) + silence_s
+                    until = max(began, self.last_write_at) + silence_s
                     if until <= monotonic():
                         break
                     self._waiter = self._loop.create_future()
-                    if until < self.rings_at:  # else it is rung before, and waits on
-                        self.rings_at = until
-                        self._relay.remind(until)
+                    if until < self.wake_at:  # else it is rung before, and waits on
+                        self.wake_at = until
+                        self._relay.schedule_wakeup(until)
                     await self._waiter
             finally:
                 self._sink = self._waiter = None
@@ -284,14 +278,14 @@ class Reader:
             if pieces or silent or self._left:
                 return pieces
 
-    def turn_to(self, sink: Sink) -> None:
-        """While this `next` waits, chunks go to another sink: for the present one's `take`."""
+    def use_writer(self, sink: ChunkWriter) -> None:
+        """While this `next` waits, chunks go to another sink: for the present one's `write`."""
         if not self._left:
             self._sink = sink
 
     def ring(self) -> None:
         """The time has come that it asked for."""
-        self.rings_at = inf
+        self.wake_at = inf
         self._look_up()
 
     def _rouse(self) -> None:
@@ -302,7 +296,7 @@ class Reader:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def _read(self) -> list[Piece]:
+    async def _read(self) -> list[LogEvent]:
         """Everything there is: from memory and, where that is not all, from the log."""
         pieces = self._take()
         while self._behind:
@@ -315,17 +309,17 @@ class Reader:
             pieces += self._take()
         return pieces
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[LogEvent]:
         pieces, self._pieces = self._pieces, []
         self._bytes = 0
         return pieces
 
-    async def _from_log(self) -> list[Piece]:
+    async def _from_log(self) -> list[LogEvent]:
         queue = self._relay.queue
         self._behind = False  # before reading: what falls behind meanwhile must read again
         self._unread = []
         try:
-            if self._want is Want.END:
+            if self._want is ReadMode.END:
                 last = await queue.last_entry(self.job_id)
                 self._ended = last is not None and bool(last.end)
                 return [self._piece(last)] if last is not None and last.end else []
@@ -365,12 +359,12 @@ class Reader:
         if stops_short or (last and last.end and last.seq == self._after and not self._ended):
             raise StreamReset("The log of this job lacks what its client has got already.")
 
-    def _piece(self, entry: Entry) -> Piece:
+    def _piece(self, entry: Entry) -> LogEvent:
         if entry.end:
-            return Piece(entry.seq, FrameKind.ENDED, b"")
-        if self._want is Want.CHUNKS:
-            return Piece(entry.seq, FrameKind.CHUNK, self._decoder.decode(entry.items))
-        return Piece(entry.seq, FrameKind.DELTAS, read_journal(entry.journal, entry.items))
+            return LogEvent(entry.seq, FrameKind.ENDED, b"")
+        if self._want is ReadMode.CHUNKS:
+            return LogEvent(entry.seq, FrameKind.CHUNK, self._decoder.decode(entry.items))
+        return LogEvent(entry.seq, FrameKind.DELTAS, read_journal(entry.journal, entry.items))
 
     def _complain(self, error: Exception) -> None:
         now = time.monotonic()

@@ -15,11 +15,11 @@ from time import monotonic
 
 from msgpack.exceptions import UnpackException
 
-from gateway.streaming.reader import Reader, Want
+from gateway.streaming.reader import Reader, ReadMode
 from shared.api.errors import StreamReset
-from shared.fleet.servers import server_index
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisError
+from shared.platform.servers import server_index
 from shared.platform.subscription import Subscription
 from shared.protocol import keys
 from shared.protocol.frames import decode
@@ -53,16 +53,16 @@ class Relay:
         self.now = 0.0
         """When the latest message came, on the monotonic clock: one reading for all its frames."""
         self.gaps: dict[float, int] = {}
-        """How long clients that this message reaches had got nothing -> how many of them; those of
+        """How long clients that this message is_subscribed had got nothing -> how many of them; those of
         one batch hear at the same times, so it is one number for most."""
         channel = keys.tokens_channel(gateway_id)
         self._subscriptions = [
-            Subscription(url, channel, self._hand_out, partial(self._to_the_log, place))
+            Subscription(url, channel, self._dispatch, partial(self._resync_server, place))
             for place, url in enumerate(urls)
         ]
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = inf  # on the monotonic clock
+        self._wake_at = inf  # on the monotonic clock
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
 
     async def run(self) -> None:
@@ -77,12 +77,12 @@ class Relay:
         for subscription in self._subscriptions:
             await subscription.connected.wait()
 
-    def reaches(self, shard: int) -> bool:
+    def is_subscribed(self, shard: int) -> bool:
         """Frames of the shard's jobs can come; without them readers live on the log alone."""
         place = server_index(shard, len(self._subscriptions))
         return self._subscriptions[place].connected.is_set()
 
-    def open(self, job_id: str, want: Want, after: int = 0) -> Reader:
+    def open(self, job_id: str, want: ReadMode, after: int = 0) -> Reader:
         """A reader; open it before the job is submitted or watched, and `close` it."""
         reader = Reader(self, job_id, want, after)
         key = job_id.encode()
@@ -104,27 +104,27 @@ class Relay:
             for reader in readers:
                 reader.fail(error)
 
-    def remind(self, at: float) -> None:
+    def schedule_wakeup(self, at: float) -> None:
         """Ring all whose time has come then, on the monotonic clock, or a little later."""
         # One timer for all readers: one each is made and cancelled with every request.
-        if at >= self._rings_at:
+        if at >= self._wake_at:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at = at
+        self._wake_at = at
         self._timer = asyncio.get_running_loop().call_later(max(0.0, at - monotonic()), self._ring)
 
     def _ring(self) -> None:
-        self._timer, self._rings_at = None, inf
+        self._timer, self._wake_at = None, inf
         now, soonest = monotonic(), inf
         for readers in self._readers.values():
             for reader in readers:
-                if reader.rings_at <= now:
+                if reader.wake_at <= now:
                     reader.ring()
                 else:
-                    soonest = min(soonest, reader.rings_at)
+                    soonest = min(soonest, reader.wake_at)
         if soonest < inf:
-            self.remind(max(soonest, now + _COARSE_S))
+            self.schedule_wakeup(max(soonest, now + _COARSE_S))
 
     async def _look(self, place: int) -> None:
         """Find the readers of jobs that are gone or have ended: a deleted record sends no frame,
@@ -154,15 +154,15 @@ class Relay:
                 if state == "gone":
                     reader.fail(StreamReset("The queue has lost this job."))
                 else:
-                    reader.fall_behind()  # its log tells of the end
+                    reader.resync()  # its log tells of the end
 
-    def _to_the_log(self, place: int) -> None:
+    def _resync_server(self, place: int) -> None:
         for job_id, readers in self._readers.items():
             if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == place:
                 for reader in readers:
-                    reader.fall_behind()
+                    reader.resync()
 
-    def _hand_out(self, message: bytes) -> None:
+    def _dispatch(self, message: bytes) -> None:
         self.now = monotonic()
         try:
             for frame in decode(message):
@@ -172,7 +172,7 @@ class Relay:
             # Not a worker's; whatever it stood in for, the log has it.
             log.error("malformed frames, reading the logs: %r", error)
             for place, _ in enumerate(self._subscriptions):
-                self._to_the_log(place)
+                self._resync_server(place)
         for gap, times in self.gaps.items():
             self.metrics.itl.observe(gap, times)
         self.gaps.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from shared.fleet.autoscale_policy import Limits, Memory, Observation, decide
+from shared.fleet.autoscale_policy import Limits, Observation, PolicyState, decide
 
 _POLLING_S = 30.0
 _COOLDOWN_S = 300.0
@@ -16,7 +16,7 @@ _PODS_AT_ONCE = 4
 
 
 class Flotilla:
-    """shared/fleet/autoscale_policy.py, asked as often as the chores ask it."""
+    """shared/fleet/autoscale_policy.py, asked as often as the maintenance process asks it."""
 
     every_s = 2.0
     stops_loading = False
@@ -24,7 +24,7 @@ class Flotilla:
     def __init__(self, limits: Limits, name: str = "Flotilla") -> None:
         self.name = name
         self._limits = limits
-        self._memory: Memory | None = None
+        self._memory: PolicyState | None = None
 
     def wanted(self, now: Observation) -> int:
         """How many workers to have."""

@@ -102,7 +102,7 @@ class Pool:
         # (when, a number that no other has, whose, the job that ends; 0: the worker is ready)
         self._events: list[tuple[float, int, _Worker, float]] = []
         self._numbers = 0
-        self._flow = _Flow()
+        self._rates = _Flow()
         self._seen_start_s: float | None = None
         self._seen_slots: int | None = None
         self._worker_s = 0.0
@@ -132,17 +132,17 @@ class Pool:
         return Outcome(self._worker_s, sorted(self._waits_s))
 
     def _observe(self) -> Observation:
-        self._flow.look(self._at_s)
+        self._rates.look(self._at_s)
         staying = [worker for worker in self._workers if not worker.leaves]
         ready = sum(worker.ready for worker in staying)
-        job_s = self._flow.job_s
+        job_s = self._rates.job_s
         return Observation(
             at_s=_START_UNIX_S + self._at_s,
             waiting=len(self._queue),
             waiting_tokens=self._queue_tokens,
             oldest_s=self._at_s - self._queue[0].at_s if self._queue else 0.0,
             running=self._running(),
-            arrivals_per_s=self._flow.arrivals_per_s,
+            arrivals_per_s=self._rates.arrivals_per_s,
             job_s=job_s,
             job_tokens=None if job_s is None else TOKENS_PER_S * job_s,
             slots=self._seen_slots,
@@ -156,7 +156,7 @@ class Pool:
         return sum(worker.running for worker in self._workers)
 
     def _come(self, job: Arrival) -> None:
-        self._flow.came += 1
+        self._rates.came += 1
         self._queue.append(job)
         self._queue_tokens += job.tokens
         self._take()
@@ -178,8 +178,8 @@ class Pool:
 
     def _end(self, worker: _Worker, job_s: float) -> None:
         worker.running -= 1
-        self._flow.ended += 1
-        self._flow.ended_job_s += job_s
+        self._rates.ended += 1
+        self._rates.ended_job_s += job_s
         if worker.leaves and not worker.running:
             self._go(worker)
         self._take()

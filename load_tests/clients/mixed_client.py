@@ -81,7 +81,7 @@ async def expected(body: Json) -> str:
     (sequence,) = generation.sequences
     while sequence.finish_reason is None:
         sequence.advance()
-    return "".join(delta.text for delta in await generation.take())
+    return "".join(delta.text for delta in await generation.next_deltas())
 
 
 class MixedClient:

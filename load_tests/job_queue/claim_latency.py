@@ -67,7 +67,7 @@ async def measure_latencies(
     wait_for(lambda: _waits(server), "the worker waits for its wake-up list", [worker])
     latencies = []
     async with open_queue(server) as queue:
-        line = PipelinedConnection(queue.servers.home, TIMEOUT_S)
+        line = PipelinedConnection(queue.servers.primary, TIMEOUT_S)
         waiting = 0
         for count in elsewhere:
             await submit(queue, count - waiting, OTHER_POOL)

@@ -17,14 +17,14 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from shared.fleet.servers import Servers
 from shared.platform.metrics import WorkerMetrics
+from shared.platform.servers import Servers
 from shared.platform.subscription import Subscription
 from shared.protocol import keys
 from shared.queue.job_queue import JobQueue
 from worker.engines.protocol import Capacity, Load
-from worker.run.loop import Loop
-from worker.run.runner import Run
+from worker.run.executor import Executor
+from worker.run.job_run import JobRun
 
 _WORKER = "w-clock"
 
@@ -36,7 +36,7 @@ class Clock:
     capacity = Capacity(max_num_seqs=64, kv_cache_tokens=1 << 20, max_model_len=8192)
     dead = False
     on_step: Callable[[], None] = staticmethod(lambda: None)
-    runs: Mapping[str, Run]
+    runs: Mapping[str, JobRun]
     """The loop's."""
 
     async def start(self) -> None: ...
@@ -58,7 +58,7 @@ class Clock:
 
 async def _run(url: str, pool: str) -> None:
     clock = Clock()
-    loop = Loop(
+    loop = Executor(
         JobQueue(Servers(url), shards=1),
         [url],
         clock,
@@ -69,7 +69,9 @@ async def _run(url: str, pool: str) -> None:
         kv_high_watermark=0.95,
     )
     clock.runs = loop.runs
-    control = Subscription(url, keys.control_channel(_WORKER), loop.hear, loop.missed)
+    control = Subscription(
+        url, keys.control_channel(_WORKER), loop.on_control_message, loop.on_reconnect
+    )
     await asyncio.gather(loop.run(), loop.publisher.run(), control.run())
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from load_tests.harness.processes import ProcessError, RedisServer, wait_for
 from load_tests.harness.session import say
-from shared.fleet.servers import Servers
+from shared.platform.servers import Servers
 from shared.protocol.job import LeasedJob, NewJob, new_job_id
 from shared.protocol.lanes import DEFAULT
 from shared.protocol.result import JobResult

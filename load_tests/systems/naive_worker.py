@@ -59,7 +59,7 @@ class NaiveWorker:
         self._engine.submit(generation)
         chunk = first_chunk(answer_id, created, MODEL)
         first = True
-        while deltas := await generation.take():
+        while deltas := await generation.next_deltas():
             if first:
                 await redis.publish(channel(job_id), chunk.model_dump_json(exclude_unset=True))
                 first = False

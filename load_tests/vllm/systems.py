@@ -29,8 +29,8 @@ class Variant:
     fleet: bool
     engine_args: str = ""
     """vLLM's, on top of the demo model's own."""
-    direct_chunks: bool = True
-    """Of a fleet: plain streams' chunks are made by the worker, not by vLLM's serving layer."""
+    fast_paths: str = "auto"
+    """FLOTILLA_FAST_PATHS of a fleet's processes."""
 
     def start(self, processes: Processes) -> VllmSystem:
         """Returns when it answers. Raises ProcessError."""
@@ -44,7 +44,7 @@ VARIANTS = {
     for variant in (
         Variant("vllm", fleet=False),
         Variant("fleet", fleet=True),
-        Variant("fleet-vllm-chunks", fleet=True, direct_chunks=False),
+        Variant("fleet-plain", fleet=True, fast_paths="off"),
         Variant("vllm-8", fleet=False, engine_args="--stream-interval 8"),
         Variant("fleet-8", fleet=True, engine_args="--stream-interval 8"),
     )
@@ -113,7 +113,7 @@ class Fleet(VllmSystem):
             redis_url=redis_url,
             worker_port=port,
             engine_args=variant.engine_args,
-            direct_chunks=variant.direct_chunks,
+            fast_paths=variant.fast_paths,
         )
         port = free_port()
         self._start("gateway", "front", port, redis_url=redis_url, port=port)

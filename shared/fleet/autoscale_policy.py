@@ -12,13 +12,13 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from shared.fleet.backlog import Backlog, Crew
+from shared.fleet.backlog import Backlog, WorkerSupply
 
 _MOST = 10_000
 """Workers of one pool."""
 _RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 _SLOTS = 32
-"""Of a worker, while none has told. Less than vLLM's 256: the first to come wait the longest."""
+"""Of a worker, while none has told_to_drain. Less than vLLM's 256: the first to come wait the longest."""
 _START_S = 60.0
 """A worker's start, while none has been seen."""
 _LATE = 0.1
@@ -55,7 +55,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A pool at one moment. None: not known yet, because no worker has told."""
+    """A pool at one moment. None: not known yet, because no worker has told_to_drain."""
 
     at_s: float
     """Redis' clock, Unix seconds."""
@@ -85,7 +85,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PolicyState:
     """What one decision leaves for the next."""
 
     wanted: int
@@ -119,7 +119,7 @@ class Decision:
     """A sentence with the figures that led to it."""
     wait_s: float | None
     """What a job that comes now will have to wait, start of workers included; None: not known."""
-    memory: Memory
+    memory: PolicyState
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +154,11 @@ def parse_autoscale(text: str) -> dict[str, tuple[int, int]]:
     return ranges
 
 
-def decide(now: Observation, limits: Limits, memory: Memory | None) -> Decision:
+def decide(now: Observation, limits: Limits, memory: PolicyState | None) -> Decision:
     """How many workers to have. `memory` is the last decision's, None if there was none."""
     past = _recall(now, memory)
-    crew = _crew(now, past)
-    need = _need(now, limits, past, crew)
+    supply = _supply(now, past)
+    need = _need(now, limits, past, supply)
     needs = _window(now, limits, past, need)
     wanted, reason = _allowed(now, limits, _slowly(now, limits, past, need, needs))
     memory = replace(
@@ -168,18 +168,18 @@ def decide(now: Observation, limits: Limits, memory: Memory | None) -> Decision:
         needs=needs,
         asked=_still_to_come(past.asked, max(now.starting, wanted - now.ready), now.at_s),
     )
-    return Decision(wanted, reason, _wait_s(now, _crew(now, memory)), memory)
+    return Decision(wanted, reason, _wait_s(now, _supply(now, memory)), memory)
 
 
 # --- what is known ---
 
 
-def _recall(now: Observation, memory: Memory | None) -> Memory:
+def _recall(now: Observation, memory: PolicyState | None) -> PolicyState:
     """What is remembered, brought up to this moment."""
     oldest_at_s = now.at_s - now.oldest_s
     there = now.ready + now.starting
     # Who begins takes what is there as what was needed until now.
-    past = memory or Memory(there, now.at_s, ((now.at_s, there),), now.at_s, now.at_s)
+    past = memory or PolicyState(there, now.at_s, ((now.at_s, there),), now.at_s, now.at_s)
     passed_s = now.at_s - past.at_s
     # A clock that was set back, or an outage of ours, is neither calm nor an eternity.
     shift_s = passed_s - min(max(passed_s, 0.0), _GAP_S)
@@ -203,7 +203,7 @@ def _recall(now: Observation, memory: Memory | None) -> Memory:
     )
 
 
-def _shifted(past: Memory, by_s: float) -> Memory:
+def _shifted(past: PolicyState, by_s: float) -> PolicyState:
     return replace(
         past,
         changed_at_s=past.changed_at_s + by_s,
@@ -227,7 +227,7 @@ def _still_to_come(
     return (*kept, (at_s, starting)) if starting > 0 else tuple(kept)
 
 
-def _crew(now: Observation, past: Memory) -> Crew:
+def _supply(now: Observation, past: PolicyState) -> WorkerSupply:
     """Who takes jobs, and who will."""
     start_s = _START_S if now.start_s is None else now.start_s
     loading = tuple(
@@ -240,12 +240,12 @@ def _crew(now: Observation, past: Memory) -> Crew:
         # Jobs wait although slots may seem to be free: then memory, not their number, is what
         # bounds a worker, and it runs as many as it can.
         slots = min(slots, math.ceil(now.running / now.ready))
-    return Crew(now.ready, loading, max(1, slots))
+    return WorkerSupply(now.ready, loading, max(1, slots))
 
 
-def _backlog(now: Observation, crew: Crew) -> Backlog:
+def _backlog(now: Observation, supply: WorkerSupply) -> Backlog:
     """What finds no free slot."""
-    jobs = max(0, now.waiting - max(0, crew.ready * crew.slots - now.running))
+    jobs = max(0, now.waiting - max(0, supply.ready * supply.slots - now.running))
     if now.job_s is None:
         return Backlog(jobs, math.inf)
     ratio = 1.0
@@ -258,65 +258,67 @@ def _backlog(now: Observation, crew: Crew) -> Backlog:
 # --- what is needed ---
 
 
-def _need(now: Observation, limits: Limits, past: Memory, crew: Crew) -> _Need:
+def _need(now: Observation, limits: Limits, past: PolicyState, supply: WorkerSupply) -> _Need:
     """How many workers the load asks for, whatever is allowed."""
     if not now.waiting and not now.running:
         return _Need(0, "nothing waits or runs")
-    needs = [_running(now, crew), _steady(now, limits, past, crew)]
+    needs = [_running(now, supply), _steady(now, limits, past, supply)]
     if now.waiting:
         waits = _Need(1, _wait(now.waiting))
-        needs = [_drain(now, limits, crew), _still(now, limits, past, crew), *needs, waits]
+        needs = [_drain(now, limits, supply), _still(now, limits, past, supply), *needs, waits]
     return max(needs, key=lambda need: need.workers)  # the first of equals
 
 
-def _running(now: Observation, crew: Crew) -> _Need:
+def _running(now: Observation, supply: WorkerSupply) -> _Need:
     """What runs keeps its slots; what runs on workers that leave leaves with them."""
-    running = min(now.running, crew.ready * crew.slots)
-    return _Need(math.ceil(running / crew.slots), f"{_count(running, 'job')} {_s(running, 'run')}")
+    running = min(now.running, supply.ready * supply.slots)
+    return _Need(
+        math.ceil(running / supply.slots), f"{_count(running, 'job')} {_s(running, 'run')}"
+    )
 
 
-def _steady(now: Observation, limits: Limits, past: Memory, crew: Crew) -> _Need:
+def _steady(now: Observation, limits: Limits, past: PolicyState, supply: WorkerSupply) -> _Need:
     """Enough that the load as it comes keeps no more than its share of their slots busy."""
     if now.job_s is None:
         return _Need(0, "")
     busy = now.arrivals_per_s * now.job_s
-    load = busy / (crew.slots * limits.utilization)
+    load = busy / (supply.slots * limits.utilization)
     up, enough = math.ceil(load / _SLACK), math.ceil(load)
     why = (
         f"{_figure(now.arrivals_per_s)} jobs/s of {_figure(now.job_s)} s each keep "
-        f"{_figure(busy)} slots busy, of {crew.slots} that a worker has"
+        f"{_figure(busy)} slots busy, of {supply.slots} that a worker has"
     )
     return _Need(up if up > past.wanted else min(enough, past.wanted), why)
 
 
-def _drain(now: Observation, limits: Limits, crew: Crew) -> _Need:
+def _drain(now: Observation, limits: Limits, supply: WorkerSupply) -> _Need:
     """Enough that what waits is gone soon after those asked for now have loaded."""
-    backlog = _backlog(now, crew)
+    backlog = _backlog(now, supply)
     if not backlog.jobs:
         return _Need(0, "")
     start_s = _START_S if now.start_s is None else now.start_s
     target_s = max(limits.target_wait_s, _LEAST_TARGET_S)
-    more = backlog.more(crew, start_s, target_s)
+    more = backlog.more(supply, start_s, target_s)
     if more:
-        return _Need(crew.size + more, _wait(now.waiting) + _work(now, crew, backlog))
-    clear_s = backlog.clear_s(crew)
-    s = "s" if crew.size == 1 else ""
+        return _Need(supply.size + more, _wait(now.waiting) + _work(now, supply, backlog))
+    clear_s = backlog.clear_s(supply)
+    s = "s" if supply.size == 1 else ""
     cleared = math.isfinite(clear_s)
     takes = f"clear{s} the queue in {_figure(clear_s)} s" if cleared else f"take{s} them"
-    why = f"{_who(crew)} {takes}; a new one takes {_figure(start_s)} s"
-    if not crew.loading:
-        return _Need(crew.ready, why)
+    why = f"{_who(supply)} {takes}; a new one takes {_figure(start_s)} s"
+    if not supply.loading:
+        return _Need(supply.ready, why)
     # Those that load are needed as far as something is left for them to take.
-    without = replace(crew, loading=())
-    needed = crew.ready + backlog.more(without, crew.loading[0][0], target_s)
-    return _Need(min(needed, crew.size), why)
+    without = replace(supply, loading=())
+    needed = supply.ready + backlog.more(without, supply.loading[0][0], target_s)
+    return _Need(min(needed, supply.size), why)
 
 
-def _still(now: Observation, limits: Limits, past: Memory, crew: Crew) -> _Need:
+def _still(now: Observation, limits: Limits, past: PolicyState, supply: WorkerSupply) -> _Need:
     """A slot for each job of a queue that stands still, as behind jobs that run for hours."""
     still_s = now.at_s - past.taken_at_s
-    slot_s = (now.job_s or 0.0) / (crew.slots * max(1, crew.ready))
-    if not crew.ready or still_s <= max(
+    slot_s = (now.job_s or 0.0) / (supply.slots * max(1, supply.ready))
+    if not supply.ready or still_s <= max(
         limits.target_wait_s, _LEAST_TARGET_S, _STILL_SLOTS * slot_s
     ):
         return _Need(0, "")
@@ -324,19 +326,19 @@ def _still(now: Observation, limits: Limits, past: Memory, crew: Crew) -> _Need:
         f"{_wait(now.waiting)}, the oldest for {_figure(now.oldest_s)} s, and no slot has "
         f"become free for {_figure(still_s)} s"
     )
-    return _Need(crew.ready + math.ceil(now.waiting / crew.slots), why)
+    return _Need(supply.ready + math.ceil(now.waiting / supply.slots), why)
 
 
-def _wait_s(now: Observation, crew: Crew) -> float | None:
+def _wait_s(now: Observation, supply: WorkerSupply) -> float | None:
     """What a job waits that comes now: until those before it and itself have a slot."""
-    if now.waiting + now.running < crew.ready * crew.slots:
+    if now.waiting + now.running < supply.ready * supply.slots:
         return 0.0
     if now.start_s is None:
-        crew = replace(crew, loading=())
-    elif not crew.size:  # it would be what the first worker is started for
-        crew = replace(crew, loading=((now.start_s, 1),))
-    backlog = _backlog(now, crew)
-    wait_s = replace(backlog, jobs=backlog.jobs + 1, arrivals_per_s=0.0).clear_s(crew)
+        supply = replace(supply, loading=())
+    elif not supply.size:  # it would be what the first worker is started for
+        supply = replace(supply, loading=((now.start_s, 1),))
+    backlog = _backlog(now, supply)
+    wait_s = replace(backlog, jobs=backlog.jobs + 1, arrivals_per_s=0.0).clear_s(supply)
     return wait_s if math.isfinite(wait_s) else None
 
 
@@ -344,7 +346,7 @@ def _wait_s(now: Observation, crew: Crew) -> float | None:
 
 
 def _window(
-    now: Observation, limits: Limits, past: Memory, need: _Need
+    now: Observation, limits: Limits, past: PolicyState, need: _Need
 ) -> tuple[tuple[float, int], ...]:
     """The needs of the last `down_after_s` with this one, falling: the first is the largest."""
     workers = min(need.workers, limits.max)
@@ -359,7 +361,7 @@ def _window(
 def _slowly(
     now: Observation,
     limits: Limits,
-    past: Memory,
+    past: PolicyState,
     need: _Need,
     needs: tuple[tuple[float, int], ...],
 ) -> _Need:
@@ -403,20 +405,20 @@ def _wait(jobs: int) -> str:
     return f"{_count(jobs, 'job')} {_s(jobs, 'wait')}"
 
 
-def _work(now: Observation, crew: Crew, backlog: Backlog) -> str:
+def _work(now: Observation, supply: WorkerSupply, backlog: Backlog) -> str:
     """What the wait is about, in brackets."""
     if now.slots is None:
         return ", and no worker has run yet"
     if now.job_s is None:
         return ", and none has ended yet"
-    workers = max(1, crew.ready)
-    seconds = backlog.jobs * backlog.job_s / (workers * crew.slots)
+    workers = max(1, supply.ready)
+    seconds = backlog.jobs * backlog.job_s / (workers * supply.slots)
     return f" (about {_figure(seconds)} s of work for {_count(workers, 'worker')})"
 
 
-def _who(crew: Crew) -> str:
-    at_work = f"the {_one(crew.ready)} at work" if crew.ready else ""
-    loading = f"the {_one(crew.size - crew.ready)} being started" if crew.loading else ""
+def _who(supply: WorkerSupply) -> str:
+    at_work = f"the {_one(supply.ready)} at work" if supply.ready else ""
+    loading = f"the {_one(supply.size - supply.ready)} being started" if supply.loading else ""
     return " and ".join(filter(None, (at_work, loading)))
 
 

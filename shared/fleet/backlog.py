@@ -15,7 +15,7 @@ Loading = tuple[tuple[float, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class WorkerSupply:
     """The workers that take jobs."""
 
     ready: int
@@ -36,41 +36,41 @@ class Backlog:
     """How long one keeps its slot; infinite: until something else is known."""
     arrivals_per_s: float = 0.0
 
-    def left(self, crew: Crew, after_s: float) -> float:
+    def left(self, supply: WorkerSupply, after_s: float) -> float:
         """Jobs that still wait then."""
         jobs = self.jobs
-        for start_s, end_s, workers, new in _stages(crew, after_s):
-            jobs = max(0.0, jobs - new * crew.slots)
-            jobs = max(0.0, jobs + (end_s - start_s) * self._growth_per_s(workers, crew.slots))
+        for start_s, end_s, workers, new in _stages(supply, after_s):
+            jobs = max(0.0, jobs - new * supply.slots)
+            jobs = max(0.0, jobs + (end_s - start_s) * self._growth_per_s(workers, supply.slots))
         return jobs
 
-    def clear_s(self, crew: Crew) -> float:
+    def clear_s(self, supply: WorkerSupply) -> float:
         """When nothing waits for the first time; infinite if the queue only grows."""
         jobs = self.jobs
-        for start_s, end_s, workers, new in _stages(crew, math.inf):
-            jobs -= new * crew.slots
+        for start_s, end_s, workers, new in _stages(supply, math.inf):
+            jobs -= new * supply.slots
             if jobs <= 0:
                 return start_s
-            growth = self._growth_per_s(workers, crew.slots)
+            growth = self._growth_per_s(workers, supply.slots)
             if growth < 0 and start_s - jobs / growth <= end_s:
                 return start_s - jobs / growth
             jobs += (end_s - start_s) * growth if growth else 0.0
         return math.inf
 
-    def more(self, crew: Crew, start_s: float, drain_s: float) -> int:
+    def more(self, supply: WorkerSupply, start_s: float, drain_s: float) -> int:
         """Workers to ask for now, so that the queue is clear `drain_s` after they have loaded."""
-        growth = self._growth_per_s(crew.size, crew.slots)
-        too_many = self.left(crew, start_s) + drain_s * growth
-        return max(0, math.ceil(too_many / (crew.slots * (1 + drain_s / self.job_s))))
+        growth = self._growth_per_s(supply.size, supply.slots)
+        too_many = self.left(supply, start_s) + drain_s * growth
+        return max(0, math.ceil(too_many / (supply.slots * (1 + drain_s / self.job_s))))
 
     def _growth_per_s(self, workers: int, slots: int) -> float:
         return self.arrivals_per_s - workers * slots / self.job_s
 
 
-def _stages(crew: Crew, until_s: float) -> Iterator[tuple[float, float, int, int]]:
+def _stages(supply: WorkerSupply, until_s: float) -> Iterator[tuple[float, float, int, int]]:
     """(from, to, workers, how many of them have just loaded), until the end."""
-    start_s, workers, new = 0.0, crew.ready, 0
-    for ready_in_s, more in crew.loading:
+    start_s, workers, new = 0.0, supply.ready, 0
+    for ready_in_s, more in supply.loading:
         if ready_in_s > until_s:
             break
         yield start_s, ready_in_s, workers, new

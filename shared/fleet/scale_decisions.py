@@ -21,7 +21,7 @@ log = logging.getLogger("flotilla.scaling")
 HISTORY = 100
 """Decisions that are kept of a pool."""
 _STALE_TICKS = 5
-# A tick may wait behind other chores for so long.
+# A tick may wait behind other maintenance tasks for so long.
 _STALE_S = 10.0
 
 _Record = TypeVar("_Record")
@@ -53,7 +53,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaling:
+class ScalingEvent:
     """A decision that changed how many workers are wanted."""
 
     at_s: float
@@ -65,7 +65,7 @@ class Scaling:
 
 
 SCALE = TypeAdapter(Scale)
-SCALING = TypeAdapter(Scaling)
+SCALING_EVENT = TypeAdapter(ScalingEvent)
 
 
 class ScaleStore:
@@ -86,25 +86,25 @@ class ScaleStore:
         now_s = int(seconds) + int(micros) / 1e6
         return now_s, {pool: scale for pool, scale in found.items() if scale is not None}
 
-    async def notes(self, pool: str) -> bytes | None:
+    async def tick_state(self, pool: str) -> bytes | None:
         """What the last tick left for the next one."""
-        notes: bytes | None = await self._redis.hget(keys.scale(pool), "notes")
-        return notes
+        tick_state: bytes | None = await self._redis.hget(keys.scale(pool), "tick_state")
+        return tick_state
 
-    async def write(self, scale: Scale, notes: bytes, change: Scaling | None) -> None:
+    async def write(self, scale: Scale, tick_state: bytes, change: ScalingEvent | None) -> None:
         """A tick's decision; `change` goes into the history."""
         pipe = self._redis.pipeline(transaction=True)
         key = keys.scale(scale.pool)
-        pipe.hset(key, mapping={"scale": SCALE.dump_json(scale), "notes": notes})
+        pipe.hset(key, mapping={"scale": SCALE.dump_json(scale), "tick_state": tick_state})
         if change is not None:
-            pipe.lpush(keys.scalings(scale.pool), SCALING.dump_json(change))
-            pipe.ltrim(keys.scalings(scale.pool), 0, HISTORY - 1)
+            pipe.lpush(keys.scaling_events(scale.pool), SCALING_EVENT.dump_json(change))
+            pipe.ltrim(keys.scaling_events(scale.pool), 0, HISTORY - 1)
         await pipe.execute()
 
-    async def history(self, pool: str, count: int = HISTORY) -> list[Scaling]:
+    async def history(self, pool: str, count: int = HISTORY) -> list[ScalingEvent]:
         """The last decisions that changed something, newest first."""
-        raws = await self._redis.lrange(keys.scalings(pool), 0, count - 1)
-        found = [parse(SCALING, raw) for raw in raws]
+        raws = await self._redis.lrange(keys.scaling_events(pool), 0, count - 1)
+        found = [parse(SCALING_EVENT, raw) for raw in raws]
         return [scaling for scaling in found if scaling is not None]
 
 

@@ -1,6 +1,7 @@
-"""Counting that costs next to nothing: for what happens with every token, step or request.
+"""Cheap Prometheus metrics for what happens with every token, step or request.
 
-The client library's own take a lock each time and look the bucket up one by one.
+prometheus_client's own metrics take a lock for each observation and search the buckets linearly;
+these do neither. They may be changed from the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from prometheus_client.registry import Collector
 
 
 class FastHistogram(Collector):
-    """A histogram without labels, cheap enough to be told of every token."""
+    """A histogram without labels. `bounds` are the upper limits of its buckets, ascending."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name, self._help = name, text
@@ -22,17 +23,18 @@ class FastHistogram(Collector):
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value that came so many times."""
+        """Count a value `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def collect(self) -> Iterable[Metric]:
+        """Called by prometheus_client at each scrape."""
         family = HistogramMetricFamily(self._name, self._help)
         self.add_to(family, [])
         yield family
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """What was counted so far, with these values of the family's labels."""
+        """Add the counts so far to `family`, as the sample with these label values."""
         total, buckets = 0, []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -41,7 +43,7 @@ class FastHistogram(Collector):
 
 
 class FastHistograms(Collector):
-    """Histograms of one name, told apart by a label whose values are known beforehand."""
+    """Histograms of one name with one label, whose values are known beforehand."""
 
     def __init__(
         self, name: str, text: str, bounds: Sequence[float], label: str, values: Sequence[str]
@@ -50,6 +52,7 @@ class FastHistograms(Collector):
         self.by_value = {value: FastHistogram(name, text, bounds) for value in values}
 
     def collect(self) -> Iterable[Metric]:
+        """Called by prometheus_client at each scrape."""
         family = HistogramMetricFamily(self._name, self._help, labels=[self._label])
         for value, histogram in self.by_value.items():
             histogram.add_to(family, [value])
@@ -57,7 +60,7 @@ class FastHistograms(Collector):
 
 
 class FastCounter(Collector):
-    """A counter without labels, cheap enough to be told of every step."""
+    """A counter without labels."""
 
     def __init__(self, name: str, text: str) -> None:
         self._name, self._help = name, text
@@ -68,24 +71,26 @@ class FastCounter(Collector):
         self.count += n
 
     def collect(self) -> Iterable[Metric]:
+        """Called by prometheus_client at each scrape."""
         yield CounterMetricFamily(self._name, self._help, value=self.count)
 
 
 class FastCounters(Collector):
-    """Counters of one name, told apart by labels."""
+    """Counters of one name with labels."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._name, self._help, self._labels = name, text, labels
         self._by_values: dict[tuple[str, ...], FastCounter] = {}
 
     def of(self, *values: str) -> FastCounter:
-        """The one with these values of the labels; it is shown from the first call on."""
+        """The counter with these label values; it is exported from the first call on."""
         counter = self._by_values.get(values)
         if counter is None:
             counter = self._by_values[values] = FastCounter(self._name, self._help)
         return counter
 
     def collect(self) -> Iterable[Metric]:
+        """Called by prometheus_client at each scrape."""
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for values, counter in list(self._by_values.items()):
             family.add_metric(values, counter.count)

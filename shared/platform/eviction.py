@@ -1,6 +1,7 @@
-"""A Redis that evicts keys when its memory is full throws jobs away.
+"""Checks that no Redis server evicts keys when its memory is full, which would delete jobs.
 
-Such a one is refused when a process starts. Whoever changes its settings later is found by `Watch`.
+A process refuses to start with such a server. `EvictionMonitor` finds settings that are changed
+later.
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shared.fleet.servers import Servers
-from shared.platform.redis_client import RedisError, connect
+from shared.platform.redis_client import RedisError, connect, server_name
 from shared.platform.settings import SettingsError
 
 log = logging.getLogger("flotilla.redis")
 
-_LOOK_S = 10.0
+_INTERVAL_S = 10.0
 
 
 def problem(info: Mapping[str, Any]) -> str:
-    """What is wrong with a server of which this is the INFO; empty if it evicts nothing.
+    """Why a server with this INFO can't hold jobs; empty if it never evicts.
 
-    INFO, unlike CONFIG, can be asked of managed servers too.
+    INFO can be read from managed servers too, unlike CONFIG.
     """
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction" or not info.get("maxmemory"):
@@ -30,16 +30,16 @@ def problem(info: Mapping[str, Any]) -> str:
     return f"its maxmemory-policy {policy} deletes jobs when its memory is full; set noeviction"
 
 
-async def refuse(urls: Iterable[str]) -> None:
-    """Raises SettingsError if one of these servers evicts. One that can't be asked now passes."""
-    await asyncio.gather(*(_refuse(url) for url in dict.fromkeys(urls)))
+async def refuse_evicting(urls: Iterable[str]) -> None:
+    """Raise SettingsError if one of these servers evicts. A server that is away passes."""
+    await asyncio.gather(*(_refuse_evicting(url) for url in dict.fromkeys(urls)))
 
 
-async def _refuse(url: str) -> None:
+async def _refuse_evicting(url: str) -> None:
     try:
         redis: Any = connect(url, max_connections=1)
     except ValueError:
-        return  # no address; whoever connects says so
+        return  # not an address; connecting to it reports that
     try:
         found = problem(await redis.info("memory"))
     except (RedisError, OSError):
@@ -47,46 +47,48 @@ async def _refuse(url: str) -> None:
     finally:
         await redis.aclose(close_connection_pool=True)
     if found:
-        raise SettingsError(f"Redis can't be used for jobs: {found}")
+        raise SettingsError(f"Redis {server_name(redis)} can't be used for jobs: {found}")
 
 
-class Watch:
-    """Looks at all servers every so often. Start `run` as a task."""
+class EvictionMonitor:
+    """Checks servers every 10 s for evictions. Start `run` as a task."""
 
-    def __init__(self, servers: Servers) -> None:
-        self._servers = dict.fromkeys([servers.home, *servers.all])
+    def __init__(self, servers: Iterable[Any]) -> None:
+        """`servers`: a client of each; duplicates are ignored."""
+        self._servers = dict.fromkeys(servers)
         self._problems: dict[Any, str] = {}
         self._evicted: dict[Any, int] = {}
 
     @property
     def problem(self) -> str:
-        """What was wrong at the last look; empty if nothing was."""
+        """What the last check found; empty if all servers are fine."""
         return next(filter(None, self._problems.values()), "")
 
     async def run(self) -> None:
-        """Ends by cancellation."""
+        """Check until cancelled."""
         while True:
-            await self.look()
-            await asyncio.sleep(_LOOK_S)
+            await self.check()
+            await asyncio.sleep(_INTERVAL_S)
 
-    async def look(self) -> None:
-        """Look now. What a server that is away said last is kept."""
-        await asyncio.gather(*map(self._look_at, self._servers))
+    async def check(self) -> None:
+        """Check all servers now. A server that is away keeps its last result."""
+        await asyncio.gather(*map(self._check, self._servers))
 
-    async def _look_at(self, redis: Any) -> None:
+    async def _check(self, redis: Any) -> None:
         try:
             info = await redis.info()
         except (RedisError, OSError):
             return
+        name = server_name(redis)
         found, evicted = problem(info), int(info.get("evicted_keys", 0))
-        # What it evicted before this process came is not told; its count begins anew with it.
+        # Keys evicted before this process started are not reported.
         more = evicted - self._evicted.get(redis, evicted)
         self._evicted[redis] = evicted
         if more > 0:
-            log.error("Redis has evicted %d keys: jobs may be lost", more)
+            log.error("Redis %s has evicted %d keys: jobs may be lost", name, more)
         before = self._problems.get(redis, "")
         self._problems[redis] = found or ("it has evicted keys just now" if more > 0 else "")
         if found and found != before:
-            log.error("Redis can't be used for jobs: %s", found)
+            log.error("Redis %s can't be used for jobs: %s", name, found)
         elif before and not self._problems[redis]:
-            log.info("Redis evicts nothing any more")
+            log.info("Redis %s no longer evicts keys", name)

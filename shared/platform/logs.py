@@ -1,39 +1,115 @@
-"""Our own log lines: short, one a line, on stdout. What libraries print goes to stderr.
+"""Log lines of our own processes: structlog formats what `logging` loggers named `flotilla.*` write.
 
-`2026-11-22 12:01:02 info    claimed 3 jobs`: a supervisor shows stdout to people and keeps stderr
-in a file. Prompts and keys are never logged.
+One event is one line on stdout: JSON for machines, or text for people (`FLOTILLA_LOG_FORMAT`). Each
+line has the time (ISO 8601, UTC), the level, the logger, and the ids that are bound where a request
+or a run begins: `request_id`, `job_id`, `attempt`. JSON also names the process, `gateway` or `worker`.
+What libraries print goes to stderr: `flotilla up` shows stdout to people and keeps stderr in a file.
+
+Modules log through `logging.getLogger("flotilla.<part>")`; `extra={"pool": name}` adds a field.
+Prompts, answers and keys are never logged, and passwords are cut out of Redis addresses.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 import traceback
+from datetime import UTC, datetime
+from typing import Any, Literal, cast
+
+import structlog
+from structlog.contextvars import bind_contextvars, clear_contextvars, merge_contextvars
+from structlog.typing import EventDict, Processor
+
+__all__ = [
+    "LogFormat",
+    "RareWarning",
+    "bind_contextvars",
+    "bind_process",
+    "clear_contextvars",
+    "formatter",
+    "is_json",
+    "set_up",
+    "show_warnings",
+    "timestamp",
+]
+
+LogFormat = Literal["auto", "json", "pretty"]
+_PASSWORD = re.compile(r"(\w+://)[^\s/@]*@")
+
+_process_fields: dict[str, str] = {}
 
 
-def set_up(level: str) -> None:
+def set_up(level: str, log_format: LogFormat = "auto") -> None:
     """Send the `flotilla` loggers to stdout, and everybody else's stdout to stderr."""
+    as_json = is_json(log_format)
     own = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # child processes and C code inherit this
     sys.stdout = sys.stderr
     handler = logging.StreamHandler(own)
-    handler.setFormatter(_FORMATTER)
+    handler.setFormatter(formatter(as_json=as_json))
     root = logging.getLogger("flotilla")
     root.handlers = [handler]
     root.propagate = False
     root.setLevel(level.upper())
 
 
-def show_warnings(library: str) -> None:
-    """Have a library's warnings written as ours are, on stderr."""
+def show_warnings(library: str, log_format: LogFormat = "auto") -> None:
+    """Write a library's warnings in the format of ours, on stderr."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_FORMATTER)
+    handler.setFormatter(formatter(as_json=is_json(log_format)))
     logger = logging.getLogger(library)
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.WARNING)
+
+
+def is_json(log_format: LogFormat) -> bool:
+    """Whether lines are JSON. `auto`: unless stderr is a terminal, which `set_up` leaves alone."""
+    return log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+
+
+def bind_process(**fields: str) -> None:
+    """Put these fields into every later line of JSON of this process, in all tasks and threads."""
+    _process_fields.update(fields)
+
+
+def timestamp(at_s: float) -> str:
+    """Unix time as ISO 8601 in UTC, as all lines have it."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def formatter(*, as_json: bool) -> logging.Formatter:
+    """A formatter of log records: one line of JSON, or one line of text, for each."""
+    common: list[Processor] = [
+        _add_timestamp,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        merge_contextvars,
+        structlog.stdlib.ExtraAdder(),
+    ]
+    render: list[Any]
+    if as_json:
+        render = [
+            _add_process_fields,
+            structlog.processors.format_exc_info,  # into one field, "exception"
+            structlog.processors.EventRenamer("message"),
+            structlog.processors.JSONRenderer(ensure_ascii=False, default=str),
+        ]
+    else:
+        console = structlog.dev.ConsoleRenderer(colors=False, pad_event_to=0, sort_keys=False)
+        render = [_shorten_exception, console, _in_one_line]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=common,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            *render,
+            cast(Processor, _without_passwords),
+        ],
+    )
 
 
 class RareWarning:
@@ -56,16 +132,29 @@ class RareWarning:
         self._next, self._left_out = now + self._every_s, 0
 
 
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        record.level = record.levelname.lower()
-        if record.exc_info and record.exc_info[1]:
-            # The traceback is for those who read log files; the line says what it was.
-            traceback.print_exception(record.exc_info[1], file=sys.stderr)
-            record.msg = f"{record.getMessage()}: {record.exc_info[1]!r}"
-            record.args, record.exc_info, record.exc_text = (), None, None
-        # One event is one line, whatever a client put into it.
-        return super().format(record).replace("\n", "\\n").replace("\r", "\\r")
+def _add_process_fields(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    event.update(_process_fields)
+    return event
 
 
-_FORMATTER = _Formatter("%(asctime)s %(level)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
+def _add_timestamp(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    event["timestamp"] = timestamp(event["_record"].created)
+    return event
+
+
+def _shorten_exception(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """The traceback is for those who read log files, so it goes to stderr; the line names it."""
+    exc_info = event.pop("exc_info", None)
+    if exc_info and exc_info[1]:
+        traceback.print_exception(exc_info[1], file=sys.stderr)
+        event["event"] = f"{event['event']}: {exc_info[1]!r}"
+    return event
+
+
+def _in_one_line(_logger: Any, _method: str, line: str) -> str:
+    """A client's text in an event must not look like another event."""
+    return line.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _without_passwords(_logger: Any, _method: str, line: str) -> str:
+    return _PASSWORD.sub(r"\1***@", line) if "@" in line else line

@@ -1,8 +1,11 @@
-"""Every metric's name, help and buckets. Own prefix, base units; no label by job, key or prompt.
+"""Every metric: name, help text, labels and buckets.
 
-vLLM's own `vllm:*` metrics stand beside the worker's, untouched. What the metrics are for, and the
-dashboards and alerts over them, is in compose/observability/. Words that are known beforehand are
-set to 0 at start: Prometheus' `increase` does not see the first one of a series that was not there.
+Names have the prefix `flotilla_` and base units. No label holds a job, a key or a prompt. vLLM's
+own `vllm:*` metrics are served beside the worker's, unchanged. compose/observability/ has the
+dashboards and alerts, and says how to read them.
+
+Label values that are known beforehand are set to 0 at start, because Prometheus' `increase` misses
+the first increment of a series that did not exist before.
 """
 
 from __future__ import annotations
@@ -30,18 +33,19 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
 
 
 class RedisReading(Collector):
-    """What Redis said of itself when the process was scraped; nothing where it says nothing."""
+    """Metrics from the servers' INFO, as of the last scrape; a value that a server hides is left out."""
 
     def __init__(self) -> None:
         self.infos: Sequence[Mapping[str, Any]] = ()
-        """INFO of each server that holds shards; empty while it can't be asked."""
+        """INFO of each server that holds shards, in order; empty while it can't be read."""
 
     def collect(self) -> Iterable[Metric]:
+        """Called by prometheus_client at each scrape."""
         for family, name, text, read in _REDIS:
             metric = family(name, text, labels=["server"])
-            for place, info in enumerate(self.infos):
-                with contextlib.suppress(KeyError):  # a managed Redis keeps this to itself
-                    metric.add_metric([str(place)], read(info))
+            for index, info in enumerate(self.infos):
+                with contextlib.suppress(KeyError):  # a managed Redis may hide this field
+                    metric.add_metric([str(index)], read(info))
             if metric.samples:
                 yield metric
 
@@ -57,96 +61,96 @@ _REDIS: Sequence[
     (
         GaugeMetricFamily,
         "flotilla_redis_memory_used_bytes",
-        "Memory that Redis uses",
+        "Memory in use",
         lambda info: info["used_memory"],
     ),
     (
         GaugeMetricFamily,
         "flotilla_redis_memory_limit_bytes",
-        "Memory that Redis may use; 0 is no limit",
+        "maxmemory; 0 means no limit",
         lambda info: info["maxmemory"],
     ),
     (
         GaugeMetricFamily,
         "flotilla_redis_aof_enabled",
-        "1 if jobs survive the end of Redis",
+        "1 if AOF persistence is enabled",
         lambda info: info["aof_enabled"],
     ),
     (
         GaugeMetricFamily,
         "flotilla_redis_aof_ok",
-        "1 if the last write to the append-only file and its last rewrite went well",
+        "1 if the last AOF write and the last AOF rewrite succeeded",
         lambda info: info["aof_last_write_status"] == info["aof_last_bgrewrite_status"] == "ok",
     ),
     (
         GaugeMetricFamily,
         "flotilla_redis_clients",
-        "Connections to Redis",
+        "Open client connections",
         lambda info: info["connected_clients"],
     ),
     (
         GaugeMetricFamily,
         "flotilla_redis_uptime_seconds",
-        "Since Redis has started",
+        "Uptime",
         lambda info: info["uptime_in_seconds"],
     ),
     (
         CounterMetricFamily,
         "flotilla_redis_commands_total",
-        "Commands that Redis has carried out; a script call counts its own as well",
+        "Commands executed, including those called by scripts",
         lambda info: info["total_commands_processed"],
     ),
     (
         CounterMetricFamily,
         "flotilla_redis_cpu_seconds_total",
-        "CPU time of Redis; its commands share one core",
+        "CPU time, user and system; all commands run on one core",
         lambda info: info["used_cpu_user"] + info["used_cpu_sys"],
     ),
     (
         CounterMetricFamily,
         "flotilla_redis_rejected_connections_total",
-        "Connections that Redis refused because of its maxclients",
+        "Connections refused because maxclients was reached",
         lambda info: info["rejected_connections"],
     ),
     (
         CounterMetricFamily,
         "flotilla_redis_evicted_keys_total",
-        "Keys that Redis threw away to make room: jobs among them",
+        "Keys evicted because memory was full, which may be jobs",
         lambda info: info["evicted_keys"],
     ),
     (
         GaugeMetricFamily,
         "flotilla_redis_evicts",
-        "1 if Redis is set to throw keys away when its memory is full",
+        "1 if maxmemory-policy evicts keys when memory is full",
         lambda info: bool(eviction.problem(info)),
     ),
 )
 
 
-def _tell_version(registry: CollectorRegistry) -> None:
+def _add_build_info(registry: CollectorRegistry) -> None:
     build = Gauge(
-        "flotilla_build_info", "1, with Flotilla's version", ["version"], registry=registry
+        "flotilla_build_info", "Always 1; the label has the version", ["version"], registry=registry
     )
     build.labels(version("flotilla")).set(1)
 
 
 def _refusals() -> set[str]:
-    """What `flotilla_requests_refused_total` may say, from the tree of errors."""
+    """The codes that `flotilla_requests_refused_total` can have: of all errors but a job's own."""
     kinds, codes = [errors.FlotillaError], set()
     for kind in kinds:
         kinds += kind.__subclasses__()
-        if not issubclass(kind, errors.JobFailed):  # a job is none of the refused
+        if not issubclass(kind, errors.JobFailed):
             codes.add(kind.code or kind.type)
     return codes
 
 
 class ReaperMetrics:
-    """What a process' reaper has done; any gateway or worker may be the one that does it."""
+    """What the reaper of this process did. Every gateway and worker runs one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.reaped = Counter(
             "flotilla_reaped_jobs_total",
-            "Jobs of silent workers, and jobs whose deadline passed, by what became of them",
+            "Jobs taken from silent workers or past their deadline, by their new state",
             ["state"],
             registry=registry,
         )
@@ -155,10 +159,10 @@ class ReaperMetrics:
 
 
 class GatewayMetrics:
-    """What a gateway process counts, and what it reads from Redis when it is scraped."""
+    """A gateway's metrics: its own counts, and what it reads from Redis at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        _tell_version(registry)
+        _add_build_info(registry)
         self.reaper = ReaperMetrics(registry)
         self.ready = Gauge(
             "flotilla_gateway_ready",
@@ -168,17 +172,17 @@ class GatewayMetrics:
         )
         self.redis_writable = Gauge(
             "flotilla_redis_writable",
-            "1 if the last test write to this server of shards went well",
+            "1 if the last test write to this server succeeded",
             ["server"],
             registry=registry,
         )
         self.submitted = FastCounters(
-            "flotilla_jobs_submitted_total", "Jobs put in a lane", ["pool", "lane"]
+            "flotilla_jobs_submitted_total", "Jobs submitted", ["pool", "lane"]
         )
         registry.register(self.submitted)
         self.refused = Counter(
             "flotilla_requests_refused_total",
-            "Requests that were answered with an error before they became a job",
+            "Requests answered with an error before they became a job",
             ["code"],
             registry=registry,
         )
@@ -186,23 +190,23 @@ class GatewayMetrics:
             self.refused.labels(code)
         self.wrong_keys = Counter(
             "flotilla_wrong_keys_total",
-            "Requests with an API key that is not known, by how they were answered",
+            "Requests with an unknown API key, by how they were answered",
             ["answer"],
             registry=registry,
         )
         for answer in ("at_once", "delayed", "refused"):
             self.wrong_keys.labels(answer)
         self.connections = Gauge(
-            "flotilla_connections", "Open connections of clients", registry=registry
+            "flotilla_connections", "Open client connections", registry=registry
         )
         self.connections_limit = Gauge(
             "flotilla_connections_limit",
-            "Connections of clients for which there are file descriptors",
+            "Client connections that the file descriptor limit allows",
             registry=registry,
         )
         self.connections_closed = Counter(
             "flotilla_connections_closed_total",
-            "Connections closed although their client had no answer, by the limit that was reached",
+            "Connections closed before an answer, by the limit that was reached",
             ["limit"],
             registry=registry,
         )
@@ -210,7 +214,7 @@ class GatewayMetrics:
             self.connections_closed.labels(limit)
         self.ttft = FastHistogram(
             "flotilla_ttft_seconds",
-            "From a streamed request's arrival to the first bytes of its answer",
+            "Time to first token: from a streamed request's arrival to the first bytes of its answer",
             _SECONDS,
         )
         registry.register(self.ttft)
@@ -228,73 +232,78 @@ class GatewayMetrics:
         """By whether the answer is streamed."""
         self.itl = FastHistogram(
             "flotilla_inter_token_seconds",
-            "Between two chunks of one stream, as they reach the gateway",
+            "Time between two chunks of one stream, as they reach the gateway",
             _TOKEN_SECONDS,
         )
         registry.register(self.itl)
         self.open_streams = Gauge(
             "flotilla_open_streams",
-            "Clients that wait for an answer or read one",
+            "Requests that wait for an answer or are reading one",
             registry=registry,
         )
         self.gaps = Counter(
             "flotilla_stream_gaps_total",
-            "Times that a reader had to read the log because pub/sub lost a frame",
+            "Times a reader fell back to the job log because pub/sub lost a frame",
             registry=registry,
         )
         self.cancelled_by_disconnect = Counter(
-            "flotilla_disconnects_total", "Clients that left before the end", registry=registry
+            "flotilla_disconnects_total",
+            "Clients that disconnected before the end of their answer",
+            registry=registry,
         )
         lane = ["pool", "lane"]
-        self.waiting = Gauge("flotilla_queue_depth", "Jobs that wait", lane, registry=registry)
+        self.waiting = Gauge("flotilla_queue_depth", "Queued jobs", lane, registry=registry)
         self.oldest = Gauge(
-            "flotilla_queue_oldest_age_seconds", "Longest wait in a lane", lane, registry=registry
+            "flotilla_queue_oldest_age_seconds",
+            "Age of the oldest queued job",
+            lane,
+            registry=registry,
         )
         self.jobs = Gauge(
             "flotilla_jobs",
-            "Jobs that have not ended, by state",
+            "Jobs that have not ended",
             ["pool", "state"],
             registry=registry,
         )
-        self.workers = Gauge(
-            "flotilla_workers", "Workers by state", ["pool", "state"], registry=registry
-        )
+        self.workers = Gauge("flotilla_workers", "Workers", ["pool", "state"], registry=registry)
         self.wanted = Gauge(
             "flotilla_autoscale_wanted_workers",
-            "Workers that the autoscaler wants",
+            "Workers the autoscaler wants",
             ["pool"],
             registry=registry,
         )
         self.bounds = Gauge(
             "flotilla_autoscale_limit_workers",
-            "Workers that the autoscaler may want, least and most",
+            "Least and most workers the autoscaler may want",
             ["pool", "bound"],
             registry=registry,
         )
         self.expected_wait = Gauge(
             "flotilla_autoscale_wait_seconds",
-            "What a job that comes now has to wait, start of workers included; none if not known",
+            "Expected wait of a job submitted now, including worker start-up; absent if unknown",
             ["pool"],
             registry=registry,
         )
         self.decision_age = Gauge(
             "flotilla_autoscale_decision_age_seconds",
-            "Since the autoscaler's last decision; grows while it is silent",
+            "Time since the autoscaler's last decision",
             ["pool"],
             registry=registry,
         )
         self.depth_limit = Gauge(
-            "flotilla_queue_depth_limit", "Jobs that may wait in one lane", registry=registry
+            "flotilla_queue_depth_limit",
+            "Most jobs that may be queued in one lane",
+            registry=registry,
         )
         self.dead_letters = Gauge(
             "flotilla_dead_letters",
-            "Jobs given up because every worker that tried them was lost; about 10,000 are kept",
+            "Jobs set aside: out of attempts or unreadable; about 10,000 are kept",
             registry=registry,
         )
-        self.chores = Gauge(
-            "flotilla_chore_last_run_timestamp_seconds",
-            "When a chore was last done to its end by any chores process, Unix time",
-            ["chore"],
+        self.maintenance = Gauge(
+            "flotilla_maintenance_last_run_timestamp_seconds",
+            "When a maintenance task was last done to its end by any maintenance process, Unix time",
+            ["task"],
             registry=registry,
         )
         self.redis = RedisReading()
@@ -302,20 +311,20 @@ class GatewayMetrics:
 
 
 class WorkerMetrics:
-    """What a worker process counts."""
+    """A worker's metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        _tell_version(registry)
+        _add_build_info(registry)
         self.reaper = ReaperMetrics(registry)
         self.info = Gauge(
             "flotilla_worker_info",
-            "1, with what this process serves; gives other metrics of the process their pool",
+            "Always 1; the labels tell what this process serves, for joins with its other metrics",
             ["worker", "pool", "engine"],
             registry=registry,
         )
         self.finished = FastCounters(
             "flotilla_jobs_finished_total",
-            "Jobs this worker ended; `code` says why they failed, if so",
+            "Jobs this worker ended; `code` is the error of those that failed",
             ["state", "code"],
         )
         registry.register(self.finished)
@@ -323,23 +332,26 @@ class WorkerMetrics:
         for code in ("rejected", "engine_error"):
             self.finished.of(JobState.FAILED, code)
         self.released = Counter(
-            "flotilla_jobs_released_total", "Jobs handed back", ["reason"], registry=registry
+            "flotilla_jobs_released_total",
+            "Jobs released back to the queue",
+            ["reason"],
+            registry=registry,
         )
         for reason in ("drained", "engine_died", "id_taken", "run_failed"):
             self.released.labels(reason)
         self.retried = Counter(
             "flotilla_jobs_retried_total",
-            "Leases of jobs that had been lost with an earlier worker",
+            "Jobs leased for a second or later attempt",
             registry=registry,
         )
         self.queue_wait = FastHistogram(
-            "flotilla_queue_wait_seconds", "From submit to the lease, by Redis' clock", _SECONDS
+            "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock", _SECONDS
         )
         self.first_token = FastHistogram(
-            "flotilla_worker_first_token_seconds", "From the lease to the first token", _SECONDS
+            "flotilla_worker_first_token_seconds", "Time from lease to first token", _SECONDS
         )
         self.job_seconds = FastHistogram(
-            "flotilla_job_duration_seconds", "From the lease to the end", _SECONDS
+            "flotilla_job_duration_seconds", "Time from lease to end", _SECONDS
         )
         for histogram in (self.queue_wait, self.first_token, self.job_seconds):
             registry.register(histogram)
@@ -349,7 +361,7 @@ class WorkerMetrics:
         self.completion_tokens = tokens.of("completion")
         self.fenced = Counter(
             "flotilla_fenced_writes_total",
-            "Writes refused because the job was not this worker's any more",
+            "Writes refused because this worker had lost the job's lease, by the job's state",
             ["state"],
             registry=registry,
         )
@@ -357,20 +369,20 @@ class WorkerMetrics:
             self.fenced.labels(state)
         self.slots = Gauge(
             "flotilla_worker_slots",
-            "Sequences the engine may run, by use",
+            "Sequences the engine can run at once, by use",
             ["use"],
             registry=registry,
         )
         self.kv_usage = Gauge(
-            "flotilla_worker_kv_usage_ratio", "KV cache in use", registry=registry
+            "flotilla_worker_kv_usage_ratio", "Share of the KV cache in use", registry=registry
         )
         self.steps = FastCounter("flotilla_engine_steps_total", "Engine steps")
-        self.flushes = FastCounter("flotilla_flushes_total", "Script calls that carried tokens")
+        self.flushes = FastCounter("flotilla_flushes_total", "Script calls that carried output")
         registry.register(self.steps)
         registry.register(self.flushes)
         self.state = Gauge(
             "flotilla_worker_state",
-            "1 for the state the worker is in",
+            "1 for the worker's current state",
             ["state"],
             registry=registry,
         )

@@ -1,14 +1,15 @@
-"""A line to Redis: one connection on which calls do not wait for each other's replies.
+"""One connection to Redis on which calls do not wait for each other's replies.
 
 redis-py's own call takes a connection out of a pool, writes, waits, reads and puts it back, at five
-times the CPU time of the call itself; here calls are written at once and replies are matched in
-their order. redis-py still connects (address, TLS, authentication, database), then hands its socket
-over.
+times the CPU time of the call itself. Here calls are written at once and replies are matched in
+their order. redis-py connects (address, TLS, authentication, database); what carries commands and
+replies from then on is a `Link` (redis_link.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,37 +17,20 @@ from typing import Any
 import hiredis
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from shared.platform.redis_link import Link, open_link
+
+log = logging.getLogger("flotilla.redis")
 
 Argument = str | bytes | int | float
 
-
-class ScriptsMissing(NoScriptError, RedisConnectionError):
-    """Redis lacks the script or function of a call, so nothing was carried out.
-
-    A RedisConnectionError, as callers repeat a call after a lost connection anyway.
-    """
-
-
-_ERRORS = {"NOSCRIPT": ScriptsMissing, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
-_NOTHING = object()
 _MESSAGE = b"message"
 
 
-def _error(text: str) -> ResponseError:
-    if text == "ERR Function not found":
-        return ScriptsMissing(text)
-    kind: type[ResponseError] = _ERRORS.get(text.partition(" ")[0], ResponseError)
-    return kind(text)
-
-
-class PipelinedConnection(asyncio.Protocol):
-    """Connects when it is first used, and again after a loss; calls that were on their way fail.
-
-    `on_message` hears what arrives on the channels that were subscribed to, `on_error` of errors
-    that Redis replies, before the caller does.
-    """
+class PipelinedConnection:
+    """Connects when it is first used, and again after a loss; calls in flight then fail."""
 
     def __init__(
         self,
@@ -55,22 +39,25 @@ class PipelinedConnection(asyncio.Protocol):
         on_message: Callable[[bytes], None] | None = None,
         on_error: Callable[[Exception], None] | None = None,
     ) -> None:
+        """`timeout_s`: a connection without any reply for so long, while calls wait, is given up.
+
+        `on_message` is called with each message on a subscribed channel, `on_error` with each
+        error reply, before its caller gets it.
+        """
         self._pool: Any = redis.connection_pool
         self._timeout_s = timeout_s
         self._on_message = on_message
         self._on_error = on_error
-        self._connection: Any = None
-        self._transport: asyncio.Transport | None = None
-        self._before: Any = None  # redis-py's protocol, which hears of the end too
+        self._link: Link | None = None
+        self._ended_link: Link | None = None  # the one before, to be released
         self._connecting = asyncio.Lock()
-        self._reader = hiredis.Reader()
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._loop: asyncio.AbstractEventLoop  # the connection's
-        self._watch: asyncio.TimerHandle | None = None
+        self._timeout: asyncio.TimerHandle | None = None
         self._n_replies = 0
-        self._n_seen = 0
+        self._n_replies_checked = 0
         self.losses = 0
-        """How often a connection was lost: after it Redis may know less than before."""
+        """How many connections were lost: with each, Redis may have lost a command."""
         self.lost = asyncio.Event()
         """Set while there is no connection."""
         self.lost.set()
@@ -79,109 +66,102 @@ class PipelinedConnection(asyncio.Protocol):
         """The reply, bytes undecoded. Raises redis' errors; after a RedisTimeoutError or
         RedisConnectionError the command may have been carried out.
         """
-        if self._transport is None:
+        if self._link is None:
             await self.connect()
         return await self.send(*command)
 
     def send(self, *command: Argument) -> asyncio.Future[Any]:
-        """As `call`, but the command is under way when this returns; there must be a connection."""
-        transport = self._transport
-        if transport is None:
+        """Write a command now; the future is its reply, as of `call`.
+
+        Raises RedisConnectionError if there is no connection.
+        """
+        link = self._link
+        if link is None:
             raise RedisConnectionError("Connection to Redis lost")
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(reply)
-        transport.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
-        if self._watch is None:
-            self._n_seen = self._n_replies
-            self._watch = self._loop.call_later(self._timeout_s, self._look)
+        link.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
+        if self._timeout is None:
+            self._n_replies_checked = self._n_replies
+            self._timeout = self._loop.call_later(self._timeout_s, self._check_replies)
         return reply
 
     async def close(self) -> None:
-        """Calls that are on their way fail; the next one would connect again."""
+        """Calls in flight fail; the next one would connect again."""
         self._break(RedisConnectionError("closed"))
-        await self._forget()
-
-    async def _forget(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.disconnect(nowait=True)
+        await self._release()
 
     async def connect(self) -> None:
-        """Nothing, if there is a connection."""
-        if self._transport is not None:
+        """Connect, unless connected. Raises redis' errors."""
+        if self._link is not None:
             return
         async with self._connecting:
-            if self._transport is not None:
-                return
-            await self._forget()
-            self._loop = asyncio.get_running_loop()
-            connection: Any = self._pool.make_connection()
-            await connection.connect()
-            # There is no public way to the socket of a connection that redis-py has set up.
-            transport: asyncio.Transport = connection._writer.transport  # noqa: SLF001
-            self._before = transport.get_protocol()
-            transport.set_protocol(self)
-            self._reader = hiredis.Reader(replyError=_error, notEnoughData=_NOTHING)
-            self._connection, self._transport = connection, transport
-            self.lost.clear()
+            if self._link is None:
+                await self._release()
+                self._loop = asyncio.get_running_loop()
+                self._link = await open_link(self._pool, self._on_reply, self._on_lost)
+                self.lost.clear()
 
-    # --- asyncio.Protocol ---
+    async def _release(self) -> None:
+        link, self._ended_link = self._ended_link, None
+        if link is not None:
+            await link.closed()
 
-    def data_received(self, data: bytes) -> None:
-        reader, listens = self._reader, self._on_message
-        reader.feed(data)
-        while (reply := reader.gets()) is not _NOTHING:
-            if listens is not None and isinstance(reply, list) and reply[0] == _MESSAGE:
-                listens(reply[2])
-                continue
-            if not self._waiting:
-                self._break(RedisConnectionError("Redis sent a reply that nobody waits for"))
-                return
-            self._n_replies += 1
-            waiting = self._waiting.popleft()
-            if self._on_error is not None and isinstance(reply, Exception):
-                self._on_error(reply)
-            if waiting.done():
-                continue
-            if isinstance(reply, Exception):
-                waiting.set_exception(reply)
-            else:
+    def _on_reply(self, reply: Any) -> None:
+        """Hand a published message to `on_message`, any other reply to the call that waits."""
+        if (
+            self._on_message is not None
+            and isinstance(reply, list)
+            and reply
+            and reply[0] == _MESSAGE
+        ):
+            try:
+                self._on_message(reply[2])
+            except Exception:
+                log.exception("a published message could not be handled")
+            return
+        if not self._waiting:
+            self._break(RedisConnectionError("Redis sent a reply that no call waits for"))
+            return
+        self._n_replies += 1
+        waiting = self._waiting.popleft()
+        if not isinstance(reply, Exception):
+            if not waiting.done():
                 waiting.set_result(reply)
-            if isinstance(reply, ReadOnlyError):
-                # A master that became a replica: its successor is found by connecting anew.
-                self._break(RedisConnectionError("connected to a replica"))
-                return
+            return
+        if self._on_error is not None:
+            self._on_error(reply)
+        if not waiting.done():
+            waiting.set_exception(reply)
+        if isinstance(reply, ReadOnlyError):
+            # The master became a replica: connecting anew finds its successor.
+            self._break(RedisConnectionError("connected to a replica"))
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._before is not None:
-            self._before.connection_lost(exc)
-        self._lose(exc)
+    def _on_lost(self, error: Exception | None) -> None:
+        reason = error or "closed by server"
+        self._break(RedisConnectionError(f"Connection to Redis lost: {reason}"))
 
-    def _lose(self, exc: Exception | None = None) -> None:
-        self._break(RedisConnectionError(f"Connection to Redis lost: {exc or 'closed by server'}"))
-
-    def _look(self) -> None:
-        """A while after a call: has something come, if something should?"""
-        self._watch = None
+    def _check_replies(self) -> None:
+        """Give the connection up if calls wait and nothing came since the timer was set."""
+        self._timeout = None
         if not self._waiting:
             return
-        if self._n_seen == self._n_replies:
+        if self._n_replies_checked == self._n_replies:
             self._break(RedisTimeoutError("Redis does not answer"))
             return
-        self._n_seen = self._n_replies
-        self._watch = self._loop.call_later(self._timeout_s, self._look)
+        self._n_replies_checked = self._n_replies
+        self._timeout = self._loop.call_later(self._timeout_s, self._check_replies)
 
     def _break(self, error: Exception) -> None:
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            # What it may still tell of must not be taken for the next connection's.
-            transport.set_protocol(self._before)
-            transport.abort()
+        link, self._link = self._link, None
+        if link is not None:
+            link.abort()
+            self._ended_link = link
             self.losses += 1
         self.lost.set()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
         waiting, self._waiting = self._waiting, deque()
         for reply in waiting:
             if not reply.done():

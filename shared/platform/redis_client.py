@@ -1,8 +1,9 @@
-"""Connections to Redis: one way to make them, with limits on every wait."""
+"""Clients for Redis: how they connect, what times out, and which errors pass by themselves."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -14,12 +15,12 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
 TIMEOUT_S = 5.0
-"""For a reply. A call that hit it may have been carried out: all scripts may be sent again."""
+"""Limit for a reply. A call that timed out may have been executed: scripts may be sent again."""
 BLOCK_S = 5.0
-"""How long one blocking read waits; its socket waits longer."""
+"""How long one blocking read waits; its socket timeout is longer."""
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError, OSError)
-"""Redis can't be reached now; the same call may go through later."""
+"""Errors of a server that can't be reached now; the same call may succeed later."""
 
 __all__ = [
     "BLOCK_S",
@@ -34,18 +35,20 @@ __all__ = [
     "ResponseError",
     "connect",
     "connect_blocking",
+    "server_name",
+    "server_names",
     "unwritable",
     "weaknesses",
 ]
 
 
 def connect(url: str, *, max_connections: int = 64) -> Redis:
-    """A client for short calls. Nothing is retried under the hood: callers know what may be."""
+    """A client for short calls. It never retries: only the caller knows what may be repeated."""
     return Redis.from_pool(_pool(url, max_connections, socket_timeout=TIMEOUT_S))
 
 
 def connect_blocking(url: str) -> Redis:
-    """A client for blocking reads and subscriptions: no socket timeout shorter than their wait."""
+    """A client for blocking reads and subscriptions, with a socket timeout above `BLOCK_S`."""
     timeout_s = BLOCK_S + TIMEOUT_S
     pool = _pool(url, 4, socket_timeout=timeout_s, health_check_interval=BLOCK_S)
     return Redis.from_pool(pool)
@@ -60,31 +63,43 @@ def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionP
         timeout=TIMEOUT_S,
         socket_connect_timeout=TIMEOUT_S,
         retry=Retry(NoBackoff(), 0),
-        # Notices of a managed Redis. With them redis-py hands out a connection that has something
-        # to read, be it that the server closed it: a failed call for each after a restart.
+        # Notices of managed servers. With them on, redis-py hands out connections that the server
+        # has closed: one failed call for each of them after a restart.
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
         **options,
     )
 
 
-async def weaknesses(redis: Redis) -> list[str]:
-    """How this Redis could lose jobs by its settings; empty where it says nothing of them.
+def server_name(redis: Any) -> str:
+    """Where a client connects to, for log lines: `host:port/db` or a socket's path; no password."""
+    options = redis.connection_pool.connection_kwargs
+    where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    return f"{where}/{options.get('db') or 0}"
 
-    What it may evict is another matter (eviction.py).
+
+def server_names(urls: Iterable[str]) -> str:
+    """The same for addresses, comma separated."""
+    return ", ".join(server_name(connect(url, max_connections=1)) for url in urls)
+
+
+async def weaknesses(redis: Redis) -> list[str]:
+    """Settings of this server that can lose jobs; empty if there are none or it hides them.
+
+    Eviction is checked in eviction.py. Raises redis' errors.
     """
     settings: Any = {}
-    with contextlib.suppress(ResponseError):  # managed ones keep CONFIG to themselves
+    with contextlib.suppress(ResponseError):  # managed servers have no CONFIG
         settings = await redis.config_get("appendonly")
     if settings.get(b"appendonly", b"yes") == b"no":
-        return ["appendonly is no: jobs do not survive its end; set yes"]
+        return ["appendonly is no: jobs are lost when Redis stops; set it to yes"]
     return []
 
 
 def unwritable(error: BaseException) -> bool:
-    """Redis answers but refuses writes for now: memory or disk full, loading, or a replica."""
+    """Whether Redis refuses writes for now: memory or disk full, loading, or a replica."""
     words = ("OOM", "MISCONF", "READONLY", "LOADING", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
     if isinstance(error, OutOfMemoryError | ReadOnlyError):
         return True
-    # Redis before 7 quotes what a command of a script said: `Error running script ...: -OOM ...`.
+    # Redis before 7 quotes the error of a script's command: `Error running script ...: -OOM ...`.
     text = str(error)
     return text.startswith(words) or any(f" -{word} " in text for word in words)

@@ -51,6 +51,13 @@ class Settings(BaseSettings):
         (), description="where shards lie, in turn, comma separated; empty is the fleet's Redis"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="of log lines; auto is pretty on a terminal and JSON elsewhere"
+    )
+    fast_paths: Literal["auto", "off"] = Field(
+        "auto",
+        description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
+    )
     lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
 
     # --- gateway ---
@@ -116,8 +123,8 @@ class Settings(BaseSettings):
         "published on loopback only",
     )
 
-    # --- chores and autoscale ---
-    chores_redis_url: str = Field(
+    # --- maintenance and autoscale ---
+    maintenance_redis_url: str = Field(
         "", description="Celery's own database; empty is the next one of the fleet's Redis"
     )
     autoscale: str = Field(
@@ -150,9 +157,6 @@ class Settings(BaseSettings):
     model: str = Field("", description="hub id or folder; empty is the demo model")
     served_model_name: str = Field("", description="the name clients use; empty is the model's own")
     engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
-    direct_chunks: bool = Field(
-        True, description="plain streams' chunks are made here, not by vLLM's serving layer"
-    )
     pool: str = Field("", description="workers of one pool share a queue; empty is by model name")
     worker_id: str = ""
     worker_host: str = "127.0.0.1"

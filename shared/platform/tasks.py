@@ -10,10 +10,10 @@ _AGAIN_S = 0.1
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended; what they raise is dropped.
+    """Cancel tasks until all have ended. What they raise is dropped.
 
-    Once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py waits with, loses a
-    cancellation that comes when what it waits for has just happened.
+    Cancelling once is not enough: `asyncio.wait_for` of Python 3.11, which redis-py uses, loses a
+    cancellation that arrives at the moment when the awaited thing completes.
     """
     pending = {task for task in tasks if not task.done()}
     while pending:

@@ -26,10 +26,10 @@ gets the shard's base key may make the others itself.
 | `flotilla:{fleet}:probe` | string | can Redis be written? | gateway's readiness | 10 s |
 | `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
 | `flotilla:{fleet}:scale:<pool>` | hash | the last decision about its workers (scaling.py), and what the next one needs | autoscaler | for good |
-| `flotilla:{fleet}:scalings:<pool>` | list, 100 entries | decisions that changed something, newest first | autoscaler | for good |
-| `flotilla:{fleet}:chore:<name>` | string | which chores process does this chore now | chores | one round |
-| `flotilla:{fleet}:chores` | hash | chore -> when it was last done, Unix seconds by Redis' clock | chores | for good |
-| `flotilla:chores:<fleet>:*` | Celery's own | messages, in the chores' database; `<fleet>` tells fleets that share it apart | Celery | |
+| `flotilla:{fleet}:scaling_events:<pool>` | list, 100 entries | decisions that changed something, newest first | autoscaler | for good |
+| `flotilla:{fleet}:maintenance_lock:<task>` | string | which maintenance process does this task now | maintenance | one round |
+| `flotilla:{fleet}:maintenance` | hash | task -> when it was last done, Unix seconds by Redis' clock | maintenance | for good |
+| `flotilla:celery:<fleet>:*` | Celery's own | messages, in the maintenance process's database; `<fleet>` tells fleets that share it apart | Celery | |
 | `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, cancel, ... | |
 | `flotilla:control:<worker>` | channel | jobs handed over, jobs to drop (channel.py) | submit, cancel, expire | |
 """  # noqa: E501, RUF100
@@ -138,9 +138,9 @@ def reaper(shard: int) -> str:
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 PROBE: Final = "flotilla:{fleet}:probe"
-CHORES: Final = "flotilla:{fleet}:chores"
+MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
 SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"
-"""Of `scale` and `scalings`, for Redis' SCAN."""
+"""Of `scale` and `scaling_events`, for Redis' SCAN."""
 
 
 def worker(worker_id: str) -> str:
@@ -155,16 +155,16 @@ def scale(pool: str) -> str:
     return f"flotilla:{{fleet}}:scale:{pool}"
 
 
-def scalings(pool: str) -> str:
-    return f"flotilla:{{fleet}}:scalings:{pool}"
+def scaling_events(pool: str) -> str:
+    return f"flotilla:{{fleet}}:scaling_events:{pool}"
 
 
-def chore(name: str) -> str:
-    return f"flotilla:{{fleet}}:chore:{name}"
+def maintenance_lock(name: str) -> str:
+    return f"flotilla:{{fleet}}:maintenance_lock:{name}"
 
 
 def celery_prefix(fleet: str) -> str:
-    return f"flotilla:chores:{fleet}:"
+    return f"flotilla:celery:{fleet}:"
 
 
 def tokens_channel(gateway_id: str) -> str:

@@ -25,22 +25,22 @@ class LaneDepth:
 
 async def depths(queue: JobQueue) -> list[LaneDepth]:
     """What waits and what runs, per pool and lane. Raises redis' errors if any server is away."""
-    ask = queue.servers.ask()
+    pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        ask.of(shard).smembers(keys.pool_names(shard))
-    pools = sorted({pool.decode() for part in await ask.answers() for pool in part})
+        pipeline.of(shard).smembers(keys.pool_names(shard))
+    pools = sorted({pool.decode() for part in await pipeline.execute() for pool in part})
     places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
-    ask = queue.servers.ask()
-    ask.of(0).time()
+    pipeline = queue.servers.pipeline()
+    pipeline.of(0).time()
     for pool, lane in places:
         for shard in range(queue.shards):
-            ask.of(shard).zcard(keys.waiting(shard, pool, lane))
-            ask.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
+            pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+            pipeline.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
     for pool in pools:
         for lane in LANES:
             for shard in range(queue.shards):
-                ask.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
-    replies = await ask.answers(partly=True)
+                pipeline.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
+    replies = await pipeline.execute(raise_on_error=False)
     for error in replies:
         if isinstance(error, UNAVAILABLE):
             raise error
@@ -82,17 +82,19 @@ async def position(queue: JobQueue, job: Job) -> int | None:
 
 async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
     """`position` of each of these jobs, asked at once."""
-    ask = queue.servers.ask()
+    pipeline = queue.servers.pipeline()
     lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _better(job))
     for pool, lane in lanes:
         for shard in range(queue.shards):
-            ask.of(shard).zcard(keys.waiting(shard, pool, lane))
+            pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
     for job in jobs:
         own = checked_shard(job.id)
-        ask.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
+        pipeline.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
         for shard in range(queue.shards):
-            ask.of(shard).zcount(keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us)
-    replies = iter(await ask.answers(partly=True))
+            pipeline.of(shard).zcount(
+                keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us
+            )
+    replies = iter(await pipeline.execute(raise_on_error=False))
 
     def total() -> int:
         counts = [next(replies) for _ in range(queue.shards)]

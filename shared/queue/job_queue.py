@@ -13,9 +13,9 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shared.api.errors import QueueFull
-from shared.fleet.servers import Servers
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import UNAVAILABLE
+from shared.platform.servers import Servers
 from shared.protocol import keys
 from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_of
@@ -228,10 +228,10 @@ class JobQueue:
 
     async def withdraw_slots(self, pool: str, worker: str, lease_s: float) -> None:
         """The worker advertises no slots any more."""
-        ask = self.servers.ask()
+        pipeline = self.servers.pipeline()
         for shard in range(self.shards):
-            ask.of(shard).zrem(keys.advertised(shard, pool), keys.advertiser(worker, lease_s))
-        await ask.answers()
+            pipeline.of(shard).zrem(keys.advertised(shard, pool), keys.advertiser(worker, lease_s))
+        await pipeline.execute()
 
     async def renew(
         self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]

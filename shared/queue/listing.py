@@ -23,20 +23,24 @@ async def page(
     is swept. Raises redis' errors if any server is away.
     """
     upper = "+inf" if before is None else f"({before}"
-    ask = queue.servers.ask()
+    pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        ask.of(shard).zrevrangebyscore(
+        pipeline.of(shard).zrevrangebyscore(
             keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
         )
     found = sorted(
-        ((int(score), job_id.decode()) for part in await ask.answers() for job_id, score in part),
+        (
+            (int(score), job_id.decode())
+            for part in await pipeline.execute()
+            for job_id, score in part
+        ),
         reverse=True,
     )[:limit]
-    ask = queue.servers.ask()
+    pipeline = queue.servers.pipeline()
     for _, job_id in found:
         shard = checked_shard(job_id)
-        ask.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
-    values, sweep = await ask.answers(), queue.servers.ask()
+        pipeline.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
+    values, sweep = await pipeline.execute(), queue.servers.pipeline()
     rows = []
     for (created_us, job_id), fields in zip(found, values, strict=True):
         job = read_job(job_id, SUMMARY, fields)
@@ -44,25 +48,25 @@ async def page(
         if job is None:
             shard = checked_shard(job_id)
             sweep.of(shard).zrem(keys.jobs(shard, tenant), job_id)
-    await sweep.answers()
+    await sweep.execute()
     return rows
 
 
 async def with_errors(queue: JobQueue, jobs: Sequence[Job]) -> list[Job]:
     """The same jobs; those that the engine refused with their results, which hold the error."""
     refused = [job for job in jobs if job.error_code and job.status]
-    ask = queue.servers.ask()
+    pipeline = queue.servers.pipeline()
     for job in refused:
         shard = checked_shard(job.id)
-        ask.of(shard).hstrlen(keys.job(shard, job.id), "result")
-    sizes = await ask.answers()
+        pipeline.of(shard).hstrlen(keys.job(shard, job.id), "result")
+    sizes = await pipeline.execute()
     small = [job for job, size in zip(refused, sizes, strict=True) if 0 < size <= ERROR_BYTES]
-    ask = queue.servers.ask()
+    pipeline = queue.servers.pipeline()
     for job in small:
         shard = checked_shard(job.id)
-        ask.of(shard).hget(keys.job(shard, job.id), "result")
+        pipeline.of(shard).hget(keys.job(shard, job.id), "result")
     results = {
-        job.id: result or b"" for job, result in zip(small, await ask.answers(), strict=True)
+        job.id: result or b"" for job, result in zip(small, await pipeline.execute(), strict=True)
     }
     return [
         dataclasses.replace(job, result=results[job.id]) if job.id in results else job

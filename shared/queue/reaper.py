@@ -11,9 +11,9 @@ import logging
 import random
 import time
 
-from shared.fleet.servers import shards_on
 from shared.platform.metrics import ReaperMetrics
 from shared.platform.redis_client import RedisError
+from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue

@@ -34,7 +34,7 @@ from tests.waiting import wait_for
 
 REAL = bool(os.environ.get("REAL"))
 WORKER, MODEL = ("worker", "flotilla-demo") if REAL else ("worker-sim", "simulated")
-OURS = ("gateway", "chores", WORKER)
+OURS = ("gateway", "maintenance", WORKER)
 SLOTS = 4
 LONG_PROMPT = "word " * 400  # at 10 ms per token: seconds before the first token of the answer
 STORY = "Tell me a story about a queue."
@@ -313,7 +313,7 @@ for line in sys.argv[1:]:
         "GET /info": 403,
         "GET /secrets": 403,
     }
-    done = fleet.execute("chores", "python", "-c", code, *calls)
+    done = fleet.execute("maintenance", "python", "-c", code, *calls)
     got = dict(zip(calls, map(int, done.stdout.split()), strict=True))
     assert got == calls
 
@@ -328,7 +328,7 @@ def test_the_autoscaler_starts_and_drains_containers(fleet: Fleet) -> None:
         "FLOTILLA_AUTOSCALE_DOWN_AFTER_S": "3",
         "FLOTILLA_DOCKER_SERVICE": WORKER,
     }
-    fleet.up("chores")
+    fleet.up("maintenance")
     assert not fleet.containers(WORKER)
     jobs = fleet.ended(fleet.jobs(4, MODEL, "hi", max_tokens=8))
     assert outcomes(jobs) == {"completed"}

@@ -1,4 +1,4 @@
-"""Gateways, workers and chores as the processes that users run, on ports of their own."""
+"""Gateways, workers and maintenance as the processes that users run, on ports of their own."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ class Stack:
         """A process that has no address of its own; does not wait."""
         return self._start(module, "", {"lease_s": LEASE_S, **changes})
 
-    def chores(self, **changes: Any) -> Process:
-        """A chores process; it has no port to ask at."""
+    def maintenance(self, **changes: Any) -> Process:
+        """A maintenance process; it has no port to ask at."""
         return self._start("gateway.maintenance", "", {"lease_s": LEASE_S, **changes})
 
     def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:

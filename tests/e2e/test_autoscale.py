@@ -144,7 +144,7 @@ def test_who_waits_for_a_cold_fleet_is_told_and_ctrl_c_ends_it(
     job_id = submit(api, url, 0)
 
     def told() -> str:
-        return str(api.get(f"{url}/jobs/{job_id}").json().get("waits_for", ""))
+        return str(api.get(f"{url}/jobs/{job_id}").json().get("wait_reason", ""))
 
     wait_for(lambda: "one is being started" in told(), "the job says what it waits for")
     wait_for(lambda: pool(fleet)["workers"] == {"starting": 1}, "the worker that loads counts")

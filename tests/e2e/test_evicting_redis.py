@@ -48,7 +48,8 @@ def test_it_is_refused_at_start(evicting: RedisServer, tmp_path: Path, command: 
         check=False,
     )
     assert ended.returncode == 2
-    assert "Redis can't be used for jobs: its maxmemory-policy allkeys-lru" in ended.stderr
+    where = evicting.url.removeprefix("redis://")
+    assert f"Redis {where} can't be used for jobs: its maxmemory-policy allkeys-lru" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -30,7 +30,7 @@ from tests.waiting import wait_for
 
 POOL = "simulated"
 BEATS = {"autoscale": "no-such-model=0:1", "autoscale_tick_s": 0.5}
-"""A chore that is done often, so that nobody has to wait for the others."""
+"""A maintenance task that is done often, so that nobody has to wait for the others."""
 END_S = 20.0
 """For a process to end; it takes one or two, and ten where Redis hangs."""
 
@@ -55,17 +55,17 @@ def store(own_redis: RedisServer) -> Iterator[redis.Redis]:
 
 
 def wait_for_beat(store: redis.Redis, process: Process) -> None:
-    """The chore that is done often is done once more."""
-    store.hdel(keys.CHORES, AUTOSCALE)
+    """The task that is done often is done once more."""
+    store.hdel(keys.MAINTENANCE_RUNS, AUTOSCALE)
     wait_until_done(store, process, AUTOSCALE)
 
 
 def wait_until_done(store: redis.Redis, process: Process, name: str) -> None:
-    """The chore is done for the first time."""
+    """The task is done for the first time."""
 
     def done() -> bool:
         assert process.popen.poll() is None, f"it ended:\n{process.log.read_text()[-3000:]}"
-        return bool(store.hexists(keys.CHORES, name))
+        return bool(store.hexists(keys.MAINTENANCE_RUNS, name))
 
     wait_for(done, f"{name} is done")
 
@@ -93,13 +93,13 @@ def check(stack: Stack) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_its_beat_ticks_and_a_signal_ends_it(fleet: Stack, store: redis.Redis, number: int) -> None:
     assert check(fleet).returncode == 1
-    chores = fleet.chores(**BEATS)
-    wait_until_done(store, chores, REPAIR)
+    maintenance = fleet.maintenance(**BEATS)
+    wait_until_done(store, maintenance, REPAIR)
     for _ in range(3):
-        wait_for_beat(store, chores)
+        wait_for_beat(store, maintenance)
     assert check(fleet).returncode == 0
     before = time.monotonic()
-    said = end(chores, number)
+    said = end(maintenance, number)
     assert time.monotonic() - before < END_S / 2
     assert "Traceback" not in said
     assert "error" not in said
@@ -115,8 +115,8 @@ def test_what_was_damaged_is_repaired_and_completed(fleet: Stack, store: redis.R
     ids = [client.post("/jobs", json={"body": body}).json()["id"] for _ in range(5)]
     store.delete(keys.queue(0, POOL, DEFAULT), keys.waiting(0, POOL, DEFAULT))
     store.zadd(keys.waiting(0, POOL, DEFAULT), {"job_" + "0" * 27: 1})
-    chores = fleet.chores()
-    wait_until_done(store, chores, REPAIR)
+    maintenance = fleet.maintenance()
+    wait_until_done(store, maintenance, REPAIR)
     fleet.worker()
 
     def states() -> list[str]:
@@ -126,45 +126,45 @@ def test_what_was_damaged_is_repaired_and_completed(fleet: Stack, store: redis.R
     for job_id in ids:
         assert len(client.get(f"/jobs/{job_id}").json()["attempts"]) == 1
     assert store.zcard(keys.waiting(0, POOL, DEFAULT)) == 0
-    assert "repaired: " in end(chores)
-    assert gateway.metric("flotilla_chore_last_run_timestamp_seconds", chore=REPAIR) > 1e9
+    assert "repaired: " in end(maintenance)
+    assert gateway.metric("flotilla_maintenance_last_run_timestamp_seconds", task=REPAIR) > 1e9
     client.close()
 
 
 def test_it_outlives_its_redis(fleet: Stack, own_redis: RedisServer, store: redis.Redis) -> None:
     own_redis.stop()
-    chores = fleet.chores(**BEATS)  # it waits for Redis at its start too
-    wait_for(lambda: "Trying again" in chores.log.read_text(), "it has noticed")
+    maintenance = fleet.maintenance(**BEATS)  # it waits for Redis at its start too
+    wait_for(lambda: "Trying again" in maintenance.log.read_text(), "it has noticed")
     own_redis.start()
-    wait_for_beat(store, chores)
+    wait_for_beat(store, maintenance)
     for _ in range(5):  # Celery has more than one way not to come back
         own_redis.stop(kill=True)
         own_redis.start()
-        wait_for_beat(store, chores)
+        wait_for_beat(store, maintenance)
     store.flushall()  # its own database too
-    wait_for_beat(store, chores)
-    end(chores)
+    wait_for_beat(store, maintenance)
+    end(maintenance)
 
 
 def test_a_signal_ends_it_while_redis_is_away(
     fleet: Stack, own_redis: RedisServer, store: redis.Redis
 ) -> None:
-    chores = fleet.chores(**BEATS)
-    wait_for_beat(store, chores)
+    maintenance = fleet.maintenance(**BEATS)
+    wait_for_beat(store, maintenance)
     own_redis.stop(kill=True)
-    wait_for(lambda: "Trying again" in chores.log.read_text(), "it has noticed")
-    end(chores)
+    wait_for(lambda: "Trying again" in maintenance.log.read_text(), "it has noticed")
+    end(maintenance)
 
 
 def test_a_signal_ends_it_while_redis_hangs(
     fleet: Stack, own_redis: RedisServer, store: redis.Redis
 ) -> None:
-    chores = fleet.chores(**BEATS)
-    wait_for_beat(store, chores)
+    maintenance = fleet.maintenance(**BEATS)
+    wait_for_beat(store, maintenance)
     assert own_redis._process is not None
     os.kill(own_redis._process.pid, signal.SIGSTOP)
     try:
-        end(chores)
+        end(maintenance)
     finally:
         os.kill(own_redis._process.pid, signal.SIGCONT)
 
@@ -189,7 +189,7 @@ def message(body: bytes, content_type: str, task: str) -> str:
             "properties": {
                 "correlation_id": name,
                 "delivery_mode": 2,
-                "delivery_info": {"exchange": "", "routing_key": "chores"},
+                "delivery_info": {"exchange": "", "routing_key": "maintenance"},
                 "priority": 0,
                 "body_encoding": "base64",
                 "delivery_tag": name,
@@ -201,8 +201,8 @@ def message(body: bytes, content_type: str, task: str) -> str:
 def test_rubbish_in_its_database_ends_nothing(
     fleet: Stack, own_redis: RedisServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    chores = fleet.chores(**BEATS)
-    wait_for_beat(store, chores)
+    maintenance = fleet.maintenance(**BEATS)
+    wait_for_beat(store, maintenance)
     trap = tmp_path / "code was run"
     as_json, as_pickle = "application/json", "application/x-python-serialize"
     rubbish = [
@@ -216,21 +216,21 @@ def test_rubbish_in_its_database_ends_nothing(
         '{"no": "message"}',
         "[]",
     ]
-    queue = f"{broker(Settings(redis_url=own_redis.url)).prefix}chores"
-    unacked = queue.removesuffix("chores") + "unacked"
+    queue = f"{broker(Settings(redis_url=own_redis.url)).prefix}maintenance"
+    unacked = queue.removesuffix("maintenance") + "unacked"
     with redis.Redis(port=own_redis.port, db=1) as own:
         for each in rubbish:
             own.rpush(queue, each)
             wait_for(lambda: own.llen(queue) == 0, f"it is taken: {each}")
-            wait_for_beat(store, chores)
+            wait_for_beat(store, maintenance)
         wait_for(lambda: own.hlen(unacked) == 0, "nothing is kept for later")
     assert not trap.exists()
-    assert "Refusing to deserialize" in end(chores)
+    assert "Refusing to deserialize" in end(maintenance)
     assert not trap.exists()
 
 
 def test_two_of_them_share_the_work_and_one_may_be_killed(fleet: Stack, store: redis.Redis) -> None:
-    one, two = fleet.chores(**BEATS), fleet.chores(**BEATS)
+    one, two = fleet.maintenance(**BEATS), fleet.maintenance(**BEATS)
     for process in (one, two):
         wait_for(lambda p=process: "repair every" in p.log.read_text(), "it has started")
         wait_for_beat(store, process)
@@ -244,10 +244,10 @@ def test_a_redis_with_one_database_only(own_redis: RedisServer, tmp_path: Path) 
     """What a cluster and many managed ones are; it is said, and there is a way out."""
     stack = Stack(own_redis.url.replace("/0", "/15"), tmp_path)
     try:
-        refused = stack.chores(**BEATS)
+        refused = stack.maintenance(**BEATS)
         assert refused.popen.wait(END_S) == 2
-        assert "FLOTILLA_CHORES_REDIS_URL" in refused.log.read_text()
-        works = stack.chores(chores_redis_url=stack.redis_url, **BEATS)
+        assert "FLOTILLA_MAINTENANCE_REDIS_URL" in refused.log.read_text()
+        works = stack.maintenance(maintenance_redis_url=stack.redis_url, **BEATS)
         with redis.Redis(port=own_redis.port, db=15) as store:
             wait_for_beat(store, works)
         end(works)
@@ -263,10 +263,10 @@ def test_it_writes_nothing_but_its_sign_of_life(
     workplace.mkdir()
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    chores = fleet.chores(**BEATS)
-    wait_for_beat(store, chores)
-    wait_for_beat(store, chores)
-    assert len(list(tmp_path.glob("flotilla-chores-*"))) == 1
-    end(chores)
+    maintenance = fleet.maintenance(**BEATS)
+    wait_for_beat(store, maintenance)
+    wait_for_beat(store, maintenance)
+    assert len(list(tmp_path.glob("flotilla-maintenance-*"))) == 1
+    end(maintenance)
     assert list(workplace.iterdir()) == []
-    assert list(tmp_path.glob("flotilla-chores-*")) == []
+    assert list(tmp_path.glob("flotilla-maintenance-*")) == []

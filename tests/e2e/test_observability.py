@@ -20,7 +20,7 @@ import yaml
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector
 
-from gateway.maintenance import schedule as rota
+from gateway.maintenance import schedule
 from shared.platform.settings import Settings
 from shared.protocol.lanes import LANES
 from shared.protocol.states import JobState, WorkerState
@@ -42,15 +42,15 @@ JOBS = {"gateway": "flotilla-gateway", "worker": "flotilla-worker"}
 
 @dataclass
 class Fleet:
-    """A gateway, a simulated worker, chores that scale, and what Prometheus has seen of them."""
+    """A gateway, a simulated worker, a maintenance process that scales, and what Prometheus has seen of them."""
 
     stack: Stack
     gateway: Process
     worker: Process
-    chores: Process
+    maintenance: Process
 
     def exports(self) -> Exports:
-        """What all processes export now, with everything that chores make known."""
+        """What all processes export now, with everything that the maintenance process makes known."""
         wait_for(self._decided, "the autoscaler has decided")
         exports = Exports()
         for process in (self.gateway, self.worker):
@@ -61,12 +61,15 @@ class Fleet:
         exports.add_words("job", JOBS.values())
         exports.add_words("state", [*JobState, *WorkerState])
         exports.add_words("lane", LANES)
-        exports.add_words("chore", [rota.REPAIR, rota.TIDY, rota.AUTOSCALE])
+        exports.add_words("task", [schedule.REPAIR, schedule.PRUNE, schedule.AUTOSCALE])
         return exports
 
     def _decided(self) -> bool:
-        self.chores.check()
-        wanted = ("flotilla_autoscale_wait_seconds", "flotilla_chore_last_run_timestamp_seconds")
+        self.maintenance.check()
+        wanted = (
+            "flotilla_autoscale_wait_seconds",
+            "flotilla_maintenance_last_run_timestamp_seconds",
+        )
         return all(self.gateway.has(name) for name in wanted)
 
 
@@ -89,10 +92,10 @@ def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
         # A long lease: on a machine that is busy with other things no worker must look lost.
         lease = {"lease_s": 15}
         scaling = {"autoscale": "simulated=1:3", "autoscale_tick_s": 0.5}
-        chores = stack.start("gateway.maintenance", **lease, **scaling)
+        maintenance = stack.start("gateway.maintenance", **lease, **scaling)
         slow = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_max_num_seqs": 2}
         worker = stack.worker(**lease, **slow)
-        fleet = Fleet(stack, stack.gateway(**lease), worker, chores)
+        fleet = Fleet(stack, stack.gateway(**lease), worker, maintenance)
         use(fleet, "simulated")
         yield fleet
     finally:

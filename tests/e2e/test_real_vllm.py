@@ -418,3 +418,33 @@ async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> Non
     await asyncio.gather(*(start(engine, number) for number in range(50)))
     counting.cancel()
     assert len(set(turns)) >= 49
+
+
+async def test_the_prompts_of_an_embedding_are_journalled_before_it_is_computed() -> None:
+    """So the job counts as one that has reached the engine, and takes one slot, not two."""
+    from vllm.pooling_params import PoolingParams
+
+    from worker.engines.vllm.journal import JournalledEngine
+
+    prompts: list[tuple[int, int]] = []
+    seen_by_engine: list[list[tuple[int, int]]] = []
+
+    class Recorder(Journal):
+        def prompt(self, call: int, n_tokens: int) -> None:
+            prompts.append((call, n_tokens))
+
+    class StubEngine:
+        async def encode(self, *_: Any, **__: Any) -> AsyncIterator[str]:
+            seen_by_engine.append(list(prompts))
+            yield "output"
+
+    engine = JournalledEngine(StubEngine())
+    JOURNAL.set(Recorder())
+    for number, token_ids in enumerate([[1, 2, 3], [4]]):
+        outputs = engine.encode(
+            prompt={"prompt_token_ids": token_ids},
+            pooling_params=PoolingParams(task="embed"),
+            request_id=f"embd-job_000-{number}",
+        )
+        assert [output async for output in outputs] == ["output"]
+    assert seen_by_engine == [[(0, 3)], [(0, 3), (1, 1)]]

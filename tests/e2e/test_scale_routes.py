@@ -44,11 +44,11 @@ def store(redis_server: RedisServer, redis_url: str) -> Iterator[Redis]:
 
 
 def decide(redis_url: str, text: str = f"{MODEL}=1:3") -> None:
-    """What the chores do every other second."""
+    """What the maintenance process does every other second."""
 
     async def once() -> None:
         async with open_queue(redis_url) as queue:
-            await tick(queue, Registry(queue.servers.home), Settings(autoscale=text, pool=POOL))
+            await tick(queue, Registry(queue.servers.primary), Settings(autoscale=text, pool=POOL))
 
     asyncio.run(once())
 
@@ -135,7 +135,7 @@ def test_who_waits_is_told_what_for(api: httpx.Client, redis_url: str) -> None:
     known(api)
     body = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
     job = api.post("/jobs", json={"body": body}).json()
-    assert job["waits_for"] == "no worker runs; one is being started"
+    assert job["wait_reason"] == "no worker runs; one is being started"
     assert job["estimated_wait_s"] is None
     heard: list[str] = []
     enough = threading.Event()
@@ -160,13 +160,13 @@ def test_a_ready_worker_ends_the_wait(stack: Stack, api: httpx.Client, redis_url
     known(api)
     body = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
     job = api.post("/jobs", json={"body": body}).json()
-    assert job["waits_for"]
+    assert job["wait_reason"]
     stack.worker(served_model_name=MODEL, pool=POOL)
     done: Any = wait_for(
         lambda: (found := api.get(f"/jobs/{job['id']}").json())["state"] == "completed" and found,
         "the job is done",
     )
-    assert "waits_for" not in done
+    assert "wait_reason" not in done
     wait_for(lambda: _worker(redis_url)["finished"] == 1, "the worker has told of it")
     told = _worker(redis_url)
     assert told["start_s"] > 0

@@ -73,7 +73,9 @@ def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: P
     assert re.search(r"worker-2 \| serves as w2-[0-9a-f]{4} pid=", text)
     assert "noise" not in text
     assert "noise" in (fleet.folder / ".flotilla/logs/worker-1.log").read_text()
-    assert len(fleet.pids) == 1 + 1 + 1 + 2 * 2  # Redis, gateway, chores, workers, their engines
+    assert (
+        len(fleet.pids) == 1 + 1 + 1 + 2 * 2
+    )  # Redis, gateway, maintenance, workers, their engines
 
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.status() == 0
@@ -81,7 +83,7 @@ def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: P
     text = fleet.text()
     assert text.count("drained; gateway says 200") == 2
     assert re.search(r"gateway +\| closed; Redis says \+PONG at unix://", text)
-    assert re.search(r"chores +\| closed; Redis says \+PONG at redis://", text)
+    assert re.search(r"maintenance +\| closed; Redis says \+PONG at redis://", text)
     assert text.index("drained") < text.index("closed") < text.index("nothing is left running")
     assert not list(short_folder.iterdir())  # Redis' socket is gone
 
@@ -203,19 +205,21 @@ def test_a_worker_that_never_serves_ends_it_all(up: Callable[..., Up]) -> None:
     assert children(fleet.process.pid) == []
 
 
-def test_without_chores_the_rest_goes_on(up: Callable[..., Up]) -> None:
-    fleet = up("1", "chores-die").until_ready()
-    fleet.until_says(r"flotilla .*chores: it never became ready in 3 tries .*goes on without\n")
+def test_without_maintenance_the_rest_goes_on(up: Callable[..., Up]) -> None:
+    fleet = up("1", "maintenance-die").until_ready()
+    fleet.until_says(
+        r"flotilla .*maintenance: it never became ready in 3 tries .*goes on without\n"
+    )
     assert httpx.get(f"http://127.0.0.1:{fleet.port}/readyz").status_code == 200
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.status() == 0
     fleet.until_nothing_left()
 
 
-def test_without_chores_nobody_would_scale(up: Callable[..., Up]) -> None:
-    fleet = up("1", "chores-die", FLOTILLA_AUTOSCALE="simulated=0:1")
+def test_without_maintenance_nobody_would_scale(up: Callable[..., Up]) -> None:
+    fleet = up("1", "maintenance-die", FLOTILLA_AUTOSCALE="simulated=0:1")
     assert fleet.status() == 1
-    assert "chores: it never became ready in 3 tries" in fleet.text()
+    assert "maintenance: it never became ready in 3 tries" in fleet.text()
     assert children(fleet.process.pid) == []
 
 

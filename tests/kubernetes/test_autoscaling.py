@@ -49,7 +49,7 @@ def triggers(name: str) -> list[Any]:
 
 
 def autoscaled(name: str) -> tuple[str, int, int]:
-    """Model, min and max that the chores are told."""
+    """Model, min and max that the maintenance process is given."""
     (value,) = (
         variable["value"]
         for manifest in composed(name)

@@ -131,12 +131,12 @@ def test_a_gateway_may_end_its_answers_before_it_is_killed(
 def test_a_worker_may_load_for_as_long_as_it_is_thought_to_live(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from worker.run.lifecycle import _LOADING_EXPIRY_S
+    from worker.run.registration import LOADING_EXPIRY_S
 
     for worker in deployments("worker"):
         probe = container_of(worker)["startupProbe"]
-        assert probe["periodSeconds"] * probe["failureThreshold"] == _LOADING_EXPIRY_S
-        assert worker["spec"]["progressDeadlineSeconds"] > _LOADING_EXPIRY_S
+        assert probe["periodSeconds"] * probe["failureThreshold"] == LOADING_EXPIRY_S
+        assert worker["spec"]["progressDeadlineSeconds"] > LOADING_EXPIRY_S
 
 
 def test_rollouts_need_no_hardware_for_one_more_worker() -> None:

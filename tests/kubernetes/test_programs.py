@@ -146,10 +146,10 @@ def test_a_worker_answers_its_probes_and_ends(cluster: Cluster) -> None:
     assert worker.end() == 0
 
 
-def test_chores_answer_their_probe_and_end(cluster: Cluster) -> None:
-    chores = cluster.run("chores")
-    wait_for(lambda: chores.probe("livenessProbe"), "it has done something")
-    assert chores.end() == 0
+def test_maintenance_answers_its_probe_and_ends(cluster: Cluster) -> None:
+    maintenance = cluster.run("maintenance")
+    wait_for(lambda: maintenance.probe("livenessProbe"), "it has done something")
+    assert maintenance.end() == 0
 
 
 def test_prometheus_gets_a_gateways_metrics_with_its_key(gateway: Pod) -> None:
@@ -182,7 +182,7 @@ def test_keda_gets_the_number_of_workers_that_are_wanted(cluster: Cluster, gatew
         FLOTILLA_SERVED_MODEL_NAME="flotilla-demo",
         FLOTILLA_WORKER_HOST="127.0.0.1",
     )
-    cluster.run("chores")
+    cluster.run("maintenance")
     wait_for(lambda: gateway.probe("readinessProbe"), "the gateway is ready")
     path = urlsplit(trigger["metadata"]["url"]).path
     url = f"http://127.0.0.1:{gateway.ports['http']}{path}"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import redis as sync_redis
 
-from gateway.maintenance.scan import walk
-from shared.fleet.servers import Servers
+from gateway.maintenance.scan import scan_server
+from shared.platform.servers import Servers
 from shared.protocol import keys
 from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.frames import ControlKind, FrameKind, decode_control, encode, entry_of
@@ -136,7 +136,7 @@ async def repair(queue: JobQueue) -> dict[str, int]:
     """What one walk over everything has put right."""
     done: Counter[str] = Counter()
     for place in range(len(queue.servers)):
-        async for step in walk(queue, place):
+        async for step in scan_server(queue, place):
             if step.members:
                 repaired = await queue.repair(*step)
                 done.update({what: each.times for what, each in repaired.items()})
@@ -203,7 +203,7 @@ async def emit(
     jobs = [speaker.job for speaker, _, _ in outputs]
     shard = jobs[0].shard if jobs else 0
     if not worker:
-        packed = jobs and await queue.servers.home.hget(keys.job(shard, jobs[0].id), "lease")
+        packed = jobs and await queue.servers.primary.hget(keys.job(shard, jobs[0].id), "lease")
         worker = (packed and read_lease(packed).worker) or WORKER
     place, left = (queue, worker, shard), list(outputs)
     lost: dict[str, str] = {}

@@ -18,7 +18,7 @@ from shared.protocol import keys
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, WORKER
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run.loop import Loop
+from worker.run.executor import Executor
 
 
 def chat(max_tokens: int, **more: Any) -> bytes:
@@ -31,12 +31,12 @@ def chat(max_tokens: int, **more: Any) -> bytes:
 @contextlib.asynccontextmanager
 async def serving(
     queue: JobQueue, redis_url: str | Sequence[str], slots: int, worker: str = WORKER
-) -> AsyncIterator[Loop]:
+) -> AsyncIterator[Executor]:
     """A worker's loop that claims and listens."""
     urls = [redis_url] if isinstance(redis_url, str) else redis_url
     engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
     await engine.start()
-    loop = Loop(
+    loop = Executor(
         queue,
         urls,
         engine,
@@ -48,7 +48,9 @@ async def serving(
     )
     # By name, so that a test may put another one in its place.
     channel = keys.control_channel(worker)
-    controls = [Subscription(url, channel, lambda data: loop.hear(data)) for url in urls]
+    controls = [
+        Subscription(url, channel, lambda data: loop.on_control_message(data)) for url in urls
+    ]
     tasks = [asyncio.create_task(each.run()) for each in (*controls, loop, loop.publisher)]
     try:
         yield loop

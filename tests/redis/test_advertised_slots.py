@@ -40,8 +40,8 @@ from tests.redis.conftest import (
 )
 from tests.redis.loops import chat, serving
 from tests.waiting import eventually
-from worker.run import loop as module
-from worker.run.loop import Loop
+from worker.run import executor as module
+from worker.run.executor import Executor
 
 OFFERER = keys.advertiser(WORKER, LEASE_S)
 
@@ -410,7 +410,7 @@ async def test_a_cancelled_job_is_dropped_by_its_worker(
 async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
     queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_ON_ITS_WAY_S", 0.05)
+    monkeypatch.setattr(module, "_DELIVERY_S", 0.05)
     async with serving(queue, redis_url, slots=4) as loop:
 
         async def offers_all() -> bool:
@@ -419,7 +419,7 @@ async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
         await eventually(offers_all, "the idle worker offers its slots")
         lost: list[bytes] = []
         with monkeypatch.context() as deaf:
-            deaf.setattr(loop, "hear", lost.append)
+            deaf.setattr(loop, "on_control_message", lost.append)
             job = make_job(body=chat(3), gateway="")
             assert await queue.submit(job, 100) == 0
 
@@ -427,7 +427,7 @@ async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
                 return bool(lost)
 
             await eventually(told, "the worker was told")
-        loop.missed()  # as the subscription does when it stands again
+        loop.on_reconnect()  # as the subscription does when it stands again
 
         async def done() -> bool:
             ended = await queue.get(job.id)
@@ -444,15 +444,15 @@ async def test_in_a_rush_no_worker_holds_more_than_it_has_slots_for(
     queue: JobQueue, redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
-    start = Loop._start
+    start = Executor._start
 
-    def count(loop: Loop, job: LeasedJob) -> None:
+    def count(loop: Executor, job: LeasedJob) -> None:
         nonlocal most
         start(loop, job)
-        entering = sum(map(loop._enters, loop._entering))
+        entering = sum(map(loop.slots._is_starting, loop.slots._starting))
         most = max(most, loop._engine.load().unfinished + entering)
 
-    monkeypatch.setattr(Loop, "_start", count)
+    monkeypatch.setattr(Executor, "_start", count)
     async with contextlib.AsyncExitStack() as workers:
         for name in ("w-1", "w-2", "w-3"):
             await workers.enter_async_context(serving(queue, redis_url, slots=4, worker=name))

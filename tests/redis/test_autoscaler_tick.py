@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.autoscaler import tick as autoscale
 from gateway.autoscaler.tick import tick
-from gateway.jobs.fleet_view import Fleet
-from shared.fleet.autoscale_policy import Decision, Limits, Memory, Observation
+from gateway.jobs.fleet_view import FleetView
+from shared.fleet.autoscale_policy import Decision, Limits, Observation, PolicyState
 from shared.fleet.registry import Registry, WorkerInfo, pool_name
 from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
 from shared.platform.settings import Settings, SettingsError
@@ -30,24 +30,24 @@ SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
 
 @pytest.fixture
 def registry(queue: JobQueue) -> Registry:
-    return Registry(queue.servers.home)
+    return Registry(queue.servers.primary)
 
 
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker for two waiting jobs: a policy whose decisions a test can count."""
 
-    def decide(now: Observation, limits: Limits, memory: Memory | None) -> Decision:
+    def decide(now: Observation, limits: Limits, memory: PolicyState | None) -> Decision:
         wanted = min(max((now.waiting + 1) // 2, limits.min), limits.max)
         changed = memory is None or memory.wanted != wanted
         changed_at_s = now.at_s if changed or memory is None else memory.changed_at_s
-        return Decision(wanted, f"{now.waiting} wait", 1.5, Memory(wanted, changed_at_s))
+        return Decision(wanted, f"{now.waiting} wait", 1.5, PolicyState(wanted, changed_at_s))
 
     monkeypatch.setattr(autoscale, "decide", decide)
 
 
 async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
-    _, scales = await ScaleStore(queue.servers.home).read([pool])
+    _, scales = await ScaleStore(queue.servers.primary).read([pool])
     return scales[pool]
 
 
@@ -68,7 +68,7 @@ async def test_from_an_empty_fleet_to_a_decision(
     assert scale.seen.starting == 0  # nobody had been asked when it looked
     await tick(queue, registry, SETTINGS)
     assert (await scale_of(queue)).seen.starting == 2
-    changes = await ScaleStore(queue.servers.home).history(POOL)
+    changes = await ScaleStore(queue.servers.primary).history(POOL)
     assert [(c.before, c.wanted, c.reason) for c in changes] == [
         (0, 2, "4 wait"),
         (None, 0, "0 wait"),
@@ -122,8 +122,8 @@ async def test_a_worker_overwrites_the_provisional_card(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("notes", "{"),
-        ("notes", '{"memory": {"wanted": "many"}}'),
+        ("tick_state", "{"),
+        ("tick_state", '{"memory": {"wanted": "many"}}'),
         ("scale", '{"pool": 1}'),
         ("scale", b"\xff"),
     ],
@@ -133,12 +133,12 @@ async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
 ) -> None:
     await tick(queue, registry, SETTINGS)
     store.hset(keys.scale(POOL), field, value)
-    store.lpush(keys.scalings(POOL), "nonsense")
-    _, scales = await ScaleStore(queue.servers.home).read([POOL, "never-heard-of"])
+    store.lpush(keys.scaling_events(POOL), "nonsense")
+    _, scales = await ScaleStore(queue.servers.primary).read([POOL, "never-heard-of"])
     assert (POOL in scales) == (field != "scale")
     await tick(queue, registry, SETTINGS)
     assert (await scale_of(queue)).wanted == 0
-    history = await ScaleStore(queue.servers.home).history(POOL)
+    history = await ScaleStore(queue.servers.primary).history(POOL)
     assert history
     assert {entry.wanted for entry in history} == {0}
 
@@ -158,7 +158,7 @@ async def test_the_history_is_bounded_and_newest_first(
     for n in range(HISTORY + 20):
         await (submit(queue) if n % 2 else take(queue))
         await tick(queue, registry, SETTINGS)
-    history = await ScaleStore(queue.servers.home).history(POOL)
+    history = await ScaleStore(queue.servers.primary).history(POOL)
     assert len(history) == HISTORY
     assert [entry.wanted for entry in history[:3]] == [1, 0, 1]
     assert history[0].at_s > history[-1].at_s
@@ -176,7 +176,7 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
     own_redis: RedisServer, policy: None
 ) -> None:
     async with open_queue(own_redis.url) as queue:
-        registry = Registry(queue.servers.home)
+        registry = Registry(queue.servers.primary)
         await tick(queue, registry, SETTINGS)
         own_redis.stop()
         with pytest.raises((RedisConnectionError, OSError)):
@@ -189,7 +189,7 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
 
 async def test_many_shards(redis_url: str, policy: None) -> None:
     async with open_queue(redis_url, shards=16) as queue:
-        registry = Registry(queue.servers.home)
+        registry = Registry(queue.servers.primary)
         await registry.announce(
             worker(pool=POOL, finished=1, prompt_tokens=25, request_bytes=100, job_seconds=1.0)
         )
@@ -205,7 +205,7 @@ async def test_two_gateways_have_the_same_copy(
 ) -> None:
     await submit(queue)
     await tick(queue, registry, SETTINGS)
-    fleets = [Fleet(registry, ScaleStore(queue.servers.home)) for _ in range(2)]
+    fleets = [FleetView(registry, ScaleStore(queue.servers.primary)) for _ in range(2)]
     for fleet in fleets:
         await fleet.refresh()
     first, second = (fleet.scales[POOL] for fleet in fleets)
@@ -213,7 +213,7 @@ async def test_two_gateways_have_the_same_copy(
     assert first.wanted == 1
     assert not first.stale(fleets[0].now_s())
     assert first.stale(fleets[0].now_s() + 3600)
-    assert fleets[0].prospect(POOL, 1).waits_for == "no worker runs; one is being started"
+    assert fleets[0].wait_estimate(POOL, 1).reason == "no worker runs; one is being started"
 
 
 class Deaf:
@@ -221,7 +221,9 @@ class Deaf:
 
     asked: list[int]
 
-    async def converge(self, wanted: int, workers: list[WorkerInfo], told: list[str]) -> list[str]:
+    async def reconcile(
+        self, wanted: int, workers: list[WorkerInfo], told_to_drain: list[str]
+    ) -> list[str]:
         self.asked = [*getattr(self, "asked", []), wanted]
         raise httpx.ConnectError("nobody there")
 
@@ -230,11 +232,13 @@ class Drains:
     """An actuator that drains one more each time."""
 
     def __init__(self) -> None:
-        self.told: list[list[str]] = []
+        self.told_to_drain: list[list[str]] = []
 
-    async def converge(self, wanted: int, workers: list[WorkerInfo], told: list[str]) -> list[str]:
-        self.told.append(list(told))
-        return [*told, f"c{len(told)}"]
+    async def reconcile(
+        self, wanted: int, workers: list[WorkerInfo], told_to_drain: list[str]
+    ) -> list[str]:
+        self.told_to_drain.append(list(told_to_drain))
+        return [*told_to_drain, f"c{len(told_to_drain)}"]
 
 
 async def test_an_actuator_that_fails_leaves_the_decision_readable(
@@ -255,7 +259,7 @@ async def test_what_was_told_to_drain_is_remembered(
     monkeypatch.setattr(autoscale, "actuator", lambda settings: drains)
     for _ in range(3):
         await tick(queue, registry, SETTINGS)
-    assert drains.told == [[], ["c0"], ["c0", "c1"]]
+    assert drains.told_to_drain == [[], ["c0"], ["c0", "c1"]]
 
 
 async def test_docker_scales_one_model(queue: JobQueue, registry: Registry) -> None:

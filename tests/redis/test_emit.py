@@ -108,7 +108,7 @@ async def test_without_a_fence_nobody_writes(queue: JobQueue, store: Redis, agai
     store.delete(keys.fence(0, WORKER))
     for known in (fence_token, ""):
         with pytest.raises(Fenced):
-            await queue.emit(0, WORKER, known, make_step([output(job, 1)]), again=again)
+            await queue.emit(0, WORKER, known, make_step([output(job, 1)]), repeated=again)
     assert await queue.entries(job.id, 0) == []
 
 
@@ -236,7 +236,7 @@ async def test_a_repeated_call_appends_and_publishes_nothing(
         assert await queue.emit(0, WORKER, fence_token, step) == {}
         before = everything(store)
         for _ in range(2):
-            assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
+            assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
         assert everything(store) == before
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
@@ -279,7 +279,7 @@ async def test_a_repeated_log_flush_stands_in_the_log_once(queue: JobQueue, stor
     step, fence_token = make_step([output(on, 1)], [log_flush(words, 1)]), await enter(queue)
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     before = everything(store)
-    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
+    assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
     assert everything(store) == before
     assert store.llen(keys.log(0, pauses.id)) == 1
 
@@ -629,12 +629,12 @@ async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert len(gateway.frames()) == 2
     before = everything(store)
-    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
+    assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
     assert everything(store) == before
     assert gateway.frames() == []
     other = answer(event=JobEvent.FAIL, error_code="engine_error", status=500)
     step = make_step([silent_end(job, 2, other)])
-    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {job.id: "completed"}
+    assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {job.id: "completed"}
     assert everything(store) == before
 
 

@@ -1,4 +1,4 @@
-"""A Redis that evicts keys is refused at start, and noticed later."""
+"""A Redis that evicts keys is refused at start, and found later."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from shared.fleet.servers import Servers
 from shared.platform import eviction
-from shared.platform.eviction import Watch
+from shared.platform.eviction import EvictionMonitor
+from shared.platform.servers import Servers
 from shared.platform.settings import SettingsError
 from tests.redis_server import free_port
 
 
 @pytest.fixture
 def limited(store: Redis) -> Iterator[Redis]:
-    """It may use some memory only."""
+    """Its memory is limited."""
     store.config_set("maxmemory", 100 << 20)
     yield store
     store.config_set("maxmemory-policy", "noeviction")
@@ -26,56 +26,56 @@ def limited(store: Redis) -> Iterator[Redis]:
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
 async def test_an_evicting_redis_is_refused(limited: Redis, redis_url: str, policy: str) -> None:
-    await eviction.refuse([redis_url])
+    await eviction.refuse_evicting([redis_url])
     limited.config_set("maxmemory-policy", policy)
     with pytest.raises(SettingsError, match=f"{policy}.*noeviction"):
-        await eviction.refuse([redis_url])
-    limited.config_set("maxmemory", 0)  # it never has to
-    await eviction.refuse([redis_url])
+        await eviction.refuse_evicting([redis_url])
+    limited.config_set("maxmemory", 0)  # without a limit it never evicts
+    await eviction.refuse_evicting([redis_url])
 
 
 async def test_a_redis_that_can_not_be_asked_is_not_refused() -> None:
-    await eviction.refuse([f"redis://127.0.0.1:{free_port()}/0", "nonsense"])
+    await eviction.refuse_evicting([f"redis://127.0.0.1:{free_port()}/0", "nonsense"])
 
 
-async def test_a_change_is_noticed_and_told_once(
+async def test_a_change_is_found_and_logged_once(
     limited: Redis, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flotilla.redis")
     servers = Servers(redis_url)
-    watch = Watch(servers)
+    monitor = EvictionMonitor([servers.primary, *servers.all])
     try:
-        await watch.look()
-        assert (watch.problem, caplog.messages) == ("", [])
+        await monitor.check()
+        assert (monitor.problem, caplog.messages) == ("", [])
         limited.config_set("maxmemory-policy", "allkeys-lru")
         for _ in range(3):
-            await watch.look()
-            assert "allkeys-lru" in watch.problem
+            await monitor.check()
+            assert "allkeys-lru" in monitor.problem
         assert len(caplog.messages) == 1
         limited.config_set("maxmemory-policy", "noeviction")
-        await watch.look()
-        assert (watch.problem, len(caplog.messages)) == ("", 2)
+        await monitor.check()
+        assert (monitor.problem, len(caplog.messages)) == ("", 2)
     finally:
         await servers.close()
 
 
-async def test_evicted_keys_are_noticed(
+async def test_evicted_keys_are_found(
     limited: Redis, redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers = Servers(redis_url)
-    watch = Watch(servers)
+    monitor = EvictionMonitor([servers.primary, *servers.all])
     try:
-        await watch.look()
+        await monitor.check()
         limited.config_set("maxmemory-policy", "allkeys-random")
         limited.config_set("maxmemory", int(limited.info("memory")["used_memory"]) + (1 << 20))
         for number in range(200):
             limited.set(f"filler {number}", b"x" * 20_000)
         assert limited.info("stats")["evicted_keys"]
         limited.config_set("maxmemory-policy", "noeviction")
-        await watch.look()
-        assert "evicted" in watch.problem
+        await monitor.check()
+        assert "evicted" in monitor.problem
         assert "jobs may be lost" in caplog.text
-        await watch.look()
-        assert watch.problem == ""
+        await monitor.check()
+        assert monitor.problem == ""
     finally:
         await servers.close()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pytest
 from redis import Redis
@@ -46,7 +46,6 @@ from tests.redis.conftest import (
     take,
 )
 from worker.publish.output_buffer import OutputBuffer
-from worker.publish.publisher import Publisher
 
 SEEDS = range(40)
 ACTS = 80
@@ -63,20 +62,13 @@ Heard = tuple[str, int, int]
 """Job, number and kind of a frame."""
 
 
-class Deaf:
-    """In a publisher's place: runs are asked for what they have to say."""
-
-    def mark(self, buffer: OutputBuffer) -> None:
-        pass
-
-
 class Run(OutputBuffer):
     """A job in a worker's hands, as far as the worker knows."""
 
     __slots__ = ("begun", "ended_as")
 
     def __init__(self, job: LeasedJob) -> None:
-        super().__init__(job, cast(Publisher, Deaf()))
+        super().__init__(job, lambda _: None)
         self.begun = 0
         """The step with the first entry that is not flushed."""
         self.ended_as = ""
@@ -84,7 +76,7 @@ class Run(OutputBuffer):
 
     @property
     def speaks(self) -> bool:
-        return not (self.dropped or self.ended_as)
+        return not (self.discarded or self.ended_as)
 
 
 class Batch:
@@ -112,9 +104,9 @@ class Batch:
     def weed(self, fence_token: str) -> None:
         """Leave out what its worker knows to be lost."""
         for run, _ in [*self.items, *self.log_flushes]:
-            run.dropped = run.dropped or run.fence_token != fence_token
-        self.items = [item for item in self.items if not item[0].dropped]
-        self.log_flushes = [item for item in self.log_flushes if not item[0].dropped]
+            run.discarded = run.discarded or run.fence_token != fence_token
+        self.items = [item for item in self.items if not item[0].discarded]
+        self.log_flushes = [item for item in self.log_flushes if not item[0].discarded]
 
 
 class Worker:
@@ -137,10 +129,10 @@ class Worker:
         for news in self.mail:
             if isinstance(news, str):
                 if news in self.runs:
-                    self.runs[news].dropped = True
+                    self.runs[news].discarded = True
                 continue
             if news.id in self.runs:
-                self.runs[news.id].dropped = True
+                self.runs[news.id].discarded = True
             self.runs[news.id] = Run(news)
         self.mail = []
 
@@ -156,13 +148,13 @@ class Worker:
             items.append((run, output))
             if end is not None:
                 run.ended_as = TRANSITIONS[end.event].target
-            elif len(run.kept) == 1:
+            elif len(run.unflushed) == 1:
                 run.begun = self.steps
         due = [
             run
             for run in self.runs.values()
-            if run.kept
-            and not run.dropped
+            if run.unflushed
+            and not run.discarded
             and (self.steps - run.begun == FLUSH_AFTER - 1 or early())
         ]
         self.batch = Batch(items, [(run, run.log_flush()) for run in due])
@@ -287,7 +279,7 @@ class Fleet:
         """The next try to get rid of what was said, or something new."""
         if worker.batch is None:
             for run in list(worker.runs.values()):
-                if run.dropped and self.chance(0.3):
+                if run.discarded and self.chance(0.3):
                     worker.leave(run)
             able = [run for run in worker.runs.values() if run.speaks]
             speakers = self.random.sample(able, self.random.randint(0, len(able)))
@@ -318,7 +310,7 @@ class Fleet:
         return answer(event=self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL]))
 
     async def send(self, worker: Worker) -> None:
-        """One try, as `Publisher._insist` makes it."""
+        """One try, as `Publisher._retry` makes it."""
         batch = worker.batch
         assert batch is not None
         if not batch.speaks_in(worker.fence_token):
@@ -354,7 +346,7 @@ class Fleet:
         before = self.everything() if fence != fence_token or batch.carried_out else {}
         self.heard()
         try:
-            lost = await self.queue.emit(0, worker.name, fence_token, step, again=batch.tries > 0)
+            lost = await self.queue.emit(0, worker.name, fence_token, step, repeated=batch.tries > 0)
         except Fenced:
             assert fence != fence_token
             assert self.everything() == before
@@ -447,7 +439,7 @@ class Fleet:
             elif run.ended_as == renewal.lost[run.job.id]:
                 run.listen("", watched=False)  # by itself, perhaps: then all have heard of it
             else:
-                run.dropped = True
+                run.discarded = True
         return True
 
     async def keep(self) -> None:
@@ -476,7 +468,7 @@ class Fleet:
             before, again = self.everything(), self.random.random() < 0.5
             self.heard()
             with pytest.raises(Fenced):
-                await self.queue.emit(0, name, self.random.choice(fence_tokens), step, again=again)
+                await self.queue.emit(0, name, self.random.choice(fence_tokens), step, repeated=again)
             assert self.everything() == before
             assert self.heard() == {name: [] for name in GATEWAYS}
 
@@ -503,7 +495,7 @@ class Fleet:
         expected = {x.id: self.without_worker(x, blame) for x in chosen if self.holds(x)}
         for worker in self.workers:
             for run in worker.runs.values():
-                run.dropped = run.dropped or run.job in chosen
+                run.discarded = run.discarded or run.job in chosen
         assert await self.queue.release(chosen, "why", blame=blame) == expected
         self.invalidate_fence(expected)
 

@@ -35,14 +35,14 @@ from tests.redis.conftest import (
 from tests.redis.loops import chat, serving
 from tests.waiting import eventually
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run.loop import Loop
-from worker.run.runner import Run
+from worker.run.executor import Executor
+from worker.run.job_run import JobRun
 
 
 @pytest.fixture
-async def loop(queue: JobQueue) -> AsyncIterator[Loop]:
+async def loop(queue: JobQueue) -> AsyncIterator[Executor]:
     """A loop that sends what its runs say, and does nothing else."""
-    loop = Loop(
+    loop = Executor(
         queue,
         [],
         SimulatedEngine(Settings()),
@@ -57,16 +57,16 @@ async def loop(queue: JobQueue) -> AsyncIterator[Loop]:
     await end([publishing])
 
 
-async def takes_in_hand(loop: Loop, queue: JobQueue) -> Run:
+async def takes_in_hand(loop: Executor, queue: JobQueue) -> JobRun:
     """A run of the only job that waits; it is not carried out."""
-    run = Run(await take_one(queue), loop._engine, loop.publisher, loop._metrics)
+    run = JobRun(await take_one(queue), loop._engine, loop.publisher, loop._metrics)
     loop.runs[run.job.id] = run
     return run
 
 
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
-    queue: JobQueue, loop: Loop, together: bool
+    queue: JobQueue, loop: Executor, together: bool
 ) -> None:
     await submit(queue)
     old = await takes_in_hand(loop, queue)
@@ -79,7 +79,7 @@ async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
         return [entry.items for entry in await queue.entries(job_id, 0)]
 
     async def old_refused() -> bool:
-        return old.buffer.dropped
+        return old.buffer.discarded
 
     async def new_logged() -> bool:
         return await logged() == [(b"of the new run",)]
@@ -90,22 +90,24 @@ async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
         assert await logged() == []
     new.buffer.chunk(b"of the new run")
     await eventually(new_logged, "the new run's write stands in the log, and nothing else")
-    assert (old.buffer.dropped, new.buffer.dropped) == (True, False)
+    assert (old.buffer.discarded, new.buffer.discarded) == (True, False)
 
 
 async def test_who_gets_a_job_anew_lets_go_of_the_old_lease_at_once(
-    queue: JobQueue, loop: Loop
+    queue: JobQueue, loop: Executor
 ) -> None:
     await submit(queue, body=chat(4000))
     old = await takes_in_hand(loop, queue)
     await queue.release([old.job], "drained", blame=False)
     loop._start(await take_one(queue))
-    assert old.buffer.dropped, "though it has said nothing that could be refused"
-    assert not loop.runs[old.job.id].buffer.dropped
+    assert old.buffer.discarded, "though it has said nothing that could be refused"
+    assert not loop.runs[old.job.id].buffer.discarded
     await end(list(loop._tasks))
 
 
-async def test_a_refused_write_of_one_job_keeps_no_other_back(queue: JobQueue, loop: Loop) -> None:
+async def test_a_refused_write_of_one_job_keeps_no_other_back(
+    queue: JobQueue, loop: Executor
+) -> None:
     await submit(queue)
     lost = await takes_in_hand(loop, queue)
     await submit(queue, gateway="")
@@ -120,15 +122,15 @@ async def test_a_refused_write_of_one_job_keeps_no_other_back(queue: JobQueue, l
         return len(await queue.entries(kept.job.id, 0)) == 1
 
     await eventually(logged, "what the other job says stands in its log")
-    assert (lost.buffer.dropped, kept.buffer.dropped) == (True, False)
+    assert (lost.buffer.discarded, kept.buffer.discarded) == (True, False)
     assert (kept.buffer.watchers, kept.buffer.ears) == (GATEWAY, GATEWAY)
     assert [entry.end for entry in await queue.entries(lost.job.id, 0)] == ["cancelled"]
 
 
 async def test_what_a_lost_run_has_said_is_not_put_into_the_log_of_the_next_one(
-    queue: JobQueue, store: Redis, loop: Loop
+    queue: JobQueue, store: Redis, loop: Executor
 ) -> None:
-    async def say(run: Run, n: int) -> None:
+    async def say(run: JobRun, n: int) -> None:
         run.buffer.delta(0, 0, [n], "x")
 
         async def said() -> bool:
@@ -199,7 +201,7 @@ async def test_a_job_that_comes_back_to_the_worker_that_lost_it_is_done_once(
             return ended is not None and ended.state is JobState.COMPLETED
 
         await eventually(done, "the job is done")
-        assert old.buffer.dropped
+        assert old.buffer.discarded
     ended, entries = await queue.get(job.id), await queue.entries(job.id, 0)
     assert ended is not None
     assert [attempt.outcome for attempt in ended.attempts] == ["why", "completed"]
@@ -214,7 +216,7 @@ async def test_a_job_that_comes_back_to_the_worker_that_lost_it_is_done_once(
 
 
 async def test_an_end_that_was_outrun_says_nothing(
-    queue: JobQueue, loop: Loop, gateway: Listener
+    queue: JobQueue, loop: Executor, gateway: Listener
 ) -> None:
     """The worker is about to say that the job has failed; somebody else has said it just before."""
     await submit(queue)
@@ -228,7 +230,7 @@ async def test_an_end_that_was_outrun_says_nothing(
     assert await queue.release([run.job], "why", blame=False) == {run.job.id: "failed"}
     gateway.frames()
     run.buffer.chunk(b"last")
-    run.ended_as = JobState.FAILED
+    run.final_state = JobState.FAILED
     last = answer(event=JobEvent.FAIL, error_code="engine_error")
     await loop.publisher.finish(run.buffer, last)
     assert gateway.frames() == []

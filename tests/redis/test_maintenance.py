@@ -1,4 +1,4 @@
-"""The chores on a real Redis: in steps, once a round, and without Celery."""
+"""The maintenance process on a real Redis: in steps, once a round, and without Celery."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ import pytest
 from redis import Redis
 
 from gateway.maintenance import async_runner as bridge_module
-from gateway.maintenance import housekeeping
-from gateway.maintenance import liveness_file as pulse
-from gateway.maintenance import scan as walk
+from gateway.maintenance import housekeeping, liveness_file, scan
 from gateway.maintenance.async_runner import AsyncRunner
 from gateway.maintenance.broker import refusal
 from gateway.maintenance.housekeeping import Housekeeping
-from gateway.maintenance.schedule import AUTOSCALE, REPAIR, TIDY, Schedule
+from gateway.maintenance.schedule import AUTOSCALE, PRUNE, REPAIR, Schedule
 from shared.fleet.registry import Registry
 from shared.platform.settings import Settings
 from shared.protocol import keys
@@ -37,12 +35,12 @@ STREAM = keys.queue(0, POOL, DEFAULT)
 
 @pytest.fixture(autouse=True)
 def own_pulse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pulse.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(liveness_file.tempfile, "gettempdir", lambda: str(tmp_path))
 
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What the chores say."""
+    """What the maintenance process logs."""
     log = logging.getLogger("flotilla")
     before = log.propagate
     log.propagate = True
@@ -57,10 +55,10 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
 async def test_a_walk_goes_in_small_steps_and_past_nothing(
     queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "AT_ONCE", 10)
+    monkeypatch.setattr(scan, "AT_ONCE", 10)
     # More than Redis keeps in one piece, of which it always gives the whole.
     jobs = {(await submit(queue, deadline_s=60)).id.encode() for _ in range(300)}
-    steps = [step async for step in walk.walk(queue)]
+    steps = [step async for step in scan.scan_server(queue)]
     for word in (keys.JOB, keys.JOBS, keys.WAITING, keys.DEADLINES):
         seen = {member for step in steps if step.word == word for member in step.members}
         assert seen == jobs, word
@@ -78,12 +76,12 @@ async def test_a_round_is_bounded_and_the_next_goes_on(
     bound: str,
     value: float,
 ) -> None:
-    monkeypatch.setattr(walk, "AT_ONCE", 10)
+    monkeypatch.setattr(scan, "AT_ONCE", 10)
     monkeypatch.setattr(housekeeping, bound, value)
     for _ in range(300):
         await submit(queue)
     store.delete(STREAM)
-    keeper = Housekeeping(queue, Registry(queue.servers.home))
+    keeper = Housekeeping(queue, Registry(queue.servers.primary))
     rounds = []
     while sum(rounds) < 300:
         assert len(rounds) < 200
@@ -99,7 +97,7 @@ async def test_a_round_is_bounded_and_the_next_goes_on(
 async def test_a_walk_that_broke_off_begins_again(
     queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Housekeeping(queue, Registry(queue.servers.home))
+    keeper = Housekeeping(queue, Registry(queue.servers.primary))
     await submit(queue)
     with monkeypatch.context() as patch:
         patch.setattr(queue, "repair", None)
@@ -116,65 +114,67 @@ async def test_a_walk_that_broke_off_begins_again(
 async def test_records_that_nobody_needs_are_taken_out(
     queue: JobQueue, store: Redis, told: pytest.LogCaptureFixture
 ) -> None:
-    registry = Registry(queue.servers.home)
+    registry = Registry(queue.servers.primary)
     await registry.register_models("served", [{"id": "m"}])
     await submit(queue)  # POOL is a pool by that
     store.sadd(keys.WORKERS, "w-gone")
     kept = [
-        make(pool) for pool in ("served", POOL, "named") for make in (keys.scale, keys.scalings)
+        make(pool)
+        for pool in ("served", POOL, "named")
+        for make in (keys.scale, keys.scaling_events)
     ]
-    for key in [*kept, keys.scale("forgotten"), keys.scalings("forgotten")]:
+    for key in [*kept, keys.scale("forgotten"), keys.scaling_events("forgotten")]:
         store.set(key, "x")
-    store.hset(keys.CHORES, mapping={REPAIR: 1, "forgotten": 1})
+    store.hset(keys.MAINTENANCE_RUNS, mapping={REPAIR: 1, "forgotten": 1})
     keeper = Housekeeping(queue, registry)
-    await keeper.tidy(["named"], [REPAIR])
+    await keeper.prune(["named"], [REPAIR])
     assert store.smembers(keys.WORKERS) == set()
     assert {key.decode() for key in store.keys("flotilla:{fleet}:scal*")} == set(kept)
-    assert store.hkeys(keys.CHORES) == [REPAIR.encode()]
-    line = "removed stale records: 1 worker record, 2 scale records, 1 chore record"
+    assert store.hkeys(keys.MAINTENANCE_RUNS) == [REPAIR.encode()]
+    line = "removed stale records: 1 worker record, 2 scale records, 1 task record"
     assert line in told.text
     told.clear()
-    await keeper.tidy(["named"], [REPAIR])
+    await keeper.prune(["named"], [REPAIR])
     assert told.text == ""
 
 
 # --- once a round ---
 
 
-async def test_two_processes_do_a_chore_once_a_round(redis_url: str, store: Redis) -> None:
+async def test_two_processes_do_a_task_once_a_round(redis_url: str, store: Redis) -> None:
     settings = Settings(redis_url=redis_url)
     async with open_queue(redis_url) as one, open_queue(redis_url) as two:
         rotas = [Schedule(settings, one), Schedule(settings, two)]
-        for name in (REPAIR, TIDY):
+        for name in (REPAIR, PRUNE):
             assert sorted(await asyncio.gather(*(r.once(name) for r in rotas))) == [False, True]
-            assert 0 < store.pttl(keys.chore(name)) < 600_000
-            store.delete(keys.chore(name))  # the next round
+            assert 0 < store.pttl(keys.maintenance_lock(name)) < 600_000
+            store.delete(keys.maintenance_lock(name))  # the next round
             assert sorted(await asyncio.gather(*(r.once(name) for r in rotas))) == [False, True]
     now_s, _ = store.time()
-    done = {name.decode(): int(at) for name, at in store.hgetall(keys.CHORES).items()}
-    assert set(done) == {REPAIR, TIDY}
+    done = {name.decode(): int(at) for name, at in store.hgetall(keys.MAINTENANCE_RUNS).items()}
+    assert set(done) == {REPAIR, PRUNE}
     assert all(now_s - 60 <= at <= now_s for at in done.values())
 
 
-async def test_a_chore_that_fails_has_not_been_done(
+async def test_a_task_that_fails_has_not_been_done(
     queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object) -> None:
         raise OSError("no Docker here")
 
     monkeypatch.setattr("gateway.autoscaler.tick.tick", fail)
-    rota = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
+    schedule = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
     with pytest.raises(OSError, match="no Docker here"):
-        await rota.once(AUTOSCALE)
-    assert store.hgetall(keys.CHORES) == {}
-    assert 0 < store.pttl(keys.chore(AUTOSCALE)) <= 2000
+        await schedule.once(AUTOSCALE)
+    assert store.hgetall(keys.MAINTENANCE_RUNS) == {}
+    assert 0 < store.pttl(keys.maintenance_lock(AUTOSCALE)) <= 2000
 
 
 async def test_the_autoscaler_ticks_where_it_is_asked_for(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    rota = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
-    assert await rota.once(AUTOSCALE)
+    schedule = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
+    assert await schedule.once(AUTOSCALE)
     assert store.exists(keys.scale("m"))
 
 
@@ -185,23 +185,23 @@ def bridge(url: str, longest_s: float = 20.0, **settings: str) -> AsyncRunner:
     return AsyncRunner(Settings(redis_url=url, **settings), longest_s, on_stuck=lambda: None)  # type: ignore[arg-type]
 
 
-def test_chores_are_performed_on_one_loop(redis_url: str, store: Redis) -> None:
+def test_maintenance_tasks_run_on_one_loop(redis_url: str, store: Redis) -> None:
     store.hset(keys.job(0, job_id := new_job_id(1)), mapping=a_queued_job())
     performer = bridge(redis_url)
     performer.start()
     try:
         connections = []
         for _ in range(5):
-            store.delete(keys.chore(REPAIR))
+            store.delete(keys.maintenance_lock(REPAIR))
             performer.perform(REPAIR)
             connections.append(len(store.client_list()))
         assert store.zscore(keys.waiting(0, POOL, DEFAULT), job_id) == 1
         assert len(set(connections)) == 1, "a connection for each task"
-        assert pulse.problem(Settings(redis_url=redis_url)) == ""
+        assert liveness_file.problem(Settings(redis_url=redis_url)) == ""
         performer.interrupt()
-        store.delete(keys.chore(REPAIR))
+        store.delete(keys.maintenance_lock(REPAIR))
         performer.perform(REPAIR)
-        assert not store.exists(keys.chore(REPAIR)), "it had been told to do no more"
+        assert not store.exists(keys.maintenance_lock(REPAIR)), "it had been told to do no more"
     finally:
         performer.close()
 
@@ -212,17 +212,17 @@ def test_without_a_place_for_temporary_files_only_the_health_check_fails(
     def none() -> str:
         raise FileNotFoundError("No usable temporary directory found")
 
-    monkeypatch.setattr(pulse.tempfile, "gettempdir", none)
+    monkeypatch.setattr(liveness_file.tempfile, "gettempdir", none)
     performer = bridge(redis_url)
     performer.start()
     try:
-        for name in (REPAIR, TIDY):
+        for name in (REPAIR, PRUNE):
             performer.perform(name)
-        assert set(store.hkeys(keys.CHORES)) == {REPAIR.encode(), TIDY.encode()}
+        assert set(store.hkeys(keys.MAINTENANCE_RUNS)) == {REPAIR.encode(), PRUNE.encode()}
     finally:
         performer.close()
     assert told.text.count("the health check will fail: No usable temporary directory") == 1
-    assert pulse.problem(Settings(redis_url=redis_url)).startswith("no sign of life yet: ")
+    assert liveness_file.problem(Settings(redis_url=redis_url)).startswith("no sign of life yet: ")
 
 
 def a_queued_job() -> dict[str, str | bytes | int]:
@@ -247,9 +247,9 @@ def test_whatever_goes_wrong_celery_does_not_hear_of_it(
     performer.start()
     try:
         for tick, line in ((crash, "autoscale: not done"), (dawdle, "autoscale: not done in 2 s")):
-            monkeypatch.setitem(performer._rota._chores, AUTOSCALE, tick)  # type: ignore[index]
+            monkeypatch.setitem(performer._schedule._maintenance, AUTOSCALE, tick)  # type: ignore[index]
             with own_redis.client() as client:
-                client.delete(keys.chore(AUTOSCALE))
+                client.delete(keys.maintenance_lock(AUTOSCALE))
             performer.perform(AUTOSCALE)
             assert line in told.text
         own_redis.stop(kill=True)
@@ -258,7 +258,7 @@ def test_whatever_goes_wrong_celery_does_not_hear_of_it(
         own_redis.start()  # the connections from before are dead
         performer.perform(REPAIR)
         with own_redis.client() as client:
-            assert client.hexists(keys.CHORES, REPAIR)
+            assert client.hexists(keys.MAINTENANCE_RUNS, REPAIR)
     finally:
         performer.close()
 
@@ -271,7 +271,7 @@ def test_what_runs_is_given_up_at_once(redis_url: str, monkeypatch: pytest.Monke
         await asyncio.sleep(60)
 
     performer = bridge(redis_url)
-    monkeypatch.setitem(performer._rota._chores, REPAIR, dawdle)  # type: ignore[index]
+    monkeypatch.setitem(performer._schedule._maintenance, REPAIR, dawdle)  # type: ignore[index]
     performer.start()
     working = threading.Thread(target=performer.perform, args=(REPAIR,))
     working.start()
@@ -298,7 +298,7 @@ def test_what_is_just_beginning_is_given_up_too(
         performer.interrupt()  # a signal, before `perform` has noted what it does
         return doing
 
-    monkeypatch.setitem(performer._rota._chores, REPAIR, dawdle)  # type: ignore[index]
+    monkeypatch.setitem(performer._schedule._maintenance, REPAIR, dawdle)  # type: ignore[index]
     performer.start()
     working = threading.Thread(target=performer.perform, args=(REPAIR,))
     try:
@@ -326,7 +326,7 @@ def test_silence_is_told_apart_from_an_absent_redis(
         since = performer._last
         wait_for(lambda: performer._last > since, "it waits for Redis")
         assert not stuck.is_set()
-        assert pulse.problem(settings) == ""
+        assert liveness_file.problem(settings) == ""
         own_redis.start()
         assert stuck.wait(20), "nothing has come although Redis answers"
     finally:
@@ -342,9 +342,9 @@ async def test_a_redis_without_a_database_for_celery(
     assert await refusal(Settings(redis_url=redis_url)) == ""
     last = redis_url.replace("/0", "/15")
     said = await refusal(Settings(redis_url=last))
-    assert said.startswith("FLOTILLA_CHORES_REDIS_URL: ")
+    assert said.startswith("FLOTILLA_MAINTENANCE_REDIS_URL: ")
     assert "DB index is out of range" in said
-    assert await refusal(Settings(redis_url=last, chores_redis_url=redis_url)) == ""
+    assert await refusal(Settings(redis_url=last, maintenance_redis_url=redis_url)) == ""
     own_redis.stop(kill=True)
     assert await refusal(Settings(redis_url=own_redis.url)) == ""  # it may come back
 

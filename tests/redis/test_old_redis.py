@@ -188,7 +188,7 @@ async def test_what_is_lost_is_repaired(old_queue: JobQueue, old_store: Redis) -
 
 
 async def test_workers_and_models_are_known(old_queue: JobQueue) -> None:
-    registry = Registry(old_queue.servers.home)
+    registry = Registry(old_queue.servers.primary)
     await registry.register_models("pool", [{"id": "m"}])
     assert list(await registry.models()) == ["m"]
     assert await registry.workers() == []

@@ -1,4 +1,7 @@
-"""The line: calls in flight together, losses told to those who wait, and a new connection after."""
+"""PipelinedConnection: calls in flight together, losses reported to their callers, reconnection.
+
+Every test runs with redis-py's transport taken over and with its public calls.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,11 @@ from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
+from shared.platform import fast_paths
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import RedisConnectionError, connect
 from shared.platform.redis_client import RedisTimeoutError as TimedOut
+from shared.platform.redis_link import TAKE_OVER, PublicLink, TransportLink
 from tests.redis_server import free_port
 from tests.waiting import eventually, wait_for
 
@@ -25,21 +30,28 @@ TIMEOUT_S = 5.0
 STORM_ROUNDS = 40 * int(os.environ.get("FAULT_ROUNDS", "5"))
 
 
+@pytest.fixture(autouse=True, params=["auto", "off"])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """FLOTILLA_FAST_PATHS."""
+    monkeypatch.setattr(fast_paths, "_mode", request.param)
+    return str(request.param)
+
+
 @contextlib.asynccontextmanager
 async def opened(url: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[PipelinedConnection]:
     redis = connect(url)
-    line = PipelinedConnection(redis, timeout_s)
+    connection = PipelinedConnection(redis, timeout_s)
     try:
-        yield line
+        yield connection
     finally:
-        await line.close()
+        await connection.close()
         await redis.aclose()
 
 
 @pytest.fixture
-async def line(redis_url: str) -> AsyncIterator[PipelinedConnection]:
-    async with opened(redis_url) as line:
-        yield line
+async def connection(redis_url: str) -> AsyncIterator[PipelinedConnection]:
+    async with opened(redis_url) as connection:
+        yield connection
 
 
 def clients(store: Redis) -> set[str]:
@@ -47,191 +59,251 @@ def clients(store: Redis) -> set[str]:
 
 
 async def test_calls_are_in_flight_together_and_get_their_own_replies(
-    line: PipelinedConnection, store: Redis
+    connection: PipelinedConnection, store: Redis
 ) -> None:
     others = clients(store)
-    replies = await asyncio.gather(*(line.call("ECHO", str(n)) for n in range(1000)))
+    replies = await asyncio.gather(*(connection.call("ECHO", str(n)) for n in range(1000)))
     assert replies == [str(n).encode() for n in range(1000)]
     assert len(clients(store) - others) == 1
 
 
 @pytest.mark.parametrize("size", [0, 1, 70_000, 3_000_000])
-async def test_any_bytes_go_and_come(line: PipelinedConnection, size: int) -> None:
+async def test_any_bytes_go_and_come(connection: PipelinedConnection, size: int) -> None:
     data = bytes(range(256)) * (size // 256) + b"\r\n" * (size % 2)
-    assert await line.call("SET", "any", data) == b"OK"
-    assert await line.call("GET", "any") == data
+    assert await connection.call("SET", "any", data) == b"OK"
+    assert await connection.call("GET", "any") == data
 
 
-async def test_an_error_is_its_callers_alone(line: PipelinedConnection) -> None:
+async def test_an_error_reply_fails_only_its_own_call(connection: PipelinedConnection) -> None:
     first, wrong, last = await asyncio.gather(
-        line.call("PING"), line.call("INCR"), line.call("PING"), return_exceptions=True
+        connection.call("PING"),
+        connection.call("INCR"),
+        connection.call("PING"),
+        return_exceptions=True,
     )
     assert first == last == b"PONG"
     assert isinstance(wrong, ResponseError)
 
 
 @pytest.mark.parametrize("command", [("EVALSHA", "0" * 40, 0), ("FCALL", "none", 0)])
-async def test_an_unknown_script_is_told_by_its_own_error(
-    line: PipelinedConnection, store: Redis, command: tuple[str, str, int]
+async def test_an_unknown_script_raises_no_script_error(
+    connection: PipelinedConnection, store: Redis, command: tuple[str, str, int]
 ) -> None:
     if command[0] == "FCALL" and store.info("server")["redis_version"] < "7":
         pytest.skip("Redis 7 brought functions")
     with pytest.raises(NoScriptError):
-        await line.call(*command)
+        await connection.call(*command)
 
 
-async def test_who_waits_hears_of_a_lost_connection_and_the_next_call_connects_anew(
-    line: PipelinedConnection, store: Redis
+async def test_a_lost_connection_fails_the_calls_in_flight_and_the_next_call_reconnects(
+    connection: PipelinedConnection, store: Redis
 ) -> None:
     before = clients(store)
-    await line.call("PING")
+    await connection.call("PING")
     (mine,) = clients(store) - before
-    blocked = asyncio.create_task(line.call("BLPOP", "never", 0))
+    blocked = asyncio.create_task(connection.call("BLPOP", "never", 0))
     await asyncio.sleep(0)
     store.client_kill_filter(_id=mine)
     with pytest.raises(RedisConnectionError):
         await blocked
-    assert line.lost.is_set()
-    assert await line.call("PING") == b"PONG"
-    assert not line.lost.is_set()
+    assert connection.lost.is_set()
+    assert await connection.call("PING") == b"PONG"
+    assert not connection.lost.is_set()
 
 
-async def test_a_caller_that_has_gone_does_not_shift_the_replies(line: PipelinedConnection) -> None:
-    await line.call("PING")
-    gone = asyncio.create_task(line.call("ECHO", "gone"))
+async def test_a_cancelled_call_does_not_shift_the_replies(connection: PipelinedConnection) -> None:
+    await connection.call("PING")
+    gone = asyncio.create_task(connection.call("ECHO", "gone"))
     await asyncio.sleep(0)
     gone.cancel()
-    assert await line.call("ECHO", "here") == b"here"
+    assert await connection.call("ECHO", "here") == b"here"
 
 
-async def test_a_redis_that_does_not_answer_is_given_up(redis_url: str, store: Redis) -> None:
-    async with opened(redis_url, timeout_s=0.05) as line:
-        await line.call("PING")
+async def test_a_redis_that_does_not_reply_raises_a_timeout_and_the_next_call_reconnects(
+    redis_url: str, store: Redis
+) -> None:
+    async with opened(redis_url, timeout_s=0.05) as connection:
+        await connection.call("PING")
         with pytest.raises(TimedOut):
-            await line.call("BLPOP", "never", 0)
-        assert await line.call("PING") == b"PONG"
+            await connection.call("BLPOP", "never", 0)
+        assert await connection.call("PING") == b"PONG"
 
 
-async def test_nobody_there_is_a_connection_error() -> None:
-    async with opened(f"redis://127.0.0.1:{free_port()}/0") as line:
+async def test_no_server_is_a_connection_error() -> None:
+    async with opened(f"redis://127.0.0.1:{free_port()}/0") as connection:
         with pytest.raises(RedisConnectionError):
-            await line.call("PING")
+            await connection.call("PING")
 
 
-async def test_a_replica_is_left(line: PipelinedConnection, store: Redis) -> None:
-    await line.call("PING")
+async def test_a_replica_is_disconnected(connection: PipelinedConnection, store: Redis) -> None:
+    await connection.call("PING")
     store.replicaof("127.0.0.1", free_port())
     try:
         with pytest.raises(ReadOnlyError):
-            await line.call("SET", "a", "b")
-        assert line.lost.is_set()
+            await connection.call("SET", "a", "b")
+        assert connection.lost.is_set()
     finally:
         store.replicaof("NO", "ONE")
-    assert await line.call("SET", "a", "b") == b"OK"
+    assert await connection.call("SET", "a", "b") == b"OK"
 
 
-async def test_user_password_and_database_are_the_urls(redis_url: str, store: Redis) -> None:
+async def test_user_password_and_database_come_from_the_url(redis_url: str, store: Redis) -> None:
     store.acl_setuser(
         "somebody", enabled=True, passwords=["+secret"], categories=["+@all"], keys=["*"]
     )
     url = redis_url.replace("//", "//somebody:secret@")
     try:
-        async with opened(url.removesuffix("/0") + "/3") as line:
-            assert await line.call("ACL", "WHOAMI") == b"somebody"
-            await line.call("SET", "where", "three")
+        async with opened(url.removesuffix("/0") + "/3") as connection:
+            assert await connection.call("ACL", "WHOAMI") == b"somebody"
+            await connection.call("SET", "where", "three")
         assert store.get("where") is None
-        async with opened(url.replace("secret", "wrong")) as line:
+        async with opened(url.replace("secret", "wrong")) as connection:
             with pytest.raises(RedisConnectionError):
-                await line.call("PING")
+                await connection.call("PING")
     finally:
         store.acl_deluser("somebody")
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_subscription_is_heard_and_still_answers(
+async def test_messages_arrive_in_order_between_replies(
     redis_url: str, store: Redis, protocol: int
 ) -> None:
     heard: list[bytes] = []
     redis = connect(f"{redis_url}?protocol={protocol}")
-    line = PipelinedConnection(redis, TIMEOUT_S, heard.append)
+    connection = PipelinedConnection(redis, TIMEOUT_S, heard.append)
     try:
-        await line.call("SUBSCRIBE", "news")
+        await connection.call("SUBSCRIBE", "news")
         sent = [b"%d" % n for n in range(100)]
         for data in sent:
             store.publish("news", data)
 
         async def all_heard() -> bool:
-            await line.call("PING")
+            await connection.call("PING")
             return heard == sent
 
-        await eventually(all_heard, "all is heard, in order")
+        await eventually(all_heard, "all messages have arrived, in order")
     finally:
-        await line.close()
+        await connection.close()
         await redis.aclose()
 
 
-# --- on the product's own loop, and on any other ---
+async def test_a_message_handler_that_fails_does_not_end_the_connection(
+    redis_url: str, store: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    handled: list[bytes] = []
+
+    def handle(data: bytes) -> None:
+        handled.append(data)
+        raise ValueError("malformed")
+
+    redis = connect(redis_url)
+    connection = PipelinedConnection(redis, TIMEOUT_S, handle)
+    try:
+        await connection.call("SUBSCRIBE", "news")
+        for data in (b"1", b"2"):
+            store.publish("news", data)
+
+        async def both_handled() -> bool:
+            await connection.call("PING")
+            return handled == [b"1", b"2"]
+
+        await eventually(both_handled, "both messages have been handled")
+        assert connection.losses == 0
+    finally:
+        await connection.close()
+        await redis.aclose()
+
+
+# --- which link carries the commands ---
+
+
+async def test_the_setting_chooses_the_link(connection: PipelinedConnection, mode: str) -> None:
+    await connection.call("PING")
+    assert isinstance(connection._link, TransportLink if mode == "auto" else PublicLink)
+
+
+async def test_a_redis_py_without_the_private_attribute_is_used_by_its_public_calls(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fast_paths, "_mode", "auto")
+    monkeypatch.setattr(TAKE_OVER, "_checked", TAKE_OVER._checked)
+    monkeypatch.setattr(TAKE_OVER, "_usable", TAKE_OVER._usable)
+    monkeypatch.setattr("shared.platform.redis_link._TRANSPORT_METHODS", ("gone",))
+    for _ in range(2):
+        async with opened(redis_url) as connection:
+            assert await connection.call("ECHO", "a") == b"a"
+            assert isinstance(connection._link, PublicLink)
+    assert len(caplog.records) == 1  # logged once
+
+
+# --- on uvloop, which the product uses, and on asyncio's own loop ---
 
 RUNNERS = [asyncio.run, uvloop.run]
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_a_line_that_was_cut_while_nobody_used_it_is_found_out(
+def test_an_idle_connection_that_was_cut_is_noticed(
     runner: Callable[..., None], redis_url: str, store: Redis
 ) -> None:
     async def run() -> None:
-        async with opened(redis_url) as line:
+        async with opened(redis_url) as connection:
             others = clients(store)
             for n in range(3):
-                assert await line.call("PING") == b"PONG"
+                assert await connection.call("PING") == b"PONG"
                 cut(store, clients(store) - others)
-                await until(line.lost.is_set, "the loss is heard of")
-                assert line.losses == n + 1
+                await until(connection.lost.is_set, "the loss is noticed")
+                assert connection.losses == n + 1
 
     runner(run())
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_a_reply_that_came_before_the_cut_is_told(
-    runner: Callable[..., None], redis_url: str, store: Redis
+def test_a_reply_that_arrived_before_the_cut_is_delivered(
+    runner: Callable[..., None], redis_url: str, store: Redis, mode: str
 ) -> None:
     async def run() -> None:
-        async with opened(redis_url) as line:
+        async with opened(redis_url) as connection:
             others = clients(store)
-            await line.call("PING")
-            reply = line.send("SET", "a", 1)
+            await connection.call("PING")
+            reply = connection.send("SET", "a", 1)
+            if mode == "off":  # it is written by a task
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
             # The loop stands still meanwhile, so it reads the reply and the end together.
             wait_for(lambda: store.get("a") == b"1", "Redis has the command")
             cut(store, clients(store) - others)
             assert await reply == b"OK"
-            await until(line.lost.is_set, "the loss is heard of")
-            assert await line.call("PING") == b"PONG"
+            await until(connection.lost.is_set, "the loss is noticed")
+            assert await connection.call("PING") == b"PONG"
 
     runner(run())
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_an_ended_connection_tells_the_next_one_nothing(
+def test_an_ended_connection_delivers_nothing_to_the_next_one(
     runner: Callable[..., None], redis_url: str
 ) -> None:
     async def run() -> None:
-        async with opened(redis_url) as line:
-            await line.call("PING")
-            old: Any = line._transport
-            line._break(RedisConnectionError("closed"))
-            # A layer of its own (TLS) may deliver something yet.
-            assert old.get_protocol() is not line
-            assert await line.call("ECHO", "new") == b"new"
-            assert line.losses == 1
+        async with opened(redis_url) as connection:
+            await connection.call("PING")
+            old: Any = connection._link
+            connection._break(RedisConnectionError("closed"))
+            if isinstance(old, TransportLink):
+                # A layer of its own (TLS) may deliver something yet.
+                assert old._transport.get_protocol() is not old
+            assert await connection.call("ECHO", "new") == b"new"
+            assert connection.losses == 1
 
     runner(run())
 
 
-async def test_a_reply_that_nobody_waits_for_ends_the_connection(line: PipelinedConnection) -> None:
-    await line.call("PING")
-    line.data_received(b"+OK\r\n")
-    assert line.lost.is_set()
-    assert await line.call("ECHO", "mine") == b"mine"
+async def test_a_reply_that_no_call_waits_for_ends_the_connection(
+    connection: PipelinedConnection,
+) -> None:
+    await connection.call("PING")
+    connection._on_reply(b"OK")
+    assert connection.lost.is_set()
+    assert await connection.call("ECHO", "mine") == b"mine"
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
@@ -242,13 +314,13 @@ def test_any_order_of_calls_and_losses(
     others = clients(store)
     cuts = answered = 0
 
-    async def some_calls(line: PipelinedConnection) -> None:
+    async def some_calls(connection: PipelinedConnection) -> None:
         nonlocal cuts, answered
-        await line.connect()
+        await connection.connect()
         calls = []
         for _ in range(draw.randrange(1, 4)):
             data = b"x" * draw.choice([1, 100, 300_000])
-            calls.append((data, line.send("ECHO", data)))
+            calls.append((data, connection.send("ECHO", data)))
             for _ in range(draw.randrange(3)):
                 await asyncio.sleep(0)
         if draw.random() < 0.1:
@@ -261,35 +333,35 @@ def test_any_order_of_calls_and_losses(
             answered += reply == data
 
     async def run() -> None:
-        async with opened(redis_url) as line:
+        async with opened(redis_url) as connection:
             for _ in range(400):
                 with contextlib.suppress(RedisConnectionError):  # of the cut before
-                    await some_calls(line)
-            assert 0 < line.losses <= cuts
+                    await some_calls(connection)
+            assert 0 < connection.losses <= cuts
             assert answered > 400
 
     runner(run())
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_no_tenant_gets_another_ones_value_whoever_is_cancelled(
+def test_no_tenant_gets_a_value_of_another_whichever_call_is_cancelled(
     runner: Callable[..., None], redis_url: str, store: Redis
 ) -> None:
-    """Calls through the line and through redis-py's pool, cancelled at any moment; connections are
+    """Calls on the connection and through redis-py's pool, cancelled at any moment; connections are
     cut, and Redis is slow at times."""
     draw = random.Random(11)
     others = clients(store)
     answered = cancelled = 0
 
-    async def ask(line: PipelinedConnection, pool: AsyncRedis, tag: str) -> None:
+    async def ask(connection: PipelinedConnection, pool: AsyncRedis, tag: str) -> None:
         nonlocal answered, cancelled
         value = f"{tag}-".encode() + b"x" * draw.choice([0, 100, 100_000])
         key = f"value-of-{tag}"
         try:
             if draw.random() < 0.5:
-                assert await line.call("ECHO", value) == value
-                assert await line.call("SET", key, value) == b"OK"
-                assert await line.call("GET", key) == value
+                assert await connection.call("ECHO", value) == value
+                assert await connection.call("SET", key, value) == b"OK"
+                assert await connection.call("GET", key) == value
             else:
                 assert await pool.echo(value) == value
                 assert await pool.set(key, value)
@@ -300,10 +372,10 @@ def test_no_tenant_gets_another_ones_value_whoever_is_cancelled(
             raise
 
     async def run() -> None:
-        async with opened(redis_url) as line, opened_pool(redis_url) as pool:
+        async with opened(redis_url) as connection, opened_pool(redis_url) as pool:
             for n in range(STORM_ROUNDS):
                 tasks = [
-                    asyncio.create_task(ask(line, pool, f"{tenant}-{n}-{m}"))
+                    asyncio.create_task(ask(connection, pool, f"{tenant}-{n}-{m}"))
                     for tenant in ("ann", "bob", "cec")
                     for m in range(5)
                 ]

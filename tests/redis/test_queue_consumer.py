@@ -31,7 +31,9 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
     offers = AdvertisedSlots(
         lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
     )
-    claims = QueueConsumer(queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, offers=offers)
+    claims = QueueConsumer(
+        queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, advertised_slots=offers
+    )
     try:
         yield claims
     finally:
@@ -50,14 +52,14 @@ async def test_a_job_that_comes_later_wakes_who_waits(
     claims: QueueConsumer, queue: JobQueue, *, spare: int
 ) -> None:
     for _ in range(20):
-        assert await claims.take(8, spare=spare) == []
+        assert await claims.claim(8, left_over=spare) == []
         job = await submit(queue)
         async with asyncio.timeout(DEADLINE_S):
-            await claims.wake_ups()
-        assert [each.id for each in await claims.take(8, spare=spare)] == [job.id]
+            await claims.wait_for_wake_up()
+        assert [each.id for each in await claims.claim(8, left_over=spare)] == [job.id]
         async with asyncio.timeout(DEADLINE_S):  # an old ring, at most
             await queue.wake_worker(0, POOL)
-            await claims.wake_ups()
+            await claims.wait_for_wake_up()
 
 
 async def test_who_can_take_more_does_not_wait_for_the_wake_ups(
@@ -67,7 +69,7 @@ async def test_who_can_take_more_does_not_wait_for_the_wake_ups(
         await submit(queue)
     store.delete(keys.wake_ups(0, POOL))
     async with asyncio.timeout(DEADLINE_S):
-        sizes = [len(await claims.take(8, spare=1)) for _ in range(3)]
+        sizes = [len(await claims.claim(8, left_over=1)) for _ in range(3)]
     assert sizes == [8, 8, 4]
 
 
@@ -75,20 +77,20 @@ async def test_who_has_no_slot_left_lets_the_wake_ups_ring_for_others(
     claims: QueueConsumer, queue: JobQueue, redis_url: str
 ) -> None:
     async with opened(queue, redis_url, "w-2") as other:
-        assert await claims.take(8, spare=1) == await other.take(8, spare=1) == []
-        waiting = [asyncio.create_task(each.wake_ups()) for each in (claims, other)]
+        assert await claims.claim(8, left_over=1) == await other.claim(8, left_over=1) == []
+        waiting = [asyncio.create_task(each.wait_for_wake_up()) for each in (claims, other)]
         await submit(queue)
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            await (claims if waiting[0].done() else other).pass_on()
+            await (claims if waiting[0].done() else other).forward_wake_up()
             await asyncio.wait(waiting)
 
 
 async def test_nothing_is_passed_on_when_the_wake_ups_did_not_ring(
     claims: QueueConsumer, store: Redis
 ) -> None:
-    await claims.take(8, spare=1)
-    await claims.pass_on()
+    await claims.claim(8, left_over=1)
+    await claims.forward_wake_up()
     assert store.llen(keys.wake_ups(0, POOL)) == 0
 
 
@@ -100,13 +102,13 @@ async def test_scripts_that_redis_has_forgotten_are_loaded_again(
         store.function_flush()
     store.script_flush()
     async with asyncio.timeout(DEADLINE_S):
-        assert [each.id for each in await claims.take(8, spare=1)] == [job.id]
+        assert [each.id for each in await claims.claim(8, left_over=1)] == [job.id]
 
 
 async def test_a_lost_connection_is_told_once_and_made_anew(
     claims: QueueConsumer, queue: JobQueue, store: Redis
 ) -> None:
-    await claims.take(8, spare=1)
+    await claims.claim(8, left_over=1)
     blocked = [each["id"] for each in store.client_list() if each["cmd"] == "blpop"]
 
     async def blocks() -> bool:
@@ -116,19 +118,19 @@ async def test_a_lost_connection_is_told_once_and_made_anew(
     await eventually(blocks, "the worker waits")
     store.client_kill_filter(_id=blocked[0])
     with pytest.raises(RedisConnectionError):
-        await claims.wake_ups()
+        await claims.wait_for_wake_up()
     job = await submit(queue)
-    assert [each.id for each in await claims.take(8, spare=1)] == [job.id]
+    assert [each.id for each in await claims.claim(8, left_over=1)] == [job.id]
 
 
 async def test_all_shards_are_claimed_from_and_listened_to(redis_url: str) -> None:
     async with open_queue(redis_url, shards=3) as queue, opened(queue, redis_url) as claims:
         for shard in (0, 1, 2, 2, 1, 0):
-            assert await claims.take(8, spare=1) == []
+            assert await claims.claim(8, left_over=1) == []
             job = await submit(queue, id=f"job_{shard:03x}{new_job_id(1)[7:]}")
             async with asyncio.timeout(DEADLINE_S):
-                await claims.wake_ups()
-            assert [each.id for each in await claims.take(1, spare=1)] == [job.id]
+                await claims.wait_for_wake_up()
+            assert [each.id for each in await claims.claim(1, left_over=1)] == [job.id]
 
 
 async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
@@ -148,10 +150,10 @@ async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
             return reply if len(calls) == 1 else fails(reply)
 
         monkeypatch.setattr(queue, "start_acquire", fails_on_the_second)
-        assert [each.id for each in await claims.take(8, spare=1)] == [job.id]
+        assert [each.id for each in await claims.claim(8, left_over=1)] == [job.id]
         await queue.wake_worker(0, POOL)
         with pytest.raises(RedisConnectionError):
-            await claims.take(8, spare=1)
+            await claims.claim(8, left_over=1)
 
 
 async def test_a_claim_that_could_not_be_sent_does_not_stop_the_next(
@@ -161,9 +163,9 @@ async def test_a_claim_that_could_not_be_sent_does_not_stop_the_next(
         raise RedisConnectionError("lost meanwhile")
 
     with monkeypatch.context() as patch:
-        patch.setattr(claims._line, "send", broken)
+        patch.setattr(claims._connection, "send", broken)
         with pytest.raises(RedisConnectionError):
-            await claims.take(8)
+            await claims.claim(8)
     job = await submit(queue)
     async with asyncio.timeout(DEADLINE_S):
-        assert [each.id for each in await claims.take(8)] == [job.id]
+        assert [each.id for each in await claims.claim(8)] == [job.id]

@@ -33,7 +33,7 @@ INFO = WorkerInfo(
 
 @pytest.fixture
 def registry(queue: JobQueue) -> Registry:
-    return Registry(queue.servers.home)
+    return Registry(queue.servers.primary)
 
 
 async def test_a_worker_is_seen_as_it_announced_itself(registry: Registry) -> None:
@@ -112,7 +112,7 @@ def test_models_that_look_alike_have_pools_of_their_own() -> None:
 async def test_an_entry_of_another_version_is_read_as_far_as_it_goes(
     queue: JobQueue, store: Redis
 ) -> None:
-    registry = Registry(queue.servers.home)
+    registry = Registry(queue.servers.primary)
     await registry.announce(INFO)
     store.hset(keys.worker(INFO.id), "new_field", '"x"')
     assert await registry.workers() == [INFO]
@@ -123,7 +123,7 @@ async def test_an_entry_of_another_version_is_read_as_far_as_it_goes(
 async def test_an_entry_of_an_older_version_is_read_without_what_it_does_not_tell(
     queue: JobQueue, store: Redis
 ) -> None:
-    registry = Registry(queue.servers.home)
+    registry = Registry(queue.servers.primary)
     await registry.announce(replace(INFO, finished=3, job_seconds=1.5, start_s=9.0))
     assert (await registry.workers())[0].finished == 3
     store.hdel(keys.worker(INFO.id), "finished", "job_seconds", "request_bytes", "start_s")

@@ -38,7 +38,7 @@ def fleet(redis_url: str) -> str:
 
     async def prepare() -> None:
         async with open_queue(redis_url) as queue:
-            registry = Registry(queue.servers.home)
+            registry = Registry(queue.servers.primary)
             settings = Settings(autoscale="org/m=1:4", pool=POOL)
             await tick(queue, registry, settings)
             await submit(queue)

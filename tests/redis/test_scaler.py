@@ -30,7 +30,7 @@ from tests.waiting import eventually
 
 
 class Process:
-    """Plays a Service: runs until it is stopped or told to fail."""
+    """Plays a Service: runs until it is stopped or told_to_drain to fail."""
 
     def __init__(self, name: str, command: Any) -> None:
         self.name = name
@@ -50,8 +50,8 @@ class Fleet:
     """A scaler, what it started, and the words with which tests speak to both."""
 
     def __init__(self, queue: JobQueue, **settings: Any) -> None:
-        self.registry = Registry(queue.servers.home)
-        self.store = ScaleStore(queue.servers.home)
+        self.registry = Registry(queue.servers.primary)
+        self.store = ScaleStore(queue.servers.primary)
         self.said: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.workers = Workers(
@@ -64,7 +64,7 @@ class Fleet:
         self.scaler = Scaler(
             self.workers,
             POOL,
-            queue.servers.home,
+            queue.servers.primary,
             start=self.start,
             grace_s=45,
             say=self.said.append,

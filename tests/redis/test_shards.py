@@ -158,10 +158,10 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
 async def test_a_wake_ups_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
     for shard in range(SHARDS):
         await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
-        await queue.servers.home.blpop(
+        await queue.servers.primary.blpop(
             [keys.wake_ups(n, "pool") for n in range(SHARDS)], timeout=4.0
         )
-        assert await queue.servers.home.llen(keys.wake_ups(shard, "pool")) == 0
+        assert await queue.servers.primary.llen(keys.wake_ups(shard, "pool")) == 0
 
 
 @pytest.mark.parametrize("shards", [1, 4, 4096])

@@ -13,9 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from shared.fleet.servers import Servers
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisTimeoutError
+from shared.platform.servers import Servers
 from shared.platform.tasks import end
 from shared.protocol import keys
 from shared.protocol.chunk_template import DeltaDecoder
@@ -629,20 +629,26 @@ class Worker:
         self.lost: dict[str, str] = {}
         self.said: dict[str, list[str]] = {}
         """By lease id, what Redis has taken."""
-        self.lease = Lease(queue, name, LEASE_S, self.runs, self._lose)
+        self.lease = Lease(
+            queue,
+            name,
+            LEASE_S,
+            lambda: [run.buffer for run in self.runs.values()],
+            self._lose,
+        )
         self.publisher = Publisher(queue, WorkerMetrics(CollectorRegistry()), self.lease)
         self.task = asyncio.create_task(self.publisher.run())
 
     def _lose(self, job: LeasedJob, state: str) -> None:
         self.lost[job.lease_id] = state
         if job.id in self.runs and self.runs[job.id].job.lease_id == job.lease_id:
-            self.runs[job.id].buffer.dropped = True
+            self.runs[job.id].buffer.discarded = True
 
     def start(self, job: LeasedJob) -> OutputBuffer:
-        """As worker/run/loop.py does."""
+        """As worker/run/executor.py does."""
         if job.id in self.runs:
-            self.runs[job.id].buffer.dropped = True
-        buffer = OutputBuffer(job, self.publisher)
+            self.runs[job.id].buffer.discarded = True
+        buffer = OutputBuffer(job, self.publisher.notify)
         self.runs[job.id] = SimpleNamespace(job=job, buffer=buffer)
         self.said[job.lease_id] = []
         return buffer
@@ -652,14 +658,14 @@ class Worker:
         begun = self.queue.n_steps
         for buffer in speakers:
             speak(buffer, len(self.said[buffer.job.lease_id]))
-        self.publisher.step()
+        self.publisher.on_step()
         async with asyncio.timeout(DEADLINE_S):
-            while not all(buffer.dropped or self.is_taken(buffer, begun) for buffer in speakers):
+            while not all(buffer.discarded or self.is_taken(buffer, begun) for buffer in speakers):
                 self.queue.called.clear()
                 await self.queue.called.wait()
                 assert not self.task.done()
         for buffer in speakers:
-            if not buffer.dropped:
+            if not buffer.discarded:
                 words = self.said[buffer.job.lease_id]
                 words.append(word(buffer, len(words)))
 
@@ -963,15 +969,15 @@ async def test_a_worker_that_has_ended_says_nothing_more(
 
     flaky.before, flaky.lose = [wait], lambda: losses.pop() if losses else ""
     speak(buffer, 1)
-    worker.publisher.step()
+    worker.publisher.on_step()
     await asyncio.wait_for(on_its_way.wait(), DEADLINE_S)
     await end([worker.task])
     for n in (2, 3):
         speak(buffer, n)
-        worker.publisher.step()
+        worker.publisher.on_step()
         goes_on.set()
         for _ in range(20):  # other calls come and go meanwhile
-            await flaky.servers.home.ping()
+            await flaky.servers.primary.ping()
     assert flaky.n_calls == calls + 1
 
 
@@ -1123,7 +1129,7 @@ class Chance:
         if speakers:
             await self.worker.step(*speakers)
         for buffer in self.buffers[:]:
-            if buffer.dropped:
+            if buffer.discarded:
                 await self.part_with(buffer)
             elif self.random.random() < 0.01:
                 await self.worker.finish(buffer, speaks=self.random.random() < 0.5)
@@ -1154,7 +1160,7 @@ class Chance:
     async def check(self) -> None:
         assert n_steps(self.store) <= STEPS
         for buffer in self.buffers:
-            if not buffer.dropped and self.is_held(buffer.job):
+            if not buffer.discarded and self.is_held(buffer.job):
                 await self.check_entries(buffer, whole=True)
         for buffer in self.past:
             await self.check_entries(buffer, whole=False)

@@ -1,1 +1,1 @@
-"""Which jobs a worker takes, and how it keeps them."""
+"""Taking jobs from the queue: how many, from where, and the leases that keep them."""

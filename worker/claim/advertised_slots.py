@@ -1,8 +1,9 @@
-"""What a worker offers to jobs to come: its free slots, as far as Redis knows of them.
+"""The free slots that a worker has advertised to Redis, for jobs that are still to come.
 
-A job for which a slot is on offer needs no claim: it is leased in the step that submits it, and its
-worker is told. Redis counts such jobs down at once, the worker when it hears of them; so both know
-how many are on their way when the worker says what it has now.
+A job that finds an advertised slot needs no claim: the script that submits it leases it to the
+worker and publishes it on the worker's control channel. Redis subtracts such jobs from the
+advertised number at once, the worker when it receives them. So each update carries both the new
+number and the one that the worker believes is left of the last: the difference is on its way.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from collections.abc import Callable
 from shared.protocol import keys
 from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 
-# A slot that becomes free is no news as long as Redis knows of that many times as many: there is
-# one with nearly every job's end.
-_CLOSE_ENOUGH = 16
+# A slot becomes free with nearly every job's end. More free slots are advertised only once they
+# exceed the advertised number by one in so many.
+_TOLERANCE = 16
 
 
 class AdvertisedSlots:
-    """One worker's offers, a share of its free slots for each shard."""
+    """One worker's advertised slots, an equal share of its free slots for each shard.
+
+    `free` returns how many slots are free now; `lease_s` is the length of the worker's leases.
+    """
 
     def __init__(
         self, free: Callable[[], int], *, pool: str, worker: str, lease_s: float, shards: int
@@ -27,62 +31,68 @@ class AdvertisedSlots:
         self._free = free
         self._pool = pool
         self._advertiser = keys.advertiser(worker, lease_s)
-        self._told: list[int | None] = [None] * shards
+        self._advertised: list[int | None] = [None] * shards  # None: not known
         self._stale = [True] * shards
-        self._quiet = [asyncio.Event() for _ in range(shards)]  # no word is on its way to Redis
-        for quiet in self._quiet:
-            quiet.set()
-        self._ended = False
+        self._settled = [asyncio.Event() for _ in range(shards)]  # no update is in flight
+        for settled in self._settled:
+            settled.set()
+        self._stopped = False
 
-    async def quiet(self, shard: int) -> None:
-        """Returns when Redis has heard the last word: the next one must not overtake it."""
-        await self._quiet[shard].wait()
+    async def wait_until_settled(self, shard: int) -> None:
+        """Return when no update of the shard is in flight: updates must not overtake each other."""
+        await self._settled[shard].wait()
 
-    def say(self, shard: int) -> SlotUpdate:
-        """What there is now; `said` or `unsaid` must follow. Wait until it is `quiet` before."""
-        told = self._told[shard]
-        self._quiet[shard].clear()
-        share = self._free() // len(self._told)
-        # Jobs that are heard of while the word is on its way are counted down from this one.
-        self._told[shard] = share
-        return SlotUpdate(self._pool, self._advertiser, share, UNKNOWN if told is None else told)
+    def start_update(self, shard: int) -> SlotUpdate:
+        """The update to send now. Call `acked` or `rejected` with its outcome.
 
-    def said(self, shard: int, taken: int | None = 0) -> None:
-        """Redis has heard it, and took so many off; None: who knows what it has heard."""
-        self._quiet[shard].set()
-        self._stale[shard] = False
-        told = self._told[shard]
-        self._told[shard] = None if taken is None or told is None else told - taken
+        No other update of the shard may be in flight (`wait_until_settled`).
+        """
+        advertised = self._advertised[shard]
+        self._settled[shard].clear()
+        share = self._free() // len(self._advertised)
+        # Jobs that arrive while the update is in flight are subtracted from the new number.
+        self._advertised[shard] = share
+        believed = UNKNOWN if advertised is None else advertised
+        return SlotUpdate(self._pool, self._advertiser, share, believed)
 
-    def unsaid(self, shard: int, offer: SlotUpdate) -> None:
-        """Redis has refused to hear what `say` returned: it knows what it knew."""
-        since = self._told[shard]
-        self.said(shard, None)
-        self._stale[shard] = True
-        if since is not None and offer.acknowledged != UNKNOWN:
-            self._told[shard] = int(offer.acknowledged) - (offer.slots - since)
-
-    def news(self, shard: int) -> SlotUpdate | None:
-        """What the shard is to be told, None if it knows; what is not None is said, as in `say`."""
-        if self._ended or not self._quiet[shard].is_set():
+    def pending_update(self, shard: int) -> SlotUpdate | None:
+        """As `start_update`, or None if Redis is up to date or an update is in flight."""
+        if self._stopped or not self._settled[shard].is_set():
             return None
-        told, free = self._told[shard], self._free() // len(self._told)
-        known = told is not None and told <= free <= told + told // _CLOSE_ENOUGH
-        return None if known and not self._stale[shard] else self.say(shard)
+        advertised, free = self._advertised[shard], self._free() // len(self._advertised)
+        current = (
+            advertised is not None and advertised <= free <= advertised + advertised // _TOLERANCE
+        )
+        return None if current and not self._stale[shard] else self.start_update(shard)
 
-    def took(self, shard: int) -> None:
-        """The worker has heard of a job that was given to it."""
-        told = self._told[shard]
-        self._told[shard] = None if told is None else told - 1
+    def acked(self, shard: int, assigned: int | None = 0) -> None:
+        """Redis applied the update and assigned `assigned` of its slots (None: unknown)."""
+        self._settled[shard].set()
+        self._stale[shard] = False
+        before = self._advertised[shard]
+        self._advertised[shard] = None if assigned is None or before is None else before - assigned
 
-    def repeat(self) -> None:
-        """Tell all again: who knows what Redis has lost meanwhile."""
+    def rejected(self, shard: int, update: SlotUpdate) -> None:
+        """Redis refused the call that carried `update`: what was advertised before still holds."""
+        advertised = self._advertised[shard]
+        self.acked(shard, None)
+        self._stale[shard] = True
+        if advertised is not None and update.acknowledged != UNKNOWN:
+            self._advertised[shard] = int(update.acknowledged) - (update.slots - advertised)
+
+    def job_assigned(self, shard: int) -> None:
+        """The worker has received a job that took an advertised slot."""
+        advertised = self._advertised[shard]
+        self._advertised[shard] = None if advertised is None else advertised - 1
+
+    def mark_stale(self) -> None:
+        """Send the next update of each shard even if nothing changed: Redis may have lost them."""
         self._stale = [True] * len(self._stale)
 
-    def forget(self) -> None:
-        """What was on its way is lost, or has come: nothing is any more."""
-        self._told = [None] * len(self._told)
+    def reset(self) -> None:
+        """Jobs that were on their way have arrived or are lost: what is left is unknown."""
+        self._advertised = [None] * len(self._advertised)
 
-    def end(self) -> None:
-        """Nothing is offered any more."""
-        self._ended = True
+    def stop(self) -> None:
+        """Advertise nothing any more."""
+        self._stopped = True

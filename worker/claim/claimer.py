@@ -1,6 +1,7 @@
-"""A claimer: takes jobs from one Redis server as long as slots are free, and hears of new ones.
+"""A claimer takes jobs from one Redis server as long as slots are free.
 
-A worker has one for each server, so that one that is away does not keep the others waiting.
+A worker has one for each server, so that a server that is away does not delay the others. Request
+path: `shared/queue` -> Redis -> here -> `worker/run/executor.py`.
 """
 
 from __future__ import annotations
@@ -13,90 +14,93 @@ from collections.abc import Callable
 from shared.platform.backoff import Backoff
 from shared.platform.redis_client import RedisError
 from shared.protocol.job import LeasedJob
-from worker.claim.admission import Decision
+from worker.claim.admission import ClaimDecision
 from worker.claim.queue_consumer import QueueConsumer
 
 log = logging.getLogger("flotilla.claimer")
 
-# A slot may come free without a run ending (n > 1), and KV use falls unannounced: look again then.
-_LOOK_AGAIN_S = 0.25
+# A slot may become free without a job's end (n > 1), and the KV cache empties without an event:
+# decide again after this time.
+_RECHECK_S = 0.25
 _RECONNECT_BASE_S = 0.02
 _RECONNECT_CAP_S = 1.0
 
 
 class Claimer:
-    """`decide()` says how many jobs to claim now, `start` takes them.
+    """Calls `start` with each job that it claims.
 
-    `asked` is how many may come of the claim that is under way.
+    `decide` returns how many jobs to claim now. `requested` is how many the claim in flight may
+    return, 0 if none is in flight.
     """
 
     def __init__(
         self,
-        claims: QueueConsumer,
-        decide: Callable[[], Decision],
+        consumer: QueueConsumer,
+        decide: Callable[[], ClaimDecision],
         start: Callable[[LeasedJob], None],
     ) -> None:
-        self.asked = 0
-        self._claims = claims
+        self.requested = 0
+        self._consumer = consumer
         self._decide = decide
         self._start = start
-        self._ended = False
+        self._stopped = False
         self._backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
         self._changed = asyncio.Event()
-        self._wake_ups: asyncio.Future[None] | None = None
+        self._wake_up: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Claim until the end; ends by cancellation as well."""
+        """Claim until `stop` or cancellation."""
         try:
-            while not self._ended:
+            while not self._stopped:
                 try:
-                    await self._turn()
+                    await self._claim_once()
                 except (RedisError, OSError) as error:
-                    log.warning("can't claim: %s", error)
-                    await asyncio.sleep(self._backoff.next_delay_s())
+                    retry_s = self._backoff.next_delay_s()
+                    log.warning("claim failed, next try in %.2f s: %s", retry_s, error)
+                    await asyncio.sleep(retry_s)
         finally:
-            await self._claims.close()
+            await self._consumer.close()
 
-    def look(self) -> None:
-        """There may be a free slot."""
+    def slots_changed(self) -> None:
+        """A slot may have become free: decide again."""
         self._changed.set()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Claim nothing more."""
-        self._ended = True
-        if self._wake_ups is not None:
-            self._wake_ups.cancel()
+        self._stopped = True
+        if self._wake_up is not None:
+            self._wake_up.cancel()
         self._changed.set()
 
-    async def _turn(self) -> None:
+    async def _claim_once(self) -> None:
         self._changed.clear()
         decision = self._decide()
         if decision.count == 0:
-            await self._claims.pass_on()
+            await self._consumer.forward_wake_up()
             await self._wait_for_change()
             return
-        self.asked = decision.count
+        self.requested = decision.count
         try:
-            jobs = await self._claims.take(decision.count, spare=decision.spare)
+            jobs = await self._consumer.claim(decision.count, left_over=decision.left_over)
         finally:
-            self.asked = 0
+            self.requested = 0
         self._backoff.reset()
         for job in jobs:
             self._start(job)
-        if len(jobs) < decision.count:  # no more was waiting
-            await self._wait_for_wake_ups()
+        if len(jobs) < decision.count:  # no more jobs are queued
+            await self._wait_for_wake_up()
 
     async def _wait_for_change(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_AGAIN_S):
+            async with asyncio.timeout(_RECHECK_S):
                 await self._changed.wait()
 
-    async def _wait_for_wake_ups(self) -> None:
-        self._wake_ups = asyncio.ensure_future(self._claims.wake_ups())
+    async def _wait_for_wake_up(self) -> None:
+        self._wake_up = asyncio.ensure_future(self._consumer.wait_for_wake_up())
         try:
-            await self._wake_ups
+            await self._wake_up
         except asyncio.CancelledError:
-            if not self._ended:
+            if not self._stopped:
                 raise
         finally:
-            self._wake_ups = None
+            self._wake_up = None

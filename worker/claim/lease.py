@@ -1,8 +1,8 @@
-"""The leases of the jobs in hand: renewed while the engine makes progress.
+"""The leases of a worker's jobs, renewed while the engine makes progress.
 
-A worker that can't renew keeps its jobs: the fence (step_log.py) refuses all that it writes once
-a job has been taken back, and its next renewal tells which. So neither a Redis that stands still
-nor a worker that did costs a job that nobody else has taken.
+A worker that can't renew keeps its jobs: Redis refuses its writes once a job has been taken back
+(fencing, see shared/protocol/step_log.py), and the next renewal says which jobs those are. So
+neither a Redis that pauses nor a worker that pauses loses a job that no other worker has taken.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from shared.platform.redis_client import RedisError
 from shared.protocol.job import LeasedJob
+from shared.protocol.step_log import JobStream
 from shared.queue.job_queue import JobQueue
-
-if TYPE_CHECKING:
-    from worker.run.runner import Run
 
 log = logging.getLogger("flotilla.lease")
 
-_RETRIES = 12
-"""Renewals that a lease has time for while they fail; else there are three."""
+_TRIES_PER_LEASE = 12
+"""How often a renewal is tried within a lease while it fails."""
+_RENEWALS_PER_LEASE = 3
 
 
 class Lease:
-    """What lets a worker write of its `runs` (by job id): in each shard a fencing token (step_log.py).
+    """One worker's leases: per shard, the fencing token under which it may write.
 
-    `on_lost(job, state)` hears of jobs that are not its own any more.
+    `held_jobs` returns the jobs in the worker's hands. `on_lost(job, state)` is called for each job
+    that turns out to be another worker's or ended; `state` is the job's state now.
     """
 
     def __init__(
@@ -37,20 +36,17 @@ class Lease:
         queue: JobQueue,
         worker_id: str,
         lease_s: float,
-        runs: Mapping[str, Run],
+        held_jobs: Callable[[], Iterable[JobStream]],
         on_lost: Callable[[LeasedJob, str], None],
     ) -> None:
         self.worker_id = worker_id
         self.lease_s = lease_s
         self._fence_tokens = [""] * queue.shards
-        self._losses = [0] * queue.shards  # what the queue counted when the fencing token was told
+        self._losses = [0] * queue.shards  # `queue.losses` when the token was issued
         self._queue = queue
-        self._runs = runs
+        self._held_jobs = held_jobs
         self._on_lost = on_lost
         self._locks = [asyncio.Lock() for _ in range(queue.shards)]
-
-    def _of(self, shard: int) -> list[Run]:
-        return [run for run in self._runs.values() if run.job.shard == shard]
 
     @property
     def fence_tokens(self) -> list[str]:
@@ -58,41 +54,41 @@ class Lease:
         return [self.fence_token(shard) for shard in range(len(self._fence_tokens))]
 
     def fence_token(self, shard: int) -> str:
-        """In which the worker may write of those runs that know of it; '' if it has to renew.
+        """The token for writes about jobs that have the same one; '' if it has to renew first.
 
-        After a connection was lost Redis may be another one, which knows less of what was leased.
+        After a lost connection another Redis may answer, which has older leases: renew then, too.
         """
-        known = self._losses[shard] == self._queue.losses(shard)
-        return self._fence_tokens[shard] if known else ""
+        current = self._losses[shard] == self._queue.losses(shard)
+        return self._fence_tokens[shard] if current else ""
 
     async def renew(self, shard: int) -> None:
-        """Renew all of a shard, and learn what has become of its jobs. Raises redis' errors."""
+        """Renew all leases of a shard and update its jobs from the reply. Raises redis' errors."""
         async with self._locks[shard]:
-            runs = self._of(shard)
-            jobs, losses = [run.job for run in runs], self._queue.losses(shard)
+            streams = [stream for stream in self._held_jobs() if stream.job.shard == shard]
+            jobs, losses = [stream.job for stream in streams], self._queue.losses(shard)
             renewal = await self._queue.renew(
                 shard, self.worker_id, self.fence_token(shard), self.lease_s, jobs
             )
             self._fence_tokens[shard], self._losses[shard] = renewal.fence_token, losses
-            for run in runs:
-                run.buffer.fence_token = renewal.fence_token
-                if run.job.id in renewal.lost:
-                    run.buffer.set_watchers(
+            for stream in streams:
+                stream.fence_token = renewal.fence_token
+                if stream.job.id in renewal.lost:
+                    stream.set_watchers(
                         "", watched=False
-                    )  # its end has been told by somebody else
-                    self._on_lost(run.job, renewal.lost[run.job.id])
+                    )  # whoever ended it has notified the gateways
+                    self._on_lost(stream.job, renewal.lost[stream.job.id])
                 else:
-                    watchers, watched = renewal.watchers[run.job.id]
-                    run.buffer.set_watchers(watchers, watched=watched)
+                    watchers, watched = renewal.watchers[stream.job.id]
+                    stream.set_watchers(watchers, watched=watched)
 
-    def refused(self, shard: int, fence_token: str) -> None:
-        """Redis takes nothing in this fencing token (any more): the next one begins with `renew`."""
+    def invalidate(self, shard: int, fence_token: str) -> None:
+        """Redis refused a write under this token: `renew` has to fetch a new one."""
         if self._fence_tokens[shard] == fence_token:
             self._fence_tokens[shard] = ""
 
 
-class LeaseKeeper:
-    """Renews a lease, a third of its time apart. `progressing()` says whether the engine works."""
+class LeaseRenewer:
+    """Renews a lease three times in its length. `progressing` returns whether the engine works."""
 
     def __init__(self, lease: Lease, progressing: Callable[[], bool]) -> None:
         self._lease = lease
@@ -100,29 +96,37 @@ class LeaseKeeper:
         self._failing_since: list[float | None] = [None] * len(lease.fence_tokens)
 
     async def run(self) -> None:
-        """Ends by cancellation. A shard that is not reached does not keep the others waiting."""
-        await asyncio.gather(*(self._keep(shard) for shard, _ in enumerate(self._failing_since)))
+        """Renew until cancellation. A shard that can't be reached does not delay the others."""
+        await asyncio.gather(
+            *(self._renew_forever(shard) for shard, _ in enumerate(self._failing_since))
+        )
 
-    async def _keep(self, shard: int) -> None:
+    async def _renew_forever(self, shard: int) -> None:
         while True:
             renewed = await self.renew(shard)
-            await asyncio.sleep(self._lease.lease_s / (3 if renewed else _RETRIES))
+            per_lease = _RENEWALS_PER_LEASE if renewed else _TRIES_PER_LEASE
+            await asyncio.sleep(self._lease.lease_s / per_lease)
 
     async def renew(self, shard: int) -> bool:
-        """Renew a shard once; False if Redis did not answer, so that it is tried again soon."""
+        """Renew a shard once. False if Redis did not answer: then it should be tried again soon."""
         if not self._progressing():
-            log.error("the engine hangs; its jobs are not renewed")
+            log.error("leases not renewed: the engine makes no progress")
             return True
         began, failing_since = time.monotonic(), self._failing_since[shard]
         try:
-            async with asyncio.timeout(self._lease.lease_s / 3):
+            async with asyncio.timeout(self._lease.lease_s / _RENEWALS_PER_LEASE):
                 await self._lease.renew(shard)
         except (RedisError, OSError, TimeoutError) as error:
             if failing_since is None:
                 self._failing_since[shard] = began
-                log.warning("leases not renewed, trying again: %s", error or type(error).__name__)
+                log.warning(
+                    "leases not renewed, trying again: %s",
+                    error or type(error).__name__,
+                    extra={"shard": shard},
+                )
             return False
         if failing_since is not None:
-            log.warning("leases renewed again after %.1f s", time.monotonic() - failing_since)
+            seconds = time.monotonic() - failing_since
+            log.warning("leases renewed after %.1f s", seconds, extra={"shard": shard})
         self._failing_since[shard] = None
         return True

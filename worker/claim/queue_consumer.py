@@ -1,7 +1,7 @@
-"""How a worker comes by a server's jobs: it claims what waits, and hears the wake-up list when more does.
+"""Claims queued jobs from one server, then blocks for a wake-up when there are no more.
 
-Both go to Redis in one write, on a connection of their own, which may block: a claim that finds
-less than it asked for is followed by the wait for the next job without another turn.
+Both commands leave in one write, on a connection of their own, which may block: a claim that
+returns less than it asked for is already followed by the blocking pop of the wake-up list.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from shared.fleet.servers import shards_on
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import BLOCK_S, TIMEOUT_S, Redis
+from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.job import LeasedJob
 from shared.queue.job_queue import JobQueue
@@ -23,92 +23,93 @@ from worker.claim.advertised_slots import AdvertisedSlots
 
 
 class QueueConsumer:
-    """One worker's claims on the lanes of its pool, of those shards that lie on one server.
+    """One worker's claims on its pool's lanes, of those shards that lie on one server.
 
-    `redis` is that server, the `place`-th, for blocking reads.
+    `redis` is a client of that server for blocking reads, `server_index` its number in `queue`.
     """
 
     def __init__(
         self,
         queue: JobQueue,
         redis: Redis,
-        place: int = 0,
+        server_index: int = 0,
         *,
         pool: str,
         worker: str,
         lease_s: float,
-        offers: AdvertisedSlots,
+        advertised_slots: AdvertisedSlots,
     ) -> None:
         self._queue = queue
         self._pool = pool
         self._worker = worker
         self._lease_s = lease_s
-        self._offers = offers
-        self._line = PipelinedConnection(redis, BLOCK_S + TIMEOUT_S)
-        self._shards = deque(shards_on(place, len(queue.servers), queue.shards))
-        self._bells = [keys.wake_ups(shard, pool) for shard in self._shards]
-        self._ringing: asyncio.Future[Any] | None = None
+        self._advertised_slots = advertised_slots
+        self._connection = PipelinedConnection(redis, BLOCK_S + TIMEOUT_S)
+        self._shards = deque(shards_on(server_index, len(queue.servers), queue.shards))
+        self._wake_up_keys = [keys.wake_ups(shard, pool) for shard in self._shards]
+        self._blocking_pop: asyncio.Future[Any] | None = None
 
-    async def take(self, count: int, *, spare: int = 0) -> list[LeasedJob]:
-        """Lease at most `count` jobs, best lane first; raises redis' errors.
+    async def claim(self, count: int, *, left_over: int = 0) -> list[LeasedJob]:
+        """Lease at most `count` jobs, best lane first. Raises redis' errors.
 
-        `spare`: slots that are free even then; with some, it hears of the next job at once.
+        `left_over`: slots that stay free even if `count` jobs come. With some, the blocking pop
+        follows the claim at once, whatever it returns.
         """
-        ringing, self._ringing = self._ringing, None
-        if ringing is not None:
-            with contextlib.suppress(RedisError, OSError):  # of a connection that is gone
-                await ringing
+        blocking_pop, self._blocking_pop = self._blocking_pop, None
+        if blocking_pop is not None:
+            with contextlib.suppress(RedisError, OSError):  # of a connection that is closed
+                await blocking_pop
         await self._queue.prepare(self._shards[0])
-        await self._line.connect()
+        await self._connection.connect()
         shards = tuple(self._shards)
-        self._shards.rotate(-1)  # no shard goes first for ever
+        self._shards.rotate(-1)  # so that each shard comes first in turn
         jobs: list[LeasedJob] = []
         for shard in shards:
             missing = count - len(jobs)
-            await self._offers.quiet(shard)
-            offer, left = self._offers.say(shard), None
+            await self._advertised_slots.wait_until_settled(shard)
+            update, left = self._advertised_slots.start_update(shard), None
             try:
                 reply = self._queue.start_acquire(
-                    self._line, shard, self._worker, missing, self._lease_s, offer
+                    self._connection, shard, self._worker, missing, self._lease_s, update
                 )
-                if spare > 0 and shard == shards[-1]:
-                    self._listen()
+                if left_over > 0 and shard == shards[-1]:
+                    self._start_blocking_pop()
                 left, leased = await reply
                 jobs += leased
             except (RedisError, OSError):
                 if not jobs:
                     raise
-                return jobs  # they are leased: whoever drops them loses them for a lease's time
+                return jobs  # already leased: dropping them would delay them by a lease
             finally:
-                self._offers.said(shard, None if left is None else offer.slots - left)
+                self._advertised_slots.acked(shard, None if left is None else update.slots - left)
             if len(jobs) == count:
                 return jobs
-        if self._ringing is None:
-            self._listen()
+        if self._blocking_pop is None:
+            self._start_blocking_pop()
         return jobs
 
-    def _listen(self) -> None:
-        self._ringing = self._line.send("BLPOP", *self._bells, BLOCK_S)
-        self._ringing.add_done_callback(_look_at_error)
+    def _start_blocking_pop(self) -> None:
+        self._blocking_pop = self._connection.send("BLPOP", *self._wake_up_keys, BLOCK_S)
+        self._blocking_pop.add_done_callback(_retrieve_error)
 
-    async def wake_ups(self) -> None:
-        """Returns when something may have been queued since `take`, or after a while."""
-        if self._ringing is not None:
-            await self._ringing
+    async def wait_for_wake_up(self) -> None:
+        """Return when a job may have been queued since `claim`, or after `BLOCK_S`."""
+        if self._blocking_pop is not None:
+            await self._blocking_pop
 
-    async def pass_on(self) -> None:
-        """There is no slot for what the wake-up list rang for, if it did: somebody else may have one."""
-        if self._ringing is not None and self._ringing.done():
-            ringing, self._ringing = self._ringing, None
-            if await ringing is not None:
+    async def forward_wake_up(self) -> None:
+        """Push a received wake-up back, for another worker: this one has no free slot for it."""
+        if self._blocking_pop is not None and self._blocking_pop.done():
+            blocking_pop, self._blocking_pop = self._blocking_pop, None
+            if await blocking_pop is not None:
                 await self._queue.wake_worker(self._shards[0], self._pool)
 
     async def close(self) -> None:
-        """Stop listening."""
-        await self._line.close()
+        """Close the connection."""
+        await self._connection.close()
 
 
-def _look_at_error(ringing: asyncio.Future[Any]) -> None:
-    """Nobody may be waiting any more; asyncio would complain of an error that nobody saw."""
-    if not ringing.cancelled():
-        ringing.exception()
+def _retrieve_error(blocking_pop: asyncio.Future[Any]) -> None:
+    """Mark the error as seen: nobody may be awaiting the pop, and asyncio would log it."""
+    if not blocking_pop.cancelled():
+        blocking_pop.exception()

@@ -86,6 +86,7 @@ class Texts:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
+        """Every question with its answer."""
         return [(question, entry.answer) for entry in self.entries for question in entry.questions]
 
 
@@ -119,6 +120,7 @@ class Sampler:
             yield self.passage() if self.rng.random() < self.plain_share else self.chat()
 
     def passage(self) -> Passage:
+        """Draw a plain text."""
         rng = self.rng
         kind = rng.random()
         if kind < 0.4:
@@ -131,6 +133,7 @@ class Sampler:
         return Passage("", rng.choice(self.texts.passages))
 
     def chat(self) -> Chat:
+        """Draw a conversation, with a system prompt and tools now and then."""
         rng = self.rng
         messages: list[Message] = []
         if rng.random() < 0.5:
@@ -214,6 +217,7 @@ class Sampler:
 
 
 def load_texts(folder: Path = TEXT_DIR) -> Texts:
+    """Read all text files of a folder."""
     entries = [
         parse_entry(block)
         for name in ("flotilla", "background", "small_talk", "long")
@@ -230,6 +234,7 @@ def load_texts(folder: Path = TEXT_DIR) -> Texts:
 
 
 def lines(path: Path) -> list[str]:
+    """The lines of a file, without comments and empty lines."""
     return [line for block in blocks(path) for line in block]
 
 
@@ -250,10 +255,12 @@ def parse_entry(block: list[str]) -> Entry:
 
 
 def exchange(question: str, answer: str) -> list[Message]:
+    """A user message and the assistant's answer to it."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def tool_schema(name: str) -> Message:
+    """A tool without parameters, in OpenAI's shape."""
     parameters = {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 

@@ -2,8 +2,8 @@
 
     python worker/demo/train.py [--out DIR] [--steps N] [--seed 0]
 
-The model is meant to know its few answers by heart, so it is trained far beyond what one would
-call over-fitting. At the end every question is asked once, in bfloat16 and greedily.
+The model has to reproduce its few answers word for word, so it is deliberately over-fitted. At the
+end every question is asked once, in bfloat16 and greedily.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ log = logging.getLogger("train")
 
 
 def build_tokenizer(texts: Texts) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of VOCABULARY tokens, with the chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -72,6 +73,7 @@ def build_tokenizer(texts: Texts) -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """An untrained Llama of 1.8 million parameters."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -128,6 +130,7 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(model: LlamaForCausalLM, data: Iterator[Batch], steps: int) -> None:
+    """Train in place for `steps` batches, in bfloat16 autocast."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW(
@@ -181,6 +184,7 @@ def check(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, texts: Te
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write model, tokenizer and generation config in Hugging Face's format."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
     model.save_pretrained(out)
@@ -190,6 +194,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 
 def main() -> None:
+    """Train, save and check the model."""
     parser = argparse.ArgumentParser(description=f"Train {MODEL_NAME}.")
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     parser.add_argument("--steps", type=int, default=1200)

@@ -1,1 +1,1 @@
-"""The one plug point: an engine answers OpenAI requests over ASGI and tells its load."""
+"""Inference engines behind one interface: ASGI applications that also report their load."""

@@ -1,9 +1,9 @@
-"""What the worker asks of an engine, and what an engine promises.
+"""The interface between the worker and its engine.
 
-An engine is an ASGI application that answers vLLM's routes, plus three things that a queue worker
-needs and HTTP can't give: how much room there is, when a step of the continuous batch has ended,
-and the token ids of every delta. vLLM (`vllm.py`) and the simulated engine (`simulated/`) keep
-the same promises; `tests/e2e/test_engine_conformance.py` runs over both.
+An engine is an ASGI application that serves vLLM's routes, plus three things that a queue worker
+needs and HTTP does not provide: the free capacity, a callback at the end of each step of the
+continuous batch, and the token ids of every delta. vLLM (`vllm/`) and the simulated engine
+(`simulated/`) implement it; `tests/e2e/test_engine_conformance.py` runs on both.
 """
 
 from __future__ import annotations
@@ -18,38 +18,42 @@ from starlette.types import Receive, Scope, Send
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What the engine can hold; constant after `start`."""
+    """The engine's limits; constant after `start`."""
 
     max_num_seqs: int
     """Sequences in one step of the continuous batch: the worker's slots."""
     kv_cache_tokens: int
+    """Size of the KV cache, in tokens."""
     max_model_len: int
-    """Prompt and answer together, in tokens."""
+    """Longest prompt and answer together, in tokens."""
 
 
 class Load(NamedTuple):
     """How full the engine is now."""
 
     unfinished: int
-    """Sequences that were handed in and have not ended; exact."""
+    """Sequences that were submitted and have not ended; exact."""
     kv_usage: float
-    """Share of the KV cache in use, 0 to 1, as of the last step."""
+    """Share of the KV cache in use, 0 to 1, at the last step."""
 
 
 class Journal(Protocol):
-    """Takes what the engine generates for one job, token by token."""
+    """Receives what the engine generates for one job, token by token.
+
+    A job makes one engine call per prompt, numbered from 0 (`call`).
+    """
 
     def prompt(self, call: int, n_tokens: int) -> None:
-        """The prompt of the job's `call`-th generation has `n_tokens` tokens."""
+        """Call number `call` has a prompt of `n_tokens` tokens and is about to enter the engine."""
 
     def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
-        """One step's tokens of choice `index` of the job's `call`-th generation."""
+        """One step's tokens of choice `index` of call number `call`, and their text."""
 
     def chunk(self, data: bytes) -> None:
-        """What the client gets of the delta just noted, behind all that the application has sent.
+        """Bytes of the answer that belong to the delta just journalled.
 
-        For a delta whose bytes are known when it comes: to wake the application, for it to send
-        them, costs more than to make them.
+        For deltas whose bytes are known at once: to wake the application's task so that it sends
+        them would cost more than to make them. They follow all that the application has sent.
         """
 
 
@@ -62,31 +66,31 @@ class Engine(Protocol):
     """One continuous batch: a GPU, a tensor-parallel group, or a CPU."""
 
     kind: str
-    """Shown wherever the engine's output shows: `vllm 0.32.0`, `simulated`."""
+    """Name and version for people: `vllm 0.32.0`, `simulated`."""
     on_step: Callable[[], None]
     """Called in the event loop at the end of every engine step, after the step's outputs were put
-    into their requests' queues. It may be set at any time."""
+    into their requests' queues. The worker may set it at any time."""
 
     async def start(self) -> None:
-        """Load the model; returns when requests can be answered."""
+        """Load the model; return when requests can be answered."""
 
     @property
     def capacity(self) -> Capacity:
-        """Known after `start`."""
+        """The engine's limits; only after `start`."""
 
     def load(self) -> Load:
-        """Cheap enough to call before every claim."""
+        """The load now. Cheap enough to call before every claim."""
 
     @property
     def dead(self) -> bool:
-        """True once the engine can't be used any more; the process must then end."""
+        """Whether the engine is broken for good; the process must then end."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one HTTP request as vLLM's own application does.
 
-        Every delta goes to the `Journal` in `JOURNAL` (if there is one) before the bytes made of it
-        are sent; those of plain deltas may go to it, too. `http.disconnect` aborts the request.
+        Every delta goes to the `Journal` in `JOURNAL`, if there is one, before the bytes made of it
+        are sent; the bytes of plain deltas may go there too. `http.disconnect` aborts the request.
         """
 
     def close(self) -> None:
-        """End the engine and every process of it."""
+        """End the engine and all of its processes."""

@@ -1,1 +1,1 @@
-"""The output of jobs on its way to Redis."""
+"""Output of the engine on its way to Redis: buffered per job, sent once per engine step."""

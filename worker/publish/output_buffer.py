@@ -1,9 +1,12 @@
-"""A buffer: what one job has produced, until it stands in the job's log."""
+"""An output buffer: what one job has produced, until it is in the job's log.
+
+Token path: `worker/engines/vllm/journal.py` and `stream.py` -> here ->
+`worker/publish/publisher.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.frames import FrameKind, encode, entries_of
@@ -12,102 +15,106 @@ from shared.protocol.job_log import Record, make_journal, pack_segment
 from shared.protocol.result import JobResult
 from shared.protocol.step_log import FinalEntry, JobStream, LogFlush
 
-if TYPE_CHECKING:
-    from worker.publish.publisher import Publisher
-
 
 class OutputBuffer(JobStream):
-    """What one job has to say. It is the engine's `Journal` of the job."""
+    """The output of one job. It is the engine's `Journal` for the job.
+
+    `notify(buffer)` is called once when there is output to take, and again after each `take`.
+    """
 
     __slots__ = (
         "_chunks",
-        "_folder",
+        "_encoder",
         "_id",
         "_kind",
         "_last_kind",
-        "_marked",
-        "_publisher",
+        "_notified",
+        "_notify",
         "_records",
         "_seq",
         "completion_tokens",
-        "dropped",
-        "entered",
-        "kept",
-        "logged",
+        "discarded",
+        "log_started",
         "prompt_tokens",
+        "reached_engine",
+        "unflushed",
     )
 
-    def __init__(self, job: LeasedJob, publisher: Publisher) -> None:
+    def __init__(self, job: LeasedJob, notify: Callable[[OutputBuffer], None]) -> None:
         super().__init__(job)
         self.prompt_tokens = 0
         self.completion_tokens = 0
-        self.entered = False
-        """The engine has taken the job in."""
-        self.dropped = False
-        """The job is not ours any more: nothing of it is sent."""
-        self.kept: list[bytes] = []
-        """The last frames, those whose entries are not in the job's log yet."""
-        self.logged = False
-        """The job's log has been begun."""
+        self.reached_engine = False
+        """The engine counts the job's sequences in its load."""
+        self.discarded = False
+        """The job was aborted or its lease is lost: nothing more of it is sent."""
+        self.unflushed: list[bytes] = []
+        """The latest frames, those whose entries are not in the job's log yet."""
+        self.log_started = False
+        """This attempt's first entry is in the job's log, or on its way there."""
         self._id = job.id
         self._kind = int(FrameKind.CHUNK if job.stream else FrameKind.DELTAS)
         self._last_kind = int(FrameKind.LAST_CHUNK if job.stream else FrameKind.DELTAS)
         self._seq = 0  # number of the last entry that was made
         self._chunks: list[bytes] = []
         self._records: list[Record] = []
-        self._marked = False
-        self._folder = DeltaEncoder()
-        self._publisher = publisher
+        self._notified = False
+        self._encoder = DeltaEncoder()
+        self._notify = notify
 
     def prompt(self, call: int, n_tokens: int) -> None:
+        """See `Journal.prompt`."""
         # Sent with the first delta: as long as its log is empty, another worker may start the job.
-        self.entered = True
+        self.reached_engine = True
         self.prompt_tokens += n_tokens
         self._records.append((call, n_tokens))
 
     def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
+        """See `Journal.delta`."""
         self.completion_tokens += len(token_ids)
         self._records.append((call, index, token_ids, text))
-        if not self._marked:
-            self._mark()
+        if not self._notified:
+            self._notified = True
+            self._notify(self)
 
     def chunk(self, data: bytes) -> None:
-        """Bytes for the client."""
+        """Add bytes of a streamed answer."""
         self._chunks.append(data)
-        if not self._marked:
-            self._mark()
-
-    def _mark(self) -> None:
-        self._marked = True
-        self._publisher.mark(self)
+        if not self._notified:
+            self._notified = True
+            self._notify(self)
 
     def take(
-        self, answer: JobResult | None = None
+        self, result: JobResult | None = None
     ) -> tuple[OutputBuffer, bytes, FinalEntry | None] | None:
-        """Everything unsent, as the next entry's frame, and the end if there is an answer."""
-        self._marked = False
-        if self.dropped:
+        """All unsent output as the next entry's frame, with the final entry if there is a result.
+
+        Returns a `JobOutput` (shared/protocol/step_log.py); its frame is empty if the job ends
+        without further output. None if there is nothing to send, or the buffer is discarded.
+        """
+        self._notified = False
+        if self.discarded:
             return None
         frame, chunks, records = b"", self._chunks, self._records
         if chunks or records:
             self._seq += 1
-            items = self._folder.encode(chunks)
-            kind = self._kind if answer is None else self._last_kind
+            items = self._encoder.encode(chunks)
+            kind = self._kind if result is None else self._last_kind
             journal = make_journal(records, items)
             frame = encode(self._id, self._seq, kind, items or None, journal, self.generation)
-            self.kept.append(frame)
+            self.unflushed.append(frame)
             self._chunks, self._records = [], []
-            if answer is None:
+            if result is None:
                 return self, frame, None
-        elif answer is None:
+        elif result is None:
             return None
-        segment = self.log_flush().segment if self.kept else b""
-        return self, frame, FinalEntry(self._seq + 1, segment, answer)
+        segment = self.log_flush().segment if self.unflushed else b""
+        return self, frame, FinalEntry(self._seq + 1, segment, result)
 
     def log_flush(self) -> LogFlush:
-        """The entries that go into the job's log now."""
-        kept, self.kept = self.kept, []
-        self.logged = True
-        first = self._seq - len(kept) + 1
-        entries = entries_of(kept, self._id, first, self.generation)
+        """Take the unflushed entries, to be written to the job's log now."""
+        frames, self.unflushed = self.unflushed, []
+        self.log_started = True
+        first = self._seq - len(frames) + 1
+        entries = entries_of(frames, self._id, first, self.generation)
         return LogFlush(self._id, pack_segment(first, entries))

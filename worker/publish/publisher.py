@@ -1,18 +1,20 @@
-"""The publisher: all output of one engine step leaves in one script call per shard.
+"""The publisher sends all output of one engine step in one script call per shard.
 
-Runs put what they have to say into their buffer; at the end of the step, when every run has spoken,
-one flush gathers it. While a call is on its way, later steps pile up and leave together with the
-next one, so a slow Redis makes calls larger, not more.
+Runs put their output into buffers; at the end of the step, when every run has done so, one flush
+collects it. While a call is in flight, the output of later steps accumulates and leaves with the
+next call: a slow Redis makes calls larger, not more frequent.
+
+Token path: `worker/publish/output_buffer.py` -> here -> `lua/emit.lua` -> pub/sub ->
+`gateway/streaming/relay.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
@@ -20,101 +22,28 @@ from shared.platform.redis_client import UNAVAILABLE, RedisError, unwritable
 from shared.platform.tasks import end
 from shared.protocol.advertised_slots import SlotUpdate
 from shared.protocol.result import JobResult
-from shared.protocol.scripts.emit import Fenced, Step, make_step
+from shared.protocol.scripts.emit import Fenced
 from shared.protocol.scripts.emit import parse as parse_emit
-from shared.protocol.step_log import FLUSH_AFTER, FinalEntry, LogFlush
 from shared.queue.job_queue import JobQueue
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.lease import Lease
+from worker.publish.batch import DISCARDED, Batch, FlushSchedule, PendingResult
 from worker.publish.output_buffer import OutputBuffer
 
 log = logging.getLogger("flotilla.publisher")
 
-# Output that no engine step follows (an error before the first token) leaves after this time.
+# Output that no engine step follows (an error before the first token) is sent after this time.
 _NO_STEP_S = 0.005
 _RETRY_BASE_S = 0.05
 _RETRY_CAP_S = 1.0
 _CALL_BYTES = 1 << 20
-
-
-class _PendingResult(NamedTuple):
-    """A job's answer on its way to Redis."""
-
-    answer: JobResult
-    verdict: asyncio.Future[str]
-
-    def tell(self, verdict: str) -> None:
-        """Once; who waited may have gone."""
-        if not self.verdict.done():
-            self.verdict.set_result(verdict)
-
-
-class _Due:
-    """Whose entries have to go into their logs, counted in steps of a shard."""
-
-    def __init__(self) -> None:
-        self._steps: deque[list[OutputBuffer]] = deque()
-
-    def step(self, begun: list[OutputBuffer]) -> list[OutputBuffer]:
-        """One more step; `begun` keep their first entries since it. Returns whose time has come."""
-        self._steps.append(begun)
-        return self._steps.popleft() if len(self._steps) == FLUSH_AFTER else []
-
-
-class _Batch:
-    """What leaves in one call: what buffers say, and who waits for the end of which."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[OutputBuffer, bytes, FinalEntry | None]] = []
-        self.endings: dict[OutputBuffer, _PendingResult] = {}
-        self._log_flushes: list[tuple[OutputBuffer, LogFlush]] = []
-
-    def close(self, due: _Due) -> None:
-        """Nothing more is put in, but what has to go into the logs with it."""
-        begun = [buffer for buffer, _, _ in self.said if len(buffer.kept) == 1]
-        # An attempt's first entry is in the log as soon as a reader may have it (step_log.py).
-        first = [buffer for buffer in begun if not buffer.logged]
-        later = due.step([buffer for buffer in begun if buffer.logged])
-        self._log_flushes = [
-            (each, each.log_flush()) for each in (*first, *later) if each.kept and not each.dropped
-        ]
-
-    def step(self) -> Step:
-        """The call's content."""
-        return make_step(self.said, [log_flush for _, log_flush in self._log_flushes])
-
-    def speaks_in(self, fence_token: str) -> bool:
-        """Whether all of it may be said in this fencing token."""
-        fence_tokens = {buffer.fence_token for buffer, _, _ in self.said}
-        fence_tokens.update(buffer.fence_token for buffer, _ in self._log_flushes)
-        return bool(fence_token) and fence_tokens <= {fence_token}
-
-    def weed(self, fence_token: str) -> None:
-        """Leave out what is not ours any more."""
-        said, self.said = self.said, []
-        for output in said:
-            buffer = output[0]
-            if buffer.fence_token != fence_token:  # its run is none any more, so it was not renewed
-                buffer.dropped = True
-            if not buffer.dropped:
-                self.said.append(output)
-            elif buffer in self.endings:
-                self.endings.pop(buffer).tell("dropped")
-        self._log_flushes = [
-            part
-            for part in self._log_flushes
-            if part[0].fence_token == fence_token and not part[0].dropped
-        ]
-
-    @property
-    def empty(self) -> bool:
-        return not self.said and not self._log_flushes
+"""Results of more bytes than this are spread over several calls."""
 
 
 class Publisher:
-    """Sends buffers, in the fencing tokens of `lease`.
+    """Sends buffered output under the fencing tokens of `lease`.
 
-    What `offers` has to tell of the worker's free slots goes with the output.
+    Updates of `advertised_slots`, if given, travel with the output.
     """
 
     def __init__(
@@ -122,183 +51,189 @@ class Publisher:
         queue: JobQueue,
         metrics: WorkerMetrics,
         lease: Lease,
-        offers: AdvertisedSlots | None = None,
+        advertised_slots: AdvertisedSlots | None = None,
     ) -> None:
         self._queue = queue
         self._metrics = metrics
         self._lease = lease
-        self._offers = offers
-        self._due = [_Due() for _ in range(queue.shards)]
-        self._unsent: list[dict[OutputBuffer, _PendingResult | None]] = [
+        self._advertised_slots = advertised_slots
+        self._schedules = [FlushSchedule() for _ in range(queue.shards)]
+        self._unsent: list[dict[OutputBuffer, PendingResult | None]] = [
             {} for _ in range(queue.shards)
         ]
-        self._busy = [False] * queue.shards  # a shard keeps its order: one call at a time
-        self._waiting = [False] * queue.shards  # more is to leave as soon as it is not
-        self._ended = False
-        self._insisting: set[asyncio.Task[None]] = set()
-        self._no_step: asyncio.TimerHandle | None = None
-        self._stepping = False  # a step has ended, its flush is to come
+        self._in_flight = [False] * queue.shards  # one call per shard at a time keeps the order
+        self._send_next = [False] * queue.shards  # as soon as the call in flight is done
+        self._stopped = False
+        self._retries: set[asyncio.Task[None]] = set()
+        self._no_step_flush: asyncio.TimerHandle | None = None
+        self._flush_scheduled = False
         self._loop = asyncio.get_running_loop()
-        self._broken: asyncio.Future[None] = self._loop.create_future()
+        self._failure: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:
-        """Raises what must not happen; ends by cancellation, and sends nothing any more then."""
+        """Wait until cancellation, after which nothing is sent; raises errors that are bugs."""
         try:
-            await self._broken
+            await self._failure
         finally:
-            self._ended = True
-            await end(self._insisting)
+            self._stopped = True
+            await end(self._retries)
 
-    def mark(self, buffer: OutputBuffer) -> None:
-        """The buffer has something to send."""
+    def notify(self, buffer: OutputBuffer) -> None:
+        """The buffer has output to send."""
         self._unsent[buffer.job.shard].setdefault(buffer)
-        if self._no_step is None and not self._stepping:
-            self._no_step = self._loop.call_later(_NO_STEP_S, self._flush)
+        if self._no_step_flush is None and not self._flush_scheduled:
+            self._no_step_flush = self._loop.call_later(_NO_STEP_S, self._flush)
 
-    def step(self) -> None:
-        """The engine has ended a step: the runs it has woken speak first, and whom they wake."""
+    def on_step(self) -> None:
+        """The engine has ended a step: flush once all tasks that the step woke have run."""
         self._metrics.steps.inc()
-        self._stepping = True
+        self._flush_scheduled = True
         self._loop.call_soon(self._loop.call_soon, self._flush)
 
-    async def finish(self, buffer: OutputBuffer, answer: JobResult) -> str:
-        """Send what is left and end the job.
+    async def finish(self, buffer: OutputBuffer, result: JobResult) -> str:
+        """Send the remaining output and end the job.
 
-        Returns 'ok', or the state the job is in for somebody else, or 'dropped'.
+        Returns 'ok', the state that the job had reached before, or `DISCARDED`.
         """
-        ending = _PendingResult(answer, self._loop.create_future())
-        self._unsent[buffer.job.shard][buffer] = ending
-        # Others end in the same turn, and leave in the same call.
+        pending = PendingResult(result, self._loop.create_future())
+        self._unsent[buffer.job.shard][buffer] = pending
+        # Other jobs end in the same turn of the event loop, and leave in the same call.
         self._loop.call_soon(self._flush)
-        return await ending.verdict
+        return await pending.outcome
 
     def _flush(self) -> None:
-        self._stepping = False
-        if self._no_step is not None:
-            self._no_step.cancel()
-            self._no_step = None
+        self._flush_scheduled = False
+        if self._no_step_flush is not None:
+            self._no_step_flush.cancel()
+            self._no_step_flush = None
         for shard, unsent in enumerate(self._unsent):
             if unsent:
-                if self._busy[shard]:
-                    self._waiting[shard] = True
+                if self._in_flight[shard]:
+                    self._send_next[shard] = True
                 else:
                     self._send(shard)
 
     def _send(self, shard: int) -> None:
-        """Whatever there is, in one call; without a coroutine, as long as nothing is the matter."""
-        if self._ended:
+        if self._stopped:
             return
         try:
-            self._start(shard)
+            self._start_call(shard)
         except Exception as error:
-            self._break(error)
+            self._fail(error)
 
-    def _start(self, shard: int) -> None:
-        batch = self._pack(shard)
-        if not batch.said:
+    def _start_call(self, shard: int) -> None:
+        """Send all unsent output in one call, without a coroutine as long as nothing fails."""
+        batch = self._collect(shard)
+        if not batch.outputs:
             return
-        self._busy[shard] = True
+        self._in_flight[shard] = True
         self._metrics.flushes.inc()
-        batch.close(self._due[shard])
+        batch.close(self._schedules[shard])
         fence_token = self._lease.fence_token(shard)
-        if not batch.speaks_in(fence_token):
-            self._insist_on(shard, batch)
+        if not batch.valid_under(fence_token):
+            self._start_retry(shard, batch)
             return
-        offer = self._offers.news(shard) if self._offers else None
+        update = self._advertised_slots.pending_update(shard) if self._advertised_slots else None
         reply = self._queue.start_emit(
-            shard, self._lease.worker_id, fence_token, batch.step(), offer
+            shard, self._lease.worker_id, fence_token, batch.step(), update
         )
-        reply.add_done_callback(partial(self._sent, shard, batch, fence_token, offer))
+        reply.add_done_callback(partial(self._on_reply, shard, batch, fence_token, update))
 
-    def _pack(self, shard: int) -> _Batch:
+    def _collect(self, shard: int) -> Batch:
         unsent, self._unsent[shard] = self._unsent[shard], {}
-        batch, size = _Batch(), 0
-        for buffer, ending in unsent.items():
-            if ending is None:
+        batch, size = Batch(), 0
+        for buffer, pending in unsent.items():
+            if pending is None:
                 output = buffer.take()
                 if output is not None:
-                    batch.said.append(output)
+                    batch.outputs.append(output)
                 continue
-            # Long answers must not add up to more than Redis takes in one argument.
-            size += len(ending.answer.body)
-            if size > _CALL_BYTES and batch.said:
-                self._unsent[shard][buffer] = ending
-                self._waiting[shard] = True
+            # Redis limits the size of one argument, so long results must not add up in one call.
+            size += len(pending.result.body)
+            if size > _CALL_BYTES and batch.outputs:
+                self._unsent[shard][buffer] = pending
+                self._send_next[shard] = True
                 continue
-            output = buffer.take(ending.answer)
+            output = buffer.take(pending.result)
             if output is None:
-                ending.tell("dropped")
+                pending.resolve(DISCARDED)
             else:
-                batch.said.append(output)
-                batch.endings[buffer] = ending
+                batch.outputs.append(output)
+                batch.pending_results[buffer] = pending
         return batch
 
-    def _sent(
+    def _on_reply(
         self,
         shard: int,
-        batch: _Batch,
+        batch: Batch,
         fence_token: str,
-        offer: SlotUpdate | None,
+        update: SlotUpdate | None,
         reply: asyncio.Future[Any],
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
-        if self._offers and offer:
+        if self._advertised_slots and update:
             if error is None and reply.result() is None:
-                self._offers.unsaid(shard, offer)
+                self._advertised_slots.rejected(shard, update)
             else:
-                self._offers.said(shard, 0 if error is None else None)
+                self._advertised_slots.acked(shard, 0 if error is None else None)
         if error is not None:
-            self._insist_on(shard, batch, error)
+            self._start_retry(shard, batch, error)
             return
         try:
             self._done(shard, batch, parse_emit(reply.result()))
         except Fenced:
-            self._lease.refused(shard, fence_token)
-            self._insist_on(shard, batch)
+            self._lease.invalidate(shard, fence_token)
+            self._start_retry(shard, batch)
         except Exception as failure:
-            self._break(failure)
+            self._fail(failure)
 
-    def _done(self, shard: int, batch: _Batch, lost: Mapping[str, str]) -> None:
-        for buffer, ending in batch.endings.items():
-            ending.tell(lost.get(buffer.job.id, "ok"))
-        self._busy[shard] = False
-        if self._waiting[shard]:
-            self._waiting[shard] = False
+    def _done(self, shard: int, batch: Batch, lost: Mapping[str, str]) -> None:
+        """The call was carried out; `lost`: jobs that had ended before, and their states."""
+        for buffer, pending in batch.pending_results.items():
+            pending.resolve(lost.get(buffer.job.id, "ok"))
+        self._in_flight[shard] = False
+        if self._send_next[shard]:
+            self._send_next[shard] = False
             self._send(shard)
 
-    def _insist_on(self, shard: int, batch: _Batch, error: BaseException | None = None) -> None:
-        if self._ended:
-            return
-        task = asyncio.create_task(self._insist(shard, batch, error))
-        self._insisting.add(task)
-        task.add_done_callback(self._insisted)
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
 
-    def _insisted(self, task: asyncio.Task[None]) -> None:
-        self._insisting.discard(task)
+    # --- retries ---
+
+    def _start_retry(self, shard: int, batch: Batch, error: BaseException | None = None) -> None:
+        if self._stopped:
+            return
+        task = asyncio.create_task(self._retry(shard, batch, error))
+        self._retries.add(task)
+        task.add_done_callback(self._on_retry_done)
+
+    def _on_retry_done(self, task: asyncio.Task[None]) -> None:
+        self._retries.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._break(error)
+            self._fail(error)
 
-    def _break(self, error: BaseException) -> None:
-        if not self._broken.done():
-            self._broken.set_exception(error)
+    async def _retry(self, shard: int, batch: Batch, error: BaseException | None) -> None:
+        """Repeat the call until Redis accepts it or every job in it is lost.
 
-    async def _insist(self, shard: int, batch: _Batch, error: BaseException | None) -> None:
-        """Repeat the call until Redis takes it or all is dropped; `error` is what it met first."""
+        `error` is what the first call failed with; None if it was not sent, or refused.
+        """
         lease, again = self._lease, error is not None
         if error is not None:
-            _put_up_with(error)
-            log.warning("Redis does not take tokens: %s", error)
+            _raise_unless_transient(error)
+            log.warning("output not sent, trying again: %s", error, extra={"shard": shard})
         backoff = Backoff(_RETRY_BASE_S, _RETRY_CAP_S)
         lost: Mapping[str, str] = {}
         while True:
             try:
                 fence_token = lease.fence_token(shard)
-                if not batch.speaks_in(fence_token):
+                if not batch.valid_under(fence_token):
                     await lease.renew(shard)
                     fence_token = lease.fence_token(shard)
-                if fence_token:  # else Redis was lost again meanwhile
-                    batch.weed(fence_token)
+                if fence_token:  # else the connection was lost again meanwhile
+                    batch.drop_stale(fence_token)
                     if not batch.empty:
                         worker, step = lease.worker_id, batch.step()
                         lost = await self._queue.emit(
@@ -306,15 +241,14 @@ class Publisher:
                         )
                     break
             except Fenced:
-                lease.refused(shard, fence_token)
+                lease.invalidate(shard, fence_token)
             except (RedisError, OSError) as another:
-                _put_up_with(another)
+                _raise_unless_transient(another)
                 again = True
             await asyncio.sleep(backoff.next_delay_s())
         self._done(shard, batch, lost)
 
 
-def _put_up_with(error: BaseException) -> None:
-    """Raises what does not go away by itself."""
+def _raise_unless_transient(error: BaseException) -> None:
     if not isinstance(error, UNAVAILABLE) and not unwritable(error):
         raise error

@@ -7,13 +7,10 @@ pay nothing but a search in their body.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from shared.protocol.job import LeasedJob
 from worker.publish.output_buffer import OutputBuffer
-
-if TYPE_CHECKING:
-    from worker.publish.publisher import Publisher
 
 _NAME = b'"service_tier"'
 _SERVED_AS = {"auto": "default", "default": "default", "flex": "flex", "priority": "priority"}
@@ -21,8 +18,8 @@ _END_OF_CHUNK = b"}\n\n"
 _ERROR_CHUNK = b'data: {"error"'
 
 
-def tier_of(body: bytes) -> str:
-    """The tier that serves a request with this body, if the request names one; else empty."""
+def requested_tier(body: bytes) -> str:
+    """The tier that serves a request with this body; empty if the request names none."""
     if _NAME not in body:
         return ""
     try:
@@ -32,8 +29,8 @@ def tier_of(body: bytes) -> str:
     return _SERVED_AS.get(tier, "") if isinstance(tier, str) else ""
 
 
-def named_in(answer: bytes, tier: str) -> bytes:
-    """A whole answer with its tier; unchanged if it is no JSON object."""
+def add_tier(answer: bytes, tier: str) -> bytes:
+    """A whole answer with its tier; unchanged if it is not a JSON object."""
     try:
         value = json.loads(answer)
     except ValueError:
@@ -43,17 +40,17 @@ def named_in(answer: bytes, tier: str) -> bytes:
     return json.dumps(value | {"service_tier": tier}, ensure_ascii=False).encode()
 
 
-class TieredOutbox(OutputBuffer):
-    """Of a job whose chunks name its tier."""
+class TieredOutputBuffer(OutputBuffer):
+    """Adds the tier to every chunk of a stream but errors."""
 
     __slots__ = ("_end",)
 
-    def __init__(self, job: LeasedJob, publisher: Publisher, tier: str) -> None:
-        super().__init__(job, publisher)
+    def __init__(self, job: LeasedJob, notify: Callable[[OutputBuffer], None], tier: str) -> None:
+        super().__init__(job, notify)
         self._end = b',"service_tier":"%b"}\n\n' % tier.encode()
 
     def chunk(self, data: bytes) -> None:
-        """Bytes for the client: events, each of which ends with its object."""
+        """Add server-sent events, each of which ends with its JSON object."""
         if not data.startswith(_ERROR_CHUNK):
             data = data.replace(_END_OF_CHUNK, self._end)
         super().chunk(data)

@@ -1,1 +1,1 @@
-"""A worker's life and the run of one job."""
+"""A worker process: its life cycle, the jobs it runs, its health server."""

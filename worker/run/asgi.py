@@ -1,4 +1,4 @@
-"""Call an ASGI application in process, as a server would, without a socket."""
+"""Calls an ASGI application in this process, as a server would, without a socket."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from starlette.types import ASGIApp, Message
 
 
 class Exchange:
-    """One request to an application and what comes back.
+    """One request to an application and its response.
 
-    `on_chunk` gets the body's parts of an event stream as they come; any other body is gathered in
-    `body`. Setting `disconnect` is what a client that leaves looks like: the application aborts.
+    `on_chunk` is called with each part of a body that is an event stream; any other body is
+    gathered in `body`. Setting `disconnect` ends the request as a client that disconnects does.
     """
 
-    __slots__ = ("_on_chunk", "_sent", "_taken", "body", "content_type", "disconnect", "status")
+    __slots__ = (
+        "_on_chunk",
+        "_sent",
+        "_sent_future",
+        "body",
+        "content_type",
+        "disconnect",
+        "status",
+    )
 
     def __init__(self, on_chunk: Callable[[bytes], None] | None = None) -> None:
         self._on_chunk = on_chunk
@@ -25,12 +33,12 @@ class Exchange:
         self.body = bytearray()
         self.disconnect = asyncio.Event()
         self._sent = False
-        self._taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._taken.set_result(None)
+        self._sent_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sent_future.set_result(None)
 
     @property
     def streaming(self) -> bool:
-        """The answer is server-sent events."""
+        """Whether the response is server-sent events."""
         return self.content_type.startswith("text/event-stream")
 
     def run(
@@ -41,7 +49,7 @@ class Exchange:
         body: bytes = b"",
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> Awaitable[None]:
-        """Done when the application has answered. Raises what it raises."""
+        """Call the application; the result is done when it returns, and raises what it raises."""
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -70,11 +78,11 @@ class Exchange:
             await self.disconnect.wait()
             return {"type": "http.disconnect"}
 
-        # Not awaited here: for every token each coroutine on the way is gone through.
+        # Not awaited here: each coroutine in between would cost time for every token.
         return app(scope, receive, self._send)
 
     def _send(self, message: Message) -> Awaitable[None]:
-        # For every token: a future that is done costs less to make and to await than a coroutine.
+        # Called for every token: awaiting one finished future costs less than a coroutine.
         if message["type"] == "http.response.body":
             part = message.get("body", b"")
             if self._on_chunk is None:
@@ -88,4 +96,4 @@ class Exchange:
                     self.content_type = value.decode("latin-1")
             if not self.streaming:
                 self._on_chunk = None
-        return self._taken
+        return self._sent_future

@@ -1,7 +1,7 @@
-"""The worker's own small HTTP server: health, readiness, metrics. vLLM's server listens nowhere.
+"""The worker's HTTP server for health, readiness and metrics. vLLM's own server is not started.
 
-It has a thread of its own, so that a probe is answered while a model loads and a scrape does not
-sit on the path of a token.
+It runs in a thread of its own: probes are answered while a model loads, and a scrape does not delay
+tokens.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from starlette.routing import Route
 from shared.protocol.states import WorkerState
 
 Status = Callable[[], tuple[WorkerState, str]]
-"""What the worker is, and why, in a sentence."""
+"""Returns the worker's state and the reason for it, a short sentence. Called in another thread."""
 
 
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # signals are the lifecycle's
+        yield  # lifecycle.py handles signals
 
     async def main_loop(self) -> None:
-        await asyncio.Event().wait()  # uvicorn's own looks ten times a second whether it is to end
+        await asyncio.Event().wait()  # uvicorn's own loop polls ten times a second for its end
 
 
 class HealthServer:
-    """Listens from `start` until the process ends."""
+    """Serves /healthz, /readyz and /metrics from `start` until the process ends."""
 
     def __init__(self, host: str, port: int, status: Status) -> None:
         self.port = port
@@ -52,7 +52,7 @@ class HealthServer:
         self._server = _Server(config)
 
     def start(self) -> None:
-        """Listen; `port` is then the real one. Raises OSError if it can't."""
+        """Listen; `port` is the real one afterwards. Raises OSError if the port can't be used."""
         config = self._server.config
         listener = socket.create_server((config.host, config.port))
         self.port = listener.getsockname()[1]

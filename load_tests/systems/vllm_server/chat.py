@@ -109,7 +109,7 @@ async def _stream(
     text, n_generated = "", 0
     engine.submit(generation)
     try:
-        while deltas := await generation.take():
+        while deltas := await generation.next_deltas():
             if not n_generated:
                 chunk = first_chunk(answer_id, created, MODEL)
                 yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
@@ -134,7 +134,7 @@ async def _whole(
 ) -> ChatCompletion:
     engine.submit(generation)
     deltas: list[Delta] = []
-    while some := await generation.take():
+    while some := await generation.next_deltas():
         deltas += some
     text = "".join(delta.text for delta in deltas)
     reason = deltas[-1].finish_reason

@@ -16,9 +16,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from shared.fleet.servers import Servers, server_index
-from shared.platform.pipelined_connection import Argument, PipelinedConnection, ScriptsMissing
+from shared.platform.pipelined_connection import Argument, PipelinedConnection
 from shared.platform.redis_client import TIMEOUT_S
+from shared.platform.redis_link import ScriptsMissing
+from shared.platform.servers import Servers, server_index
 from shared.protocol import keys
 from shared.protocol.scripts.loader import NAMES, library, script
 

@@ -1,6 +1,6 @@
 """`flotilla up` with stand-ins: `run_up.py WORKERS FLAG...`; the flags go to the workers.
 
-`chores-die` is for the chores.
+`maintenance-die` is for the maintenance process.
 """
 
 import asyncio
@@ -16,7 +16,12 @@ server = str(Path(__file__).with_name("server.py"))
 commands = Commands(
     gateway=(sys.executable, server, "gateway"),
     worker=(sys.executable, server, "worker", *sys.argv[2:]),
-    chores=(sys.executable, server, "chores", *(["dies"] if "chores-die" in sys.argv else [])),
+    maintenance=(
+        sys.executable,
+        server,
+        "maintenance",
+        *(["dies"] if "maintenance-die" in sys.argv else []),
+    ),
 )
 with alone_in_foreground():
     status = asyncio.run(up(load_settings(), int(sys.argv[1]), commands=commands))

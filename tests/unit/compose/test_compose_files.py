@@ -96,7 +96,7 @@ def test_a_worker_has_time_to_drain(name: str) -> None:
     assert grace_s >= Settings().drain_deadline_s + MARGIN_S
 
 
-@pytest.mark.parametrize("name", ["gateway", "worker", "worker-sim", "chores"])
+@pytest.mark.parametrize("name", ["gateway", "worker", "worker-sim", "maintenance"])
 def test_who_needs_redis_waits_for_it(name: str) -> None:
     assert SERVICES[name]["depends_on"]["redis"] == {"condition": "service_healthy"}
     assert "redis" in SERVICES[name]["networks"]
@@ -107,7 +107,7 @@ def test_redis_is_alone_with_those_who_need_it() -> None:
     assert BASE["networks"]["redis"]["internal"] is True
     assert "ports" not in SERVICES["redis"]
     there = {name for name, service in SERVICES.items() if "redis" in service["networks"]}
-    assert there == {"redis", "gateway", "worker", "worker-sim", "chores"}
+    assert there == {"redis", "gateway", "worker", "worker-sim", "maintenance"}
 
 
 def test_redis_keeps_what_it_is_given() -> None:
@@ -121,9 +121,9 @@ def test_redis_keeps_what_it_is_given() -> None:
         assert option in keyed
 
 
-def test_only_the_chores_reach_the_docker_proxy_and_only_it_the_socket() -> None:
+def test_only_maintenance_reaches_the_docker_proxy_and_only_it_the_socket() -> None:
     there = {name for name, service in SERVICES.items() if "docker" in service["networks"]}
-    assert there == {"docker-proxy", "chores"}
+    assert there == {"docker-proxy", "maintenance"}
     assert BASE["networks"]["docker"]["internal"] is True
     with_socket = {
         name for name, service in SERVICES.items() if "docker.sock" in str(service.get("volumes"))
@@ -144,7 +144,7 @@ def test_a_keyless_gateway_is_published_on_loopback_only() -> None:
     assert keyed["environment"]["FLOTILLA_API_KEYS_FILE"]
 
 
-@pytest.mark.parametrize("name", ["gateway", "worker", "worker-sim", "chores"])
+@pytest.mark.parametrize("name", ["gateway", "worker", "worker-sim", "maintenance"])
 def test_with_keys_everybody_has_the_url_from_a_file(name: str) -> None:
     keyed = load(COMPOSE / "compose.keys.yaml")["services"][name]
     assert "flotilla_redis_url" in keyed["secrets"]
@@ -157,7 +157,7 @@ def test_services_beside_the_fleet_are_asked_for() -> None:
         "redis": [],
         "gateway": [],
         "worker": [],
-        "chores": [],
+        "maintenance": [],
         "worker-sim": ["sim"],
         "docker-proxy": ["autoscale"],
         "prometheus": ["observability"],

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from gateway.streaming.answer import JobAnswer, cancellations_sent
-from gateway.streaming.reader import Want
+from gateway.streaming.reader import ReadMode
 from gateway.streaming.relay import Relay
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
@@ -130,7 +130,7 @@ class Call:
             max_attempts=3,
             gateway="gw",
         )
-        reader = self.relay.open(JOB, Want.CHUNKS if stream else Want.END)
+        reader = self.relay.open(JOB, ReadMode.CHUNKS if stream else ReadMode.END)
         queued: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queued.set_result(None)
         self.answer = JobAnswer(self.gateway, self.job, queued, reader, time.monotonic(), b"req-1")
@@ -147,11 +147,11 @@ class Call:
 
     def say(self, *chunks: bytes) -> None:
         """One message with these chunks arrives."""
-        self.relay._hand_out(b"".join(self.log(*chunks)))
+        self.relay._dispatch(b"".join(self.log(*chunks)))
 
     def end(self, kind: FrameKind = FrameKind.DONE, payload: Any = b"") -> None:
         self.queue.log.append(Entry(len(self.queue.log) + 1, (), None, "completed"))
-        self.relay._hand_out(encode(JOB, len(self.queue.log), kind, payload))
+        self.relay._dispatch(encode(JOB, len(self.queue.log), kind, payload))
 
     async def over(self) -> None:
         async with asyncio.timeout(DEADLINE_S):
@@ -216,7 +216,7 @@ async def test_the_first_chunk_is_written_in_the_turn_in_which_it_comes() -> Non
     assert call.client.body == events("0", "1")
     assert call.counted("flotilla_ttft_seconds_count") == 1
     assert call.counted("flotilla_inter_token_seconds_count") == 1
-    call.relay._readers[JOB.encode()][0].fall_behind()  # a look at the log, and it has no more
+    call.relay._readers[JOB.encode()][0].resync()  # a look at the log, and it has no more
     await turns()
     call.say(event("2"))
     assert call.client.parts[-1] == event("2")
@@ -380,10 +380,10 @@ async def test_a_client_that_stops_reading_costs_no_memory_and_gets_everything(
 
 
 async def test_a_send_that_fails_is_the_business_of_its_call_alone(call: Call) -> None:
-    other = call.relay.open("job_001" + "0" * 24, Want.CHUNKS)
+    other = call.relay.open("job_001" + "0" * 24, ReadMode.CHUNKS)
     call.client.broken = RuntimeError("broken")
     of_other = encode(other.job_id, 1, FrameKind.CHUNK, [b"x"])
-    call.relay._hand_out(b"".join([*call.log(event("1")), of_other]))
+    call.relay._dispatch(b"".join([*call.log(event("1")), of_other]))
     assert [piece.payload for piece in await other.next(DEADLINE_S)] == [b"x"]
     with pytest.raises(RuntimeError, match="broken"):
         await call.over()
@@ -441,7 +441,7 @@ async def test_a_stream_whose_log_is_lost_ends_with_an_error(call: Call) -> None
     call.say(event("1"))
     call.queue.log = []
     (reader,) = call.relay._readers[JOB.encode()]
-    reader.fall_behind()
+    reader.resync()
     await call.over()
     assert call.client.body.startswith(events("0", "1") + b'data: {"error"')
     assert b"[DONE]" not in call.client.body

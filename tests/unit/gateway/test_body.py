@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from gateway.http import body as body_module
-from gateway.http.body import Limits, check_size, parse_object, parsed, raw_member, read_body
+from gateway.http.body import Limits, check_size, parse_json, parse_object, raw_member, read_body
+from shared.api.endpoints import BodyKind
 from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 LIMIT = 1000
@@ -41,7 +42,7 @@ def request(parts: Iterable[bytes], *, end: str = "", **headers: str) -> Request
 
 
 async def read(given: Request, timeout_s: float = 30.0) -> bytes:
-    return await read_body(given.scope, given.receive, LIMIT, timeout_s)
+    return await read_body(given.scope, given.receive, BodyKind.JSON, LIMIT, timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,8 @@ def test_a_body_that_could_be_read_in_two_ways_is_refused(body: bytes) -> None:
     ],
 )
 def test_a_sound_body_is_read(body: bytes, value: object) -> None:
-    parsed = parse_object(body)
-    assert value is None or parsed == value
+    parse_json = parse_object(body)
+    assert value is None or parse_json == value
 
 
 def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
@@ -216,7 +217,7 @@ def test_what_stands_in_strings_does_not_count(text: str) -> None:
 
 
 def held(value: Any) -> Limits:
-    """What is in a parsed value: commas, containers, strings."""
+    """What is in a parse_json value: commas, containers, strings."""
     if isinstance(value, str):
         return Limits(0, 1)
     if not isinstance(value, dict | list):
@@ -272,7 +273,7 @@ async def test_the_loop_goes_on_while_a_large_body_is_parsed() -> None:
     await asyncio.sleep(0)
     before = turns
     limits = Limits(1_000_000, 100_000)
-    assert await parsed(body, limits, lambda fields: len(fields["prompt"])) == 900_001
+    assert await parse_json(body, limits, lambda fields: len(fields["prompt"])) == 900_001
     assert turns > before + 3
     beside.cancel()
 
@@ -282,7 +283,7 @@ async def test_what_is_refused_was_not_built() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(BodyTooLarge):
-            await parsed(body, Limits(1_000_000, 100_000), len)
+            await parse_json(body, Limits(1_000_000, 100_000), len)
         assert tracemalloc.get_traced_memory()[1] < 5 * len(body)
     finally:
         tracemalloc.stop()
@@ -292,7 +293,7 @@ async def test_a_large_bodys_errors_are_those_of_a_small_one() -> None:
     padding = b'"p": "' + b"x" * 100_000 + b'"'
     for wrong, words in ((b'"a": 1, "a": 2', "twice"), (b'"a": NaN', "NaN"), (b'"a": 01', "valid")):
         with pytest.raises(BadRequest, match=words):
-            await parsed(b"{" + padding + b"," + wrong + b"}", LIMITS, dict)
+            await parse_json(b"{" + padding + b"," + wrong + b"}", LIMITS, dict)
 
 
 @pytest.mark.parametrize(

@@ -115,26 +115,26 @@ async def test_idle_containers_are_started(daemon: Daemon) -> None:
     daemon.add("0", "created", service="gateway")
     daemon.add("1", "created", project="somebody-elses")
     daemon.add("2", "created", oneoff="True")
-    assert await docker(daemon).converge(2, [], []) == []
+    assert await docker(daemon).reconcile(2, [], []) == []
     assert daemon.calls == ["start a", "start b"]
     assert daemon.states()["c"] == "created"
-    assert await docker(daemon).converge(2, [], []) == []  # they load
+    assert await docker(daemon).reconcile(2, [], []) == []  # they load
     assert len(daemon.calls) == 2
 
 
 async def test_the_least_busy_worker_is_drained_once(daemon: Daemon) -> None:
     a, b, c = (daemon.add(letter, "running") for letter in "abc")
     workers = [serves(a, jobs=5), serves(b, jobs=2), serves(c, jobs=9)]
-    told = await docker(daemon).converge(2, workers, [])
-    assert told == [b]
+    told_to_drain = await docker(daemon).reconcile(2, workers, [])
+    assert told_to_drain == [b]
     assert daemon.calls == ["kill b signal=SIGTERM"]
     # It has not said so yet: a second signal would make it hand its jobs back.
-    told = await docker(daemon).converge(2, workers, told)
-    assert told == [b]
+    told_to_drain = await docker(daemon).reconcile(2, workers, told_to_drain)
+    assert told_to_drain == [b]
     assert len(daemon.calls) == 1
     daemon.containers[b]["State"] = "exited"
-    assert await docker(daemon).converge(2, [workers[0], workers[2]], told) == []
-    assert await docker(daemon).converge(3, [workers[0], workers[2]], []) == []
+    assert await docker(daemon).reconcile(2, [workers[0], workers[2]], told_to_drain) == []
+    assert await docker(daemon).reconcile(3, [workers[0], workers[2]], []) == []
     assert daemon.calls[1:] == ["start b"]
 
 
@@ -142,13 +142,13 @@ async def test_a_worker_that_loads_is_left_alone(daemon: Daemon) -> None:
     a, b = daemon.add("a", "running"), daemon.add("b", "running")
     daemon.add("c", "restarting")
     workers = [serves(a, state=WorkerState.STARTING), serves(b, jobs=1)]
-    assert await docker(daemon).converge(0, workers, []) == [b]
+    assert await docker(daemon).reconcile(0, workers, []) == [b]
     assert daemon.calls == ["kill b signal=SIGTERM"]
 
 
 async def test_more_than_there_are(daemon: Daemon, caplog: pytest.LogCaptureFixture) -> None:
     daemon.add("a", "created")
-    await docker(daemon).converge(3, [], [])
+    await docker(daemon).reconcile(3, [], [])
     assert daemon.calls == ["start a"]
     assert "3 more workers are wanted, but only 1" in caplog.text
     assert "docker compose create --scale worker=N" in caplog.text
@@ -159,14 +159,14 @@ async def test_one_that_refuses_does_not_stop_the_others(
 ) -> None:
     a, b = daemon.add("a", "running"), daemon.add("b", "running")
     daemon.refuses.add(a)
-    assert await docker(daemon).converge(0, [serves(a), serves(b)], []) == [b]
+    assert await docker(daemon).reconcile(0, [serves(a), serves(b)], []) == [b]
     assert "could not kill" in caplog.text
 
 
 async def test_nobody_there() -> None:
     nobody = Docker("http://127.0.0.1:9", PROJECT, SERVICE)
     with pytest.raises(httpx.ConnectError):
-        await nobody.converge(1, [], [])
+        await nobody.reconcile(1, [], [])
 
 
 async def test_the_settings_choose_it(daemon: Daemon) -> None:
@@ -176,7 +176,7 @@ async def test_the_settings_choose_it(daemon: Daemon) -> None:
         docker_host=daemon.url.replace("http://", "tcp://"),
         docker_project=PROJECT,
     )
-    await actuator(settings).converge(1, [], [])
+    await actuator(settings).reconcile(1, [], [])
     assert daemon.calls == ["start a"]
-    await actuator(Settings()).converge(1, [], [])
+    await actuator(Settings()).reconcile(1, [], [])
     assert len(daemon.calls) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.streaming.events import _render
-from gateway.streaming.reader import Piece
+from gateway.streaming.reader import LogEvent
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Delta, Prompt
 
@@ -18,7 +18,7 @@ def test_steps_that_were_logged_together_are_one_text_per_choice() -> None:
         Delta(0, 0, (2,), "llo"),
         Delta(0, 1, (6,), "!"),
     ]
-    (event,) = _render(Piece(7, FrameKind.DELTAS, records))
+    (event,) = _render(LogEvent(7, FrameKind.DELTAS, records))
     lines = event.decode().split("\n")
     assert lines[:2] == ["event: delta", "id: 7"]
     assert json.loads(lines[2].removeprefix("data: ")) == {
@@ -27,5 +27,5 @@ def test_steps_that_were_logged_together_are_one_text_per_choice() -> None:
 
 
 def test_an_entry_without_text_is_no_event() -> None:
-    assert _render(Piece(1, FrameKind.DELTAS, [Prompt(0, 3)])) == []
-    assert _render(Piece(1, FrameKind.STARTED, b"w-1")) == []
+    assert _render(LogEvent(1, FrameKind.DELTAS, [Prompt(0, 3)])) == []
+    assert _render(LogEvent(1, FrameKind.STARTED, b"w-1")) == []

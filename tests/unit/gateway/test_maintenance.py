@@ -1,4 +1,4 @@
-"""How Celery is set up for the chores, where its messages go, and its health check."""
+"""How Celery is set up for the maintenance process, where its messages go, and its health check."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 from kombu import Connection
 from redis import Redis
 
-from gateway.maintenance import housekeeping
-from gateway.maintenance import liveness_file as pulse
+from gateway.maintenance import housekeeping, liveness_file
 from gateway.maintenance.app import LONGEST_S, configuration, create_app
-from gateway.maintenance.broker import broker, chores_url
+from gateway.maintenance.broker import broker, celery_redis_url
 from gateway.maintenance.schedule import intervals
 from shared.platform.settings import (
     Settings,
@@ -29,7 +28,7 @@ from shared.platform.settings import (
 from shared.protocol import keys
 from tests.test_architecture import ROOT
 
-# The fleet's Redis -> the chores', and how Celery writes that.
+# The fleet's Redis -> the maintenance process's, and how Celery writes that.
 URLS = [
     ("redis://host", "redis://host/1", "redis://host:6379/1"),
     ("redis://host:6380/0", "redis://host:6380/1", "redis://host:6380/1"),
@@ -54,7 +53,7 @@ def test_celerys_database_is_the_one_after_the_fleets(
     fleet: str, own: str, celery: str | None
 ) -> None:
     settings = Settings(redis_url=fleet)
-    assert chores_url(settings) == own
+    assert celery_redis_url(settings) == own
     if celery is not None:
         assert broker(settings).url == celery
 
@@ -80,14 +79,14 @@ def test_celery_understands_what_redis_py_understands(
 
 @pytest.mark.parametrize("url", ["redis://celery:6390/0", "redis://celery:6390"])
 def test_a_database_of_its_own(url: str) -> None:
-    settings = Settings(redis_url="redis://fleet/0", chores_redis_url=url)
-    assert chores_url(settings) == url
+    settings = Settings(redis_url="redis://fleet/0", maintenance_redis_url=url)
+    assert celery_redis_url(settings) == url
     assert broker(settings).url == "redis://celery:6390/0"
 
 
 def test_another_kind_of_broker_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"^FLOTILLA_CHORES_REDIS_URL: "):
-        broker(Settings(chores_redis_url="amqp://host"))
+    with pytest.raises(SettingsError, match=r"^FLOTILLA_MAINTENANCE_REDIS_URL: "):
+        broker(Settings(maintenance_redis_url="amqp://host"))
     with pytest.raises(SettingsError, match="must start with redis://"):
         load_settings(redis_url="http://host")
 
@@ -111,9 +110,11 @@ def test_tls_is_checked_unless_it_is_told_otherwise() -> None:
 def test_fleets_that_share_a_database_do_not_share_keys() -> None:
     urls = ["redis://a/0", "redis://a/2", "redis://b/0", "redis://a:1/0", "unix:///a"]
     shared = "redis://celery/0"
-    prefixes = [broker(Settings(redis_url=url, chores_redis_url=shared)).prefix for url in urls]
+    prefixes = [
+        broker(Settings(redis_url=url, maintenance_redis_url=shared)).prefix for url in urls
+    ]
     assert len(set(prefixes)) == len(urls)
-    again = Settings(redis_url="redis://:secret@a/0", chores_redis_url=shared)
+    again = Settings(redis_url="redis://:secret@a/0", maintenance_redis_url=shared)
     assert broker(again).prefix == prefixes[0]
     assert "secret" not in broker(again).prefix
     assert all(keys.parse(prefix) is None for prefix in prefixes)
@@ -122,14 +123,14 @@ def test_fleets_that_share_a_database_do_not_share_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, {"repair": 30.0, "tidy": 600.0}),
+        ({}, {"repair": 30.0, "prune": 600.0}),
         (
             {"autoscale": "m=0:3", "autoscale_tick_s": 4},
-            {"repair": 30.0, "tidy": 600.0, "autoscale": 4.0},
+            {"repair": 30.0, "prune": 600.0, "autoscale": 4.0},
         ),
     ],
 )
-def test_each_chore_has_its_beat(changes: dict[str, str], expected: dict[str, float]) -> None:
+def test_each_task_has_its_interval(changes: dict[str, str], expected: dict[str, float]) -> None:
     settings = Settings(**changes)  # type: ignore[arg-type]
     assert intervals(settings) == expected
     performed: list[str] = []
@@ -175,7 +176,7 @@ def test_what_celery_may_and_may_not() -> None:
     assert conf.broker_connection_max_retries is None
     options = conf.broker_transport_options
     assert options["visibility_timeout"] > 5 * LONGEST_S
-    assert options["global_keyprefix"].startswith("flotilla:chores:")
+    assert options["global_keyprefix"].startswith("flotilla:celery:")
 
 
 def test_every_setting_is_one_that_celery_has() -> None:
@@ -215,35 +216,35 @@ def test_parse_key(key: str, expected: tuple[int, str, str] | None) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(pulse.tempfile, "tempdir", None)
+    monkeypatch.setattr(liveness_file.tempfile, "tempdir", None)
     return tmp_path
 
 
 @pytest.mark.parametrize(("age_s", "well"), [(0, True), (30, True), (90, False), (-5, True)])
 def test_the_pulse(folder: Path, age_s: float, well: bool) -> None:
     settings, other = Settings(), Settings(redis_url="redis://other/0")
-    assert pulse.problem(settings).startswith("no sign of life yet")
+    assert liveness_file.problem(settings).startswith("no sign of life yet")
     before = time.time() - 5
-    assert not pulse.touched_since(settings, before)
-    pulse.touch(settings)
-    assert pulse.touched_since(settings, before)
-    assert not pulse.touched_since(settings, time.time() + 60)
-    assert pulse.path(settings).parent == folder
+    assert not liveness_file.touched_since(settings, before)
+    liveness_file.touch(settings)
+    assert liveness_file.touched_since(settings, before)
+    assert not liveness_file.touched_since(settings, time.time() + 60)
+    assert liveness_file.path(settings).parent == folder
     at = time.time() - age_s
-    os.utime(pulse.path(settings), (at, at))
-    assert (pulse.problem(settings) == "") == well
-    pulse.touch(settings)
-    assert pulse.problem(settings) == ""
-    assert pulse.problem(other) != "", "another fleet's"
+    os.utime(liveness_file.path(settings), (at, at))
+    assert (liveness_file.problem(settings) == "") == well
+    liveness_file.touch(settings)
+    assert liveness_file.problem(settings) == ""
+    assert liveness_file.problem(other) != "", "another fleet's"
 
 
 def test_nobody_leads_the_pulse_to_another_file(folder: Path) -> None:
     victim = folder / "victim"
     victim.write_text("precious")
     os.utime(victim, (1, 1))
-    pulse.path(Settings()).symlink_to(victim)
+    liveness_file.path(Settings()).symlink_to(victim)
     with pytest.raises(OSError):
-        pulse.touch(Settings())
+        liveness_file.touch(Settings())
     assert victim.stat().st_mtime == 1
 
 
@@ -262,7 +263,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_the_check_is_cheap_and_says_what_is_wrong(folder: Path) -> None:
     code = (
         "import runpy, sys, atexit\n"
-        "sys.argv = ['chores', '--check']\n"
+        "sys.argv = ['maintenance', '--check']\n"
         "atexit.register(lambda: print('celery' in sys.modules, 'redis' in sys.modules))\n"
         "runpy.run_module('gateway.maintenance', run_name='__main__')\n"
     )
@@ -270,7 +271,7 @@ def test_the_check_is_cheap_and_says_what_is_wrong(folder: Path) -> None:
     assert done.returncode == 1
     assert "no sign of life yet" in done.stderr
     assert done.stdout == "False False\n"
-    pulse.touch(Settings())
+    liveness_file.touch(Settings())
     assert run(code, folder).returncode == 0
 
 
@@ -282,7 +283,7 @@ def test_celery_stays_out_of_other_processes(module: str, folder: Path) -> None:
 
 def test_wrong_settings_end_it_with_one_line(folder: Path) -> None:
     for name, value in (
-        ("CHORES_REDIS_URL", "amqp://x"),
+        ("MAINTENANCE_REDIS_URL", "amqp://x"),
         ("REDIS_URL", "amqp://x"),
         ("AUTOSCALE", "nonsense"),
     ):
@@ -296,7 +297,7 @@ def test_wrong_settings_end_it_with_one_line(folder: Path) -> None:
             check=False,
         )
         assert done.returncode == 2
-        assert done.stderr.startswith("flotilla chores: ")
+        assert done.stderr.startswith("flotilla maintenance: ")
         assert name in done.stderr or value in done.stderr
         assert done.stderr.count("\n") == 1
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.app import create_app
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.middleware import OPEN_PATHS, Authentication, Head, RequestId
+from gateway.http.middleware import PUBLIC_PATHS, Authentication, Head, RequestId
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from tests.waiting import eventually
 
 KEY = "sk-1"
+TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 METRICS = GatewayMetrics(CollectorRegistry())
 
 
@@ -123,7 +125,7 @@ async def test_a_key_opens_and_names_the_tenant() -> None:
 
 
 def test_only_probes_and_the_description_are_open() -> None:
-    assert {path for path in OPEN_PATHS if not path.startswith("/docs")} == {
+    assert {path for path in PUBLIC_PATHS if not path.startswith("/docs")} == {
         "/healthz",
         "/readyz",
         "/health",
@@ -138,7 +140,7 @@ async def test_without_keys_everyone_comes_in() -> None:
     assert inside.tenants == ["default"]
 
 
-@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+@pytest.mark.parametrize("path", sorted(PUBLIC_PATHS))
 async def test_what_is_open_needs_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200
@@ -258,7 +260,7 @@ async def test_head_is_get_without_a_body() -> None:
 async def test_every_request_has_a_line_in_the_access_log(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),)))
+    app = create_app(Settings(api_keys=(SecretStr(f"alice:{KEY}"),), log_format="json"))
     path = "/v1/models/a b"
     await ask(
         app,
@@ -277,17 +279,37 @@ async def test_every_request_has_a_line_in_the_access_log(
         return len(written) >= 3
 
     await eventually(all_of_them, "the lines are written")
-    first, second, third = written
-    when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info    "
+    first, second, third = map(json.loads, written)
+    assert re.fullmatch(TIMESTAMP, first.pop("timestamp"))
+    assert 0 <= first.pop("seconds") < 60
+    assert first == {
+        "level": "info",
+        "logger": "flotilla.access",
+        "message": "GET /v1/models/a%20b 401",
+        "method": "GET",
+        "path": "/v1/models/a%20b",
+        "status": 401,
+        "request_id": "mine",
+        "tenant": "-",
+    }
+    assert (second["request_id"], second["error"]) == ("other", "invalid_api_key")
+    assert third["message"] == r"GET /a\nb\xff 401"
+
+
+def test_a_line_of_the_access_log_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    async def note() -> None:
+        access = AccessLog(True, "info", as_json=False)
+        scope = {"path": "/jobs", "method": "POST"}
+        access.note(scope, 202, time.monotonic(), b"mine", tenant="alice", job_id="job_1")
+        access.write()
+
+    asyncio.run(note())
+    line = capsys.readouterr().err
     assert re.fullmatch(
-        when + r"GET /v1/models/a%20b 401 0\.\d{3} s request=mine job=- tenant=-", first
-    ), first
-    assert re.fullmatch(
-        when + r"POST /v1/chat/completions 401 0\.\d{3} s request=other job=- tenant=- "
-        r"error=invalid_api_key",
-        second,
-    ), second
-    assert r"GET /a\nb\xff 401 " in third
+        TIMESTAMP + r" \[info     \] POST /jobs 202 \[flotilla\.access\] seconds=0\.\d{3} "
+        r"request_id=mine job_id=job_1 tenant=alice\n",
+        line,
+    ), line
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.autoscaler.observation import WINDOW_S, Flow, Look, observe
-from shared.fleet.autoscale_policy import Memory, Observation
+from gateway.autoscaler.observation import WINDOW_S, PoolSnapshot, RateState, observe
+from shared.fleet.autoscale_policy import Observation, PolicyState
 from shared.fleet.registry import WorkerInfo
 from shared.protocol.states import WorkerState
 
@@ -36,16 +36,16 @@ def worker(worker_id: str = "w-1", **changes: Any) -> WorkerInfo:
     return WorkerInfo(**values | changes)
 
 
-def look(*workers: WorkerInfo, at_s: float = 0.0, **changes: Any) -> Look:
+def look(*workers: WorkerInfo, at_s: float = 0.0, **changes: Any) -> PoolSnapshot:
     values: dict[str, Any] = {"waiting": 0, "waiting_bytes": 0.0, "oldest_s": 0.0, "running": 0}
-    return Look(at_s=NOW_S + at_s, workers=workers, **values | changes)
+    return PoolSnapshot(at_s=NOW_S + at_s, workers=workers, **values | changes)
 
 
-def see(*looks: Look, memory: Memory | None = None) -> Observation:
+def see(*looks: PoolSnapshot, memory: PolicyState | None = None) -> Observation:
     """What is seen at the last of several looks."""
-    flow: Flow | None = None
+    rates: RateState | None = None
     for one in looks:
-        seen, flow = observe(one, flow, memory)
+        seen, rates = observe(one, rates, memory)
     return seen
 
 
@@ -104,13 +104,13 @@ def test_workers_that_were_asked_for_are_starting(
     wanted: int, asked_ago_s: float, start_s: float | None, here: int, starting: int
 ) -> None:
     workers = [worker(f"w-{n}", start_s=start_s) for n in range(here)]
-    memory = Memory(wanted, NOW_S - asked_ago_s)
+    memory = PolicyState(wanted, NOW_S - asked_ago_s)
     assert see(look(*workers), memory=memory).starting == starting
 
 
 def test_a_worker_that_was_asked_for_and_loads_counts_once() -> None:
     loads = worker(state=WorkerState.STARTING)
-    assert see(look(loads), memory=Memory(2, NOW_S)).starting == 2
+    assert see(look(loads), memory=PolicyState(2, NOW_S)).starting == 2
 
 
 def test_a_worker_that_died_while_it_loaded_is_not_waited_for_for_ever() -> None:

@@ -1,4 +1,4 @@
-"""How many prompts a call may bring, and how long those may be that are truncated."""
+"""Limits on the number and the length of prompts and messages."""
 
 from __future__ import annotations
 
@@ -6,26 +6,54 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.prompt_limits import Longest, check_length, check_messages, longest, sequences
+from gateway.jobs.prompt_limits import (
+    PromptSize,
+    check_input,
+    check_messages,
+    check_prompt_size,
+    count_prompts,
+    prompt_size,
+)
+from shared.api.endpoints import InputKind, Policy
 from shared.api.errors import BadRequest
+from shared.platform.settings import Settings
+
+CHAT = Policy(input=InputKind.MESSAGES, choices=True, service_tier=True)
+COMPLETIONS = Policy(input=InputKind.PROMPT, choices=True, service_tier=True)
+TEN = Settings(max_sequences=10, max_messages=10)
 
 
 @pytest.mark.parametrize(
     ("fields", "count"),
     [
-        ({"messages": []}, 1),
         ({"prompt": "x"}, 1),
         ({"prompt": [1, 2, 3] * 100}, 1),
         ({"prompt": [[1, 2, 3], [4]]}, 2),
         ({"prompt": ["a"] * 10}, 10),
-        ({"prompt": ["a"] * 5, "n": 2}, 10),
-        ({"prompt": ["a"] * 5, "n": None}, 5),
-        ({"prompt": [], "n": "many"}, 1),
-        ({"prompt": "x", "n": 64}, 64),
+        ({"prompt": []}, 1),
     ],
 )
-def test_sequences_are_counted(fields: dict[str, Any], count: int) -> None:
-    assert sequences(fields, 10) == count
+def test_prompts_are_counted(fields: dict[str, Any], count: int) -> None:
+    assert count_prompts(fields, 10) == count
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields"),
+    [
+        (COMPLETIONS, {"prompt": ["a"] * 10}),
+        (COMPLETIONS, {"prompt": ["a"] * 5, "n": 2}),
+        (COMPLETIONS, {"prompt": ["a"] * 5, "n": None}),
+        (COMPLETIONS, {"prompt": [], "n": "many"}),
+        (COMPLETIONS, {"prompt": "x", "n": 64}),  # vLLM has a limit of its own for this
+        (COMPLETIONS, {"prompt": "x", "messages": [{}] * 11}),
+        (CHAT, {"messages": [{}] * 10, "n": 64}),
+        (CHAT, {"messages": [], "prompt": ["a"] * 11}),
+    ],
+)
+def test_input_within_the_limits_of_its_endpoint_is_accepted(
+    policy: Policy, fields: dict[str, Any]
+) -> None:
+    check_input(policy, fields, TEN)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +64,9 @@ def test_sequences_are_counted(fields: dict[str, Any], count: int) -> None:
         ({"prompt": ["a"] * 4, "n": 3}, "n"),
     ],
 )
-def test_too_many_are_refused(fields: dict[str, Any], param: str) -> None:
+def test_too_many_sequences_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest, match="at most 10") as caught:
-        sequences(fields, 10)
+        check_input(COMPLETIONS, fields, TEN)
     assert caught.value.param == param
 
 
@@ -61,11 +89,12 @@ PARTS = {"role": "user", "content": [{"type": "text", "text": "de"}, {"type": "i
         ({"messages": "what is this", "truncate_prompt_tokens": 1}, 0, 0),
     ],
 )
-def test_the_longest_prompts(fields: dict[str, Any], tokens: int, chars: int) -> None:
-    assert longest(fields) == Longest(tokens, chars)
+def test_the_size_of_the_longest_prompt(fields: dict[str, Any], tokens: int, chars: int) -> None:
+    kind = InputKind.MESSAGES if "messages" in fields else InputKind.PROMPT
+    assert prompt_size(kind, fields) == PromptSize(tokens, chars)
 
 
-def test_messages_are_counted() -> None:
+def test_too_many_messages_are_refused() -> None:
     for fields in ({"messages": [TEXT] * 10}, {"messages": "x" * 11}, {"prompt": "x"}):
         check_messages(fields, 10)
     with pytest.raises(BadRequest, match="at most 10 messages, not 11"):
@@ -75,30 +104,32 @@ def test_messages_are_counted() -> None:
 @pytest.mark.parametrize(
     ("prompt", "card"),
     [
-        (Longest(0, 0), {"max_model_len": 100}),
-        (Longest(1 << 16, 1 << 16), {"max_model_len": 100}),
-        (Longest(0, 160_000), {"max_model_len": 10_000}),
-        (Longest(100_000, 0), {"max_model_len": 100_000}),
-        (Longest(10**6, 10**7), {}),
-        (Longest(10**6, 10**7), {"max_model_len": None}),
+        (PromptSize(0, 0), {"max_model_len": 100}),
+        (PromptSize(1 << 16, 1 << 16), {"max_model_len": 100}),
+        (PromptSize(0, 160_000), {"max_model_len": 10_000}),
+        (PromptSize(100_000, 0), {"max_model_len": 100_000}),
+        (PromptSize(10**6, 10**7), {}),
+        (PromptSize(10**6, 10**7), {"max_model_len": None}),
     ],
 )
-def test_a_prompt_that_is_not_far_too_long_is_taken(prompt: Longest, card: dict[str, Any]) -> None:
-    check_length(prompt, card)
+def test_a_prompt_that_of_a_usual_length_is_accepted(
+    prompt: PromptSize, card: dict[str, Any]
+) -> None:
+    check_prompt_size(prompt, card)
 
 
 @pytest.mark.parametrize(
     ("prompt", "card", "param"),
     [
-        (Longest(0, 160_001), {"max_model_len": 10_000}, "truncate_prompt_tokens"),
-        (Longest(0, 65_537), {"max_model_len": 100}, "truncate_prompt_tokens"),
-        (Longest(65_537, 0), {"max_model_len": 100}, "prompt"),
-        (Longest(100_001, 0), {"max_model_len": 100_000}, "prompt"),
+        (PromptSize(0, 160_001), {"max_model_len": 10_000}, "truncate_prompt_tokens"),
+        (PromptSize(0, 65_537), {"max_model_len": 100}, "truncate_prompt_tokens"),
+        (PromptSize(65_537, 0), {"max_model_len": 100}, "prompt"),
+        (PromptSize(100_001, 0), {"max_model_len": 100_000}, "prompt"),
     ],
 )
 def test_a_prompt_that_is_far_too_long_is_refused(
-    prompt: Longest, card: dict[str, Any], param: str
+    prompt: PromptSize, card: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(BadRequest) as caught:
-        check_length(prompt, card)
+        check_prompt_size(prompt, card)
     assert caught.value.param == param

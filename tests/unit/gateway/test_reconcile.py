@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.autoscaler.reconcile import Phase, Plan, Unit, converge, unit
+from gateway.autoscaler.reconcile import Instance, Phase, Plan, instance, reconcile
 from shared.protocol.states import WorkerState
 from tests.unit.gateway.test_observation import worker
 
@@ -12,28 +12,28 @@ STARTING, SERVING, DRAINING = Phase.STARTING, Phase.SERVING, Phase.DRAINING
 
 
 @pytest.mark.parametrize(
-    ("wanted", "units", "plan"),
+    ("wanted", "instances", "plan"),
     [
         (0, [], Plan(0, ())),
         (3, [], Plan(3, ())),
-        (3, [Unit("a", SERVING, 5), Unit("b", STARTING, 0)], Plan(1, ())),
-        (1, [Unit("a", DRAINING, 5)], Plan(1, ())),  # it comes back no more
-        (0, [Unit("a", DRAINING, 5)], Plan(0, ())),  # once is enough
-        (1, [Unit("a", SERVING, 5), Unit("b", SERVING, 2)], Plan(0, ("b",))),
-        (0, [Unit("a", SERVING, 5), Unit("b", SERVING, 2)], Plan(0, ("b", "a"))),
-        (1, [Unit("b", SERVING, 2), Unit("a", SERVING, 2)], Plan(0, ("a",))),
-        (0, [Unit("a", STARTING, 0)], Plan(0, ())),  # never one that loads
-        (0, [Unit("a", STARTING, 0), Unit("b", SERVING, 9)], Plan(0, ("b",))),
+        (3, [Instance("a", SERVING, 5), Instance("b", STARTING, 0)], Plan(1, ())),
+        (1, [Instance("a", DRAINING, 5)], Plan(1, ())),  # it comes back no more
+        (0, [Instance("a", DRAINING, 5)], Plan(0, ())),  # once is enough
+        (1, [Instance("a", SERVING, 5), Instance("b", SERVING, 2)], Plan(0, ("b",))),
+        (0, [Instance("a", SERVING, 5), Instance("b", SERVING, 2)], Plan(0, ("b", "a"))),
+        (1, [Instance("b", SERVING, 2), Instance("a", SERVING, 2)], Plan(0, ("a",))),
+        (0, [Instance("a", STARTING, 0)], Plan(0, ())),  # never one that loads
+        (0, [Instance("a", STARTING, 0), Instance("b", SERVING, 9)], Plan(0, ("b",))),
         # One that loads can't do yet what the one that serves does.
-        (1, [Unit("a", STARTING, 0), Unit("b", SERVING, 9)], Plan(0, ())),
+        (1, [Instance("a", STARTING, 0), Instance("b", SERVING, 9)], Plan(0, ())),
     ],
 )
-def test_converge(wanted: int, units: list[Unit], plan: Plan) -> None:
-    assert converge(wanted, units) == plan
+def test_converge(wanted: int, instances: list[Instance], plan: Plan) -> None:
+    assert reconcile(wanted, instances) == plan
 
 
 @pytest.mark.parametrize(
-    ("state", "told", "phase"),
+    ("state", "told_to_drain", "phase"),
     [
         (None, False, STARTING),
         (WorkerState.STARTING, False, STARTING),
@@ -44,6 +44,8 @@ def test_converge(wanted: int, units: list[Unit], plan: Plan) -> None:
         (None, True, DRAINING),  # it has left the registry, and is about to end
     ],
 )
-def test_the_phase_of_a_unit(state: WorkerState | None, told: bool, phase: Phase) -> None:
+def test_the_phase_of_a_unit(state: WorkerState | None, told_to_drain: bool, phase: Phase) -> None:
     found = None if state is None else worker(state=state, jobs=3)
-    assert unit("a", found, told=told) == Unit("a", phase, 0 if found is None else 3)
+    assert instance("a", found, told_to_drain=told_to_drain) == Instance(
+        "a", phase, 0 if found is None else 3
+    )

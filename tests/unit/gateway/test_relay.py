@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.streaming import reader as module
-from gateway.streaming.reader import Piece, Reader, Want
+from gateway.streaming.reader import LogEvent, Reader, ReadMode
 from gateway.streaming.relay import Relay
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.metrics import GatewayMetrics
@@ -112,7 +112,7 @@ class Socket:
         self.full = False
         self.last = 0.0
 
-    def take(self, data: bytes) -> bool:
+    def write(self, data: bytes) -> bool:
         if not self.full:
             self.taken.append(data)
             self.last = asyncio.get_running_loop().time()
@@ -130,7 +130,7 @@ Frame = tuple[int, FrameKind, Any] | tuple[int, FrameKind, Any, Any]
 
 def publish(relay: Relay, *frames: Frame, job: str = JOB) -> None:
     """One message with these frames arrives."""
-    relay._hand_out(b"".join(encode(job, *frame) for frame in frames))
+    relay._dispatch(b"".join(encode(job, *frame) for frame in frames))
 
 
 def chunk(seq: int, data: bytes = b"") -> tuple[int, FrameKind, Sequence[Item]]:
@@ -143,9 +143,9 @@ def deltas(seq: int, text: str = "") -> Frame:
     return seq, FrameKind.DELTAS, None, make_journal([(0, 0, (seq,), text or str(seq))])
 
 
-def told(seq: int, text: str = "") -> Piece:
+def told(seq: int, text: str = "") -> LogEvent:
     """What comes of it."""
-    return Piece(seq, FrameKind.DELTAS, [Delta(0, 0, (seq,), text or str(seq))])
+    return LogEvent(seq, FrameKind.DELTAS, [Delta(0, 0, (seq,), text or str(seq))])
 
 
 def stream(*words: str) -> list[bytes]:
@@ -159,18 +159,18 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def seqs(pieces: list[Piece]) -> list[int]:
+def seqs(pieces: list[LogEvent]) -> list[int]:
     return [piece.seq for piece in pieces]
 
 
 async def test_frames_are_handed_out_in_their_order_without_a_look_at_the_log(
     relay: Relay, log: Log
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), chunk(2))
     publish(relay, chunk(3))
     pieces = await reader.next(LONG_S)
-    assert pieces == [Piece(n, FrameKind.CHUNK, b"%d" % n) for n in (1, 2, 3)]
+    assert pieces == [LogEvent(n, FrameKind.CHUNK, b"%d" % n) for n in (1, 2, 3)]
     publish(relay, (4, FrameKind.DONE, b""))
     (end,) = await reader.next(LONG_S)
     assert end.last
@@ -178,7 +178,7 @@ async def test_frames_are_handed_out_in_their_order_without_a_look_at_the_log(
 
 
 async def test_next_waits_for_a_frame(relay: Relay) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -187,17 +187,17 @@ async def test_next_waits_for_a_frame(relay: Relay) -> None:
 
 
 async def test_every_reader_of_a_job_and_no_other_gets_its_frames(relay: Relay) -> None:
-    mine, too = relay.open(JOB, Want.CHUNKS), relay.open(JOB, Want.CHUNKS)
-    other = relay.open("job_001" + "0" * 24, Want.CHUNKS)
+    mine, too = relay.open(JOB, ReadMode.CHUNKS), relay.open(JOB, ReadMode.CHUNKS)
+    other = relay.open("job_001" + "0" * 24, ReadMode.CHUNKS)
     publish(relay, chunk(1))
     publish(relay, chunk(1, b"x"), job=other.job_id)
     publish(relay, chunk(1), job="job_of_nobody")
-    assert await mine.next(LONG_S) == await too.next(LONG_S) == [Piece(1, 0, b"1")]
-    assert await other.next(LONG_S) == [Piece(1, 0, b"x")]
+    assert await mine.next(LONG_S) == await too.next(LONG_S) == [LogEvent(1, 0, b"1")]
+    assert await other.next(LONG_S) == [LogEvent(1, 0, b"x")]
 
 
 async def test_a_closed_reader_is_forgotten(relay: Relay, registry: CollectorRegistry) -> None:
-    one, two = relay.open(JOB, Want.CHUNKS), relay.open(JOB, Want.CHUNKS)
+    one, two = relay.open(JOB, ReadMode.CHUNKS), relay.open(JOB, ReadMode.CHUNKS)
     relay.close(one)
     publish(relay, chunk(1))
     assert seqs(await two.next(LONG_S)) == [1]
@@ -209,26 +209,26 @@ async def test_a_closed_reader_is_forgotten(relay: Relay, registry: CollectorReg
 async def test_a_gap_is_filled_from_the_log(
     relay: Relay, log: Log, registry: CollectorRegistry
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1))
     assert seqs(await reader.next(LONG_S)) == [1]
     log.write(b"1", b"2", b"3", b"4")
     publish(relay, chunk(3), chunk(4))
     pieces = await reader.next(LONG_S)
-    assert pieces == [Piece(n, FrameKind.CHUNK, b"%d" % n) for n in (2, 3, 4)]
+    assert pieces == [LogEvent(n, FrameKind.CHUNK, b"%d" % n) for n in (2, 3, 4)]
     assert log.reads == [1]
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 1
 
 
 async def test_what_came_before_the_gap_is_handed_out_too(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2", b"3")
     publish(relay, chunk(1), chunk(3))
     assert seqs(await reader.next(LONG_S)) == [1, 2, 3]
 
 
 async def test_the_last_frame_is_lost_and_the_log_has_the_end(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2", end="completed")
     publish(relay, chunk(1), (3, FrameKind.DONE, b""))
     pieces = await reader.next(LONG_S)
@@ -237,7 +237,7 @@ async def test_the_last_frame_is_lost_and_the_log_has_the_end(relay: Relay, log:
 
 
 async def test_a_repeated_frame_is_dropped(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), chunk(1), chunk(2), chunk(1), chunk(2), chunk(3))
     assert seqs(await reader.next(LONG_S)) == [1, 2, 3]
     publish(relay, chunk(3))
@@ -247,7 +247,7 @@ async def test_a_repeated_frame_is_dropped(relay: Relay, log: Log) -> None:
 
 
 async def test_a_repeated_frame_is_no_news(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1")
     publish(relay, chunk(1))
     assert seqs(await reader.next(LONG_S)) == [1]
@@ -261,20 +261,20 @@ async def test_a_repeated_frame_is_no_news(relay: Relay, log: Log) -> None:
 
 
 async def test_the_start_has_no_number_and_is_handed_out_where_it_comes(relay: Relay) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, (0, FrameKind.STARTED, b"w-1"), chunk(1))
     assert seqs(await reader.next(LONG_S)) == [0, 1]
 
 
 async def test_a_reader_goes_on_behind_a_number(relay: Relay, log: Log) -> None:
     log.write(b"1", b"2", b"3")
-    reader = relay.open(JOB, Want.CHUNKS, after=2)
+    reader = relay.open(JOB, ReadMode.CHUNKS, after=2)
     publish(relay, chunk(2), chunk(3))
     assert seqs(await reader.next(LONG_S)) == [3]
 
 
 async def test_a_slow_client_is_not_kept_in_memory_and_catches_up(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     parts = [b"x" * 400] * 20
     log.write(*parts)
     for seq, part in enumerate(parts, 1):
@@ -291,15 +291,15 @@ async def test_a_slow_client_is_not_kept_in_memory_and_catches_up(relay: Relay, 
 async def test_a_frame_that_comes_while_the_log_is_read_is_handed_out_once(
     relay: Relay, log: Log
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2")
     log.while_reading = lambda: publish(relay, chunk(2), chunk(3))
-    reader.fall_behind()
+    reader.resync()
     assert seqs(await reader.next(LONG_S)) == [1, 2, 3]
 
 
 async def test_who_falls_behind_while_the_log_is_read_reads_again(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1")
 
     def lose_a_frame() -> None:
@@ -308,13 +308,13 @@ async def test_who_falls_behind_while_the_log_is_read_reads_again(relay: Relay, 
         publish(relay, chunk(3))
 
     log.while_reading = lose_a_frame
-    reader.fall_behind()
+    reader.resync()
     assert seqs(await reader.next(LONG_S)) == [1, 2, 3]
     assert log.reads == [0, 1]
 
 
 async def test_silence_makes_it_look_at_the_log(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     assert await reader.next(SILENCE_S) == []
     log.write(b"1")
     assert seqs(await reader.next(SILENCE_S)) == [1]
@@ -329,7 +329,7 @@ async def test_each_reader_is_rung_in_its_own_time(relay: Relay, log: Log) -> No
 
     async def silent_for(silence_s: float) -> float:
         began = loop.time()
-        reader = relay.open(JOB, Want.CHUNKS)
+        reader = relay.open(JOB, ReadMode.CHUNKS)
         assert await reader.next(silence_s) == []
         assert await reader.next(silence_s / 2) == []  # and again
         relay.close(reader)
@@ -346,7 +346,7 @@ async def test_each_reader_is_rung_in_its_own_time(relay: Relay, log: Log) -> No
 
 
 async def test_nobody_is_looked_after_when_all_have_gone(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(0.02))
     await turns()
     waiting.cancel()
@@ -359,14 +359,14 @@ async def test_nobody_is_looked_after_when_all_have_gone(relay: Relay, log: Log)
 
 
 async def test_a_new_subscription_makes_every_reader_look(relay: Relay, log: Log) -> None:
-    readers = [relay.open(JOB, Want.CHUNKS) for _ in range(2)]
+    readers = [relay.open(JOB, ReadMode.CHUNKS) for _ in range(2)]
     log.write(b"1")
-    relay._to_the_log(0)  # as the subscription calls when it stands
+    relay._resync_server(0)  # as the subscription calls when it stands
     assert [seqs(await reader.next(LONG_S)) for reader in readers] == [[1], [1]]
 
 
 async def test_a_client_that_leaves_ends_the_wait(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S))
     await asyncio.sleep(0)
     reader.wake()
@@ -378,11 +378,11 @@ async def test_a_client_that_leaves_ends_the_wait(relay: Relay, log: Log) -> Non
 
 
 async def test_deltas_come_from_frames_and_from_the_journal(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.DELTAS)
+    reader = relay.open(JOB, ReadMode.DELTAS)
     publish(relay, deltas(1, "a"))
     assert await reader.next(LONG_S) == [told(1, "a")]
     log.think("a", "b")
-    reader.fall_behind()
+    reader.resync()
     assert await reader.next(LONG_S) == [told(2, "b")]
     assert log.reads == [1]
 
@@ -391,12 +391,12 @@ async def test_deltas_are_the_same_from_a_frame_and_from_the_log(relay: Relay, l
     records: list[Delta | Prompt] = [Prompt(0, 5), Delta(0, 0, (1, 2), "ü")]
     records += [Delta(0, 1, (), ""), Delta(1, 0, (3,), "x")]
     log.ahead = [Entry(1, (), make_journal(records), "")]
-    early = relay.open(JOB, Want.DELTAS)
+    early = relay.open(JOB, ReadMode.DELTAS)
     publish(relay, *log.frames(1))
-    late = relay.open(JOB, Want.DELTAS)
-    late.fall_behind()
-    assert await early.next(LONG_S) == [Piece(1, FrameKind.DELTAS, records)]
-    assert await late.next(LONG_S) == [Piece(1, FrameKind.DELTAS, records)]
+    late = relay.open(JOB, ReadMode.DELTAS)
+    late.resync()
+    assert await early.next(LONG_S) == [LogEvent(1, FrameKind.DELTAS, records)]
+    assert await late.next(LONG_S) == [LogEvent(1, FrameKind.DELTAS, records)]
     assert log.reads == [0]
 
 
@@ -406,19 +406,19 @@ async def test_the_journal_of_deltas_may_stand_beside_chunks(relay: Relay, log: 
     journal = make_journal([(0, 0, (7,), "a")], items)
     assert journal == 7
     log.ahead = [Entry(seq, tuple(items), journal, "") for seq in (1, 2)]
-    reader = relay.open(JOB, Want.DELTAS)
+    reader = relay.open(JOB, ReadMode.DELTAS)
     publish(relay, (1, FrameKind.DELTAS, items, journal))
-    assert await reader.next(LONG_S) == [Piece(1, FrameKind.DELTAS, [Delta(0, 0, (7,), "a")])]
-    reader.fall_behind()
-    assert await reader.next(LONG_S) == [Piece(2, FrameKind.DELTAS, [Delta(0, 0, (7,), "a")])]
+    assert await reader.next(LONG_S) == [LogEvent(1, FrameKind.DELTAS, [Delta(0, 0, (7,), "a")])]
+    reader.resync()
+    assert await reader.next(LONG_S) == [LogEvent(2, FrameKind.DELTAS, [Delta(0, 0, (7,), "a")])]
 
 
 async def test_a_step_without_a_record_is_counted_and_is_no_gap(
     relay: Relay, log: Log, registry: CollectorRegistry
 ) -> None:
-    reader = relay.open(JOB, Want.DELTAS)
+    reader = relay.open(JOB, ReadMode.DELTAS)
     publish(relay, deltas(1), (2, FrameKind.DELTAS, None, None), deltas(3))
-    assert await reader.next(LONG_S) == [told(1), Piece(2, FrameKind.DELTAS, []), told(3)]
+    assert await reader.next(LONG_S) == [told(1), LogEvent(2, FrameKind.DELTAS, []), told(3)]
     assert log.reads == []
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
 
@@ -426,7 +426,7 @@ async def test_a_step_without_a_record_is_counted_and_is_no_gap(
 async def test_a_gap_between_deltas_is_filled_from_the_log(
     relay: Relay, log: Log, registry: CollectorRegistry
 ) -> None:
-    reader = relay.open(JOB, Want.DELTAS)
+    reader = relay.open(JOB, ReadMode.DELTAS)
     log.think("1", "2", "3", "4")
     publish(relay, deltas(1), deltas(3), deltas(4))
     assert await reader.next(LONG_S) == [told(n) for n in (1, 2, 3, 4)]
@@ -435,7 +435,7 @@ async def test_a_gap_between_deltas_is_filled_from_the_log(
 
 
 async def test_repeated_deltas_are_dropped(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.DELTAS)
+    reader = relay.open(JOB, ReadMode.DELTAS)
     publish(relay, deltas(1), deltas(1), deltas(2), deltas(1), deltas(2), deltas(3))
     assert await reader.next(LONG_S) == [told(n) for n in (1, 2, 3)]
     waiting = asyncio.create_task(reader.next(LONG_S))
@@ -451,15 +451,15 @@ async def test_repeated_deltas_are_dropped(relay: Relay, log: Log) -> None:
 async def test_deltas_that_come_while_the_log_is_read_are_handed_out_once(
     relay: Relay, log: Log
 ) -> None:
-    reader = relay.open(JOB, Want.DELTAS)
+    reader = relay.open(JOB, ReadMode.DELTAS)
     log.think("1", "2")
     log.while_reading = lambda: publish(relay, deltas(2), deltas(3), (4, FrameKind.ENDED, b""))
-    reader.fall_behind()
+    reader.resync()
     assert await reader.next(LONG_S) == [
         told(1),
         told(2),
         told(3),
-        Piece(4, FrameKind.ENDED, b""),
+        LogEvent(4, FrameKind.ENDED, b""),
     ]
     assert log.reads == [0]
 
@@ -468,40 +468,40 @@ async def test_who_goes_on_with_deltas_in_the_middle_needs_no_envelopes(
     relay: Relay, log: Log
 ) -> None:
     log.think("1", "2", "3")
-    reader = relay.open(JOB, Want.DELTAS, after=2)
+    reader = relay.open(JOB, ReadMode.DELTAS, after=2)
     assert await reader.next(SILENCE_S) == [told(3)]
     publish(relay, deltas(3), deltas(4))
     assert await reader.next(LONG_S) == [told(4)]
 
 
 @pytest.mark.parametrize("kind", [FrameKind.RESULT, FrameKind.DONE, FrameKind.ENDED])
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
 async def test_an_end_in_its_order_comes_as_it_is_without_a_look_at_the_log(
-    relay: Relay, log: Log, want: Want, kind: FrameKind
+    relay: Relay, log: Log, want: ReadMode, kind: FrameKind
 ) -> None:
     reader = relay.open(JOB, want)
-    publish(relay, chunk(1) if want is Want.CHUNKS else deltas(1), (2, kind, b"r"))
-    assert (await reader.next(LONG_S))[1:] == [Piece(2, kind, b"r")]
+    publish(relay, chunk(1) if want is ReadMode.CHUNKS else deltas(1), (2, kind, b"r"))
+    assert (await reader.next(LONG_S))[1:] == [LogEvent(2, kind, b"r")]
     assert log.reads == []
 
 
 # --- what is waited for, and what comes instead ---
 
 LAST_FRAME: Frame = (3, FrameKind.DONE, b"")
-NEXT = {Want.CHUNKS: chunk(2), Want.DELTAS: deltas(2)}
+NEXT = {ReadMode.CHUNKS: chunk(2), ReadMode.DELTAS: deltas(2)}
 """What a reader that has had entry 1 is to be fed."""
 
 
-def fill(log: Log, want: Want, count: int) -> None:
+def fill(log: Log, want: ReadMode, count: int) -> None:
     """Entries as `chunk` and `deltas` tell of them."""
     for seq in range(len(log.ahead) + 1, count + 1):
-        if want is Want.CHUNKS:
+        if want is ReadMode.CHUNKS:
             log.write(b"%d" % seq)
         else:
             log.think(str(seq))
 
 
-async def begun(relay: Relay, log: Log, want: Want) -> Reader:
+async def begun(relay: Relay, log: Log, want: ReadMode) -> Reader:
     """A reader that has had entry 1."""
     fill(log, want, 1)
     reader = relay.open(JOB, want)
@@ -510,12 +510,12 @@ async def begun(relay: Relay, log: Log, want: Want) -> Reader:
     return reader
 
 
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
 async def test_a_frame_for_a_reader_that_is_behind_is_read_from_the_log(
-    relay: Relay, log: Log, registry: CollectorRegistry, want: Want
+    relay: Relay, log: Log, registry: CollectorRegistry, want: ReadMode
 ) -> None:
     reader = await begun(relay, log, want)
-    reader.fall_behind()
+    reader.resync()
     publish(relay, NEXT[want])  # though it is the next one
     assert reader._pieces == []
     fill(log, want, 2)
@@ -524,11 +524,13 @@ async def test_a_frame_for_a_reader_that_is_behind_is_read_from_the_log(
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
 
 
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
-async def test_a_frame_wakes_a_reader_that_is_behind(relay: Relay, log: Log, want: Want) -> None:
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
+async def test_a_frame_wakes_a_reader_that_is_behind(
+    relay: Relay, log: Log, want: ReadMode
+) -> None:
     reader = await begun(relay, log, want)
     log.broken = RedisConnectionError("away")
-    reader.fall_behind()
+    reader.resync()
     waiting = asyncio.create_task(reader.next(LONG_S))
     await turns()
     assert not waiting.done()
@@ -538,12 +540,12 @@ async def test_a_frame_wakes_a_reader_that_is_behind(relay: Relay, log: Log, wan
     assert seqs(await waiting) == [2]
 
 
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
 async def test_frames_wait_in_their_order_while_the_log_is_read(
-    relay: Relay, log: Log, want: Want
+    relay: Relay, log: Log, want: ReadMode
 ) -> None:
     reader = await begun(relay, log, want)
-    fed: list[list[Piece]] = []
+    fed: list[list[LogEvent]] = []
 
     def go_on() -> None:
         publish(relay, NEXT[want])
@@ -551,16 +553,16 @@ async def test_frames_wait_in_their_order_while_the_log_is_read(
         fed.append(list(reader._pieces))
 
     log.while_reading = go_on
-    reader.fall_behind()
+    reader.resync()
     pieces = await reader.next(LONG_S)
     assert fed == [[]]  # nothing overtakes the log
     assert [(piece.seq, piece.last) for piece in pieces] == [(2, False), (3, True)]
     assert log.reads == [1]
 
 
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
 async def test_an_end_that_comes_too_soon_is_a_gap(
-    relay: Relay, log: Log, registry: CollectorRegistry, want: Want
+    relay: Relay, log: Log, registry: CollectorRegistry, want: ReadMode
 ) -> None:
     reader = await begun(relay, log, want)
     fill(log, want, 2)
@@ -571,9 +573,9 @@ async def test_an_end_that_comes_too_soon_is_a_gap(
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 1
 
 
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
 async def test_the_start_is_no_step(
-    relay: Relay, log: Log, registry: CollectorRegistry, want: Want
+    relay: Relay, log: Log, registry: CollectorRegistry, want: ReadMode
 ) -> None:
     reader = await begun(relay, log, want)
     started: Frame = (0, FrameKind.STARTED, b"w-2")
@@ -583,17 +585,17 @@ async def test_the_start_is_no_step(
         (0, True),
         (2, False),
     ]
-    reader.fall_behind()
+    reader.resync()
     publish(relay, started)  # it is told at once, the log does not have it
-    assert reader._pieces == [Piece(0, FrameKind.STARTED, b"w-2")]
+    assert reader._pieces == [LogEvent(0, FrameKind.STARTED, b"w-2")]
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
 
 
 async def test_the_start_is_told_though_the_log_is_being_read(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.DELTAS)
+    reader = relay.open(JOB, ReadMode.DELTAS)
     log.think("1")
     log.while_reading = lambda: publish(relay, (0, FrameKind.STARTED, b"w"))
-    reader.fall_behind()
+    reader.resync()
     assert {piece.seq for piece in await reader.next(LONG_S)} == {0, 1}
 
 
@@ -603,7 +605,7 @@ async def test_the_start_is_told_though_the_log_is_being_read(relay: Relay, log:
 async def test_nothing_but_the_end_wakes_who_wants_the_end(
     relay: Relay, log: Log, registry: CollectorRegistry, frame: Frame
 ) -> None:
-    reader = relay.open(JOB, Want.END)
+    reader = relay.open(JOB, ReadMode.END)
     waiting = asyncio.create_task(reader.next(LONG_S))
     await turns()
     publish(relay, frame)
@@ -611,32 +613,32 @@ async def test_nothing_but_the_end_wakes_who_wants_the_end(
     assert not waiting.done()
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
     publish(relay, (9, FrameKind.ENDED, b""))
-    assert await waiting == [Piece(9, FrameKind.ENDED, b"")]
+    assert await waiting == [LogEvent(9, FrameKind.ENDED, b"")]
 
 
 async def test_the_end_is_taken_though_the_reader_is_behind(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.END)
-    reader.fall_behind()
+    reader = relay.open(JOB, ReadMode.END)
+    reader.resync()
     publish(relay, (9, FrameKind.RESULT, b"r"))
-    assert await reader.next(LONG_S) == [Piece(9, FrameKind.RESULT, b"r")]
+    assert await reader.next(LONG_S) == [LogEvent(9, FrameKind.RESULT, b"r")]
 
 
 @pytest.mark.parametrize("kind", [FrameKind.RESULT, FrameKind.DONE, FrameKind.ENDED])
 async def test_who_wants_the_end_takes_it_whatever_its_number(
     relay: Relay, log: Log, kind: FrameKind
 ) -> None:
-    reader = relay.open(JOB, Want.END)
+    reader = relay.open(JOB, ReadMode.END)
     publish(relay, deltas(2), (9, kind, b"r"))
-    assert await reader.next(LONG_S) == [Piece(9, kind, b"r")]
+    assert await reader.next(LONG_S) == [LogEvent(9, kind, b"r")]
     assert log.reads == []
 
 
 async def test_who_wants_the_end_finds_it_in_the_log(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.END)
+    reader = relay.open(JOB, ReadMode.END)
     log.write(b"1", b"2")
     assert await reader.next(SILENCE_S) == []
     log.write(end="failed")
-    assert await reader.next(SILENCE_S) == [Piece(3, FrameKind.ENDED, b"")]
+    assert await reader.next(SILENCE_S) == [LogEvent(3, FrameKind.ENDED, b"")]
     assert log.reads == []
 
 
@@ -658,7 +660,7 @@ async def test_who_wants_the_end_finds_it_in_the_log(relay: Relay, log: Log) -> 
 async def test_a_log_that_does_not_hold_what_was_handed_out_ends_the_stream(
     relay: Relay, log: Log, lost: list[Entry]
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), chunk(2))
     await reader.next(LONG_S)
     log.ahead = lost
@@ -667,17 +669,17 @@ async def test_a_log_that_does_not_hold_what_was_handed_out_ends_the_stream(
 
 
 async def test_no_news_in_a_log_that_is_there_is_no_loss(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2")
-    reader.fall_behind()
+    reader.resync()
     await reader.next(LONG_S)
     assert await reader.next(SILENCE_S) == []
 
 
-@pytest.mark.parametrize("want", Want)
+@pytest.mark.parametrize("want", ReadMode)
 @pytest.mark.parametrize("error", [RedisConnectionError("away"), OSError("away")])
 async def test_an_outage_is_borne_for_a_while_and_then_told(
-    relay: Relay, log: Log, monkeypatch: pytest.MonkeyPatch, want: Want, error: Exception
+    relay: Relay, log: Log, monkeypatch: pytest.MonkeyPatch, want: ReadMode, error: Exception
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
@@ -697,7 +699,7 @@ async def test_an_outage_that_ends_is_forgotten(
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     for _ in range(3):
         log.broken = RedisConnectionError("away")
         assert await reader.next(SILENCE_S) == []
@@ -708,18 +710,18 @@ async def test_an_outage_that_ends_is_forgotten(
 
 
 async def test_what_could_not_be_read_is_read_at_the_next_look(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2")
     log.broken = RedisConnectionError("away")
-    reader.fall_behind()
+    reader.resync()
     assert await reader.next(SHORT_S) == []
     log.broken = None
-    reader.fall_behind()
+    reader.resync()
     assert seqs(await reader.next(LONG_S)) == [1, 2]
 
 
 async def test_frames_that_come_in_an_outage_are_not_lost(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.broken = RedisConnectionError("away")
     publish(relay, chunk(1), chunk(3))
     assert seqs(await reader.next(LONG_S)) == [1]
@@ -735,7 +737,7 @@ async def test_whatever_is_lost_repeated_or_late_the_client_gets_the_log(
 ) -> None:
     for lost in range(1 << 6):
         log.ahead = []
-        reader: Reader = relay.open(JOB, Want.CHUNKS)
+        reader: Reader = relay.open(JOB, ReadMode.CHUNKS)
         got: list[int] = []
         for seq in range(1, 7):
             log.write(b"%d" % seq)
@@ -743,23 +745,23 @@ async def test_whatever_is_lost_repeated_or_late_the_client_gets_the_log(
                 publish(relay, chunk(seq), chunk(max(1, seq - 2)))
                 got += seqs(await reader.next(LONG_S))
         log.write(end="completed")
-        reader.fall_behind()
+        reader.resync()
         got += seqs(await reader.next(LONG_S))
         assert got == list(range(1, 8)), f"lost: {lost:06b}"
         relay.close(reader)
 
 
 async def test_a_hole_in_the_log_ends_the_stream(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2", b"3", b"4")
     log.lose(3)
-    reader.fall_behind()
+    reader.resync()
     with pytest.raises(StreamReset):
         await reader.next(5)
 
 
 async def test_a_hole_behind_what_was_handed_out_ends_the_stream(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2", b"3", end="completed")
     publish(relay, *log.frames(1))
     assert seqs(await reader.next(LONG_S)) == [1]
@@ -772,8 +774,8 @@ async def test_a_hole_behind_what_was_handed_out_ends_the_stream(relay: Relay, l
 async def test_who_starts_behind_a_hole_can_not_know_the_envelopes(relay: Relay, log: Log) -> None:
     log.write(*stream("a", "b", "c", "d"))
     log.lose(2)
-    reader = relay.open(JOB, Want.CHUNKS, after=3)
-    reader.fall_behind()
+    reader = relay.open(JOB, ReadMode.CHUNKS, after=3)
+    reader.resync()
     with pytest.raises(StreamReset):
         await reader.next(LONG_S)
 
@@ -781,8 +783,8 @@ async def test_who_starts_behind_a_hole_can_not_know_the_envelopes(relay: Relay,
 async def test_who_wants_the_end_finds_it_behind_a_hole(relay: Relay, log: Log) -> None:
     log.write(b"1", b"2", end="completed")
     log.lose(2)
-    reader = relay.open(JOB, Want.END)
-    assert await reader.next(SILENCE_S) == [Piece(3, FrameKind.ENDED, b"")]
+    reader = relay.open(JOB, ReadMode.END)
+    assert await reader.next(SILENCE_S) == [LogEvent(3, FrameKind.ENDED, b"")]
 
 
 FOREIGN = [
@@ -803,9 +805,9 @@ FOREIGN = [
 async def test_a_message_that_is_no_frame_sends_readers_to_the_log(
     relay: Relay, log: Log, message: bytes
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1")
-    relay._hand_out(message)
+    relay._dispatch(message)
     assert [piece.payload for piece in await reader.next(5)] == [b"1"]
 
 
@@ -827,7 +829,10 @@ MALFORMED: list[Any] = [
 async def test_a_chunk_that_can_not_be_unfolded_is_read_from_the_log(
     relay: Relay, log: Log, payload: Any
 ) -> None:
-    reader, other = relay.open(JOB, Want.CHUNKS), relay.open("job_001" + "0" * 24, Want.CHUNKS)
+    reader, other = (
+        relay.open(JOB, ReadMode.CHUNKS),
+        relay.open("job_001" + "0" * 24, ReadMode.CHUNKS),
+    )
     chunks = stream("a", "b", "c", "d", "e")
     log.write(*chunks)
     publish(relay, *log.frames(1, 2), (3, FrameKind.CHUNK, payload))
@@ -846,7 +851,7 @@ async def test_a_chunk_that_can_not_be_unfolded_is_read_from_the_log(
 async def test_a_malformed_chunk_that_comes_while_the_log_is_read_is_read_from_the_log(
     relay: Relay, log: Log, payload: Any
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c", "d")
     log.write(*chunks[:2])
 
@@ -856,7 +861,7 @@ async def test_a_malformed_chunk_that_comes_while_the_log_is_read_is_read_from_t
         publish(relay, (3, FrameKind.CHUNK, payload), *log.frames(4))
 
     log.while_reading = disturb
-    reader.fall_behind()
+    reader.resync()
     assert [piece.payload for piece in await reader.next(LONG_S)] == chunks
     assert log.reads == [0, 0]
 
@@ -865,7 +870,10 @@ async def test_a_malformed_chunk_that_comes_while_the_log_is_read_is_read_from_t
 async def test_deltas_that_can_not_be_read_are_read_from_the_log(
     relay: Relay, log: Log, journal: Any
 ) -> None:
-    reader, other = relay.open(JOB, Want.DELTAS), relay.open("job_001" + "0" * 24, Want.CHUNKS)
+    reader, other = (
+        relay.open(JOB, ReadMode.DELTAS),
+        relay.open("job_001" + "0" * 24, ReadMode.CHUNKS),
+    )
     log.think("1", "2", "3")
     publish(relay, deltas(1), (2, FrameKind.DELTAS, None, journal))
     publish(relay, chunk(1), job=other.job_id)
@@ -878,7 +886,7 @@ async def test_deltas_that_can_not_be_read_are_read_from_the_log(
 async def test_a_step_without_a_chunk_is_counted_and_is_no_gap(
     relay: Relay, log: Log, registry: CollectorRegistry
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), (2, FrameKind.CHUNK, None), chunk(3))
     pieces = await reader.next(LONG_S)
     assert b"".join(piece.payload for piece in pieces) == b"13"
@@ -891,7 +899,7 @@ async def test_a_step_without_a_chunk_is_counted_and_is_no_gap(
 
 
 async def test_chunks_get_their_envelopes_back(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c", "d", "e", "f")
     log.write(*chunks, end="completed")
     assert log.ahead[4].items == (b"e",)
@@ -903,7 +911,7 @@ async def test_chunks_get_their_envelopes_back(relay: Relay, log: Log) -> None:
 
 
 async def test_a_step_of_several_chunks_is_one_piece(relay: Relay) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     folder, chunks = DeltaEncoder(), [b'"%d"' % n for n in range(5)]
     for seq, step in enumerate([chunks[:2], chunks[2:]], 1):
         publish(relay, (seq, FrameKind.CHUNK, folder.encode(step)))
@@ -912,11 +920,11 @@ async def test_a_step_of_several_chunks_is_one_piece(relay: Relay) -> None:
 
 
 async def test_two_readers_of_a_job_do_not_share_an_envelope(relay: Relay, log: Log) -> None:
-    early = relay.open(JOB, Want.CHUNKS)
+    early = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c", "d")
     log.write(*chunks)
     publish(relay, *log.frames(1, 2, 3))
-    late = relay.open(JOB, Want.CHUNKS)
+    late = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, *log.frames(4))
     for reader in (early, late):
         assert [piece.payload for piece in await reader.next(LONG_S)] == chunks
@@ -928,9 +936,9 @@ async def test_who_goes_on_in_the_middle_learns_the_envelopes_from_the_log(
 ) -> None:
     chunks = stream("a", "b", "c", "d", "e", "f")
     log.write(*chunks[:5])
-    reader = relay.open(JOB, Want.CHUNKS, after=3)
+    reader = relay.open(JOB, ReadMode.CHUNKS, after=3)
     if looks_first:
-        reader.fall_behind()
+        reader.resync()
     else:
         publish(relay, *log.frames(4))
     pieces = await reader.next(LONG_S)
@@ -945,7 +953,7 @@ async def test_who_goes_on_in_the_middle_learns_the_envelopes_from_the_log(
 async def test_who_goes_on_behind_all_there_is_waits_for_more(relay: Relay, log: Log) -> None:
     chunks = stream("a", "b", "c", "d")
     log.write(*chunks[:3])
-    reader = relay.open(JOB, Want.CHUNKS, after=3)
+    reader = relay.open(JOB, ReadMode.CHUNKS, after=3)
     assert await reader.next(SILENCE_S) == []
     log.write(chunks[3])
     publish(relay, *log.frames(4))
@@ -959,17 +967,17 @@ async def test_who_goes_on_in_the_middle_in_an_outage_learns_them_later(
     chunks = stream("a", "b", "c", "d")
     log.write(*chunks)
     log.broken = RedisConnectionError("away")
-    reader = relay.open(JOB, Want.CHUNKS, after=2)
+    reader = relay.open(JOB, ReadMode.CHUNKS, after=2)
     assert await reader.next(SILENCE_S) == []
     publish(relay, *log.frames(3))
     log.broken = None
-    reader.fall_behind()
+    reader.resync()
     assert [piece.payload for piece in await reader.next(LONG_S)] == chunks[2:]
 
 
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
 async def test_who_claims_to_have_more_than_there_ever_was_is_told(
-    relay: Relay, log: Log, want: Want
+    relay: Relay, log: Log, want: ReadMode
 ) -> None:
     log.write(*stream("a", "b"))
     reader = relay.open(JOB, want, after=3)
@@ -983,7 +991,7 @@ async def test_who_claims_to_have_more_than_there_ever_was_is_told(
 async def test_chunks_that_come_in_order_go_straight_to_the_sink(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c", "d")
     log.write(*chunks, end="completed")
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
@@ -997,36 +1005,38 @@ async def test_chunks_that_come_in_order_go_straight_to_the_sink(
     await turns()
     assert not waiting.done()
     publish(relay, *log.frames(5))
-    assert await waiting == [Piece(5, FrameKind.DONE, b"")]
+    assert await waiting == [LogEvent(5, FrameKind.DONE, b"")]
     assert log.reads == []
 
 
 async def test_the_last_chunk_is_handed_out_with_the_end(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, chunk(1))
     publish(relay, (2, FrameKind.LAST_CHUNK, [b"2"]), (3, FrameKind.DONE, b""))
-    assert await waiting == [Piece(2, FrameKind.CHUNK, b"2"), Piece(3, FrameKind.DONE, b"")]
+    assert await waiting == [LogEvent(2, FrameKind.CHUNK, b"2"), LogEvent(3, FrameKind.DONE, b"")]
     assert (socket.taken, log.reads) == ([b"1"], [])
 
 
-@pytest.mark.parametrize("want", [Want.DELTAS, Want.END])
-async def test_who_does_not_want_chunks_takes_the_last_one_as_any(relay: Relay, want: Want) -> None:
+@pytest.mark.parametrize("want", [ReadMode.DELTAS, ReadMode.END])
+async def test_who_does_not_want_chunks_takes_the_last_one_as_any(
+    relay: Relay, want: ReadMode
+) -> None:
     reader = relay.open(JOB, want)
     publish(relay, (1, FrameKind.LAST_CHUNK, [b"x"], 7), (2, FrameKind.DONE, b""))
     *before, end = await reader.next(LONG_S)
-    delta = Piece(1, FrameKind.DELTAS, [Delta(0, 0, (7,), "x")])
-    assert before == ([delta] if want is Want.DELTAS else [])
-    assert end == Piece(2, FrameKind.DONE, b"")
+    delta = LogEvent(1, FrameKind.DELTAS, [Delta(0, 0, (7,), "x")])
+    assert before == ([delta] if want is ReadMode.DELTAS else [])
+    assert end == LogEvent(2, FrameKind.DONE, b"")
 
 
 async def test_a_last_chunk_behind_a_gap_is_read_from_the_log(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c")
     log.write(*chunks, end="completed")
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
@@ -1039,7 +1049,7 @@ async def test_a_last_chunk_behind_a_gap_is_read_from_the_log(
 
 
 async def test_the_sink_is_used_only_while_next_waits(relay: Relay, socket: Socket) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1))
     assert seqs(await reader.next(LONG_S, socket)) == [1]  # it was here before
     publish(relay, chunk(2))
@@ -1054,7 +1064,7 @@ async def test_the_sink_is_used_only_while_next_waits(relay: Relay, socket: Sock
 
 
 async def test_a_client_that_has_left_is_sent_nothing(relay: Relay, socket: Socket) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     reader.wake()
@@ -1064,7 +1074,7 @@ async def test_a_client_that_has_left_is_sent_nothing(relay: Relay, socket: Sock
 
 
 async def test_a_wait_that_is_cancelled_gives_the_sink_back(relay: Relay, socket: Socket) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     waiting.cancel()
@@ -1077,7 +1087,7 @@ async def test_a_wait_that_is_cancelled_gives_the_sink_back(relay: Relay, socket
 async def test_a_sink_that_is_full_has_taken_nothing_and_the_order_is_kept(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, chunk(1))
@@ -1099,7 +1109,7 @@ async def test_a_sink_that_is_full_has_taken_nothing_and_the_order_is_kept(
 async def test_nothing_overtakes_what_the_task_has_not_taken_yet(
     relay: Relay, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, (0, FrameKind.STARTED, b"w"), chunk(1))
@@ -1110,18 +1120,18 @@ async def test_nothing_overtakes_what_the_task_has_not_taken_yet(
 async def test_gaps_are_counted_for_each_client_that_was_sent_something(
     relay: Relay, registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {f"job_000{n:024}": spoke for n, spoke in enumerate((10.0, 9.5, 10.0))}
+    told = {f"job_000{n:024}": last_write_at for n, last_write_at in enumerate((10.0, 9.5, 10.0))}
     sockets = [Socket() for _ in told]
     sockets[2].full = True  # its own task will tell it, and count that
     waiting = []
-    for (job, spoke), socket in zip(told.items(), sockets, strict=True):
-        reader = relay.open(job, Want.CHUNKS)
-        reader.spoke = spoke
+    for (job, last_write_at), socket in zip(told.items(), sockets, strict=True):
+        reader = relay.open(job, ReadMode.CHUNKS)
+        reader.last_write_at = last_write_at
         waiting.append(asyncio.create_task(reader.next(LONG_S, socket)))
     await turns()
     for seq, now in enumerate((10.25, 10.75), 1):
         monkeypatch.setattr("gateway.streaming.relay.monotonic", lambda now=now: now)
-        relay._hand_out(b"".join(encode(job, *chunk(seq)) for job in told))
+        relay._dispatch(b"".join(encode(job, *chunk(seq)) for job in told))
     for task in waiting:
         task.cancel()
     count = registry.get_sample_value("flotilla_inter_token_seconds_count")
@@ -1133,7 +1143,7 @@ async def test_silence_is_counted_from_the_last_chunk_the_sink_took(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
     loop, silence_s = asyncio.get_running_loop(), 0.05
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2")
     for seq in (1, 2):
         loop.call_later(seq * silence_s * 0.6, publish, relay, chunk(seq))
@@ -1145,7 +1155,7 @@ async def test_silence_is_counted_from_the_last_chunk_the_sink_took(
 async def test_silence_behind_the_sink_makes_it_look_at_the_log(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c")
     log.write(*chunks, end="completed")
     waiting = asyncio.create_task(reader.next(SILENCE_S, socket))
@@ -1159,7 +1169,7 @@ async def test_silence_behind_the_sink_makes_it_look_at_the_log(
 async def test_a_gap_ends_the_use_of_the_sink_and_the_log_goes_on(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c", "d", "e")
     log.write(*chunks[:4])
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
@@ -1179,7 +1189,7 @@ async def test_a_gap_ends_the_use_of_the_sink_and_the_log_goes_on(
 
 
 async def test_a_repeated_chunk_does_not_reach_the_sink(relay: Relay, socket: Socket) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, chunk(1), chunk(1), chunk(2), chunk(1), chunk(3))
@@ -1191,7 +1201,7 @@ async def test_a_repeated_chunk_does_not_reach_the_sink(relay: Relay, socket: So
 async def test_chunks_that_come_while_the_log_is_read_wait_behind_it(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream("a", "b", "c", "d", "e")
     log.write(*chunks)
     whole, log.ahead = log.ahead, log.ahead[:2]
@@ -1204,7 +1214,7 @@ async def test_chunks_that_come_while_the_log_is_read_wait_behind_it(
     log.while_reading = go_on
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
-    reader.fall_behind()
+    reader.resync()
     pieces = await waiting
     assert [piece.payload for piece in pieces] == chunks[:4]
     assert log.reads == [0]
@@ -1218,10 +1228,10 @@ async def test_chunks_that_come_while_the_log_is_read_wait_behind_it(
 
 
 async def test_the_end_that_comes_while_the_log_is_read_is_not_lost(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(*stream("a", "b"))
     log.while_reading = lambda: publish(relay, (3, FrameKind.DONE, b""))
-    reader.fall_behind()
+    reader.resync()
     pieces = await reader.next(LONG_S)
     assert [(piece.seq, piece.kind) for piece in pieces[1:]] == [
         (2, FrameKind.CHUNK),
@@ -1233,7 +1243,7 @@ async def test_the_end_that_comes_while_the_log_is_read_is_not_lost(relay: Relay
 async def test_a_client_that_does_not_read_is_not_kept_in_memory_and_catches_up(
     relay: Relay, log: Log, socket: Socket
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     chunks = stream(*(f"{i:0400}" for i in range(20)))
     log.write(*chunks)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
@@ -1257,7 +1267,7 @@ async def test_a_client_that_does_not_read_is_not_kept_in_memory_and_catches_up(
 
 
 async def test_a_step_without_a_chunk_writes_nothing(relay: Relay, socket: Socket) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, chunk(1), (2, FrameKind.CHUNK, None))
@@ -1266,13 +1276,13 @@ async def test_a_step_without_a_chunk_writes_nothing(relay: Relay, socket: Socke
     assert b"".join(piece.payload for piece in await waiting) == b"3"
 
 
-@pytest.mark.parametrize("want", [Want.DELTAS, Want.END])
-async def test_the_sink_takes_chunks_only(relay: Relay, socket: Socket, want: Want) -> None:
+@pytest.mark.parametrize("want", [ReadMode.DELTAS, ReadMode.END])
+async def test_the_sink_takes_chunks_only(relay: Relay, socket: Socket, want: ReadMode) -> None:
     reader = relay.open(JOB, want)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, deltas(1), (2, FrameKind.RESULT, b"r"))
-    assert (await waiting)[-1] == Piece(2, FrameKind.RESULT, b"r")
+    assert (await waiting)[-1] == LogEvent(2, FrameKind.RESULT, b"r")
     assert socket.taken == []
 
 
@@ -1284,7 +1294,7 @@ async def test_whatever_happens_the_client_gets_every_byte_once_and_in_order(
     chunks = stream(*("x" * chance.randint(0, 30) for _ in range(40)))
     kept = chance.randint(0, 20)
     log.write(*chunks[:kept])
-    reader = relay.open(JOB, Want.CHUNKS, after=kept)
+    reader = relay.open(JOB, ReadMode.CHUNKS, after=kept)
 
     async def read() -> None:
         while True:
@@ -1306,11 +1316,11 @@ async def test_whatever_happens_the_client_gets_every_byte_once_and_in_order(
         elif chance.random() < 0.3:
             published = []  # lost
         if chance.random() < 0.1:
-            log.while_reading = lambda: reader.fall_behind() if chance.random() < 0.5 else None
-            relay._to_the_log(0)
+            log.while_reading = lambda: reader.resync() if chance.random() < 0.5 else None
+            relay._resync_server(0)
         await turns(chance.randint(0, 2))
     log.write(end="completed")
-    reader.fall_behind()
+    reader.resync()
     async with asyncio.timeout(LONG_S):
         await reading
     assert b"".join(socket.taken) == b"".join(chunks[kept:])
@@ -1322,9 +1332,9 @@ async def test_whatever_happens_all_deltas_come_once_and_in_order(
 ) -> None:
     chance = random.Random(seed)
     kept, count = chance.randint(0, 20), 40
-    fill(log, Want.DELTAS, kept)
-    reader = relay.open(JOB, Want.DELTAS, after=kept)
-    got: list[Piece] = []
+    fill(log, ReadMode.DELTAS, kept)
+    reader = relay.open(JOB, ReadMode.DELTAS, after=kept)
+    got: list[LogEvent] = []
 
     async def read() -> None:
         while not got or not got[-1].last:
@@ -1334,7 +1344,7 @@ async def test_whatever_happens_all_deltas_come_once_and_in_order(
     reading = asyncio.create_task(read())
     published: list[int] = []
     for number in range(kept + 1, count + 1):
-        fill(log, Want.DELTAS, number)
+        fill(log, ReadMode.DELTAS, number)
         published.append(number)
         if chance.random() < 0.8:
             publish(relay, *log.frames(*published))
@@ -1342,11 +1352,11 @@ async def test_whatever_happens_all_deltas_come_once_and_in_order(
         elif chance.random() < 0.3:
             published = []  # lost
         if chance.random() < 0.1:
-            log.while_reading = lambda: reader.fall_behind() if chance.random() < 0.5 else None
-            relay._to_the_log(0)
+            log.while_reading = lambda: reader.resync() if chance.random() < 0.5 else None
+            relay._resync_server(0)
         await turns(chance.randint(0, 2))
     log.write(end="completed")
-    reader.fall_behind()
+    reader.resync()
     async with asyncio.timeout(LONG_S):
         await reading
     assert got[:-1] == [told(seq) for seq in range(kept + 1, count + 1)]
@@ -1359,34 +1369,34 @@ def of_attempt(generation: int, *frames: Frame) -> bytes:
     return b"".join(encode(JOB, *frame, generation=generation) for frame in frames)
 
 
-@pytest.mark.parametrize("want", [Want.CHUNKS, Want.DELTAS])
-async def test_two_attempts_are_never_mixed(relay: Relay, log: Log, want: Want) -> None:
+@pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
+async def test_two_attempts_are_never_mixed(relay: Relay, log: Log, want: ReadMode) -> None:
     """Whatever made the queue start a job anew of which a client has got something."""
-    kind = FrameKind.CHUNK if want is Want.CHUNKS else FrameKind.DELTAS
+    kind = FrameKind.CHUNK if want is ReadMode.CHUNKS else FrameKind.DELTAS
     journal = make_journal([(0, 0, (5,), "x")])
     reader = relay.open(JOB, want)
-    relay._hand_out(of_attempt(1, (1, kind, None, journal), (2, kind, None, journal)))
+    relay._dispatch(of_attempt(1, (1, kind, None, journal), (2, kind, None, journal)))
     assert len(await reader.next(5)) == 2
-    relay._hand_out(of_attempt(2, (3, kind, None, journal)))
+    relay._dispatch(of_attempt(2, (3, kind, None, journal)))
     with pytest.raises(StreamReset):
         await reader.next(5)
 
 
 async def test_an_attempt_that_has_shown_nothing_is_replaced(relay: Relay) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
-    relay._hand_out(of_attempt(2, (1, FrameKind.CHUNK, [b"new"], 5)))
-    relay._hand_out(of_attempt(1, (2, FrameKind.CHUNK, [b"old"], 6)))
-    relay._hand_out(of_attempt(2, (2, FrameKind.CHUNK, [b"er"], 6)))
+    reader = relay.open(JOB, ReadMode.CHUNKS)
+    relay._dispatch(of_attempt(2, (1, FrameKind.CHUNK, [b"new"], 5)))
+    relay._dispatch(of_attempt(1, (2, FrameKind.CHUNK, [b"old"], 6)))
+    relay._dispatch(of_attempt(2, (2, FrameKind.CHUNK, [b"er"], 6)))
     assert b"".join(piece.payload for piece in await reader.next(5)) == b"newer"
 
 
 async def test_the_log_of_another_attempt_ends_the_answer(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), chunk(2))
     assert len(await reader.next(5)) == 2
     log.generation = 2
     log.write(b"a", b"b", b"c")
-    reader.fall_behind()
+    reader.resync()
     with pytest.raises(StreamReset):
         await reader.next(5)
 
@@ -1396,13 +1406,13 @@ async def test_the_log_of_another_attempt_ends_the_answer(relay: Relay, log: Log
 async def test_an_answer_with_another_number_of_tokens_ends_in_an_error(
     relay: Relay, log: Log, from_log: bool, generated: int | None, whole: bool
 ) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     journals: list[Journal] = [5, ((0, 0, (6, 7), "x"),)]
     for seq, journal in enumerate(journals, 1):
         log.ahead.append(Entry(seq, (b"%d" % seq,), journal, ""))
     log.ahead.append(Entry(3, (), None, "completed", tokens=generated))
     if from_log:
-        reader.fall_behind()
+        reader.resync()
     else:
         publish(relay, *log.frames(1, 2), (3, FrameKind.DONE, b"", generated))
     if whole:
@@ -1415,18 +1425,18 @@ async def test_an_answer_with_another_number_of_tokens_ends_in_an_error(
 async def test_who_resumes_in_the_middle_has_no_count_to_compare(relay: Relay, log: Log) -> None:
     log.ahead = [Entry(1, (b"1",), 5, ""), Entry(2, (b"2",), 6, "")]
     log.ahead.append(Entry(3, (), None, "completed", tokens=2))
-    reader = relay.open(JOB, Want.CHUNKS, after=1)
-    reader.fall_behind()
+    reader = relay.open(JOB, ReadMode.CHUNKS, after=1)
+    reader.resync()
     assert [piece.seq for piece in await reader.next(5)] == [2, 3]
 
 
 async def test_an_end_that_stands_where_a_chunk_was_is_an_error(relay: Relay, log: Log) -> None:
     """A chunk was published that the log does not hold: its client waited for ever."""
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), chunk(2))
     await reader.next(5)
     log.write(b"1", end="failed")
-    reader.fall_behind()
+    reader.resync()
     with pytest.raises(StreamReset):
         await reader.next(5)
 
@@ -1435,7 +1445,7 @@ async def test_an_end_that_stands_where_a_chunk_was_is_an_error(relay: Relay, lo
 
 
 async def test_readers_of_jobs_that_are_gone_are_told(relay: Relay, log: Log) -> None:
-    gone, ended = relay.open(JOB, Want.CHUNKS), relay.open(JOB[:-1] + "1", Want.CHUNKS)
+    gone, ended = relay.open(JOB, ReadMode.CHUNKS), relay.open(JOB[:-1] + "1", ReadMode.CHUNKS)
     relay._ended({gone.job_id: "gone"})
     with pytest.raises(StreamReset):
         await gone.next(5)
@@ -1445,7 +1455,7 @@ async def test_readers_of_jobs_that_are_gone_are_told(relay: Relay, log: Log) ->
 
 
 async def test_a_job_that_is_not_queued_yet_is_not_looked_for(relay: Relay) -> None:
-    reader = relay.open(JOB, Want.CHUNKS)
+    reader = relay.open(JOB, ReadMode.CHUNKS)
     reader.queued = asyncio.get_running_loop().create_future()
     assert not reader.waits
     reader.queued.set_result(None)

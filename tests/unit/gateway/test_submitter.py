@@ -12,8 +12,8 @@ from gateway.jobs import submitter as module
 from gateway.jobs.submitter import Submitter
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.pipelined_connection import ScriptsMissing
 from shared.platform.redis_client import RedisConnectionError
+from shared.platform.redis_link import ScriptsMissing
 from shared.protocol.job import NewJob
 
 DEPTH = 7
@@ -220,16 +220,16 @@ async def test_who_is_refused_is_told_and_nobody_else(submitter: Submitter, queu
     told: dict[int, Exception] = {}
     queue.full = {1}
     calls = [
-        submitter.submit(job(n), refused=lambda error, n=n: told.update({n: error}))  # type: ignore[misc]
+        submitter.submit(job(n), on_error=lambda error, n=n: told.update({n: error}))  # type: ignore[misc]
         for n in range(3)
     ]
     await asyncio.wait(calls)
     assert list(told) == [1]
     assert isinstance(told[1], QueueFull)
     queue.error = RedisConnectionError("away")
-    await asyncio.wait([submitter.submit(job(3), refused=lambda error: told.update({3: error}))])
+    await asyncio.wait([submitter.submit(job(3), on_error=lambda error: told.update({3: error}))])
     assert told[3] is queue.error
-    gone = submitter.submit(job(4), refused=lambda error: told.update({4: error}))
+    gone = submitter.submit(job(4), on_error=lambda error: told.update({4: error}))
     gone.cancel()
     await turns()
     assert 4 not in told

@@ -225,10 +225,12 @@ def test_each_program_replaces_the_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert runner.invoke(main.app, ["gateway", "--port", "9000"]).exit_code == 0
     arguments = ["worker", "--model", "m", "--engine-args", "--max-model-len 64", "--pool", "p"]
     assert runner.invoke(main.app, arguments).exit_code == 0
-    assert runner.invoke(main.app, ["chores", "--redis-url", "redis://r/3"]).exit_code == 0
-    (gateway_argv, gateway_env), (worker_argv, worker_env), (chores_argv, chores_env) = calls
-    assert chores_argv == [sys.executable, "-m", "gateway.maintenance"]
-    assert chores_env["FLOTILLA_REDIS_URL"] == "redis://r/3"
+    assert runner.invoke(main.app, ["maintenance", "--redis-url", "redis://r/3"]).exit_code == 0
+    (gateway_argv, gateway_env), (worker_argv, worker_env), (maintenance_argv, maintenance_env) = (
+        calls
+    )
+    assert maintenance_argv == [sys.executable, "-m", "gateway.maintenance"]
+    assert maintenance_env["FLOTILLA_REDIS_URL"] == "redis://r/3"
     assert gateway_argv == [sys.executable, "-m", "gateway"]
     assert gateway_env["FLOTILLA_PORT"] == "9000"
     assert worker_argv == [sys.executable, "-m", "worker"]
@@ -305,7 +307,7 @@ def test_help_and_version() -> None:
         ["up", "-h"],
         ["gateway", "-h"],
         ["worker", "-h"],
-        ["chores", "-h"],
+        ["maintenance", "-h"],
     ):
         result = runner.invoke(main.app, arguments)
         assert result.exit_code == 0

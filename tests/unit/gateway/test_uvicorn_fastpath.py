@@ -17,7 +17,8 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.http.uvicorn_fastpath import begin, body_at_hand, when_left, writer
+from gateway.http.asgi_io import buffered_body, chunk_writer, on_disconnect
+from gateway.http.asgi_io import start_response_at_once as begin
 from tests.waiting import eventually
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
@@ -94,7 +95,7 @@ def part(data: bytes) -> Any:
 @pytest.mark.parametrize("data", CHUNKS)
 async def test_it_writes_what_uvicorn_would(data: bytes) -> None:
     cycle, transport = await opened()
-    assert writer(cycle.send).take(data)  # type: ignore[arg-type]
+    assert chunk_writer(cycle.send).write(data)  # type: ignore[arg-type]
     ours, transport.written = transport.written, b""
     await cycle.send(part(data))
     assert ours == transport.written != b""
@@ -102,20 +103,20 @@ async def test_it_writes_what_uvicorn_would(data: bytes) -> None:
 
 async def test_it_writes_nothing_while_something_waits_to_be_sent() -> None:
     cycle, transport = await opened()
-    body = writer(cycle.send)  # type: ignore[arg-type]
+    body = chunk_writer(cycle.send)  # type: ignore[arg-type]
     transport.unsent = 1
-    assert not body.take(b"x")
+    assert not body.write(b"x")
     assert transport.written == b""
     transport.unsent = 0
-    assert body.take(b"x")
+    assert body.write(b"x")
     assert transport.written == b"1\r\nx\r\n"
 
 
 async def test_it_writes_nothing_to_a_connection_that_is_being_closed() -> None:
     cycle, transport = await opened()
-    body = writer(cycle.send)  # type: ignore[arg-type]
+    body = chunk_writer(cycle.send)  # type: ignore[arg-type]
     transport.closing = True
-    assert not body.take(b"x")
+    assert not body.write(b"x")
     assert transport.written == b""
 
 
@@ -159,16 +160,16 @@ async def received(client: socket.socket, size: int) -> bytes:
 def test_a_slow_client_gets_all_that_was_taken_and_no_more(runner: Callable[..., None]) -> None:
     async def run() -> None:
         async with connected() as (cycle, transport, client):
-            body = writer(cycle.send)  # type: ignore[arg-type]
+            body = chunk_writer(cycle.send)  # type: ignore[arg-type]
             sent = 0
-            while body.take(b"x" * 50_000):
+            while body.write(b"x" * 50_000):
                 sent += 1
                 assert sent < 10_000, "a socket without an end"
             assert transport.get_write_buffer_size() <= 50_010  # of the last one, the rest
-            assert not body.take(b"behind it")
+            assert not body.write(b"behind it")
             framed = b"c350\r\n" + b"x" * 50_000 + b"\r\n"
             assert await received(client, sent * len(framed)) == framed * sent
-            assert body.take(b"y")  # it has caught up
+            assert body.write(b"y")  # it has caught up
             assert await received(client, 6) == b"1\r\ny\r\n"
 
     runner(run())
@@ -182,8 +183,8 @@ def test_the_socket_of_an_ended_connection_is_somebody_elses(
     async def run() -> None:
         async with connected() as (cycle, transport, client):
             number = transport.get_extra_info("socket").fileno()
-            body = writer(cycle.send)  # type: ignore[arg-type]
-            assert body.take(b"x")
+            body = chunk_writer(cycle.send)  # type: ignore[arg-type]
+            assert body.write(b"x")
             if end == "client":
                 client.close()
             else:
@@ -193,8 +194,8 @@ def test_the_socket_of_an_ended_connection_is_somebody_elses(
             with others[0], others[1]:
                 # As the next connection that the process opens or accepts would.
                 assert number in (others[0].fileno(), others[1].fileno())
-                assert not body.take(b"secret")
-                assert not writer(cycle.send).take(b"secret")  # type: ignore[arg-type]
+                assert not body.write(b"secret")
+                assert not chunk_writer(cycle.send).write(b"secret")  # type: ignore[arg-type]
                 for each in others:
                     each.setblocking(False)
                     with pytest.raises(BlockingIOError):
@@ -216,7 +217,7 @@ async def test_nothing_goes_past_encryption() -> None:
     ours, plain = socket.socketpair()
     with ours, plain:
         transport.extra |= {"socket": plain, "sslcontext": object()}
-        assert writer(cycle.send).take(b"x")  # type: ignore[arg-type]
+        assert chunk_writer(cycle.send).write(b"x")  # type: ignore[arg-type]
         ours.setblocking(False)
         with pytest.raises(BlockingIOError):
             ours.recv(100)
@@ -225,7 +226,7 @@ async def test_nothing_goes_past_encryption() -> None:
 
 async def test_a_body_of_known_length_goes_through_uvicorns_send() -> None:
     cycle, transport = await opened(headers=[(b"content-length", b"2")])
-    assert writer(cycle.send).take(b"ab")  # type: ignore[arg-type]
+    assert chunk_writer(cycle.send).write(b"ab")  # type: ignore[arg-type]
     assert transport.written == b"ab"
 
 
@@ -237,11 +238,11 @@ async def test_any_other_send_is_driven_as_far_as_it_goes_without_waiting() -> N
         await room.wait()
         sent.append(message)
 
-    body = writer(send)
-    assert not body.take(b"1")
+    body = chunk_writer(send)
+    assert not body.write(b"1")
     assert sent == []
     room.set()
-    assert body.take(b"2")
+    assert body.write(b"2")
     assert sent == [part(b"2")]
 
 
@@ -249,7 +250,7 @@ async def test_a_send_that_raises_has_written_nothing() -> None:
     async def send(message: Message) -> None:
         raise RuntimeError("closed")
 
-    assert not writer(send).take(b"1")
+    assert not chunk_writer(send).write(b"1")
 
 
 # --- the beginning of a response ---
@@ -383,7 +384,7 @@ async def test_a_body_that_has_come_is_what_uvicorn_would_give(body: bytes) -> N
     (ours, _), (theirs, _) = asked(), asked()
     for cycle in (ours, theirs):
         comes(cycle, body)
-    whole = body_at_hand(ours.receive)  # type: ignore[arg-type]
+    whole = buffered_body(ours.receive)  # type: ignore[arg-type]
     message = await theirs.receive()
     assert message == {"type": "http.request", "body": whole, "more_body": False}
     assert type(whole) is bytes
@@ -400,32 +401,32 @@ async def test_the_connection_is_read_again_when_its_body_is_taken() -> None:
     cycle, _ = asked()
     cycle.flow.pause_reading()  # the body was more than uvicorn likes to keep
     comes(cycle, b"x")
-    assert body_at_hand(cycle.receive) == b"x"  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) == b"x"  # type: ignore[arg-type]
     assert not cycle.flow.read_paused
 
 
 async def test_a_body_that_has_not_come_yet_is_waited_for() -> None:
     cycle, _ = asked()
-    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
     comes(cycle, b"a", more=True)
-    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
     assert (await cycle.receive())["body"] == b"a"  # type: ignore[typeddict-item]
     comes(cycle, b"b")
-    assert body_at_hand(cycle.receive) == b"b"  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) == b"b"  # type: ignore[arg-type]
 
 
 async def test_a_client_that_has_left_has_no_body() -> None:
     cycle, _ = asked()
     comes(cycle, b"a")
     leaves(cycle)
-    assert body_at_hand(cycle.receive) is None  # type: ignore[arg-type]
+    assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
 
 
 async def test_of_any_other_server_the_body_is_received() -> None:
     async def receive() -> Message:
         raise AssertionError("called")
 
-    assert body_at_hand(receive) is None
+    assert buffered_body(receive) is None
 
 
 # --- the end of a connection ---
@@ -434,9 +435,9 @@ async def test_of_any_other_server_the_body_is_received() -> None:
 async def test_it_hears_when_the_client_leaves_and_of_nothing_else() -> None:
     cycle, _ = asked()
     comes(cycle, b"x")
-    body_at_hand(cycle.receive)  # type: ignore[arg-type]
+    buffered_body(cycle.receive)  # type: ignore[arg-type]
     left: list[bool] = []
-    when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    on_disconnect(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
     await cycle.send(START)  # type: ignore[arg-type]
     comes(cycle, b"")
     assert left == []
@@ -448,7 +449,7 @@ async def test_who_has_left_already_is_heard_of_at_once() -> None:
     cycle, _ = asked()
     leaves(cycle)
     left: list[bool] = []
-    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    forget = on_disconnect(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
     assert left == [True]
     forget()
 
@@ -457,7 +458,7 @@ async def test_who_has_left_already_is_heard_of_at_once() -> None:
 async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) -> None:
     cycle, _ = asked()
     left: list[bool] = []
-    forget = when_left(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
+    forget = on_disconnect(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
     if complete:
         await cycle.send(START)  # type: ignore[arg-type]
         await cycle.send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -469,7 +470,7 @@ async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) 
 
 async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None:
     cycle, _ = asked()
-    when_left(cycle.receive, lambda: None)  # type: ignore[arg-type]
+    on_disconnect(cycle.receive, lambda: None)  # type: ignore[arg-type]
     rest = asyncio.create_task(cycle.receive())
     await asyncio.sleep(0)
     leaves(cycle)
@@ -479,7 +480,7 @@ async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None
 async def test_any_other_server_is_asked_until_it_says_that_the_client_has_left() -> None:
     messages: asyncio.Queue[Message] = asyncio.Queue()
     left = asyncio.Event()
-    when_left(messages.get, left.set)
+    on_disconnect(messages.get, left.set)
     messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
     for _ in range(5):
         await asyncio.sleep(0)
@@ -500,7 +501,7 @@ async def test_any_other_server_is_asked_no_more_by_who_does_not_want_to_know() 
             cancelled.set()
         raise AssertionError
 
-    forget = when_left(receive, lambda: None)
+    forget = on_disconnect(receive, lambda: None)
     await asyncio.sleep(0)
     forget()
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""What a waiting job is told: a table."""
+"""The wait estimate of a queued job, and the mean duration of jobs that it uses."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.pace import WINDOW_S, Pace
-from gateway.jobs.wait_estimate import Running, prospect
+from gateway.jobs.job_durations import WINDOW_S, JobDurations
+from gateway.jobs.wait_estimate import SlotTurnover, wait_estimate
 from shared.fleet.autoscale_policy import Limits, Observation
 from shared.fleet.scale_decisions import Scale
 from shared.protocol.states import WorkerState
@@ -36,14 +36,14 @@ def unknown(**changes: Any) -> Scale:
     return replace(SCALE, seen=replace(SEEN, **changes))
 
 
-NOTHING = Running(None)
+NOTHING = SlotTurnover(None)
 READY = worker(jobs=8)
 LOADS = worker("w-2", state=WorkerState.STARTING, slots=0)
 DRAINS = worker("w-3", state=WorkerState.DRAINING)
 
 
 @pytest.mark.parametrize(
-    ("position", "workers", "scale", "wait_s", "waits_for"),
+    ("position", "workers", "scale", "wait_s", "reason"),
     [
         # without an autoscaler
         (3, [], None, None, "no worker runs"),
@@ -86,19 +86,19 @@ DRAINS = worker("w-3", state=WorkerState.DRAINING)
         ),
     ],
 )
-def test_prospect(
-    position: int, workers: list[Any], scale: Scale | None, wait_s: float | None, waits_for: str
+def test_wait_estimate(
+    position: int, workers: list[Any], scale: Scale | None, wait_s: float | None, reason: str
 ) -> None:
-    assert prospect(position, workers, scale, NOW_S + 1, NOTHING) == (wait_s, waits_for)
+    assert wait_estimate(position, workers, scale, NOW_S + 1, NOTHING) == (wait_s, reason)
 
 
-def test_a_silent_autoscaler_promises_nothing() -> None:
+def test_a_stale_decision_of_the_autoscaler_gives_no_estimate() -> None:
     late_s = NOW_S + 95
-    assert prospect(1, [], SCALE, late_s, NOTHING) == (
+    assert wait_estimate(1, [], SCALE, late_s, NOTHING) == (
         None,
         "no worker is ready, and the autoscaler has been silent for 95 s",
     )
-    assert prospect(9, [READY], SCALE, late_s, NOTHING) == (None, "")
+    assert wait_estimate(9, [READY], SCALE, late_s, NOTHING) == (None, "")
 
 
 BUSY = worker(state=WorkerState.BUSY, jobs=8)
@@ -134,29 +134,29 @@ BUSY = worker(state=WorkerState.BUSY, jobs=8)
         (8, [], replace(SCALE, wanted=1), 100.0, 40.0),
     ],
 )
-def test_when_a_slot_is_free(
+def test_when_a_slot_becomes_free(
     position: int, workers: list[Any], scale: Scale | None, job_s: float | None, wait_s: float
 ) -> None:
-    told, _ = prospect(position, workers, scale, NOW_S, Running(job_s))
-    assert told == (None if wait_s is None else pytest.approx(wait_s))
+    estimate, _ = wait_estimate(position, workers, scale, NOW_S, SlotTurnover(job_s))
+    assert estimate == (None if wait_s is None else pytest.approx(wait_s))
 
 
-def test_how_long_jobs_take_of_late() -> None:
-    pace = Pace()
-    pace.look([worker(finished=0)], 0.0)
-    assert pace.job_s("pool") is None
-    pace.look([worker(finished=10, job_seconds=20.0)], 2.0)
-    assert pace.job_s("pool") == pytest.approx(2.0)
-    assert pace.job_s("other") is None
-    pace.look([worker(finished=10, job_seconds=20.0)], 1000.0)
-    assert pace.job_s("pool") == pytest.approx(2.0)  # silence changes nothing
-    pace.look([worker(finished=20, job_seconds=120.0)], 1000.0 + 10 * WINDOW_S)
-    assert pace.job_s("pool") == pytest.approx(10.0, rel=0.01)
+def test_the_mean_duration_follows_recent_jobs() -> None:
+    durations = JobDurations()
+    durations.update([worker(finished=0)], 0.0)
+    assert durations.mean_s("pool") is None
+    durations.update([worker(finished=10, job_seconds=20.0)], 2.0)
+    assert durations.mean_s("pool") == pytest.approx(2.0)
+    assert durations.mean_s("other") is None
+    durations.update([worker(finished=10, job_seconds=20.0)], 1000.0)
+    assert durations.mean_s("pool") == pytest.approx(2.0)  # no job has ended
+    durations.update([worker(finished=20, job_seconds=120.0)], 1000.0 + 10 * WINDOW_S)
+    assert durations.mean_s("pool") == pytest.approx(10.0, rel=0.01)
 
 
-def test_a_worker_that_began_anew_began_with_nothing() -> None:
-    pace = Pace()
-    pace.look([worker(finished=1000, job_seconds=1000.0)], 0.0)
-    assert pace.job_s("pool") == pytest.approx(1.0)
-    pace.look([worker(finished=99, job_seconds=99 * 3.0)], 1.0)
-    assert pace.job_s("pool") == pytest.approx(3.0, rel=0.05)
+def test_the_counters_of_a_restarted_worker_begin_at_zero() -> None:
+    durations = JobDurations()
+    durations.update([worker(finished=1000, job_seconds=1000.0)], 0.0)
+    assert durations.mean_s("pool") == pytest.approx(1.0)
+    durations.update([worker(finished=99, job_seconds=99 * 3.0)], 1.0)
+    assert durations.mean_s("pool") == pytest.approx(3.0, rel=0.05)

@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from shared.fleet.autoscale_policy import (
     Decision,
     Limits,
-    Memory,
     Observation,
+    PolicyState,
     decide,
     parse_autoscale,
     parse_range,
@@ -328,7 +328,7 @@ def test_an_outage_of_the_autoscaler_is_not_calm() -> None:
     assert idle.look(3600).wanted == 1
 
 
-# --- what clients are told ---
+# --- what clients are told_to_drain ---
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_it_stays_within_the_limits_and_says_why(
 def test_what_it_remembers_is_small_ordered_and_can_be_stored(
     history: list[Observation], limits: Limits
 ) -> None:
-    stored = TypeAdapter(Memory)
+    stored = TypeAdapter(PolicyState)
 
     def check(now: Observation, decision: Decision) -> None:
         memory = decision.memory

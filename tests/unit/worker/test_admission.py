@@ -8,11 +8,11 @@ import pytest
 
 from shared.platform.settings import Settings
 from shared.protocol.states import WorkerState
-from worker.claim.admission import CLAIM_BATCH, Snapshot, decide, free_slots
+from worker.claim.admission import CLAIM_BATCH, SlotSnapshot, decide, free_slots
 from worker.run import lifecycle
 
 READY, BUSY, DRAINING = WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING
-IDLE = Snapshot(slots=64, unfinished=0, entering=0, kv_usage=0.0, kv_high_watermark=0.95)
+IDLE = SlotSnapshot(slots=64, unfinished=0, starting=0, kv_usage=0.0, kv_high_watermark=0.95)
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ IDLE = Snapshot(slots=64, unfinished=0, entering=0, kv_usage=0.0, kv_high_waterm
     [
         ({}, CLAIM_BATCH, READY, "64 of 64 slots are free"),
         ({"unfinished": 60}, 4, READY, "4 of 64"),
-        ({"unfinished": 60, "entering": 3}, 1, READY, "1 of 64"),
-        ({"unfinished": 60, "entering": 4}, 0, BUSY, "all 64 slots"),
+        ({"unfinished": 60, "starting": 3}, 1, READY, "1 of 64"),
+        ({"unfinished": 60, "starting": 4}, 0, BUSY, "all 64 slots"),
         ({"unfinished": 64}, 0, BUSY, "all 64 slots"),
-        ({"entering": 64}, 0, BUSY, "all 64 slots"),
-        ({"unfinished": 70, "entering": 9}, 0, BUSY, "all 64 slots"),
+        ({"starting": 64}, 0, BUSY, "all 64 slots"),
+        ({"unfinished": 70, "starting": 9}, 0, BUSY, "all 64 slots"),
         ({"slots": 1}, 1, READY, "1 of 1"),
         ({"kv_usage": 0.95}, CLAIM_BATCH, READY, "64 of 64"),
         ({"kv_usage": 0.951}, 0, BUSY, "KV cache 95% full"),
@@ -40,20 +40,20 @@ def test_what_is_claimed_and_why(
     decision = decide(IDLE._replace(**now))
     assert (decision.count, decision.state) == (count, state)
     assert reason in decision.reason
-    assert free_slots(IDLE._replace(**now)) == decision.count + decision.spare
+    assert free_slots(IDLE._replace(**now)) == decision.count + decision.left_over
 
 
 @pytest.mark.parametrize(("free", "count"), [(0, 0), (1, 1), (2, 1), (3, 2), (64, CLAIM_BATCH)])
 def test_two_claims_at_a_time_share_what_is_free(free: int, count: int) -> None:
     decision = decide(IDLE._replace(unfinished=64 - free), 2)
-    assert (decision.count, decision.count + decision.spare) == (count, free)
+    assert (decision.count, decision.count + decision.left_over) == (count, free)
 
 
 @pytest.mark.parametrize("unfinished", range(0, 65, 4))
-@pytest.mark.parametrize("entering", range(0, 65, 8))
-def test_never_more_than_can_run(unfinished: int, entering: int) -> None:
-    decision = decide(IDLE._replace(unfinished=unfinished, entering=entering))
-    assert 0 <= decision.count <= max(0, 64 - unfinished - entering)
+@pytest.mark.parametrize("starting", range(0, 65, 8))
+def test_never_more_than_can_run(unfinished: int, starting: int) -> None:
+    decision = decide(IDLE._replace(unfinished=unfinished, starting=starting))
+    assert 0 <= decision.count <= max(0, 64 - unfinished - starting)
     assert (decision.count == 0) == (decision.state is BUSY)
 
 
@@ -66,4 +66,4 @@ def test_never_more_than_can_run(unfinished: int, entering: int) -> None:
     ],
 )
 def test_what_a_worker_says_it_loads(settings: dict[str, Any], words: str) -> None:
-    assert lifecycle._what_loads(Settings(**settings)) == words
+    assert lifecycle._model_description(Settings(**settings)) == words

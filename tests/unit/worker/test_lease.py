@@ -12,7 +12,7 @@ import pytest
 from shared.platform.redis_client import RedisConnectionError
 from shared.protocol.scripts.renew import Renewal
 from worker.claim import lease as module
-from worker.claim.lease import Lease, LeaseKeeper
+from worker.claim.lease import Lease, LeaseRenewer
 
 WORKER = "w-1"
 LEASE_S = 9.0
@@ -38,8 +38,8 @@ class Ears(SimpleNamespace):
         self.heard = (watchers, watched)
 
 
-def run(name: str, shard: int = 0) -> SimpleNamespace:
-    return SimpleNamespace(job=SimpleNamespace(id=name, shard=shard), buffer=Ears())
+def run(name: str, shard: int = 0) -> Ears:
+    return Ears(job=SimpleNamespace(id=name, shard=shard))
 
 
 class Post:
@@ -59,8 +59,8 @@ class Post:
         self.shards = shards
         self.n_losses = 0
         queue: Any = self
-        self.lease = Lease(queue, WORKER, LEASE_S, self.runs, self._on_lost)
-        self.keeper = LeaseKeeper(self.lease, lambda: self.progresses)
+        self.lease = Lease(queue, WORKER, LEASE_S, lambda: list(self.runs.values()), self._on_lost)
+        self.keeper = LeaseRenewer(self.lease, lambda: self.progresses)
 
     def losses(self, shard: int) -> int:
         return self.n_losses
@@ -298,7 +298,7 @@ async def test_who_is_renewed_knows_the_fence_token_and_who_listens(clock: Clock
     post = Post(clock, "a", "b", "lost")
     post.listeners = {"a": ("gw-1 gw-2", True)}
     post.answer = lambda jobs: {"lost": "cancelled"}
-    buffers = {name: each.buffer for name, each in post.runs.items()}
+    buffers = dict(post.runs)
     await post.lease.renew(0)
     assert buffers["a"].heard == ("gw-1 gw-2", True)
     assert buffers["b"].heard == ("gw", False)
@@ -317,7 +317,7 @@ async def test_who_comes_while_a_renewal_is_on_its_way_is_not_in_its_fence_token
     post.runs["b"] = late = run("b")
     await renewing
     assert post.renewals == [["a"]]
-    assert (late.buffer.fence_token, late.buffer.heard) == (Ears.fence_token, None)
+    assert (late.fence_token, late.heard) == (Ears.fence_token, None)
 
 
 async def test_renewals_of_a_shard_come_one_after_another(clock: Clock) -> None:
@@ -331,9 +331,9 @@ async def test_renewals_of_a_shard_come_one_after_another(clock: Clock) -> None:
 async def test_an_fence_token_that_was_refused_is_asked_for_no_more(clock: Clock) -> None:
     post = Post(clock, "a")
     await post.turn()
-    post.lease.refused(0, "an older one")
+    post.lease.invalidate(0, "an older one")
     assert post.lease.fence_tokens == ["e-1"]
-    post.lease.refused(0, "e-1")
+    post.lease.invalidate(0, "e-1")
     assert post.lease.fence_tokens == [""]
     await post.turn()
     assert post.asked == [(0, ""), (0, "")]

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.pipelined_connection import ScriptsMissing
 from shared.platform.redis_client import RedisConnectionError, ResponseError
+from shared.platform.redis_link import ScriptsMissing
 from shared.protocol.advertised_slots import SlotUpdate
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.frames import decode, entry_of
@@ -252,14 +252,14 @@ class Offering:
         self.refused: list[tuple[int, SlotUpdate]] = []
         self.asked = 0
 
-    def news(self, shard: int) -> SlotUpdate:
+    def pending_update(self, shard: int) -> SlotUpdate:
         self.asked += 1
         return SlotUpdate("p", "w", shard, 0)
 
-    def said(self, shard: int, taken: int | None = 0) -> None:
+    def acked(self, shard: int, taken: int | None = 0) -> None:
         self.heard.append((shard, taken))
 
-    def unsaid(self, shard: int, offer: SlotUpdate) -> None:
+    def rejected(self, shard: int, offer: SlotUpdate) -> None:
         self.refused.append((shard, offer))
 
 
@@ -271,22 +271,28 @@ class Desk:
         self.queue = Queue(shards)
         self.lost: list[tuple[str, str]] = []
         self.runs: dict[str, Any] = {}
-        self.ended_as: dict[str, str] = {}
-        self.offers = Offering()
+        self.final_state: dict[str, str] = {}
+        self.advertised_slots = Offering()
         self.registry = CollectorRegistry()
         queue: Any = self.queue
-        offers: Any = self.offers
-        self.lease = Lease(queue, WORKER, 9.0, self.runs, self._on_lost)
+        offers: Any = self.advertised_slots
+        self.lease = Lease(
+            queue,
+            WORKER,
+            9.0,
+            lambda: [run.buffer for run in self.runs.values()],
+            self._on_lost,
+        )
         self.lease._fence_tokens = list(self.queue.fences)
         self.publisher = Publisher(queue, WorkerMetrics(self.registry), self.lease, offers)
         self.task = asyncio.create_task(self.publisher.run())
 
     def _on_lost(self, job: LeasedJob, state: str) -> None:
-        """As Loop.lose."""
+        """As Executor.lose."""
         buffer = self.runs[job.id].buffer
-        if not buffer.dropped and self.ended_as.get(job.id) != state:
+        if not buffer.discarded and self.final_state.get(job.id) != state:
             self.lost.append((job.id, state))
-            buffer.dropped = True
+            buffer.discarded = True
 
     def buffer(self, name: str = "a", shard: int = 0, **changes: Any) -> OutputBuffer:
         """Of a job that was leased in the fencing token that the worker is in.
@@ -309,8 +315,8 @@ class Desk:
             "waited_s": 0.0,
         }
         job = LeasedJob(**(fields | changes))
-        buffer = OutputBuffer(job, self.publisher)
-        buffer.logged = logged
+        buffer = OutputBuffer(job, self.publisher.notify)
+        buffer.log_started = logged
         self.runs[name] = SimpleNamespace(job=job, buffer=buffer)
         return buffer
 
@@ -318,7 +324,7 @@ class Desk:
         return asyncio.create_task(self.publisher.finish(buffer, answer))
 
     def step(self) -> None:
-        self.publisher.step()
+        self.publisher.on_step()
 
     async def say(self, *buffers: OutputBuffer) -> Call:
         """A step in which these jobs speak; its call, once it is answered."""
@@ -413,7 +419,7 @@ async def test_a_prompt_alone_sends_nothing_and_leaves_with_the_first_delta(desk
     assert set(step) == {"speaks"}
     assert step["speaks"].journal == [Prompt(0, 3), Delta(0, 0, (1,), "x")]
     assert step["speaks"].chunks == b""
-    assert silent.entered
+    assert silent.reached_engine
     assert silent.prompt_tokens == 12
 
 
@@ -441,7 +447,7 @@ async def test_a_token_of_a_stream_is_hardly_more_than_its_text(desk: Desk) -> N
         assert said.entry
         assert decoder.decode(said.entry.items) == chunk
         assert said.journal == [Delta(0, 0, (n,), text)]
-        sizes.append(len(entry_of(buffer.kept[-1], "a", n + 1)))
+        sizes.append(len(entry_of(buffer.unflushed[-1], "a", n + 1)))
     assert sizes[0] > 100
     assert sizes[2:] == [len("[") + len("'x") + len("n")] * 4
 
@@ -627,10 +633,10 @@ async def test_an_answer_of_a_job_that_is_dropped_meanwhile_is_not_sent(desk: De
     buffers = [desk.buffer(name) for name in "abc"]
     verdicts = [desk.finish(buffer, long_answer(2 * HALF)) for buffer in buffers]
     assert list(await desk.queue.next_step()) == ["a"]
-    buffers[2].dropped = True
+    buffers[2].discarded = True
     desk.queue.open.set()
     assert list(await desk.queue.next_step()) == ["b"]
-    assert await asyncio.gather(*verdicts) == ["ok", "ok", "dropped"]
+    assert await asyncio.gather(*verdicts) == ["ok", "ok", "discarded"]
     assert desk.queue.calls.empty()
 
 
@@ -698,14 +704,14 @@ async def test_who_has_ended_sends_nothing_any_more(desk: Desk, insists: bool) -
 
 
 async def test_a_dropped_job_sends_nothing_more(desk: Desk) -> None:
-    dropped, kept = desk.buffer("dropped"), desk.buffer("kept")
+    dropped, kept = desk.buffer("discarded"), desk.buffer("kept")
     dropped.chunk(b"1")
     kept.chunk(b"1")
-    dropped.dropped = True
+    dropped.discarded = True
     desk.step()
     assert set(await desk.queue.next_step()) == {"kept"}
     dropped.chunk(b"2")
-    assert await desk.publisher.finish(dropped, DONE) == "dropped"
+    assert await desk.publisher.finish(dropped, DONE) == "discarded"
     assert desk.queue.calls.empty()
 
 
@@ -719,12 +725,12 @@ async def test_a_call_is_not_repeated_for_jobs_that_are_dropped(desk: Desk, endi
     else:
         buffer.chunk(b"1")
     await desk.queue.next()
-    buffer.dropped = True
+    buffer.discarded = True
     other.chunk(b"x")
     desk.queue.open.set()
     assert set(await desk.queue.next_step()) == {"b"}
     if ending:
-        assert await verdict == "dropped"
+        assert await verdict == "discarded"
 
 
 # --- the fence ---
@@ -744,7 +750,7 @@ async def test_a_refused_call_is_made_again_without_the_jobs_that_are_lost(desk:
     assert desk.queue.renewals == [(0, "", ["a", "b", "c"])]
     assert not taken.again  # nothing of it has happened yet
     assert desk.lost == [("a", "cancelled"), ("c", "expired")]
-    assert await verdict == "dropped"
+    assert await verdict == "discarded"
     said = (await desk.say(b)).parts.said
     assert (said["b"].seq, desk.queue.calls.empty()) == (2, True)
     assert len(desk.queue.renewals) == 1
@@ -813,7 +819,7 @@ async def test_a_job_that_was_lost_before_it_spoke_says_nothing(desk: Desk) -> N
     buffer = desk.buffer("a", fence_token="of another time")
     desk.queue.states["a"] = "cancelled"
     buffer.chunk(b"1")
-    assert await desk.finish(buffer) == "dropped"
+    assert await desk.finish(buffer) == "discarded"
     assert desk.lost == [("a", "cancelled")]
     assert desk.queue.calls.empty()
 
@@ -832,8 +838,8 @@ async def test_who_is_not_in_hand_any_more_is_not_spoken_of_in_a_new_fence_token
     assert set(await desk.queue.next_step()) == {"gone", "stays"}
     assert set(await desk.queue.next_step()) == {"stays"}
     if ending:
-        assert await verdict == "dropped"
-    assert (gone.dropped, stays.dropped) == (True, False)
+        assert await verdict == "discarded"
+    assert (gone.discarded, stays.discarded) == (True, False)
 
 
 async def test_after_a_lost_connection_it_renews_before_it_speaks(desk: Desk) -> None:
@@ -917,7 +923,7 @@ async def test_a_repeated_call_that_is_refused_is_a_repeated_one_still(desk: Des
 async def test_an_end_whose_reply_was_lost_is_no_loss(desk: Desk) -> None:
     buffer = desk.buffer("a")
     buffer.chunk(b"1")
-    desk.ended_as["a"] = "completed"
+    desk.final_state["a"] = "completed"
     verdict = desk.finish(buffer)
     await desk.queue.lose_the_reply()
     desk.queue.take_away("a", "completed")  # by itself; of another job something has changed
@@ -937,20 +943,20 @@ async def test_the_verdict_is_dropped_where_the_end_was_refused(desk: Desk) -> N
     verdicts = [desk.finish(desk.buffer(name)) for name in "ad"]
     assert set(await desk.queue.next_step()) == set("abcd")
     assert set(await desk.queue.next_step()) == set("bcd")
-    assert await asyncio.gather(*verdicts) == ["dropped", "gone"]
+    assert await asyncio.gather(*verdicts) == ["discarded", "gone"]
     assert desk.lost == [("a", "cancelled")]  # who waits for a verdict need not be told
 
 
 async def test_an_older_lease_of_a_job_says_nothing_beside_the_new_one(desk: Desk) -> None:
     old = desk.buffer("a", lease_id="old")
     old.chunk(b"1")
-    old.dropped = True  # as the loop does when it gets the job anew
+    old.discarded = True  # as the loop does when it gets the job anew
     new = desk.buffer("a", lease_id="new", generation=3)
     new.chunk(b"2")
     verdict = desk.finish(old)
     said = (await desk.queue.next_step())["a"]
     assert (said.seq, said.chunks, said.generation, said.end) == (1, b"2", 3, None)
-    assert await verdict == "dropped"
+    assert await verdict == "discarded"
     assert await desk.finish(new) == "ok"
     end = (await desk.queue.next_step())["a"].end
     assert end
@@ -1123,7 +1129,7 @@ async def test_nothing_is_put_into_the_log_of_a_job_that_is_lost(desk: Desk, not
     await desk.say(lost, other)
     await desk.pass_by(FLUSH_AFTER - 2)
     if noticed == "before":
-        lost.dropped = True
+        lost.discarded = True
     desk.queue.take_away("lost", "cancelled")
     call = await desk.say(other)
     assert ("lost" in call.log_flushes) == (noticed != "before")
@@ -1206,7 +1212,7 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
                 desk.queue.failures = [RedisConnectionError(what)] * chance.randint(1, 2)
                 desk.queue.lands = what == "lands"
         for buffer in list(talking.values()):
-            if chance.random() < talk and not buffer.dropped:
+            if chance.random() < talk and not buffer.discarded:
                 buffer.chunk(b"x")
         if live and chance.random() < 0.02:
             name = chance.choice(sorted(live))
@@ -1226,7 +1232,7 @@ async def test_whatever_happens_all_that_was_said_can_be_read(desk: Desk, seed: 
             assert desk.queue.readable(name) == list(range(1, said + 1)), name
     verdicts += [desk.finish(buffer) for buffer in live.values()]
     async with asyncio.timeout(DEADLINE_S):
-        assert set(await asyncio.gather(*verdicts)) <= {"ok", "dropped"}
+        assert set(await asyncio.gather(*verdicts)) <= {"ok", "discarded"}
     for name in live:
         assert desk.queue.logs.get(name, []) == desk.queue.readable(name)
 
@@ -1268,7 +1274,7 @@ async def test_what_is_on_offer_leaves_with_the_output_of_its_shard(desk: Desk) 
         (1, SlotUpdate("p", "w", 1, 0)),
     ]
     await turns()
-    assert sorted(desk.offers.heard) == [(0, 0), (1, 0)]
+    assert sorted(desk.advertised_slots.heard) == [(0, 0), (1, 0)]
 
 
 async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
@@ -1277,7 +1283,7 @@ async def test_what_may_have_been_heard_is_not_said_again(desk: Desk) -> None:
     desk.step()
     calls = [await desk.queue.next() for _ in range(2)]
     assert [call.offer for call in calls] == [SlotUpdate("p", "w", 0, 0), None]
-    assert desk.offers.heard == [(0, None)]
+    assert desk.advertised_slots.heard == [(0, None)]
 
 
 async def test_what_is_on_offer_is_taken_back_from_a_refused_call(desk: Desk) -> None:
@@ -1285,7 +1291,10 @@ async def test_what_is_on_offer_is_taken_back_from_a_refused_call(desk: Desk) ->
     desk.queue.invalidate_fence()
     await desk.say(buffer)
     assert (await desk.queue.next()).offer is None
-    assert (desk.offers.heard, desk.offers.refused) == ([], [(0, SlotUpdate("p", "w", 0, 0))])
+    assert (desk.advertised_slots.heard, desk.advertised_slots.refused) == (
+        [],
+        [(0, SlotUpdate("p", "w", 0, 0))],
+    )
 
 
 async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
@@ -1295,10 +1304,10 @@ async def test_nothing_is_said_with_a_call_that_is_not_made(desk: Desk) -> None:
     first, second = desk.buffer("first"), desk.buffer("second")
     verdicts = [desk.finish(first, large), desk.finish(second, large)]  # a call each
     await desk.queue.next()
-    second.dropped = True  # while the first call is on its way
+    second.discarded = True  # while the first call is on its way
     desk.queue.open.set()
-    assert await asyncio.gather(*verdicts) == ["ok", "dropped"]
-    assert (desk.offers.asked, desk.offers.heard) == (1, [(0, 0)])
+    assert await asyncio.gather(*verdicts) == ["ok", "discarded"]
+    assert (desk.advertised_slots.asked, desk.advertised_slots.heard) == (1, [(0, 0)])
 
 
 async def test_a_connection_that_is_lost_during_renewals_costs_no_job(desk: Desk) -> None:
@@ -1310,7 +1319,7 @@ async def test_a_connection_that_is_lost_during_renewals_costs_no_job(desk: Desk
     while (call := await desk.queue.next()).fence_token != desk.queue.fences[0]:
         pass
     assert call.parts.said["a"].chunks == b"1"
-    assert not buffer.dropped
+    assert not buffer.discarded
     assert len(desk.queue.renewals) == 3
 
 

@@ -27,8 +27,8 @@ from worker.claim.lease import Lease
 from worker.engines.protocol import JOURNAL, Capacity, Load
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.publish.publisher import Publisher
-from worker.run import runner as module
-from worker.run.runner import Outcome, Run
+from worker.run import job_run as module
+from worker.run.job_run import JobRun, Outcome
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -88,13 +88,13 @@ class Bench:
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
         queue: Any = self.queue
-        lease = Lease(queue, "w-1", 9.0, {}, lambda *lost: None)
+        lease = Lease(queue, "w-1", 9.0, list, lambda *lost: None)
         lease._fence_tokens = ["e-1"]
         self.publisher = Publisher(queue, self.metrics, lease)
-        self.engine.on_step = self.publisher.step
+        self.engine.on_step = self.publisher.on_step
         self.task = asyncio.create_task(self.publisher.run())
 
-    def run(self, name: str = "job", *, endpoint: str = CHAT, **body: Any) -> Run:
+    def run(self, name: str = "job", *, endpoint: str = CHAT, **body: Any) -> JobRun:
         raw = json.dumps({"messages": MESSAGES} | body).encode()
         stream = body.get("stream", False)
         job = LeasedJob(
@@ -111,7 +111,7 @@ class Bench:
             watched=False,
             waited_s=0.0,
         )
-        return Run(job, self.engine, self.publisher, self.metrics)
+        return JobRun(job, self.engine, self.publisher, self.metrics)
 
 
 Start = Callable[..., Any]
@@ -179,8 +179,8 @@ async def spoken(bench: Bench) -> None:
 async def test_a_streamed_answer_is_passed_on_as_it_is_and_then_ended(start: Start) -> None:
     bench = await start()
     run = bench.run(stream=True, max_tokens=8)
-    assert await run.carry_out() is Outcome.FINISHED
-    assert run.ended_as == "completed"
+    assert await run.execute() is Outcome.FINISHED
+    assert run.final_state == "completed"
     events = bench.queue.sent.decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     assert all(event.startswith("data: ") for event in events[:-1])
@@ -193,7 +193,7 @@ async def test_a_streamed_answer_is_passed_on_as_it_is_and_then_ended(start: Sta
 
 async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> None:
     bench = await start()
-    await bench.run(max_tokens=8).carry_out()
+    await bench.run(max_tokens=8).execute()
     transcript = Transcript.empty()
     for entry in bench.queue.log:
         assert entry.items == ()
@@ -212,9 +212,9 @@ async def test_what_the_engine_refuses_fails_with_the_engines_own_words(
 ) -> None:
     bench = await start()
     run = bench.run(stream=stream, max_tokens=-1)
-    assert await run.carry_out() is Outcome.FINISHED
+    assert await run.execute() is Outcome.FINISHED
     answer = bench.queue.answer
-    assert run.ended_as == "failed"
+    assert run.final_state == "failed"
     assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "rejected", 400)
     assert json.loads(answer.body)["error"]["message"]
     assert bench.queue.log == []
@@ -223,9 +223,9 @@ async def test_what_the_engine_refuses_fails_with_the_engines_own_words(
 async def test_a_dropped_job_is_aborted_and_says_nothing_more(start: Start) -> None:
     bench = await start(sim_max_model_len=4096)
     run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
-    carried = asyncio.create_task(run.carry_out())
+    carried = asyncio.create_task(run.execute())
     await spoken(bench)
-    run.drop()
+    run.abort()
     said = len(bench.queue.said)
     assert await carried is Outcome.LOST
     assert bench.engine.load().unfinished == 0
@@ -236,10 +236,10 @@ async def test_a_dropped_job_is_aborted_and_says_nothing_more(start: Start) -> N
 async def test_a_job_that_is_given_back_is_aborted_and_still_held(start: Start) -> None:
     bench = await start()
     run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
-    carried = asyncio.create_task(run.carry_out())
+    carried = asyncio.create_task(run.execute())
     await spoken(bench)
-    run.give_back()
-    assert await carried is Outcome.HAND_BACK
+    run.abort(release=True)
+    assert await carried is Outcome.RELEASE
     assert bench.engine.load().unfinished == 0
     assert bench.queue.ended == []
 
@@ -247,7 +247,7 @@ async def test_a_job_that_is_given_back_is_aborted_and_still_held(start: Start) 
 async def test_a_job_that_redis_has_ended_otherwise_is_lost(start: Start) -> None:
     bench = await start()
     bench.queue.verdict = "cancelled"
-    assert await bench.run(max_tokens=2).carry_out() is Outcome.LOST
+    assert await bench.run(max_tokens=2).execute() is Outcome.LOST
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -256,7 +256,7 @@ async def test_the_death_of_the_engine_is_not_the_clients_business(
 ) -> None:
     bench = await start(sim_faults="die_after_steps=3")
     run = bench.run(stream=stream, max_tokens=100, ignore_eos=True)
-    assert await run.carry_out() is Outcome.HAND_BACK
+    assert await run.execute() is Outcome.RELEASE
     assert bench.engine.dead
     assert bench.queue.ended == []
     assert b'"error"' not in bench.queue.sent
@@ -266,7 +266,7 @@ async def test_the_death_of_the_engine_is_not_the_clients_business(
 async def test_a_job_for_a_dead_engine_is_handed_back(start: Start) -> None:
     bench = await start()
     bench.engine.close()
-    assert await bench.run(stream=True).carry_out() is Outcome.HAND_BACK
+    assert await bench.run(stream=True).execute() is Outcome.RELEASE
     assert bench.queue.said == []
 
 
@@ -281,7 +281,7 @@ async def test_an_error_of_a_living_engine_in_the_stream_is_passed_on_and_fails_
 
     bench = await start(Application(answer))
     run = bench.run(stream=True)
-    assert await run.carry_out() is Outcome.FINISHED
+    assert await run.execute() is Outcome.FINISHED
     assert bench.queue.sent.count(b"data: ") == 3
     answered = bench.queue.answer
     assert (answered.event, answered.error_code) == (JobEvent.FAIL, "engine_error")
@@ -315,7 +315,7 @@ async def test_an_application_that_breaks_fails_the_job_with_a_500(
     start: Start, application: Callable[[Receive, Send], Any]
 ) -> None:
     bench = await start(Application(application))
-    assert await bench.run(stream=True).carry_out() is Outcome.FINISHED
+    assert await bench.run(stream=True).execute() is Outcome.FINISHED
     answer = bench.queue.answer
     assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "engine_error", 500)
     error = json.loads(answer.body)["error"]
@@ -337,8 +337,8 @@ async def test_an_engine_that_does_not_hear_of_a_drop_is_left_after_a_while(
     monkeypatch.setattr(module, "_ABORT_S", 0.001)
     bench = await start(Application(deaf))
     run = bench.run()
-    run.drop()
-    assert await run.carry_out() is Outcome.LOST
+    run.abort()
+    assert await run.execute() is Outcome.LOST
     async with asyncio.timeout(30):
         await stopped.wait()
 
@@ -356,10 +356,10 @@ async def test_an_engine_that_hears_of_a_drop_is_not_cancelled(start: Start) -> 
 
     bench = await start(Application(answer))
     run = bench.run()
-    carried = asyncio.create_task(run.carry_out())
+    carried = asyncio.create_task(run.execute())
     await asyncio.sleep(0)
-    run.drop()
-    run.drop()
+    run.abort()
+    run.abort()
     assert await carried is Outcome.LOST
     assert heard == ["http.disconnect", "ended"]
     assert bench.queue.said == []
@@ -374,10 +374,10 @@ async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
         raise ZeroDivisionError
 
     bench = await start(Application(answer))
-    for drop, outcome in ((Run.drop, Outcome.LOST), (Run.give_back, Outcome.HAND_BACK)):
+    for release, outcome in ((False, Outcome.LOST), (True, Outcome.RELEASE)):
         run = bench.run()
-        drop(run)
-        assert await run.carry_out() is outcome
+        run.abort(release=release)
+        assert await run.execute() is outcome
     assert bench.queue.said == []
 
 
@@ -391,10 +391,10 @@ async def test_a_job_given_back_is_handed_back_though_its_engine_is_deaf(
     monkeypatch.setattr(module, "_ABORT_S", 0.001)
     bench = await start(Application(wait_for_ever))
     run = bench.run()
-    carried = asyncio.create_task(run.carry_out())
+    carried = asyncio.create_task(run.execute())
     await asyncio.sleep(0)
-    run.give_back()
-    assert await carried is Outcome.HAND_BACK
+    run.abort(release=True)
+    assert await carried is Outcome.RELEASE
     assert not carried.cancelled()
     assert carried.cancelling() == 0  # whoever waits in this task next is not disturbed
 
@@ -403,10 +403,10 @@ async def test_a_job_given_back_is_handed_back_though_its_engine_is_deaf(
 async def test_a_run_whose_own_task_is_ended_ends(start: Start, aborted: bool) -> None:
     bench = await start(Application(wait_for_ever))
     run = bench.run()
-    carried = asyncio.create_task(run.carry_out())
+    carried = asyncio.create_task(run.execute())
     await asyncio.sleep(0)
     if aborted:
-        run._cut_off()
+        run._cancel()
     carried.cancel()
     with pytest.raises(asyncio.CancelledError):
         await carried
@@ -422,7 +422,7 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_knows_its_journal(
 
     bench = await start(Application(answer))
     runs = [bench.run("one"), bench.run("other")]
-    tasks = [asyncio.create_task(run.carry_out()) for run in runs]
+    tasks = [asyncio.create_task(run.execute()) for run in runs]
     await asyncio.gather(*tasks)
     assert seen == [(task, run.buffer) for task, run in zip(tasks, runs, strict=True)]
 
@@ -434,7 +434,7 @@ async def test_the_last_output_and_the_end_leave_in_one_call(start: Start) -> No
         await write(send, b"data: [DONE]\n\n", more=False)
 
     bench = await start(Application(answer))
-    assert await bench.run(stream=True).carry_out() is Outcome.FINISHED
+    assert await bench.run(stream=True).execute() is Outcome.FINISHED
     (said,) = bench.queue.said
     assert said.end
     assert (said.seq, said.end.seq, len(said.end.before)) == (1, 2, 1)
@@ -452,7 +452,7 @@ async def test_the_engine_is_asked_with_the_jobs_own_bytes(start: Start) -> None
 
     bench = await start(Curious(say_nothing))
     run = bench.run(endpoint="/v1/completions", prompt="ü")
-    await run.carry_out()
+    await run.execute()
     ((path, headers, message),) = seen
     assert path == "/v1/completions"
     assert message["body"] == run.job.body

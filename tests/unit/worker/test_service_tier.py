@@ -11,7 +11,7 @@ from gateway.jobs.admission import lane_of
 from shared.api.errors import BadRequest
 from shared.protocol.job import LeasedJob
 from worker.engines.vllm import stream as vllm_stream
-from worker.publish.service_tier import TieredOutbox, named_in, tier_of
+from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_tier
 
 
 @pytest.mark.parametrize(
@@ -50,28 +50,22 @@ def test_others_are_refused(tier: Any) -> None:
     ],
 )
 def test_the_tier_of_a_request(body: Any, tier: str) -> None:
-    assert tier_of(json.dumps(body).encode()) == tier
+    assert requested_tier(json.dumps(body).encode()) == tier
 
 
 def test_a_whole_answer_names_it() -> None:
     answer = json.dumps({"id": "x", "service_tier": None, "text": "é"}).encode()
-    named = json.loads(named_in(answer, "flex"))
+    named = json.loads(add_tier(answer, "flex"))
     assert named == {"id": "x", "service_tier": "flex", "text": "é"}
     for other in (b"", b"text", b"[1]"):
-        assert named_in(other, "flex") == other
-
-
-class Publisher:
-    def mark(self, buffer: Any) -> None:
-        pass
+        assert add_tier(other, "flex") == other
 
 
 def test_each_chunk_names_it() -> None:
     job = LeasedJob(
         "job_000" + "0" * 24, 0, "n", 1, "e", 1, True, "/v1/completions", b"{}", "", False, 0.0
     )
-    publisher: Any = Publisher()
-    buffer = TieredOutbox(job, publisher, "priority")
+    buffer = TieredOutputBuffer(job, lambda _: None, "priority")
     buffer.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
     buffer.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')
     buffer.chunk(b'data: {"error":{"message":"x"}}\n\n')

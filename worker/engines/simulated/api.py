@@ -1,4 +1,4 @@
-"""The simulated engine's HTTP side: vLLM's routes."""
+"""The simulated engine's ASGI application: vLLM's routes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
-from worker.engines.simulated.answer import DEAD, Answer, ChatAnswer, CompletionAnswer
 from worker.engines.simulated.batch import EngineDeadError, Generation
+from worker.engines.simulated.chat_response import ChatResponse
+from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
+from worker.engines.simulated.response import DEAD, GenerationResponse
 
 _ROUTES = {
     "/v1/chat/completions": "POST",
@@ -28,19 +30,21 @@ _ROUTES = {
 
 
 class Generator(Protocol):
-    """What the application asks of its engine."""
+    """The part of the engine that the application uses."""
 
     @property
-    def dead(self) -> bool: ...
+    def dead(self) -> bool:
+        """See `Engine.dead`."""
 
     @property
-    def capacity(self) -> Capacity: ...
+    def capacity(self) -> Capacity:
+        """See `Engine.capacity`."""
 
     def submit(self, generation: Generation) -> None:
-        """Queue it for the batch. Raises EngineDeadError."""
+        """Queue the generation for the batch. Raises EngineDeadError."""
 
     def abort(self, generation: Generation) -> None:
-        """Its sequences leave the batch at once."""
+        """Remove the generation's sequences from the batch."""
 
 
 class SimulatedApi:
@@ -52,6 +56,7 @@ class SimulatedApi:
         self._engine = engine
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
         method = _ROUTES.get(scope["path"])
         response: Response
         if method is None:
@@ -69,7 +74,7 @@ class SimulatedApi:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = self._answer(scope, await Request(scope, receive).body())
+            answer = self._generation_response(scope, await Request(scope, receive).body())
             generation = answer.generation
             self._engine.submit(generation)
         except RefusedError as refused:
@@ -87,31 +92,31 @@ class SimulatedApi:
             if answer.stream:
                 await answer.send_stream(send)
             else:
-                response = await answer.whole()
+                response = await answer.full()
                 await response(scope, receive, send)
         finally:
             watch.cancel()
             self._engine.abort(generation)
 
-    def _answer(self, scope: Scope, raw: bytes) -> Answer:
+    def _generation_response(self, scope: Scope, raw: bytes) -> GenerationResponse:
         headers = Headers(scope=scope)
         content_type = headers.get("content-type", "")
         max_model_len = self._engine.capacity.max_model_len
         if scope["path"] == "/v1/completions":
             completion = parse(CompletionBody, content_type, raw)
-            answer_id = self._checked_id(completion, headers)
-            return CompletionAnswer(completion, answer_id, self._name, max_model_len)
+            response_id = self._check_model(completion, headers)
+            return CompletionResponse(completion, response_id, self._name, max_model_len)
         chat = parse(ChatBody, content_type, raw)
         chat.check_logprobs()
-        answer_id = self._checked_id(chat, headers)
+        response_id = self._check_model(chat, headers)
         chat.check_tools()
-        return ChatAnswer(chat, answer_id, self._name, max_model_len)
+        return ChatResponse(chat, response_id, self._name, max_model_len)
 
-    def _checked_id(self, asked: Body, headers: Headers) -> str:
-        if asked.model and asked.model != self._name:
-            message = f"The model `{asked.model}` does not exist. Valid aliases: {self._name}."
+    def _check_model(self, body: Body, headers: Headers) -> str:
+        if body.model and body.model != self._name:
+            message = f"The model `{body.model}` does not exist. Valid aliases: {self._name}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
-        return headers.get("x-request-id") or asked.request_id or uuid.uuid4().hex[:16]
+        return headers.get("x-request-id") or body.request_id or uuid.uuid4().hex[:16]
 
     def _models(self) -> dict[str, Any]:
         now = int(time.time())

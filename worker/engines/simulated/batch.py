@@ -1,7 +1,7 @@
 """The simulated engine's continuous batch: which sequences run in a step and which token each gets.
 
-No clock and no I/O: `simulated.py` says when a step is taken, `simulated_api.py` turns what comes
-out into vLLM's JSON.
+No clock and no I/O: `engine.py` decides when a step is taken, `response.py` turns the deltas into
+vLLM's JSON.
 """
 
 from __future__ import annotations
@@ -27,41 +27,43 @@ EOS = 0
 _LABEL = 1
 _FIRST_WORD = 2
 TOKENS = ("", "[simulated]", *(f" {word}" for word in _WORDS.split()))
-"""The text of every token by id. An answer starts with the label, so that nobody takes it for a
-model's; one that ends by itself ends with the empty `EOS`, which counts as a token as vLLM's does.
-"""
+"""The text of every token by id. An answer starts with the label, so that nobody mistakes it for a
+model's. One that ends by itself ends with `EOS`, whose text is empty and which counts as a token,
+as vLLM's does."""
 _N_WORDS = len(TOKENS) - _FIRST_WORD
 _PROMPT_VOCABULARY = 50_000
 _SHORTEST_ANSWER, _LONGEST_ANSWER = 8, 64
 
 
 class EngineDeadError(Exception):
-    """The engine can't answer any more."""
+    """The engine is dead."""
 
 
 class Disconnected(Exception):
-    """The client has gone; nobody reads the rest."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text and what is known about it; four bytes are one token."""
+    """A prompt's text; four bytes are one token."""
 
     text: str
     given_ids: tuple[int, ...] | None = None
-    """Set when the client sent token ids; `text` then spells them."""
+    """Set when the client sent token ids; `text` then lists them."""
 
     @cached_property
     def n_tokens(self) -> int:
-        """At least 1."""
+        """Length in tokens, at least 1."""
         return len(self.given_ids or ()) or max(1, len(self._encoded) // 4)
 
     @cached_property
     def digest(self) -> int:
+        """CRC-32 of the text, the seed of its answers."""
         return crc32(self._encoded)
 
     @property
     def token_ids(self) -> list[int]:
+        """The given token ids, else invented ones, always the same for the same text."""
         if self.given_ids:
             return list(self.given_ids)
         data = self._encoded
@@ -96,14 +98,14 @@ class Delta(NamedTuple):
 
 
 class Generation:
-    """All sequences of one HTTP request, and the queue of what they say."""
+    """All sequences of one HTTP request, and the queue of their deltas."""
 
     def __init__(self, *, stream: bool, journal: Journal | None) -> None:
         self.sequences: list[Sequence] = []
         self.journal = journal
-        self.tap: Callable[[Delta], bool] | None = None
-        """Takes a delta that need not wake the reader, or returns False. It is asked as long as
-        there is none that the reader has not taken."""
+        self.interceptor: Callable[[Delta], bool] | None = None
+        """Called with each delta while the queue is empty. True: it has handled the delta, which is
+        not queued then and does not wake the reader."""
         self._stream = stream
         self._unfinished = 0
         self._deltas: list[Delta] = []
@@ -111,7 +113,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
 
     def add(self, call: int, prompt: Prompt, sampling: Sampling, max_tokens: int) -> None:
-        """Answer `prompt` too; `call` counts the prompts of the request."""
+        """Add the sequences of one prompt, which is number `call` of the request."""
         if self.journal is not None:
             self.journal.prompt(call, prompt.n_tokens)
         for index in range(sampling.n):
@@ -119,7 +121,8 @@ class Generation:
         self._unfinished += sampling.n
 
     def put(self, delta: Delta) -> None:
-        if self.tap is not None and not self._deltas and self.tap(delta):
+        """Queue a delta, unless the interceptor handles it."""
+        if self.interceptor is not None and not self._deltas and self.interceptor(delta):
             return
         self._deltas.append(delta)
         if delta.finish_reason is not None:
@@ -128,11 +131,11 @@ class Generation:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """No more deltas will come."""
+        """End the generation with an error; no deltas may follow."""
         self._error = error
         self._wake()
 
-    async def take(self) -> list[Delta]:
+    async def next_deltas(self) -> list[Delta]:
         """The deltas since the last call, as soon as there are any; none when all have ended.
 
         Without `stream` all deltas at once, at the end. Raises what `fail` was given, on a stream
@@ -152,7 +155,7 @@ class Generation:
 
 
 class Sequence:
-    """One answer in the making: a pure function of prompt, seed and index."""
+    """One answer being generated, determined by prompt, seed and index."""
 
     __slots__ = (
         "_call",
@@ -202,10 +205,11 @@ class Sequence:
 
     @property
     def generation(self) -> Generation:
+        """The request that it belongs to."""
         return self._generation
 
     def advance(self) -> None:
-        """Draw the next token, note it in the journal and queue it for the reader."""
+        """Draw the next token, journal it and queue it for the reader."""
         self.n_generated += 1
         self.n_tokens += 1
         if self.n_generated == self._to_eos:
@@ -231,7 +235,7 @@ class Sequence:
         return _FIRST_WORD + (self._state >> 16) % _N_WORDS
 
     def _cut(self, new: str) -> str:
-        """What may be shown of the text now: as vLLM, never a part of a stop string."""
+        """The text that may be sent now: as in vLLM, never the beginning of a stop string."""
         stops = self._sampling.stop
         seen = len(self._text)
         self._text += new
@@ -269,31 +273,32 @@ class Batch:
         return len(self.running) + len(self._waiting)
 
     def add(self, sequences: ReadOnlySequence[Sequence]) -> None:
+        """Put sequences at the end of the waiting ones."""
         self._waiting.extend(sequences)
 
     def discard(self, generation: Generation) -> None:
-        """Forget what is left of `generation`; nothing if it has ended."""
+        """Remove the sequences of `generation` that have not ended."""
         left = [s for s in self.running if s.generation is generation]
         self._leave(left)
         if any(s.generation is generation for s in self._waiting):
             self._waiting = deque(s for s in self._waiting if s.generation is not generation)
 
     def clear(self) -> set[Generation]:
-        """Empty the batch; the generations that were cut off."""
+        """Empty the batch; returns the generations that had not ended."""
         cut_off = {sequence.generation for sequence in (*self.running, *self._waiting)}
         self.running, self.kv_used = [], 0
         self._waiting.clear()
         return cut_off
 
     def admit(self) -> int:
-        """Choose the next step's sequences; the number of prompt tokens that it must prefill."""
+        """Choose the next step's sequences; returns the number of prompt tokens to prefill."""
         while self.kv_used + len(self.running) > self._kv_tokens:
             preempted = self.running.pop()
             self.kv_used -= preempted.n_tokens
             self._waiting.appendleft(preempted)
         prefill = 0
         while self._waiting and len(self.running) < self._max_num_seqs:
-            # Room for what everyone holds and for the token that everyone gets in this step.
+            # Room for the tokens of all sequences and for the one that each gets in this step.
             needed = self.kv_used + len(self.running) + self._waiting[0].n_tokens + 1
             if needed > self._kv_tokens:
                 break
@@ -304,7 +309,7 @@ class Batch:
         return prefill
 
     def step(self) -> None:
-        """One token for every running sequence; those that ended leave."""
+        """Generate one token for every running sequence; those that ended leave the batch."""
         for sequence in self.running:
             sequence.advance()
         self.kv_used += len(self.running)

@@ -64,38 +64,43 @@ class SimulatedEngine:
         self._dead = False
 
     async def start(self) -> None:
+        """Start taking steps."""
         await asyncio.sleep(self._faults.slow_start_s)
         self._loop_task = asyncio.create_task(self._run(), name="simulated-engine")
 
     @property
     def capacity(self) -> Capacity:
+        """See `Engine.capacity`."""
         return self._capacity
 
     @property
     def dead(self) -> bool:
+        """See `Engine.dead`."""
         return self._dead
 
     def load(self) -> Load:
+        """See `Engine.load`."""
         return Load(len(self._batch), self._batch.kv_used / self._capacity.kv_cache_tokens)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer one HTTP request."""
         return self._api(scope, receive, send)
 
     def close(self) -> None:
-        """Whoever still waits for an answer gets the answer of a dead engine."""
+        """Stop; requests that have not ended are answered as by a dead engine."""
         if self._loop_task is not None:
             self._loop_task.cancel()
         self._die()
 
     def submit(self, generation: Generation) -> None:
-        """Queue it for the batch. Raises EngineDeadError."""
+        """Queue the generation for the batch. Raises EngineDeadError."""
         if self._dead:
             raise EngineDeadError
         self._batch.add(generation.sequences)
         self._has_work.set()
 
     def abort(self, generation: Generation) -> None:
-        """Its sequences leave the batch at once; nothing if they have ended."""
+        """Remove the generation's sequences from the batch; nothing if they have ended."""
         self._batch.discard(generation)
         generation.fail(Disconnected())
 

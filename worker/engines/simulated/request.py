@@ -1,7 +1,7 @@
-"""Requests of the simulated engine: what they may contain, and vLLM's words where they are wrong.
+"""Requests to the simulated engine: their fields, and vLLM's errors for invalid ones.
 
-What vLLM can do with a model and this engine can't (`echo`, structured output, prompt logprobs) is
-refused with 400 rather than ignored. Fields that nobody knows are ignored, as in vLLM.
+Fields that vLLM implements and this engine does not (`echo`, structured output, prompt logprobs)
+are refused with 400 rather than ignored. Unknown fields are ignored, as in vLLM.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NOT_SIMULATED = (
     "use_beam_search",
 )
 _UNION_BRANCH = re.compile(r"^str$|[\[({]")
-"""What pydantic puts into an error's location for a branch of a union; vLLM drops it too."""
+"""Parts of an error's location that pydantic adds for a union; vLLM removes them too."""
 
 
 class RefusedError(Exception):
-    """The request can't be answered; `response` says why in vLLM's shape."""
+    """The request is invalid; `response` is vLLM's answer to it."""
 
     def __init__(
         self,
@@ -49,16 +49,19 @@ class RefusedError(Exception):
 
 
 def error_body(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
+    """The JSON of an error in vLLM's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class StreamOptions(BaseModel):
+    """OpenAI's `stream_options`."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class Body(BaseModel):
-    """What both routes take."""
+    """The fields that both endpoints have."""
 
     model: str | None = None
     frequency_penalty: float | None = None
@@ -81,16 +84,21 @@ class Body(BaseModel):
 
 
 class Message(BaseModel):
+    """One message of a conversation."""
+
     role: str
     content: str | list[dict[str, Any]] | None = None
 
     def text(self) -> str:
+        """The text of all parts."""
         if isinstance(self.content, list):
             return "\n".join(str(part["text"]) for part in self.content if "text" in part)
         return self.content or ""
 
 
 class ChatBody(Body):
+    """A chat completion request."""
+
     messages: list[Message]
     logprobs: bool | None = False
     top_logprobs: Annotated[int, BeforeValidator(lambda value: value or 0)] = 0
@@ -99,6 +107,7 @@ class ChatBody(Body):
     tool_choice: str | dict[str, Any] | None = None
 
     def prompt(self) -> Prompt:
+        """The conversation as one prompt. Raises RefusedError."""
         if not self.messages:
             raise RefusedError(
                 "Cannot apply chat template to an empty conversation. Provide at least one message."
@@ -106,7 +115,7 @@ class ChatBody(Body):
         return Prompt("\n".join(f"{message.role}: {message.text()}" for message in self.messages))
 
     def check_tools(self) -> None:
-        """As vLLM with a tool parser, but no tool is ever called, so none can be demanded."""
+        """Raise RefusedError as vLLM with a tool parser, and for a tool that has to be called."""
         if self.tools == []:
             message = (
                 "`tools` must not be an empty array. "
@@ -122,6 +131,7 @@ class ChatBody(Body):
             raise RefusedError(f"tool_choice={chosen} requires --tool-call-parser to be set")
 
     def check_logprobs(self) -> None:
+        """Raise RefusedError if the fields for logprobs contradict each other."""
         if self.top_logprobs < -1:
             message = "`top_logprobs` must be a positive value or -1."
             raise bad_value(message, "top_logprobs", self.top_logprobs)
@@ -131,11 +141,14 @@ class ChatBody(Body):
 
 
 class CompletionBody(Body):
+    """A completion request."""
+
     prompt: list[int] | list[list[int]] | str | list[str] | None = None
     logprobs: int | None = None
     n: int = 1
 
     def prompts(self) -> list[Prompt]:
+        """The prompts, at least one. Raises RefusedError."""
         if self.prompt is None or self.prompt == "":
             message = "Either prompt or prompt_embeds must be provided and non-empty."
             raise bad_value(message, "prompt")
@@ -157,7 +170,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse(body_type: type[BodyT], content_type: str, raw: bytes) -> BodyT:
-    """Raises RefusedError for what vLLM rejects before it looks at the model's name."""
+    """Parse a request; raises RefusedError where vLLM does so before it checks the model's name."""
     if content_type.lower().partition(";")[0] != "application/json":
         raise _invalid(["Unsupported Media Type: Only 'application/json' is allowed"])
     if not raw:
@@ -171,25 +184,25 @@ def parse(body_type: type[BodyT], content_type: str, raw: bytes) -> BodyT:
         message = "There was an error parsing the body"
         raise RefusedError(message, body={"detail": message}) from error
     try:
-        asked = body_type.model_validate(data, from_attributes=True)
+        body = body_type.model_validate(data, from_attributes=True)
     except ValidationError as error:
         raise _invalid(error.errors(include_url=False)) from error
-    if asked.stream_options is not None and not asked.stream:
+    if body.stream_options is not None and not body.stream:
         raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
     for name in _NOT_SIMULATED:
         if data.get(name):
             raise bad_value(f"The simulated engine has no `{name}`.", name)
-    if (asked.response_format or {"type": "text"}).get("type") != "text":
+    if (body.response_format or {"type": "text"}).get("type") != "text":
         raise bad_value("The simulated engine has no `response_format`.", "response_format")
-    return asked
+    return body
 
 
-def sampling(asked: Body, logprobs: int | None) -> Sampling:
-    """Raises RefusedError in the order and the words of vLLM's `SamplingParams`."""
-    n = 1 if asked.n is None else asked.n
-    temperature = 1.0 if asked.temperature is None else asked.temperature
-    top_p = 1.0 if asked.top_p is None else asked.top_p
-    stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
+def sampling(body: Body, logprobs: int | None) -> Sampling:
+    """The sampling parameters; raises RefusedError in the order and words of vLLM's own."""
+    n = 1 if body.n is None else body.n
+    temperature = 1.0 if body.temperature is None else body.temperature
+    top_p = 1.0 if body.top_p is None else body.top_p
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if not 1 <= n <= _MAX_N:
         bound = "at least 1" if n < 1 else f"at most {_MAX_N}"
         raise RefusedError(f"n must be {bound}, got {n}.")
@@ -211,16 +224,16 @@ def sampling(asked: Body, logprobs: int | None) -> Sampling:
         raise bad_value(message, "logprobs", wanted)
     return Sampling(
         n=n,
-        seed=asked.seed,
+        seed=body.seed,
         stop=stops,
-        include_stop=asked.include_stop_str_in_output,
-        ignore_eos=asked.ignore_eos,
-        min_tokens=asked.min_tokens,
+        include_stop=body.include_stop_str_in_output,
+        ignore_eos=body.ignore_eos,
+        min_tokens=body.min_tokens,
     )
 
 
 def room(prompt: Prompt, max_tokens: int | None, max_model_len: int) -> int:
-    """How many tokens the answer may get. Raises RefusedError as vLLM does where there are none."""
+    """How many tokens the answer may have; raises RefusedError, as vLLM does, if there are none."""
     if max_tokens is not None and max_tokens > max_model_len:
         message = (
             f"max_tokens={max_tokens} cannot be greater than max_model_len={max_model_len}. "
@@ -242,6 +255,7 @@ def room(prompt: Prompt, max_tokens: int | None, max_model_len: int) -> int:
 
 
 def bad_value(message: str, param: str, value: object = None) -> RefusedError:
+    """The error for a field's invalid value, in vLLM's shape."""
     given = "" if value is None else f", value={value}"
     return RefusedError(f"{message} (parameter={param}{given})", param)
 

@@ -13,6 +13,20 @@ from typing import Any
 from vllm.v1.engine import async_llm
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
+from shared.platform.fast_paths import FastPath, attributes_missing, parameters_differ
+
+
+def _problem() -> str:
+    if getattr(async_llm, "RequestOutputCollector", None) is not RequestOutputCollector:
+        return "vllm.v1.engine.async_llm makes other collectors than RequestOutputCollector"
+    collector: Any = RequestOutputCollector
+    return attributes_missing(collector, ["output"]) or parameters_differ(
+        collector.put, "self output"
+    )
+
+
+COLLECTOR = FastPath("vLLM's RequestOutputCollector", _problem)
+
 
 class Collector(RequestOutputCollector):  # type: ignore[misc]
     """Takes the place of vLLM's own once `install` has been called.
@@ -40,8 +54,6 @@ LATEST: ContextVar[Collector | None] = ContextVar("LATEST", default=None)
 
 
 def install() -> None:
-    """Have vLLM make its queues with `Collector`.
-
-    A release that makes them elsewhere loses nothing but the short cut.
-    """
-    async_llm.RequestOutputCollector = Collector
+    """Have vLLM make its collectors with `Collector`, where fast paths are enabled."""
+    if COLLECTOR.enabled():
+        async_llm.RequestOutputCollector = Collector

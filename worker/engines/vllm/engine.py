@@ -1,7 +1,7 @@
 """vLLM in this process: its engine, and its own FastAPI application called without a socket.
 
-Nothing else imports vllm but vllm_collector.py and worker/engines/vllm/journal.py. Covers 0.24 to 0.33, whose
-modules moved; 0.32 is what the tests run.
+Only this file, collector.py and journal.py import vllm. It works with 0.24 to 0.33, which moved
+modules in between; the tests run 0.32.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ log = logging.getLogger("flotilla.engine")
 
 DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
-    # More outputs than this in a step would be handed out in several turns, and flushed as often.
+    # A step with more outputs than this is split over several turns of the event loop, each of
+    # which would be flushed on its own.
     "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": "4096",
-    # Choices per request: an unbounded `n` stops the event loop (CVE-2026-34756).
+    # Choices per request: an unbounded `n` blocks the event loop (CVE-2026-34756).
     "VLLM_MAX_N_SEQUENCES": "64",
 }
 DEMO_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
@@ -55,21 +56,21 @@ class VllmEngine:
         environment.set_engine_defaults(DEFAULTS)
         if not self._settings.model:
             environment.set_engine_defaults(DEMO_DEFAULTS)
-        # The import takes ten seconds; probes are answered and signals heard meanwhile.
+        # In a thread, because it takes ten seconds in which probes and signals have to be handled.
         v = await asyncio.to_thread(_import)
         self.kind = f"vllm {v.version}"
         args = self._arguments(v)
         if v.on_cpu():
-            # One process for the engine instead of two: there is one device to drive.
+            # One process for the engine instead of two: a CPU is one device.
             environment.set_engine_defaults({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         config = v.AsyncEngineArgs.from_cli_args(args).create_engine_config()
         if v.on_cpu():
-            # A fork keeps the imports: 3 s instead of 30. Not with CUDA, which must not be forked.
-            # vLLM sets `spawn` while it makes the config, hence here.
+            # A forked process has the imports already: 3 s instead of 30. CUDA must not be forked.
+            # vLLM sets `spawn` while it makes the config, so `fork` is set after that.
             parent_death.at_fork()
-            # The kernel has to be asked before a process uses AMX, and lets its forks do so too.
-            # vLLM leaves that to whatever else uses AMX first: its attention, if it is the first,
-            # dies of an illegal instruction.
+            # A process must request AMX from the kernel before it uses it; forks inherit that. vLLM
+            # leaves the request to other libraries. If its own attention is the first to use AMX,
+            # the process dies of an illegal instruction.
             v.init_amx()
             environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")
         self._engine = v.AsyncLLM.from_vllm_config(
@@ -79,9 +80,9 @@ class VllmEngine:
         v.install_collector()
         app = v.build_app(args, tasks, self._engine.model_config)
         await v.init_app_state(v.JournalledEngine(self._engine), app.state, args, tasks)
-        if self._settings.direct_chunks:
-            vllm_stream.install(app.state)
-        # A dead engine's handlers tell a server to stop; ours is the worker, which looks at `dead`.
+        vllm_stream.install(app.state)
+        # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
+        # worker polls `dead` instead.
         app.state.server = SimpleNamespace(should_exit=False)
         self._app = app
         self._capacity = Capacity(
@@ -92,23 +93,28 @@ class VllmEngine:
 
     @property
     def capacity(self) -> Capacity:
+        """See `Engine.capacity`."""
         assert self._capacity is not None, "known after start"
         return self._capacity
 
     def load(self) -> Load:
+        """See `Engine.load`."""
         unfinished = self._engine.get_num_unfinished_requests()
-        # The last step's figure says nothing about an engine that has nothing to do.
+        # The KV usage is the last step's, which is outdated once the engine is idle.
         return Load(unfinished, self._kv_usage if unfinished else 0.0)
 
     @property
     def dead(self) -> bool:
+        """See `Engine.dead`."""
         return self._engine is not None and bool(self._engine.errored)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer one HTTP request with vLLM's own application."""
         assert self._app is not None, "call start first"
         return self._app(scope, receive, send)
 
     def close(self) -> None:
+        """Shut the engine down without waiting for requests."""
         if self._engine is not None:
             self._engine.shutdown(timeout=0)
 
@@ -123,18 +129,18 @@ class VllmEngine:
             argv += shlex.split(DEMO_ARGS)
         argv += shlex.split(settings.engine_args)
         parser = v.make_arg_parser(v.FlexibleArgumentParser())
-        parser.print_usage = lambda *_: None  # 300 lines, and the error is the last of them
+        parser.print_usage = lambda *_: None  # 300 lines, which would hide the error
         try:
             args = parser.parse_args(argv)
             v.validate_parsed_serve_args(args)
-        except SystemExit as error:  # argparse has said why, on stderr
+        except SystemExit as error:  # argparse has printed why on stderr
             raise SettingsError(f"vLLM does not take these arguments: {argv}") from error
         if args.tool_parser_plugin:
             v.ToolParserManager.import_tool_parser(args.tool_parser_plugin)
         return args
 
     def _stat_logger(self, v: SimpleNamespace) -> type:
-        """VLLM calls its stat loggers once per engine step, after all outputs were handed out."""
+        """A stat logger class, which vLLM calls once per step, after it has queued all outputs."""
         engine = self
 
         class StepLogger(v.StatLoggerBase):  # type: ignore[misc, name-defined]
@@ -153,7 +159,7 @@ class VllmEngine:
 
 
 def _import() -> SimpleNamespace:
-    """Everything of vLLM that this file uses, wherever the installed release keeps it."""
+    """All that this file uses of vLLM, from where the installed release has it."""
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.tool_parsers import ToolParserManager

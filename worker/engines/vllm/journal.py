@@ -1,11 +1,14 @@
-"""The journal: what vLLM generates for a job is noted token by token before it is served.
+"""Journals what vLLM generates for a job, token by token, before vLLM serves it.
 
-`JournalledEngine` stands between vLLM's serving layer and its engine. It passes everything through
-and notes every delta; an answer that is not streamed is generated in deltas too, and gathered here,
-so that it can be seen while it grows.
+`JournalledEngine` stands between vLLM's serving layer and its engine. It passes every call through
+and journals every delta; an answer that is not streamed is generated in deltas too and gathered
+here, so that its events can be followed while it grows.
 
-Where a request's next chunk is known when its tokens come (vllm_stream.py), both go to the journal
-at once, past the request's queue (vllm_collector.py) and task.
+Where a request's next chunk is known when its tokens arrive (stream.py), both go to the journal at
+once, without the request's queue (collector.py) and task.
+
+Token path: vLLM's engine -> here, or `collector.py` and `stream.py` ->
+`worker/publish/output_buffer.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from vllm.outputs import RequestOutput
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from worker.engines.protocol import JOURNAL, Journal
@@ -26,12 +30,12 @@ from worker.engines.vllm.stream import TAP, Take
 
 log = logging.getLogger("flotilla.engine")
 
-# vLLM numbers the generations of a completions request, which may have several prompts.
-_CALL = re.compile(r"^cmpl-.*-(\d+)$")
+# vLLM numbers the calls of a request that may have several prompts: completions, and all pooling.
+_CALL = re.compile(r"^(?:cmpl|embd|pooling|classify|score)-.*-(\d+)$")
 
 
 class JournalledEngine:
-    """An AsyncLLM whose `generate` writes to the `JOURNAL` of the calling context."""
+    """An AsyncLLM that writes to the `JOURNAL` of the calling context."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -40,10 +44,24 @@ class JournalledEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
+    async def encode(
+        self, prompt: Any, pooling_params: PoolingParams, request_id: str, **options: Any
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """As AsyncLLM.encode (embeddings, scores); the prompt is journalled."""
+        journal = JOURNAL.get()
+        if journal is not None:
+            journal.prompt(_call_number(request_id), _prompt_tokens(prompt))
+        outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()
+
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncIterator[RequestOutput]:
-        """As AsyncLLM.generate."""
+        """As AsyncLLM.generate; the prompt and every delta are journalled."""
         journal = JOURNAL.get()
         if journal is None:
             async for output in self._engine.generate(
@@ -51,8 +69,7 @@ class JournalledEngine:
             ):
                 yield output
             return
-        numbered = _CALL.search(request_id)
-        call = int(numbered[1]) if numbered else 0
+        call = _call_number(request_id)
         journal.prompt(call, _prompt_tokens(prompt))
         whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
         if whole:
@@ -76,8 +93,8 @@ class JournalledEngine:
 
         collector: Collector | None = None
         if call:
-            # A call's prompts come all at once: started in one turn of the event loop, a thousand
-            # of them keep it for a second, and no other request's tokens leave meanwhile.
+            # All prompts of a request start at once. In one turn of the event loop, a thousand of
+            # them would block it for a second, and the tokens of all other requests with it.
             async with self._starting:
                 await asyncio.sleep(0)
         outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
@@ -112,7 +129,7 @@ def _tap(collector: Collector | None, journal: Journal, call: int, take: Take) -
             return False
         try:
             chunk = take(output)
-        except Exception:  # it is vLLM's output handler that calls, for all requests
+        except Exception:  # the caller is vLLM's output handler, which serves all requests
             log.exception("a delta could not be taken at once")
             return False
         if chunk is None:
@@ -126,7 +143,13 @@ def _tap(collector: Collector | None, journal: Journal, call: int, take: Take) -
     collector.tap = take_now
 
 
+def _call_number(request_id: str) -> int:
+    """Which of the request's calls this is, counted from 0."""
+    numbered = _CALL.search(request_id)
+    return int(numbered[1]) if numbered else 0
+
+
 def _prompt_tokens(prompt: Any) -> int:
-    """Tokens of a rendered prompt; 0 where it has none (embeddings)."""
+    """Tokens of a rendered prompt; 0 where it has none (prompt embeddings)."""
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     return len(ids or ())

@@ -1,8 +1,8 @@
-"""The engine's processes end when their parent does, however it ends.
+"""Ends the engine's processes when their parent ends, however it ends.
 
-A worker killed with SIGKILL can't clean up, and vLLM's EngineCore would live on with the KV cache.
-On Linux the kernel can see to it: PR_SET_PDEATHSIG. Forked children get it from `at_fork`, spawned
-ones through vLLM's plugin hook (`vllm.general_plugins` in pyproject.toml), which runs in each.
+A worker killed with SIGKILL can't clean up, and vLLM's EngineCore would keep running with the
+KV cache. On Linux the kernel kills it: PR_SET_PDEATHSIG. Forked children request that in `at_fork`,
+spawned ones in vLLM's plugin hook (`vllm.general_plugins` in pyproject.toml), which each runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends; nothing in a main process."""
+    """Ask the kernel to kill this process when its parent ends; does nothing in a main process."""
     if sys.platform != "linux" or multiprocessing.parent_process() is None:
         return
     parent = os.getppid()
@@ -27,7 +27,7 @@ def die_with_parent() -> None:
 
 
 def at_fork() -> None:
-    """Make every child that this process forks through multiprocessing die with it."""
+    """Have every process that this one forks through multiprocessing killed when it ends."""
     os.register_at_fork(after_in_child=_after_fork)
 
 

@@ -23,7 +23,11 @@ from dataclasses import replace
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
+from shared.platform.fast_paths import FastPath, parameters_differ
+
 log = logging.getLogger("flotilla.engine")
+
+TEMPLATES = FastPath("vLLM's stream generators")
 
 Take = Callable[[Any], str | None]
 """From one of vLLM's results to the chunk that is made of it, empty if there is none; None if the
@@ -60,15 +64,23 @@ _SAYING = secrets.token_hex(16)
 
 
 def install(state: Any) -> None:
-    """Make plain streams of vLLM's application this way; `state` is the application's."""
-    for place, parameters in _KNOWN.items():
-        holder, name = place.split(".")
+    """Make plain streams of vLLM's application this way, where fast paths are enabled.
+
+    `state` is the application's.
+    """
+    if not TEMPLATES.enabled():
+        return
+    for path, parameters in _KNOWN.items():
+        holder, name = path.split(".")
         serving = getattr(state, holder, None)
-        own = getattr(serving, name, None)
-        if own is not None and " ".join(inspect.signature(own).parameters) == parameters:
+        if serving is None:  # the model has no such endpoint
+            continue
+        own: Any = getattr(serving, name, None)
+        problem = parameters_differ(own, parameters) if callable(own) else f"there is no {path}"
+        if problem:
+            log.warning("vLLM makes all chunks of these streams itself: %s", problem)
+        else:
             setattr(serving, name, _shortened(serving, own))
-        elif serving is not None:
-            log.warning("vLLM's %s is not as we know it: it makes all chunks itself", place)
 
 
 def plain(serving: Any, request: Any) -> bool:

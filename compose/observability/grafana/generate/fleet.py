@@ -217,8 +217,8 @@ FLEET = Dashboard(
                     ),
                 ),
                 graph(
-                    "Autoscaler and chores, time since the last round",
-                    "Steadily climbing: the chores process is gone or stuck. Requests do not need "
+                    "Autoscaler and maintenance, time since the last round",
+                    "Steadily climbing: the maintenance process is gone or stuck. Requests do not need "
                     "it; the number of workers stays as it is.",
                     "s",
                     (
@@ -226,8 +226,8 @@ FLEET = Dashboard(
                         "autoscaler, {{pool}}",
                     ),
                     (
-                        "time() - max by (chore) (flotilla_chore_last_run_timestamp_seconds)",
-                        "{{chore}}",
+                        "time() - max by (task) (flotilla_maintenance_last_run_timestamp_seconds)",
+                        "{{task}}",
                     ),
                 ),
             ],

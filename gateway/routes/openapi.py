@@ -11,8 +11,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gateway.http.middleware import OPEN_PATHS
+from gateway.http.middleware import PUBLIC_PATHS
 from gateway.routes.jobs import JobRequest
+from shared.api.endpoints import ENDPOINTS
 from shared.protocol.lanes import CLIENT_LANES
 from shared.protocol.states import JobState
 
@@ -144,7 +145,7 @@ _SCHEMAS: dict[str, Schema] = {
         links=_ANYTHING,
         position={"type": ["integer", "null"], "description": "while it waits"},
         estimated_wait_s=_MAYBE_NUMBER | {"description": "null: not known"},
-        waits_for=_TEXT | {"description": "if no worker is ready"},
+        wait_reason=_TEXT | {"description": "if no worker is ready"},
         text=_TEXT | {"description": "of the first choice, so far"},
         choices=_list(_ANYTHING),
         result=_ANYTHING | {"description": "the whole answer, if it was not streamed"},
@@ -160,14 +161,9 @@ _SCHEMAS: dict[str, Schema] = {
     "ModelList": _object("object data", object={"const": "list"}, data=_list(_ref("Model"))),
 }
 
-_BODIES = {
-    "/v1/chat/completions": "ChatRequest",
-    "/v1/completions": "CompletionRequest",
-    "/jobs": "JobRequest",
-}
+_BODIES = {path: row.request_schema for path, row in ENDPOINTS.items()} | {"/jobs": "JobRequest"}
 _ANSWERS: dict[tuple[str, str], dict[str, str]] = {
-    ("post", "/v1/chat/completions"): {"200": "ChatCompletion"},
-    ("post", "/v1/completions"): {"200": "Completion"},
+    **{("post", path): {"200": row.response_schema} for path, row in ENDPOINTS.items()},
     ("get", "/v1/models"): {"200": "ModelList"},
     ("get", "/v1/models/{name}"): {"200": "Model"},
     ("post", "/jobs"): {"202": "Job"},
@@ -176,7 +172,7 @@ _ANSWERS: dict[tuple[str, str], dict[str, str]] = {
     ("get", "/jobs/{job_id}/result"): {"202": "Job"},
     ("post", "/jobs/{job_id}/cancel"): {"200": "Job"},
 }
-_EVENTS = frozenset({"/v1/chat/completions", "/v1/completions", "/jobs/{job_id}/events"})
+_EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {"/jobs/{job_id}/events"}
 _JSON = "application/json"
 
 
@@ -207,7 +203,7 @@ def _described(app: FastAPI, *, with_keys: bool) -> Schema:
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
             _complete(operation, method, path)
-            if path not in OPEN_PATHS:
+            if path not in PUBLIC_PATHS:
                 operation["security"] = [{"key": []}] if with_keys else [{"key": []}, {}]
     return schema
 
@@ -221,7 +217,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     for status, name in _ANSWERS.get((method, path), {}).items():
         answer = answers.setdefault(status, {"description": "The job: there is no answer yet"})
         answer["content"] = {_JSON: {"schema": _ref(name)}}
-    if path in _EVENTS:
+    if path in _EVENT_STREAMS:
         content = answers["200"].setdefault("content", {})
         content["text/event-stream"] = {"schema": _TEXT}
         if path.startswith("/jobs"):

@@ -1,0 +1,56 @@
+"""Builds a new job from an admitted request. `submitter.py` puts it into the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.jobs.admission import CheckedRequest
+from shared.api.endpoints import Endpoint
+from shared.platform.settings import Settings
+from shared.protocol.job import NewJob, new_job_id, shard_in
+
+_ID_TRIES = 16
+
+
+class JobFactory:
+    """Makes the jobs of one gateway process."""
+
+    def __init__(
+        self, settings: Settings, gateway_id: str, reachable: Callable[[int], bool]
+    ) -> None:
+        """`reachable`: whether the Redis server of a shard can be reached now."""
+        self._settings = settings
+        self._gateway_id = gateway_id
+        self._reachable = reachable
+
+    def attached(
+        self, endpoint: Endpoint, tenant: str, pool: str, request: CheckedRequest, body: bytes
+    ) -> NewJob:
+        """A job whose client waits for the answer, which is sent to this gateway."""
+        job = self.detached(endpoint, tenant, pool, request, body)
+        return job._replace(ttl_s=self._settings.stream_ttl_s, gateway=self._gateway_id)
+
+    def detached(
+        self, endpoint: Endpoint, tenant: str, pool: str, request: CheckedRequest, body: bytes
+    ) -> NewJob:
+        """A job whose answer is fetched later, or never."""
+        return NewJob(
+            id=self._job_id(),
+            tenant=tenant,
+            pool=pool,
+            lane=request.lane,
+            model=request.model,
+            endpoint=endpoint.path,
+            body=body,
+            stream=request.stream,
+            ttl_s=self._settings.result_ttl_s,
+            max_attempts=self._settings.max_attempts,
+        )
+
+    def _job_id(self) -> str:
+        """An id in a shard whose Redis server can be reached, if a few tries find one."""
+        for _ in range(_ID_TRIES):
+            job_id = new_job_id(self._settings.shards)
+            if self._reachable(shard_in(job_id)):
+                break
+        return job_id

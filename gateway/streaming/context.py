@@ -1,0 +1,28 @@
+"""What all answers and event streams of one gateway process share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.streaming.relay import Relay
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.settings import Settings
+from shared.protocol.job import Job
+from shared.queue.job_queue import JobQueue
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContext:
+    """Made once, when the gateway starts."""
+
+    gateway_id: str
+    settings: Settings
+    queue: JobQueue
+    relay: Relay
+    metrics: GatewayMetrics
+    wait_reason: Callable[[str], str]
+    """Why the jobs of a pool wait, in words; empty if a worker is ready."""
+    job_object: Callable[[Job], Awaitable[dict[str, Any]]]
+    """A job as the API shows it."""

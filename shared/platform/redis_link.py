@@ -1,0 +1,190 @@
+"""What carries commands to Redis and replies back, once redis-py has connected.
+
+`TransportLink` takes over the transport of redis-py's connection, for which there is no public
+interface; a reply then costs a tenth of what redis-py's own reading costs. `PublicLink` uses
+redis-py's public calls and is chosen where the transport can't be taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import hiredis
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from shared.platform.fast_paths import FastPath
+
+OnReply = Callable[[Any], None]
+"""Called with each reply and each published message, in their order; an error reply is an
+exception."""
+OnLost = Callable[[Exception | None], None]
+"""Called once if the connection ends, with the reason if there is one."""
+
+
+class ScriptsMissing(NoScriptError, RedisConnectionError):
+    """Redis lacks the script or function of a call, so nothing was carried out.
+
+    A RedisConnectionError, as callers repeat a call after a lost connection anyway.
+    """
+
+
+_ERRORS = {"NOSCRIPT": ScriptsMissing, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
+_NO_FUNCTION = "Function not found"
+_INCOMPLETE = object()
+_TRANSPORT_METHODS = ("write", "abort", "get_protocol", "set_protocol")
+
+TAKE_OVER = FastPath("redis-py's transport")
+
+
+class Link(Protocol):
+    """An open connection."""
+
+    def write(self, data: bytes, /) -> None:
+        """Send a packed command, in the order of the calls. Does not wait."""
+
+    def abort(self) -> None:
+        """End it at once. No callback is called from then on."""
+
+    async def closed(self) -> None:
+        """Returns when what redis-py holds of it is released. Call it after the end."""
+
+
+async def open_link(pool: Any, on_reply: OnReply, on_lost: OnLost) -> Link:
+    """A new connection as redis-py's `pool` makes them. Raises redis' errors."""
+    connection = pool.make_connection()
+    await connection.connect()
+    if TAKE_OVER.enabled():
+        # There is no public way to the transport of a connection that redis-py has set up.
+        transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
+        if all(hasattr(transport, name) for name in _TRANSPORT_METHODS):
+            return TransportLink(connection, transport, on_reply, on_lost)
+        TAKE_OVER.disable("a connection of redis-py has no `_writer` with a transport")
+    return PublicLink(connection, on_reply, on_lost)
+
+
+class TransportLink(asyncio.Protocol):
+    """Reads and writes on the transport itself."""
+
+    def __init__(
+        self, connection: Any, transport: asyncio.Transport, on_reply: OnReply, on_lost: OnLost
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._on_reply = on_reply
+        self._on_lost = on_lost
+        self._aborted = False
+        self._reader = hiredis.Reader(replyError=_error, notEnoughData=_INCOMPLETE)
+        self.write = transport.write
+        self._redis_py: Any = transport.get_protocol()  # is told of the end, too
+        transport.set_protocol(self)
+
+    def data_received(self, data: bytes) -> None:
+        """The transport has read `data`."""
+        gets = self._reader.gets
+        self._reader.feed(data)
+        while not self._aborted and (reply := gets()) is not _INCOMPLETE:
+            self._on_reply(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is closed."""
+        self._redis_py.connection_lost(exc)
+        self._on_lost(exc)
+
+    def abort(self) -> None:
+        """See Link."""
+        self._aborted = True
+        # The transport may still deliver something: it must not reach our callbacks.
+        self._transport.set_protocol(self._redis_py)
+        self._transport.abort()
+
+    async def closed(self) -> None:
+        """See Link."""
+        await self._connection.disconnect(nowait=True)
+
+
+class PublicLink:
+    """Two tasks on redis-py's public calls: one writes, one reads."""
+
+    def __init__(self, connection: Any, on_reply: OnReply, on_lost: OnLost) -> None:
+        connection.socket_timeout = (
+            None  # replies may be far apart; PipelinedConnection has a timer
+        )
+        self._connection = connection
+        self._on_reply = on_reply
+        self._on_lost = on_lost
+        self._aborted = False
+        self._unsent: list[bytes] = []
+        self._written = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._run(part)) for part in (self._read, self._write)]
+
+    def write(self, data: bytes, /) -> None:
+        """See Link."""
+        self._unsent.append(data)
+        self._written.set()
+
+    def abort(self) -> None:
+        """See Link."""
+        self._aborted = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def closed(self) -> None:
+        """See Link."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._connection.disconnect(nowait=True)
+
+    async def _run(self, part: Callable[[], Any]) -> None:
+        try:
+            await part()
+        except (RedisError, OSError) as error:
+            if not self._aborted:
+                self._on_lost(error)
+
+    async def _write(self) -> None:
+        while not self._aborted:
+            await self._written.wait()
+            self._written.clear()
+            data, self._unsent = self._unsent, []
+            await self._connection.send_packed_command(data, check_health=False)
+
+    async def _read(self) -> None:
+        try:
+            while not self._aborted:
+                try:
+                    reply = await self._connection.read_response(
+                        disable_decoding=True, push_request=True
+                    )
+                except ResponseError as error:
+                    reply = _same_error(error)
+                self._on_reply(reply)
+        finally:
+            await self._connection.disconnect(nowait=True)
+
+
+def _error(text: str) -> ResponseError:
+    """The exception for an error reply."""
+    code, _, message = text.partition(" ")
+    if message == _NO_FUNCTION:
+        return ScriptsMissing(text)
+    kind: type[ResponseError] = _ERRORS.get(code, ResponseError)
+    return kind(text)
+
+
+def _same_error(error: ResponseError) -> ResponseError:
+    """What `_error` makes of the reply that redis-py has made `error` of: with its code."""
+    if isinstance(error, NoScriptError) or str(error) == _NO_FUNCTION:
+        return ScriptsMissing(str(error))
+    if isinstance(error, ClusterDownError | MasterDownError):
+        return ResponseError(f"{error.status_code} {error}")
+    return error

@@ -1,0 +1,90 @@
+"""Slot accounting: every job in hand takes its slots once, before and after it reaches the engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shared.protocol.job import LeasedJob
+from worker.engines.protocol import Capacity, Load
+from worker.publish.output_buffer import OutputBuffer
+from worker.run.slots import SlotAccounting
+
+
+class StubEngine:
+    """An engine whose load the test sets."""
+
+    capacity = Capacity(max_num_seqs=8, kv_cache_tokens=1000, max_model_len=100)
+
+    def __init__(self) -> None:
+        self.unfinished = 0
+
+    def load(self) -> Load:
+        return Load(self.unfinished, 0.0)
+
+
+class Worker:
+    """The jobs of a worker and its slot accounting."""
+
+    def __init__(self) -> None:
+        self.engine = StubEngine()
+        self.runs: dict[str, Any] = {}
+        engine: Any = self.engine
+        self.slots = SlotAccounting(engine, self.runs, kv_high_watermark=0.95)
+
+    def claim(self, job_id: str) -> OutputBuffer:
+        job = LeasedJob(job_id, 0, "l", 1, "f", 1, False, "/v1/embeddings", b"{}", "", False, 0.0)
+        buffer = OutputBuffer(job, lambda _: None)
+        self.runs[job_id] = run = SimpleNamespace(job=job, buffer=buffer)
+        self.slots.add(run)  # type: ignore[arg-type]
+        return buffer
+
+    @property
+    def free(self) -> int:
+        """As the advertised slots see it and as the claimers do."""
+        free = self.slots.free()
+        decision = self.slots.decide()
+        assert decision.count + decision.left_over == free
+        return free
+
+
+def test_a_claimed_job_takes_one_slot_until_it_reaches_the_engine() -> None:
+    worker = Worker()
+    assert worker.free == 8
+    worker.claim("a")
+    worker.claim("b")
+    assert worker.free == 6
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_in_the_engine_a_job_takes_as_many_slots_as_it_has_sequences(sequences: int) -> None:
+    worker = Worker()
+    buffer = worker.claim("a")
+    buffer.prompt(0, 5)
+    worker.engine.unfinished = sequences
+    assert worker.free == 8 - sequences
+
+
+def test_an_embedding_takes_one_slot() -> None:
+    """Its engine call journals the prompt and nothing else (JournalledEngine.encode)."""
+    worker = Worker()
+    worker.claim("embedding").prompt(0, 5)
+    worker.engine.unfinished = 1
+    assert worker.free == 7
+    worker.claim("generation")
+    assert worker.free == 6
+
+
+def test_a_job_that_ends_without_reaching_the_engine_frees_its_slot() -> None:
+    worker = Worker()
+    worker.claim("refused")
+    del worker.runs["refused"]
+    assert worker.free == 8
+
+
+def test_a_draining_worker_has_no_free_slots() -> None:
+    worker = Worker()
+    worker.slots.draining = True
+    assert worker.free == 0

@@ -1,0 +1,108 @@
+"""The simulated engine's responses to chat completion requests."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from worker.engines.simulated.batch import Delta
+from worker.engines.simulated.request import ChatBody, room
+from worker.engines.simulated.response import GenerationResponse, ranked_tokens
+
+
+class ChatResponse(GenerationResponse):
+    """The response to a chat completion request."""
+
+    _id_prefix = "chatcmpl"
+    _object = "chat.completion"
+    _chunk_object = "chat.completion.chunk"
+    _running_usage_details: ClassVar[dict[str, None]] = {"completion_tokens_details": None}
+
+    def __init__(self, body: ChatBody, response_id: str, model: str, max_model_len: int) -> None:
+        prompt = body.prompt()
+        limit = body.max_tokens
+        if body.max_completion_tokens is not None:
+            limit = body.max_completion_tokens
+        super().__init__(
+            body,
+            response_id,
+            model,
+            prompts=[prompt],
+            logprobs=body.top_logprobs if body.logprobs else None,
+            limits=[room(prompt, limit, max_model_len)],
+        )
+
+    def _opening_chunks(self) -> list[dict[str, Any]]:
+        (prompt,) = self._prompts
+        usage = {**self._usage([prompt], 0), **self._running_usage_details}
+        return [
+            {
+                **self._head,
+                "choices": [
+                    {
+                        "index": index,
+                        "delta": {"role": "assistant", "content": ""},
+                        "logprobs": None,
+                        "finish_reason": None,
+                    }
+                ],
+                **({"usage": usage} if self._running_usage else {}),
+                "prompt_token_ids": prompt.token_ids if self._with_ids else None,
+                "prompt_text": None,
+            }
+            for index in range(self._n)
+        ]
+
+    def _chunk_choice(self, delta: Delta) -> dict[str, Any]:
+        choice = {
+            "index": delta.choice,
+            "delta": {"content": delta.text},
+            "logprobs": self._logprobs_of([delta]),
+            "finish_reason": delta.finish_reason,
+        }
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
+        choice["token_ids"] = self._ids([delta])
+        return choice
+
+    def _choice(self, deltas: list[Delta]) -> dict[str, Any]:
+        message = {
+            "role": "assistant",
+            "content": "".join(delta.text for delta in deltas),
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        }
+        return {
+            "index": deltas[-1].choice,
+            "message": message,
+            "logprobs": self._logprobs_of(deltas),
+            "finish_reason": deltas[-1].finish_reason,
+            "stop_reason": deltas[-1].stop_reason,
+            "token_ids": self._ids(deltas),
+            "routed_experts": None,
+        }
+
+    def _trailing_fields(self) -> dict[str, Any]:
+        (prompt,) = self._prompts
+        return {
+            "prompt_logprobs": None,
+            "prompt_token_ids": prompt.token_ids if self._with_ids else None,
+            "prompt_text": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+
+    def _logprobs_of(self, deltas: list[Delta]) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        content = []
+        for token in (token for delta in deltas for token in delta.token_ids):
+            ranked = [
+                {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+                for text, logprob in ranked_tokens(token, max(1, self._logprobs))
+            ]
+            content.append({**ranked[0], "top_logprobs": ranked[: self._logprobs]})
+        return {"content": content}

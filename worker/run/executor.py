@@ -1,0 +1,287 @@
+"""The executor claims, starts, aborts and releases the jobs that one engine runs.
+
+Request path: `worker/claim/claimer.py`, or the worker's control channel -> here ->
+`worker/run/job_run.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from msgpack.exceptions import UnpackException
+
+from shared.platform import logs
+from shared.platform import redis_client as connections
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.redis_client import RedisError
+from shared.protocol.frames import ControlKind, decode_control
+from shared.protocol.job import LeasedJob
+from shared.protocol.scripts.acquire import parse_jobs
+from shared.protocol.states import JobState
+from shared.queue.job_queue import JobQueue
+from worker.claim.admission import ClaimDecision
+from worker.claim.advertised_slots import AdvertisedSlots
+from worker.claim.claimer import Claimer
+from worker.claim.lease import Lease
+from worker.claim.queue_consumer import QueueConsumer
+from worker.engines.protocol import Engine
+from worker.publish.publisher import Publisher
+from worker.run.job_run import JobRun, Outcome
+from worker.run.slots import SlotAccounting
+from worker.run.totals import WorkTotals
+
+log = logging.getLogger("flotilla.executor")
+
+# A control message that was published longer ago has arrived, or is lost.
+_DELIVERY_S = 0.25
+
+
+class Executor:
+    """Claims jobs of one pool for one engine and runs them. `runs` holds them, by job id.
+
+    `urls` are those of the queue's servers, `lease_s` is the length of a lease. Above
+    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        urls: Sequence[str],
+        engine: Engine,
+        metrics: WorkerMetrics,
+        *,
+        pool: str,
+        worker_id: str,
+        lease_s: float,
+        kv_high_watermark: float,
+    ) -> None:
+        self.runs: dict[str, JobRun] = {}
+        self.totals = WorkTotals()
+        self.slots = SlotAccounting(engine, self.runs, kv_high_watermark)
+        self.advertised_slots = AdvertisedSlots(
+            self.slots.free, pool=pool, worker=worker_id, lease_s=lease_s, shards=queue.shards
+        )
+        self.lease = Lease(
+            queue,
+            worker_id,
+            lease_s,
+            lambda: [run.buffer for run in self.runs.values()],
+            self.on_lease_lost,
+        )
+        self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
+        self._queue = queue
+        self._engine = engine
+        self._metrics = metrics
+        self._pool = pool
+        self._worker_id = worker_id
+        self._lease_s = lease_s
+        self._to_release: list[JobRun] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rejecting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed = asyncio.Event()
+        self._blocking = [connections.connect_blocking(url) for url in urls]
+        self._claimers = [
+            Claimer(self._consumer(index), self._decide, self._start)
+            for index, _ in enumerate(urls)
+        ]
+        self._last_step = time.monotonic()
+        engine.on_step = self._on_step
+        # Computed at each scrape: between two claims nothing else would update them.
+        slots = engine.capacity.max_num_seqs
+        metrics.slots.labels("busy").set_function(lambda: engine.load().unfinished)
+        metrics.slots.labels("free").set_function(lambda: max(0, slots - engine.load().unfinished))
+        metrics.kv_usage.set_function(lambda: engine.load().kv_usage)
+
+    def _consumer(self, server_index: int) -> QueueConsumer:
+        return QueueConsumer(
+            self._queue,
+            self._blocking[server_index],
+            server_index,
+            pool=self._pool,
+            worker=self._worker_id,
+            lease_s=self._lease_s,
+            advertised_slots=self.advertised_slots,
+        )
+
+    async def run(self) -> None:
+        """Claim until `drain` or cancellation."""
+        try:
+            await asyncio.gather(*(claimer.run() for claimer in self._claimers))
+        finally:
+            self._rejecting.cancel()
+            self.advertised_slots.stop()
+            with contextlib.suppress(RedisError, OSError):
+                await self._queue.withdraw_slots(self._pool, self._worker_id, self._lease_s)
+            for redis in self._blocking:
+                await redis.aclose()
+
+    @property
+    def decision(self) -> ClaimDecision:
+        """What may be claimed now, and why. Safe to call from another thread."""
+        return self.slots.decide()
+
+    def _decide(self) -> ClaimDecision:
+        """For one claimer: it leaves slots for the claims in flight and for the other claimers."""
+        requested = sum(claimer.requested for claimer in self._claimers)
+        return self.slots.decide(requested, len(self._claimers))
+
+    # --- the control channel ---
+
+    def on_control_message(self, message: bytes) -> None:
+        """Start the jobs that were assigned to this worker; abort one that was ended by others."""
+        try:
+            kind, words = decode_control(message)
+            jobs = parse_jobs(*words) if kind is ControlKind.JOBS else []
+            ended_id = words[0].decode() if kind is ControlKind.DROP else ""
+        except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
+            log.error("ignored malformed control message: %r", error)
+            return
+        for job in jobs:
+            self.advertised_slots.job_assigned(job.shard)
+            self._start(job)
+        if ended_id in self.runs:
+            # Redis would refuse the job's next write anyway; this saves the engine the work.
+            self.runs[ended_id].abort()
+
+    def on_reconnect(self) -> None:
+        """The control channel is subscribed again: messages may have been lost before."""
+        self._rejecting.cancel()
+        self._rejecting = asyncio.create_task(self._reject_unreceived(), name="reject_unreceived")
+
+    async def _reject_unreceived(self) -> None:
+        await asyncio.sleep(2 * _DELIVERY_S)
+        # Two turns of the event loop: if it was blocked, messages that have arrived are read first.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        self.advertised_slots.reset()
+        with contextlib.suppress(RedisError, OSError):  # then their leases expire
+            known = [*self.runs, *(run.job.id for run in self._to_release)]
+            lost = await self._queue.reject_unreceived(
+                self._pool, self._worker_id, known, _DELIVERY_S
+            )
+            for job_id, state in lost.items():
+                log.warning(
+                    "returned a job whose assignment was not received, it is %s now",
+                    state,
+                    extra={"job_id": job_id},
+                )
+
+    # --- one job ---
+
+    def _start(self, job: LeasedJob) -> None:
+        self._metrics.queue_wait.observe(job.waited_s)
+        if job.attempt > 1:
+            self._metrics.retried.inc()
+        if job.id in self.runs:
+            self.runs[job.id].abort()  # taken from this worker, and leased to it again since
+        run = JobRun(job, self._engine, self.publisher, self._metrics)
+        self.runs[job.id] = run
+        self.slots.add(run)
+        task = asyncio.create_task(self._execute(run), name=run.job.id)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _execute(self, run: JobRun) -> None:
+        logs.bind_contextvars(job_id=run.job.id, attempt=run.job.attempt)
+        try:
+            outcome = await run.execute()
+        except Exception:
+            log.exception("run failed")
+            outcome = Outcome.LOST
+            await self._release(run, "run_failed")
+        if outcome is Outcome.RELEASE:
+            self._to_release.append(run)
+        else:
+            self.totals.add(run)
+            if outcome is Outcome.FINISHED:
+                self._count(run)
+        # The same job may be in `runs` again, under a newer lease.
+        if self.runs.get(run.job.id) is run:
+            del self.runs[run.job.id]
+        self._changed.set()
+        for claimer in self._claimers:
+            claimer.slots_changed()
+
+    async def _release(self, run: JobRun, reason: str) -> None:
+        """Release one job at once, while its last entries are still in the step log."""
+        run.abort()
+        self._metrics.released.labels(reason).inc()
+        with contextlib.suppress(RedisError, OSError):  # then its lease expires
+            states = await self._queue.release([run.job], reason, blame=True)
+            for state in states.values():
+                log.warning("job released (%s), it is %s now", reason, state)
+
+    def _count(self, run: JobRun) -> None:
+        self._metrics.finished.of(run.final_state, run.error_code).inc()
+        self._metrics.prompt_tokens.inc(run.buffer.prompt_tokens)
+        self._metrics.completion_tokens.inc(run.buffer.completion_tokens)
+
+    def on_lease_lost(self, job: LeasedJob, state: str) -> None:
+        """Abort a job whose lease is not this worker's any more; `state` is the job's state now."""
+        run = self.runs.get(job.id)
+        # The same job may be in `runs` again, under a newer lease.
+        if run is None or run.buffer.discarded or run.job.lease_id != job.lease_id:
+            return
+        if run.final_state == state:  # ended by this worker; the reply is on its way
+            return
+        self._metrics.fenced.labels(state).inc()
+        # Clients cancel all the time; a job that another worker has taken is worth a warning.
+        ended_by_client = state in {JobState.CANCELLED, JobState.EXPIRED}
+        level = logging.DEBUG if ended_by_client else logging.WARNING
+        log.log(
+            level,
+            "lease lost, run aborted: the job is %s",
+            state,
+            extra={"job_id": job.id, "attempt": job.attempt},
+        )
+        run.abort()
+
+    # --- the engine ---
+
+    def progressing(self, stall_s: float) -> bool:
+        """Whether the engine is idle or has ended a step within the last `stall_s` seconds."""
+        idle = self._engine.load().unfinished == 0
+        if idle:
+            self._last_step = time.monotonic()
+        return idle or time.monotonic() - self._last_step < stall_s
+
+    def _on_step(self) -> None:
+        self._last_step = time.monotonic()
+        self.publisher.on_step()
+
+    # --- shutdown ---
+
+    def drain(self) -> None:
+        """Claim nothing more."""
+        self.slots.draining = True
+        for claimer in self._claimers:
+            claimer.stop()
+        self._changed.set()
+
+    async def wait_until_empty(self, deadline_s: float) -> bool:
+        """Wait until no job is left; False if the deadline came first."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self.runs:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def release_all(self, reason: str, *, blame: bool) -> dict[str, str]:
+        """Abort and release all jobs; `blame` counts the attempt against each.
+
+        Returns the jobs' new states by id. Raises redis' errors.
+        """
+        for run in self.runs.values():
+            run.abort(release=True)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=2.0)
+        jobs = [run.job for run in {*self._to_release, *self.runs.values()}]
+        self._metrics.released.labels(reason).inc(len(jobs))
+        return await self._queue.release(jobs, reason, blame=blame) if jobs else {}

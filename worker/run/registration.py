@@ -1,0 +1,155 @@
+"""A worker's entries in the registry: its id, its heartbeats, the models that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, Registry, WorkerInfo
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.redis_client import RedisError
+from shared.protocol.states import WorkerState
+from worker.engines.protocol import Engine
+from worker.run.executor import Executor
+from worker.run.totals import ages
+
+log = logging.getLogger("flotilla.worker")
+
+_VERSION = version("flotilla")  # at import, because it reads files
+
+LOADING_EXPIRY_S = 3600.0
+"""A worker whose model loads longer than this looks lost."""
+_RETRY_S = 0.25
+
+
+class WorkerIdTaken(Exception):
+    """Another process is the worker with this id."""
+
+
+class Registration:
+    """One worker process in the registry.
+
+    `status` returns the worker's state and the reason for it, `metrics_port` the port of its health
+    server. `executor` is set once the model is loaded.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        engine: Engine,
+        metrics: WorkerMetrics,
+        *,
+        worker_id: str,
+        pool: str,
+        status: Callable[[], tuple[WorkerState, str]],
+        metrics_port: Callable[[], int],
+    ) -> None:
+        self.worker_id = worker_id
+        self.pool = pool
+        self.models: list[dict[str, Any]] = []
+        """The engine's entries of /v1/models."""
+        self.executor: Executor | None = None
+        self._registry = registry
+        self._engine = engine
+        self._metrics = metrics
+        self._status = status
+        self._metrics_port = metrics_port
+        self._start_s: float | None = None
+        # Distinguishes this process from another worker with the same id.
+        self._process = secrets.token_hex(8)
+
+    async def reserve_id(self) -> None:
+        """Reserve the id; a killed process keeps it for five heartbeats. Raises WorkerIdTaken."""
+        left_s = EXPIRY_S
+        try:
+            while not await self._registry.reserve(self.worker_id, self._process):
+                before_s, left_s = left_s, await self._registry.reserved_s(self.worker_id)
+                if left_s > before_s:  # the other process is alive and has extended it
+                    raise WorkerIdTaken(
+                        f"FLOTILLA_WORKER_ID={self.worker_id}: a running worker has this id; "
+                        "give each worker its own id, or none"
+                    )
+                await asyncio.sleep(_RETRY_S)
+        except (RedisError, OSError) as error:
+            log.warning("worker id not reserved, the next heartbeat tries again: %s", error)
+
+    async def announce(self, expiry_s: float = EXPIRY_S) -> None:
+        """Write the worker's entry, which expires after `expiry_s`. Raises redis' errors."""
+        state, reason = self._status()
+        for each in WorkerState:
+            self._metrics.state.labels(each).set(each is state)
+        executor = self.executor
+        load = self._engine.load() if executor else None
+        info = WorkerInfo(
+            id=self.worker_id,
+            pool=self.pool,
+            state=state,
+            engine=self._engine.kind,
+            models=tuple(card["id"] for card in self.models),
+            slots=self._engine.capacity.max_num_seqs if executor else 0,
+            running=load.unfinished if load else 0,
+            jobs=len(executor.runs) if executor else 0,
+            kv_usage=load.kv_usage if load else 0.0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=_VERSION,
+            metrics_port=self._metrics_port(),
+            reason=reason,
+            start_s=self._start_s,
+            ages=ages(executor.runs.values()) if executor else (),
+            **(asdict(executor.totals) if executor else {}),
+        )
+        await self._registry.announce(info, expiry_s=expiry_s)
+
+    async def announce_if_possible(self, expiry_s: float = EXPIRY_S) -> None:
+        """As `announce`, but no error if Redis is unavailable: the next heartbeat announces it."""
+        with contextlib.suppress(RedisError, OSError):
+            await self.announce(expiry_s)
+
+    async def register_models(self) -> None:
+        """Make the models known to the gateways, if Redis is available; heartbeats repeat it."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._registry.register_models(self.pool, self.models)
+
+    def started(self) -> None:
+        """The worker can claim from now on: its start time is complete."""
+        self._start_s = _process_age_s()
+
+    async def run_heartbeats(self) -> None:
+        """Announce the worker until cancellation. Raises WorkerIdTaken."""
+        while True:
+            try:
+                if not await self._registry.reserve(self.worker_id, self._process):
+                    raise WorkerIdTaken(f"another worker has taken the id {self.worker_id}")
+                await self._registry.register_models(self.pool, self.models)
+                await self.announce()
+                if self.executor is not None:
+                    self.executor.advertised_slots.mark_stale()
+            except (RedisError, OSError) as error:
+                log.warning("heartbeat failed: %s", error)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def leave(self) -> None:
+        """Remove the worker's entries, if Redis is available; else they expire."""
+        with contextlib.suppress(RedisError, OSError):
+            await self._registry.leave(self.worker_id, self._process)
+
+
+def _process_age_s() -> float | None:
+    """Seconds since this process started, imports included; None where that is unknown."""
+    try:
+        stat = Path("/proc/self/stat").read_text()
+    except OSError:
+        return None
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

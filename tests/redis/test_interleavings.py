@@ -346,7 +346,9 @@ class Fleet:
         before = self.everything() if fence != fence_token or batch.carried_out else {}
         self.heard()
         try:
-            lost = await self.queue.emit(0, worker.name, fence_token, step, repeated=batch.tries > 0)
+            lost = await self.queue.emit(
+                0, worker.name, fence_token, step, repeated=batch.tries > 0
+            )
         except Fenced:
             assert fence != fence_token
             assert self.everything() == before
@@ -468,7 +470,9 @@ class Fleet:
             before, again = self.everything(), self.random.random() < 0.5
             self.heard()
             with pytest.raises(Fenced):
-                await self.queue.emit(0, name, self.random.choice(fence_tokens), step, repeated=again)
+                await self.queue.emit(
+                    0, name, self.random.choice(fence_tokens), step, repeated=again
+                )
             assert self.everything() == before
             assert self.heard() == {name: [] for name in GATEWAYS}
 

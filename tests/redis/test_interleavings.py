@@ -437,9 +437,9 @@ class Fleet:
             run.fence_token = renewal.fence_token
             if run.job.id in renewal.watchers:
                 watchers, watched = renewal.watchers[run.job.id]
-                run.listen(watchers, watched=watched)
+                run.set_watchers(watchers, watched=watched)
             elif run.ended_as == renewal.lost[run.job.id]:
-                run.listen("", watched=False)  # by itself, perhaps: then all have heard of it
+                run.set_watchers("", watched=False)  # by itself, perhaps: then all have heard of it
             else:
                 run.discarded = True
         return True
@@ -745,7 +745,7 @@ class Fleet:
         for run in worker.runs.values():
             if run.speaks and run.fence_token and run.fence_token == self.fences[worker.name]:
                 watchers, watched = self.listens(run.job.id)
-                assert run.ears == (watchers if run.job.stream or watched else "")
+                assert run.subscribers == (watchers if run.job.stream or watched else "")
 
     def entries(self) -> tuple[dict[tuple[str, bytes], str], set[tuple[str, bytes]]]:
         """What is in the lanes, (lane, entry) -> job, and what of it is delivered."""

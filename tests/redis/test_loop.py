@@ -123,7 +123,7 @@ async def test_a_refused_write_of_one_job_keeps_no_other_back(
 
     await eventually(logged, "what the other job says stands in its log")
     assert (lost.buffer.discarded, kept.buffer.discarded) == (True, False)
-    assert (kept.buffer.watchers, kept.buffer.ears) == (GATEWAY, GATEWAY)
+    assert (kept.buffer.watchers, kept.buffer.subscribers) == (GATEWAY, GATEWAY)
     assert [entry.end for entry in await queue.entries(lost.job.id, 0)] == ["cancelled"]
 
 

@@ -152,7 +152,7 @@ async def test_a_worker_hears_that_it_has_lost_a_job_before_it_writes_again(
         await queue.emit(0, WORKER, before.fence_token, make_step([output(kept, 1)]))
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [lost, kept])
     assert after.lost == {lost.id: "failed" if spoken else "queued"}
-    assert list(after.listeners) == [kept.id]
+    assert list(after.watchers) == [kept.id]
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(kept, 1)])) == {}
 
 

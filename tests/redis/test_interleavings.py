@@ -360,7 +360,7 @@ class Fleet:
         if not batch.carried_out:
             assert heard == sent
         elif (step.frame_sizes, step.frames) == (
-            batch.carried_out.places,
+            batch.carried_out.frame_sizes,
             batch.carried_out.frames,
         ):
             assert self.everything() == before

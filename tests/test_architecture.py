@@ -54,12 +54,12 @@ LAYERS: dict[str, set[str]] = {
     },
     "worker/demo": {PLATFORM},
     "worker/engines": set(),
-    "worker/engines/simulated": {PLATFORM, "worker/engines"},
+    "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, "worker/engines"},
     "worker/claim": {PLATFORM, PROTOCOL, QUEUE},
     "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim"},
     "worker/run": {
-        PLATFORM, PROTOCOL, QUEUE, FLEET, "worker/claim", "worker/publish", "worker/engines",
+        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
     },
     "worker": {
         PLATFORM, "worker/run", "worker/engines", "worker/engines/simulated", "worker/engines/vllm",

@@ -158,7 +158,7 @@ def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None
 
 
 def test_lua_takes_its_key_names_from_python() -> None:
-    scripts = sorted((ROOT / "shared" / "protocol" / "lua").glob("*.lua"))
+    scripts = sorted((ROOT / "shared" / "protocol" / "scripts").rglob("*.lua"))
     assert scripts
     wrong = [s.name for s in scripts if re.search(r"""["']\s*flotilla""", s.read_text())]
     assert not wrong

@@ -69,7 +69,7 @@ async def _follow(
     context: StreamContext, reader: Reader, job_id: str, skip: int
 ) -> AsyncIterator[bytes]:
     yield b"retry: 1000\n\n"
-    await context.queue.watch(job_id, context.gateway_id, sees=True)
+    await context.queue.watch(job_id, context.gateway_id, follow=True)
     reader.resync()  # the log first: it holds what was before we watched
     waits = True
     while True:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gateway.http.asgi_io import ChunkWriter
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
-from shared.protocol.chunk_template import Item, Unfolder
+from shared.protocol.chunk_template import DeltaDecoder, Item
 from shared.protocol.frames import LAST, Frame, FrameKind
 from shared.protocol.job_log import Entry, Journal, read_journal, tokens_in
 
@@ -74,6 +74,7 @@ class Reader:
         "_after",
         "_behind",
         "_bytes",
+        "_decoder",
         "_ended",
         "_failing_since",
         "_failure",
@@ -87,7 +88,6 @@ class Reader:
         "_sink",
         "_start",
         "_tokens",
-        "_unfolder",
         "_unread",
         "_waiter",
         "_want",
@@ -111,7 +111,7 @@ class Reader:
         self._tokens = 0  # in the entries from `_start` to `_after`
         self._ended = False
         self._known = 0  # number of the last entry whose chunks were unfolded
-        self._unfolder = Unfolder()
+        self._decoder = DeltaDecoder()
         self._pieces: list[LogEvent] = []
         self._bytes = 0
         self._behind = False
@@ -139,7 +139,7 @@ class Reader:
             and not self._behind
         ):
             try:
-                data = self._unfolder.unfold(payload or ())
+                data = self._decoder.decode(payload or ())
                 self._tokens += 1 if type(journal) is int else tokens_in(journal)
             except (ValueError, TypeError, LookupError) as error:
                 self._misread(error)
@@ -327,7 +327,7 @@ class Reader:
             start = self._after if self._known == self._after else 0
             generation, entries = await queue.read_log(self.job_id, start)
             if start == 0:
-                self._unfolder = Unfolder()
+                self._decoder = DeltaDecoder()
             if any(entry.lost for entry in entries):
                 raise StreamReset("The log of this job has lost entries.")
             if generation != self._generation and entries and not self._begin_attempt(generation):
@@ -363,7 +363,7 @@ class Reader:
         if entry.end:
             return LogEvent(entry.seq, FrameKind.ENDED, b"")
         if self._want is ReadMode.CHUNKS:
-            return LogEvent(entry.seq, FrameKind.CHUNK, self._unfolder.unfold(entry.items))
+            return LogEvent(entry.seq, FrameKind.CHUNK, self._decoder.decode(entry.items))
         return LogEvent(entry.seq, FrameKind.DELTAS, read_journal(entry.journal, entry.items))
 
     def _complain(self, error: Exception) -> None:

@@ -10,8 +10,10 @@ from redis import Redis
 
 from shared.platform.redis_client import RedisConnectionError
 from shared.protocol.job import LeasedJob
-from shared.protocol.step_log import JobStream, make_step
-from shared.queue.job_queue import Fenced, JobQueue, Renewal
+from shared.protocol.scripts.emit import Fenced, make_step
+from shared.protocol.scripts.renew import Renewal
+from shared.protocol.step_log import JobStream
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,

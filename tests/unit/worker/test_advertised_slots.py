@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.queue.job_queue import UNKNOWN
+from shared.protocol.advertised_slots import UNKNOWN
 from worker.claim.advertised_slots import AdvertisedSlots
 
 
@@ -22,7 +22,7 @@ class Worker:
             return None
         assert (update.pool, update.advertiser) == ("p", "w 1500")
         self.slots.acked(shard)
-        return update.slots, update.told
+        return update.slots, update.acknowledged
 
 
 def test_an_unchanged_number_is_not_sent_again() -> None:
@@ -77,7 +77,7 @@ def test_no_update_is_sent_while_another_is_in_flight() -> None:
     worker.send_update()
     worker.free = 7
     claim = worker.slots.start_update(0)
-    assert (claim.slots, claim.told) == (7, 8)
+    assert (claim.slots, claim.acknowledged) == (7, 8)
     worker.free = 5
     assert worker.send_update() is None
     worker.slots.job_assigned(0)  # received meanwhile; may have been assigned before or after

@@ -137,7 +137,7 @@ def test_the_result_of_a_job_without_subscribers_is_only_logged() -> None:
     end = take_apart(step).said["a"].end
     assert end
     assert ([entry.seq for entry in end.before], end.seq) == ([1], 2)
-    assert (step.places, step.frames, step.messages) == (b"", b"", [])
+    assert (step.frame_sizes, step.frames, step.messages) == (b"", b"", [])
 
 
 def test_a_discarded_buffer_is_not_flushed() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol.chunk_template import Unfolder
+from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.frames import entry_of
 from shared.protocol.job_log import Delta, Prompt
-from shared.protocol.step_log import make_step
+from shared.protocol.scripts.emit import make_step
 from tests.unit.calls import Said, take_apart
 from tests.unit.worker.buffers import RESULT, make_buffer
 from worker.publish.output_buffer import OutputBuffer
@@ -73,7 +73,7 @@ def test_a_prompt_without_a_token_is_sent_with_the_result() -> None:
 
 
 def test_a_streamed_token_takes_hardly_more_bytes_than_its_text() -> None:
-    buffer, decoder = make_buffer(), Unfolder()
+    buffer, decoder = make_buffer(), DeltaDecoder()
     sizes = []
     for n, text in enumerate("abcdef"):
         chunk = b'data: {"id": "chatcmpl-%s", "text": "%c", "more": null}' % (b"0" * 99, ord(text))
@@ -81,7 +81,7 @@ def test_a_streamed_token_takes_hardly_more_bytes_than_its_text() -> None:
         buffer.chunk(chunk)
         output = taken(buffer)
         assert output.entry
-        assert decoder.unfold(output.entry.items) == chunk
+        assert decoder.decode(output.entry.items) == chunk
         assert output.journal == [Delta(0, 0, (n,), text)]
         sizes.append(len(entry_of(buffer.unflushed[-1], "a", n + 1)))
     assert sizes[0] > 100

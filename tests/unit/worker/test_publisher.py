@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client import CollectorRegistry
-from redis.exceptions import NoScriptError
 
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisConnectionError, ResponseError
+from shared.platform.redis_link import ScriptsMissing
+from shared.protocol.advertised_slots import SlotUpdate
 from shared.protocol.job_log import Delta, Prompt
 from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import Fenced, Step
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import Step
-from shared.queue.job_queue import Fenced, SlotUpdate
 from tests.unit.calls import Ended, Said, take_apart
 from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
 from worker.publish import publisher as module
@@ -68,27 +68,30 @@ class RecordingQueue:
 
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Step, update: SlotUpdate | None
-    ) -> asyncio.Future[Reply]:
+    ) -> asyncio.Future[list[bytes] | None]:
         self.calls.put_nowait(Call(shard, fence_token, step, False, update))
-        return asyncio.ensure_future(self._reply(self.open))
+        return asyncio.ensure_future(self._raw_reply(self.open))
 
     async def emit(
-        self, shard: int, worker: str, fence_token: str, step: Step, *, again: bool
+        self, shard: int, worker: str, fence_token: str, step: Step, *, repeated: bool
     ) -> dict[str, str]:
-        self.calls.put_nowait(Call(shard, fence_token, step, again, None))
-        return self.emitted(await self._reply(self.open))
+        self.calls.put_nowait(Call(shard, fence_token, step, repeated, None))
+        reply = await self._reply(self.open)
+        if reply is FENCED:
+            raise Fenced
+        return reply
 
-    async def _reply(self, may_go: asyncio.Event) -> Reply:
+    async def _reply(self, may_go: asyncio.Event) -> dict[str, str] | None:
         await may_go.wait()
         reply = self.replies.pop(0) if self.replies else {}
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def emitted(self, reply: Any) -> dict[str, str]:
-        if reply is FENCED:
-            raise Fenced
-        return reply
+    async def _raw_reply(self, may_go: asyncio.Event) -> list[bytes] | None:
+        """As the script gives it."""
+        lost = await self._reply(may_go)
+        return None if lost is FENCED else [word.encode() for item in lost.items() for word in item]
 
     async def next(self) -> Call:
         async with asyncio.timeout(DEADLINE_S):
@@ -420,7 +423,7 @@ TRANSIENT = [
     ResponseError("MISCONF disk is full"),
     ResponseError("READONLY You can't write against a read only replica."),
     ResponseError("LOADING Redis is loading the dataset in memory"),
-    NoScriptError("NOSCRIPT"),
+    ScriptsMissing("NOSCRIPT"),
 ]
 
 

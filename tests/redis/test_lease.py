@@ -56,7 +56,7 @@ async def test_a_renewal_gives_all_jobs_the_token_and_their_subscribers(
     for _ in range(2):
         await submit(queue)
     a, b = [worker.hold(job) for job in await take(queue)]
-    await queue.watch(a.job.id, "gw-2", sees=True)
+    await queue.watch(a.job.id, "gw-2", follow=True)
     await worker.lease.renew(0)
     assert a.fence_token == b.fence_token == worker.lease.fence_token(0) != ""
     assert (a.watchers, b.watchers) == ("gw-1 gw-2", "gw-1")
@@ -132,7 +132,7 @@ async def test_an_invalidated_token_is_replaced_by_the_next_renewal(
     old = worker.lease.fence_token(0)
     worker.lease.invalidate(0, "an older one")
     assert worker.lease.fence_token(0) == old
-    await queue.watch(stream.job.id, "gw-2", sees=True)
+    await queue.watch(stream.job.id, "gw-2", follow=True)
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, old, make_step([output(stream.job, 1)]))
     worker.lease.invalidate(0, old)

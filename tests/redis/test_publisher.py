@@ -91,7 +91,7 @@ async def wait_for_entries(queue: JobQueue, job_id: str, count: int) -> None:
 
 def on_offer(store: Redis) -> int:
     """The slots that the worker has advertised."""
-    return int(store.zscore(keys.offers(0, POOL), keys.advertiser(WORKER, LEASE_S)) or 0)
+    return int(store.zscore(keys.advertised(0, POOL), keys.advertiser(WORKER, LEASE_S)) or 0)
 
 
 async def test_long_results_are_stored_though_they_leave_in_several_calls(
@@ -210,7 +210,7 @@ async def test_slots_of_a_refused_call_are_advertised_with_the_next_one(
 ) -> None:
     buffer = worker.start(await lease(queue))
     await worker.lease.renew(0)
-    await queue.watch(buffer.job.id, "gw-2", sees=True)  # invalidates the fencing token
+    await queue.watch(buffer.job.id, "gw-2", follow=True)  # invalidates the fencing token
     worker.free = 3
     buffer.chunk(b"1")
     worker.publisher.on_step()

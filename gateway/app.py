@@ -25,7 +25,7 @@ from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.submitter import Submitter
 from gateway.routes import admin, autoscale, docs, health, inference, jobs, models, openapi
 from gateway.routes.inference import InferenceApp
-from gateway.streaming.answer import cancellations_sent
+from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.fleet.registry import Registry
@@ -79,6 +79,7 @@ def create_app(settings: Settings) -> InferenceApp:
             settings,
             queue,
             relay,
+            Cancellations(queue),
             metrics,
             fleet.wait_reason,
             partial(job_object.full, queue, fleet),
@@ -108,7 +109,7 @@ def create_app(settings: Settings) -> InferenceApp:
         try:
             yield
         finally:
-            await cancellations_sent()
+            await streams.cancellations.drain()
             await end(tasks)
             await queue.close()
             await servers.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gateway.streaming.events import _render
-from gateway.streaming.reader import LogEvent
+from gateway.streaming.log_event import LogEvent
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Delta, Prompt
 

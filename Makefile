@@ -1,9 +1,9 @@
-# `make up` runs the whole fleet on this machine; the other targets are for working on Flotilla.
+# `make up` runs a whole fleet on this machine; the other targets are for working on Flotilla.
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install test test-compose lint load faults clean
-# Only the installer knows this one; Flotilla refuses FLOTILLA_ variables that it doesn't know.
+.PHONY: help up install check test test-compose lint load faults clean
+# Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 
 help: ## this list
@@ -15,13 +15,19 @@ up: install ## Redis, gateway and workers in this terminal; Ctrl-C stops them (A
 install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/install.sh)
 	@FLOTILLA_BACKEND='$(FLOTILLA_BACKEND)' PYTHON='$(PYTHON)' sh compose/install.sh
 
+# A process for each core, at most four: each starts a Redis of its own, and one of them vLLM.
+PARALLEL = -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
+check: lint ## before a commit: lint and unit tests, in a minute and a half
+	.venv/bin/pytest -q $(PARALLEL) tests/unit tests/test_words.py
+
 test: install ## all tests (ARGS: pytest's)
-	.venv/bin/pytest $(ARGS)
+	.venv/bin/pytest $(PARALLEL) $(ARGS)
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)
 
-lint: install ## style, types and the rules of the architecture
+lint: install ## style, types, docstrings and the rules of the architecture
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
@@ -33,7 +39,7 @@ load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin
 			-c compose/constraints.txt -e '.[load]'
 	@.venv/bin/python -m load_tests $(ARGS)
 
-faults: install ## break a fleet on purpose: what do its clients see? (ARGS: see load_tests/README.md)
+faults: install ## break a fleet on purpose and check what its clients see (ARGS: see load_tests/README.md)
 	@.venv/bin/python -m load_tests faults $(ARGS)
 
 clean: ## removes .venv, caches and the data of `make up`

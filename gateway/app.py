@@ -23,7 +23,17 @@ from gateway.jobs import job_object
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.submitter import Submitter
-from gateway.routes import admin, autoscale, docs, health, inference, jobs, models, openapi
+from gateway.routes import (
+    admin,
+    autoscale,
+    docs,
+    health,
+    inference,
+    jobs,
+    models,
+    openapi,
+)
+from gateway.routes import metrics as metrics_route
 from gateway.routes.inference import InferenceApp
 from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.context import StreamContext
@@ -32,10 +42,11 @@ from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import eviction, logs
 from shared.platform import redis_client as connections
+from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
-from shared.platform.tasks import end
+from shared.platform.tasks import TaskSupervisor
 from shared.queue.job_queue import JobQueue
 from shared.queue.reaper import Reaper
 
@@ -72,8 +83,12 @@ def create_app(settings: Settings) -> InferenceApp:
         logs.bind_process(gateway=gateway_id)
         buffer_bytes = settings.stream_buffer_bytes
         relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
-        fleet = FleetView(Registry(servers.primary), ScaleStore(servers.primary))
+        malformed = MalformedValues(metrics.malformed)
+        fleet = FleetView(
+            Registry(servers.primary, malformed), ScaleStore(servers.primary, malformed)
+        )
         watch = eviction.EvictionMonitor([servers.primary, *servers.all])
+        tasks = TaskSupervisor(metrics.background_tasks)
         streams = StreamContext(
             gateway_id,
             settings,
@@ -94,11 +109,15 @@ def create_app(settings: Settings) -> InferenceApp:
             streams=streams,
             fleet=fleet,
             eviction=watch,
+            tasks=tasks,
             metrics=metrics,
             prometheus=registry,
         )
         reaper = Reaper(queue, settings.lease_s, metrics.reaper)
-        tasks = [asyncio.create_task(work.run()) for work in (relay, fleet, reaper, watch)]
+        tasks.start("relay", relay.run())
+        tasks.start("fleet view", fleet.run())
+        tasks.start("reaper", reaper.run())
+        tasks.start("eviction monitor", watch.run())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
                 await relay.connected()
@@ -110,7 +129,7 @@ def create_app(settings: Settings) -> InferenceApp:
             yield
         finally:
             await streams.cancellations.drain()
-            await end(tasks)
+            await tasks.stop()
             await queue.close()
             await servers.close()
             access.write()
@@ -126,9 +145,9 @@ def create_app(settings: Settings) -> InferenceApp:
     )
     errors.install(app, metrics)
     openapi.install(app, with_keys=bool(settings.tenants()))
-    for part in (inference, jobs, models, autoscale, admin, health, docs):
-        app.include_router(part.router)
+    for module in (inference, jobs, models, autoscale, admin, health, metrics_route, docs):
+        app.include_router(module.router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
-    app.add_middleware(RequestId, access=access)  # outermost: a 401 has an id too
+    app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
     return InferenceApp(app, authenticator, metrics, access)

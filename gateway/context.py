@@ -16,6 +16,7 @@ from gateway.streaming.relay import Relay
 from shared.platform.eviction import EvictionMonitor
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
+from shared.platform.tasks import TaskSupervisor
 from shared.queue.job_queue import JobQueue
 
 
@@ -32,6 +33,7 @@ class Gateway:
     streams: StreamContext
     fleet: FleetView
     eviction: EvictionMonitor
+    tasks: TaskSupervisor
     metrics: GatewayMetrics
     prometheus: CollectorRegistry
 

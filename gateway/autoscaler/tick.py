@@ -25,6 +25,7 @@ from shared.fleet.autoscale_policy import (
 )
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, pool_name
 from shared.fleet.scale_decisions import Scale, ScaleStore, ScalingEvent, parse
+from shared.platform.malformed import MalformedValues
 from shared.platform.redis_client import UNAVAILABLE
 from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
@@ -49,6 +50,7 @@ class _TickState:
 
 
 _TICK_STATE = TypeAdapter(_TickState)
+_malformed = MalformedValues()
 
 
 async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
@@ -113,7 +115,9 @@ class _Pool:
 
     async def tick(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
         """PoolSnapshot, decide, act, write down."""
-        before = parse(_TICK_STATE, await self._store.tick_state(self._pool))
+        before = parse(
+            _TICK_STATE, await self._store.tick_state(self._pool), self._pool, _malformed
+        )
         memory, last = (before.memory, before.rates) if before else (None, None)
         seen, rates = observe(await self._look(lanes, workers), last, memory)
         decision = decide(seen, self._limits, memory)

@@ -51,7 +51,7 @@ class AccessLog:
         self._render = _json if as_json else _text
         self._lines: list[_Line] = []
 
-    def note(
+    def record(
         self,
         scope: Scope,
         status: int,

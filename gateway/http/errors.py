@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: one place, always OpenAI's shape."""
+"""The one place where errors become HTTP answers, always in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from gateway.http.not_supported import not_supported
 from shared.api.errors import (
@@ -22,58 +23,71 @@ from shared.platform.redis_client import RedisError
 
 log = logging.getLogger("flotilla.gateway")
 
+ERROR_CODE = "error_code"
+"""The key of a request's `state` that holds the code of the error it was answered with."""
+
 
 def error_response(
-    error: FlotillaError, metrics: GatewayMetrics, *headers: tuple[bytes, bytes]
+    error: FlotillaError, metrics: GatewayMetrics, scope: Scope, *headers: tuple[bytes, bytes]
 ) -> Response:
-    """The answer that tells a client of an error of ours; it is counted."""
-    metrics.refused.labels(error.code or error.type).inc()
+    """The answer to the request `scope` that failed with `error`.
+
+    Counts it, and notes its code in the request's state for the access log.
+    """
+    code = error.code or error.type
+    metrics.refused.labels(code).inc()
+    scope.setdefault("state", {})[ERROR_CODE] = code
     response = Response(error.to_openai(), error.status, media_type="application/json")
     response.raw_headers += [*error.headers(), *headers]
     return response
 
 
 def to_flotilla_error(error: Exception) -> FlotillaError:
-    """The error that a client is told of; what is not its business is logged."""
+    """The error that the client gets for any exception; its details are logged, not sent."""
     if isinstance(error, FlotillaError):
         return error
     if isinstance(error, RedisError | OSError):
-        log.warning("Redis is not available: %s", error)
+        log.warning("Redis can't be reached or refused a command: %s", error)
         return RedisUnavailable("The queue can't be reached now; try again.")
     log.error("unhandled error", exc_info=error)
-    return FlotillaError("Something went wrong on our side.")
+    return FlotillaError(
+        "The gateway failed while it handled this request; its log has details under the "
+        "x-request-id of this answer."
+    )
 
 
 def install(app: FastAPI, metrics: GatewayMetrics) -> None:
-    """Render every exception that leaves a route."""
+    """Answer every exception that leaves a route; what is left is for `middleware.RequestId`."""
 
-    def answer(error: FlotillaError) -> Response:
-        return error_response(error, metrics)
+    async def on_error(request: Request, error: Exception) -> Response:
+        return error_response(to_flotilla_error(error), metrics, request.scope)
 
-    async def ours(_: Request, error: Exception) -> Response:
-        return answer(to_flotilla_error(error))
-
-    async def framework(request: Request, error: Exception) -> Response:
+    async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 404:
-            if missing := not_supported(request.url.path):
-                return answer(missing)
-            return answer(NotFound(f"There is no {request.method} {request.url.path[:200]} here."))
+        response = error_response(_of_http_exception(request, error), metrics, request.scope)
         if error.status_code == 405:
-            response = answer(MethodNotAllowed(f"{request.method} is not allowed here."))
             response.headers.update(error.headers or {})
-            return response
-        return answer(BadRequest(str(error.detail)))
+        return response
 
-    async def validation(_: Request, error: Exception) -> Response:
+    async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:])
-        return answer(BadRequest(f"{place}: {first['msg']}", place or None))
+        param = ".".join(str(name) for name in first["loc"][1:])
+        failure = BadRequest(f"{param}: {first['msg']}", param or None)
+        return error_response(failure, metrics, request.scope)
 
-    app.add_exception_handler(FlotillaError, ours)
-    app.add_exception_handler(HTTPException, framework)
-    app.add_exception_handler(RequestValidationError, validation)
-    app.add_exception_handler(RedisError, ours)
-    app.add_exception_handler(OSError, ours)
-    app.add_exception_handler(Exception, ours)
+    app.add_exception_handler(FlotillaError, on_error)
+    app.add_exception_handler(RedisError, on_error)
+    app.add_exception_handler(OSError, on_error)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+
+
+def _of_http_exception(request: Request, error: HTTPException) -> FlotillaError:
+    method, path = request.method, request.url.path
+    if error.status_code == 404:
+        missing = not_supported(path)
+        return missing or NotFound(f"This server has no route {method} {path[:200]}.")
+    if error.status_code == 405:
+        return MethodNotAllowed(f"{path[:200]} does not support {method}.")
+    return BadRequest(str(error.detail))

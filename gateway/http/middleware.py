@@ -1,5 +1,4 @@
-"""What every request passes that FastAPI answers: it gets an id, its key is looked at, and one line
-in the access log tells of it."""
+"""Middleware around FastAPI: request id and access log, HEAD, authentication."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.errors import error_response
+from gateway.http.errors import ERROR_CODE, error_response, to_flotilla_error
 from shared.api.errors import FlotillaError
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
@@ -27,7 +26,7 @@ PUBLIC_PATHS = frozenset(
 
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The id that a client gave its request, if it is a sound one."""
+    """The client's own `x-request-id`; None if there is none or it has other characters."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value
@@ -35,16 +34,17 @@ def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def new_request_id() -> bytes:
-    """For a request that did not become a job; else the job's id is the request's."""
+    """For a request that does not become a job; the id of one that does is the job's."""
     return b"req_" + secrets.token_hex(12).encode()
 
 
 class RequestId:
-    """Every answer carries `x-request-id`; the access log has it, too."""
+    """Adds `x-request-id` to every answer, writes the access log, answers unhandled errors."""
 
-    def __init__(self, app: ASGIApp, access: AccessLog) -> None:
+    def __init__(self, app: ASGIApp, access: AccessLog, metrics: GatewayMetrics) -> None:
         self._app = app
         self._access = access
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +54,8 @@ class RequestId:
         logs.clear_contextvars()  # a pipelined request starts in the context of the one before it
         logs.bind_contextvars(request_id=request_id.decode("ascii"))
         identity = (b"x-request-id", request_id)
-        began, status, job_id = time.monotonic(), 500, b"-"
+        began, status, job_id = time.monotonic(), 0, b"-"
+        state = scope.setdefault("state", {})
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, job_id
@@ -66,27 +67,38 @@ class RequestId:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            failure = to_flotilla_error(error)
+            response = error_response(failure, self._metrics, scope)
+            if not status:  # else the answer has begun: the server closes the connection
+                await response(scope, receive, send_with_id)
         finally:
-            tenant = scope.get("state", {}).get("tenant", "-")
-            job = job_id.decode("ascii")
-            self._access.note(scope, status, began, request_id, tenant=tenant, job_id=job)
+            self._access.record(
+                scope,
+                status or 500,
+                began,
+                request_id,
+                tenant=state.get("tenant", "-"),
+                job_id=job_id.decode("ascii"),
+                error=state.get(ERROR_CODE, ""),
+            )
 
 
 class Head:
-    """HEAD is answered as GET is, without the body, which the server leaves out."""
+    """Answers HEAD as GET. The server leaves out the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # An event stream has no end that somebody who asks for no body should wait for.
+        # Not for event streams: the answer to HEAD would take as long as the stream.
         if scope.get("method") == "HEAD" and not scope["path"].endswith("/events"):
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 
 
 class Authentication:
-    """Puts the tenant into the request's state, or answers 401 (or 429, see auth.py)."""
+    """Puts the tenant into the request's state, or answers 401, or 429 (auth.py)."""
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, metrics: GatewayMetrics) -> None:
         self._app = app
@@ -94,15 +106,17 @@ class Authentication:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":  # there is none here, and none may slip past the key
+        if (
+            scope["type"] == "websocket"
+        ):  # there are none here; without this line they would pass without a key
             await send({"type": "websocket.close", "code": 1008})
             return
-        # The raw path: what the Host header or a root path make of a URL must not open a door.
+        # The path of the scope: neither the Host header nor a root path can change it.
         if scope["type"] == "http" and scope["path"] not in PUBLIC_PATHS:
             try:
                 tenant = await self._authenticator.tenant(scope)
                 scope.setdefault("state", {})["tenant"] = tenant
             except FlotillaError as error:
-                await error_response(error, self._metrics)(scope, receive, send)
+                await error_response(error, self._metrics, scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
 from gateway.jobs import wait_estimate
@@ -14,11 +13,10 @@ from shared.fleet.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.platform.redis_client import RedisError
 
-log = logging.getLogger("flotilla.fleet")
-
 _REFRESH_S = HEARTBEAT_S
 # The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.
 _MIN_REFRESH_S = 0.25
+_OUTDATED_S = 5 * _REFRESH_S
 
 
 class FleetView:
@@ -35,6 +33,8 @@ class FleetView:
         self._durations = JobDurations()
         self._redis_ahead_s = 0.0
         self._read_at = float("-inf")
+        self._complete_at = time.monotonic()
+        self._error = ""  # of the last refresh that failed
         self._refreshing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -43,8 +43,16 @@ class FleetView:
             try:
                 await self.refresh()
             except (RedisError, OSError) as error:
-                log.debug("the fleet's state could not be read: %s", error)
+                self._error = str(error) or type(error).__name__
             await asyncio.sleep(_REFRESH_S)
+
+    @property
+    def problem(self) -> str:
+        """Why the copy is outdated, in words; empty if it is not."""
+        old_s = time.monotonic() - self._complete_at
+        if old_s < _OUTDATED_S:
+            return ""
+        return f"models and workers were last read {old_s:.0f} s ago: {self._error[:200]}"
 
     async def refresh(self) -> None:
         """Read everything from Redis now. Raises redis' errors."""
@@ -55,6 +63,7 @@ class FleetView:
         pools = sorted({model.pool for model in self.models.values()})
         now_s, self.scales = await self._scales.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
+        self._complete_at = time.monotonic()
 
     async def model(self, name: str) -> ModelInfo:
         """A model by its name, with or without workers.

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
-# Loaded here because nothing may be loaded between fork and exec.
-_LIBC = ctypes.CDLL(None)
+from shared.platform.parent_death import signal_at_parent_death
+
 _CHUNK_BYTES = 64 * 1024
 _PUMP_REST_S = 1.0
 
@@ -60,7 +57,7 @@ class Child:
                 env=command.environment,
                 pass_fds=command.inherits,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid(), command.when_orphaned),
+                preexec_fn=signal_at_parent_death(os.getpid(), command.when_orphaned),
             )
         except BaseException:
             os.close(read_fd)
@@ -90,21 +87,6 @@ class Child:
         """End it and everything in its process group now."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-
-
-def _die_with(supervisor: int, number: signal.Signals) -> Callable[[], None]:
-    """Runs in the child before exec: the kernel is to send it a signal when the supervisor ends.
-
-    So even `kill -9` of the supervisor leaves nothing behind.
-    """
-
-    def before_exec() -> None:
-        if sys.platform == "linux":
-            _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-            if os.getppid() != supervisor:  # it ended before the call
-                os._exit(1)
-
-    return before_exec
 
 
 async def _pump(read_fd: int, log_fd: int, show: Callable[[str], None]) -> None:

@@ -1,1 +1,1 @@
-"""What Celery does beside the requests: housekeeping, and how many workers there should be."""
+"""Maintenance: repairs and clean-up as Celery tasks, the autoscaler's decisions on a timer."""

@@ -1,11 +1,13 @@
-"""`python -m gateway.maintenance`: Celery's worker and beat in one process; with `--check`, its health.
+"""`python -m gateway.maintenance`: the maintenance process; with `--check`, its health check.
 
-Two of them may run for one fleet: each task is done once a round all the same.
+Two of them may run for one fleet: each task still runs once a round.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import sys
 
 from gateway.maintenance import liveness_file
@@ -14,9 +16,10 @@ from shared.platform.settings import SettingsError, drop_variables, load_setting
 
 
 def main() -> None:
-    """Runs until a signal."""
+    """Run until SIGTERM or SIGINT; exit status 2 for wrong settings."""
     parser = argparse.ArgumentParser(
-        "python -m gateway.maintenance", description="The fleet's maintenance."
+        "python -m gateway.maintenance",
+        description="Repairs and removes damaged or stale records, and decides for the autoscaler.",
     )
     parser.add_argument(
         "--check",
@@ -29,11 +32,12 @@ def main() -> None:
         if arguments.check:
             problem = liveness_file.problem(settings)
             sys.exit(problem or 0)
+        stdout = os.dup(1)  # `set_up` redirects it; the Celery worker writes its own lines there
         logs.set_up(settings.log_level, settings.log_format)
         drop_variables("CELERY_")
-        from gateway.maintenance.process import run  # not for `--check`: it loads Celery
+        from gateway.maintenance.process import run  # not needed for `--check`
 
-        run(settings)
+        sys.exit(asyncio.run(run(settings, stdout)))
     except SettingsError as error:
         print(f"flotilla maintenance: {error}", file=sys.stderr)
         sys.exit(2)

@@ -1,7 +1,7 @@
-"""Where Celery keeps its messages: the maintenance process's Redis, in our words and in Celery's.
+"""The Redis database of Celery's messages: its URL for redis-py and for Celery.
 
-Celery's database is its own, so that a person who empties it, or a Celery that runs wild, does not
-touch a job. The keys are prefixed by fleet, so fleets may share one.
+Celery has a database of its own, so that nobody who empties it deletes a job. The prefix of its keys
+names the fleet, so several fleets may share a database.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from shared.protocol import keys
 
 
 class Broker(NamedTuple):
-    """One Redis database."""
+    """A Redis database as Celery's settings name it."""
 
     url: str
-    """As Celery writes it; holds the password."""
+    """In Celery's form; contains the password."""
     ssl: dict[str, Any] | None
-    """TLS options; None without TLS. In a URL, Celery takes their absence for `trust everybody`."""
+    """TLS options; None without TLS. Not in the URL: there, Celery would not check certificates."""
     prefix: str
-    """Of all keys."""
+    """Of all its keys."""
 
 
 def celery_redis_url(settings: Settings) -> str:
-    """The setting, or the database after the fleet's own. Raises SettingsError."""
+    """The setting for it, else the database after the fleet's own. Raises SettingsError."""
     if settings.maintenance_redis_url:
         return settings.maintenance_redis_url
     parts = urlsplit(settings.redis_url)
@@ -43,9 +43,9 @@ def celery_redis_url(settings: Settings) -> str:
 
 
 def broker(settings: Settings) -> Broker:
-    """The same for Celery. Raises SettingsError.
+    """The same database for Celery. Raises SettingsError.
 
-    Of a URL's options, `db` and those of TLS count; time limits are app.py's.
+    Of a URL's options, only `db` and those of TLS are used; timeouts are set in celery_app.py.
     """
     url = celery_redis_url(settings)
     options = _parse("FLOTILLA_MAINTENANCE_REDIS_URL", url)
@@ -53,33 +53,46 @@ def broker(settings: Settings) -> Broker:
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
     db = options.get("db", 0)
     if "path" in options:
-        place = f"redis+socket://{login}{quote(options['path'])}?virtual_host={db}"
+        celery_url = f"redis+socket://{login}{quote(options['path'])}?virtual_host={db}"
     else:
         host = options.get("host", "localhost")
         host = f"[{host}]" if ":" in host else quote(host)
-        place = f"redis://{login}{host}:{options.get('port', 6379)}/{db}"
+        celery_url = f"redis://{login}{host}:{options.get('port', 6379)}/{db}"
     ssl = None
     if urlsplit(url).scheme == "rediss":
         ssl = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
         ssl |= {name: value for name, value in options.items() if name.startswith("ssl_")}
-    return Broker(place, ssl, keys.celery_prefix(_fleet(settings)))
+    return Broker(celery_url, ssl, keys.celery_prefix(_fleet(settings)))
 
 
-async def refusal(settings: Settings) -> str:
-    """Why this Redis will never do, if so; empty also if it can't be asked now."""
+async def answers(settings: Settings) -> bool:
+    """Whether this Redis can be reached now."""
+    redis = connect(celery_redis_url(settings), max_connections=1)
+    try:
+        await redis.ping()
+    except (RedisError, OSError):
+        return False
+    finally:
+        await redis.aclose(close_connection_pool=True)
+    return True
+
+
+async def problem(settings: Settings) -> str:
+    """Why Celery can never use this Redis; empty if it can, or if Redis can't be reached now."""
+    broker(settings)  # raises for an address that makes no sense
     redis = connect(celery_redis_url(settings), max_connections=1)
     try:
         await redis.ping()
     except ResponseError as error:
         if "DB index" in str(error):  # many managed ones have one database, others have 16
             return (
-                f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: there is no database for Celery after the "
-                "fleet's; name one (the fleet's own will do, keys do not meet)"
+                f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: Celery needs a database of its own; "
+                "name one (the fleet's own works too, their keys differ)"
             )
         if "cluster mode" in str(error):
             return (
-                f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: Celery can't use a cluster; name a Redis "
-                "that is none, however small"
+                f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}: Celery can't use a cluster; "
+                "name a Redis that is not a cluster, however small"
             )
     except (RedisError, OSError):
         pass
@@ -96,7 +109,7 @@ def _parse(name: str, url: str) -> dict[str, Any]:
 
 
 def _fleet(settings: Settings) -> str:
-    """The same for all processes that name the fleet's Redis in the same way."""
+    """An id of the fleet: equal for all processes with the same host, port, path and database."""
     options = _parse("FLOTILLA_REDIS_URL", settings.redis_url)
     names = ("host", "port", "path", "db")
     return sha256(repr([options.get(name) for name in names]).encode()).hexdigest()[:8]

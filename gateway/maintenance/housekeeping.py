@@ -1,6 +1,7 @@
-"""What the maintenance process do. Each may be done twice, or not at all: the next round does it.
+"""Repairs what is damaged in Redis, and removes records that are no longer used.
 
-Leases, deadlines and the index do not wait for maintenance: shared/queue/reaper.py runs in every process.
+Leases, deadlines and the index of running jobs are not repaired here but by shared/queue/reaper.py,
+which runs in every process.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from shared.queue.job_queue import JobQueue, Repaired
 
 log = logging.getLogger("flotilla.maintenance")
 
-STEPS_A_ROUND = 200
+STEPS_PER_ROUND = 200
 ROUND_S = 5.0
-"""Other maintenance tasks wait meanwhile."""
-_KEYS_AT_ONCE = 500
-_IDS_TOLD = 5
+"""The other Celery tasks wait meanwhile."""
+_KEYS_PER_STEP = 500
+_MAX_IDS_LOGGED = 5
 
 
 class Housekeeping:
-    """Keeps its place from one round to the next."""
+    """Remembers from one round to the next where each server's scan stopped."""
 
     def __init__(self, queue: JobQueue, registry: Registry) -> None:
         self._queue = queue
         self._registry = registry
-        self._scans: dict[int, AsyncIterator[Step]] = {}  # by server
+        self._scans: dict[int, AsyncIterator[Step]] = {}  # by index of the server
 
     async def repair(self) -> None:
-        """Go on with the walk over all jobs and what leads to them, and put right what is wrong.
+        """Continue the scan over all jobs and what refers to them, and repair what is inconsistent.
 
-        A job that waits is found by workers again although Redis lost its entry; entries, index
-        members and logs whose jobs are gone are taken out. A small fleet is walked over in one
-        round.
+        A waiting job whose stream entry was lost gets a new one; entries, index members and logs
+        of deleted jobs are removed. A small fleet is scanned in one round. Raises redis' errors,
+        after all servers were tried.
         """
         done: dict[str, Repaired] = {}
         lost: Exception | None = None
@@ -46,21 +47,21 @@ class Housekeeping:
         try:
             for server in range(n_servers):
                 try:
-                    await self._go_on(server, done, began_s + ROUND_S * (server + 1) / n_servers)
-                except UNAVAILABLE as error:  # others are there
+                    await self._continue(server, done, began_s + ROUND_S * (server + 1) / n_servers)
+                except UNAVAILABLE as error:  # the other servers are still repaired
                     lost = error
         finally:
             if done:
-                log.warning("repaired: %s", _told(done))
+                log.warning("repaired: %s", _summary(done))
         if lost is not None:
             raise lost
 
-    async def _go_on(self, server: int, done: dict[str, Repaired], until_s: float) -> None:
-        """Some steps more of a server's walk; the next time it is a new one if that is over."""
+    async def _continue(self, server: int, done: dict[str, Repaired], until_s: float) -> None:
+        """Do some more steps of a server's scan, or start a new one if the last has ended."""
         clock = asyncio.get_running_loop().time
-        # A generator that has raised has nothing more to give: it is kept if nothing happens.
+        # Put back only at the end: a generator that has raised can't be continued.
         steps = self._scans.pop(server, None) or scan_server(self._queue, server)
-        for _ in range(STEPS_A_ROUND // len(self._queue.servers)):
+        for _ in range(STEPS_PER_ROUND // len(self._queue.servers)):
             step = await anext(steps, None)
             if step is None:
                 return
@@ -70,14 +71,15 @@ class Housekeeping:
                 break
         self._scans[server] = steps
 
-    async def prune(self, models: Collection[str], maintenance: Collection[str]) -> None:
-        """Take out records of workers, pools and maintenance that there are no more.
+    async def prune(self, models: Collection[str], tasks: Collection[str]) -> None:
+        """Remove records of workers, pools and maintenance tasks that no longer exist.
 
-        `models` are those that the settings name, `maintenance` those that are done.
+        `models` are the autoscaled models of the settings, `tasks` the names of all tasks.
+        Raises redis' errors.
         """
         redis = self._queue.servers.primary
         before = await redis.scard(keys.WORKERS)
-        workers = await self._registry.workers()  # takes out what has expired
+        workers = await self._registry.workers()  # removes those that have expired
         dropped = {"worker": max(0, before - len(workers))}
         pools = {worker.pool for worker in workers} | {pool_name(model) for model in models}
         pools |= {model.pool for model in (await self._registry.models()).values()}
@@ -86,11 +88,11 @@ class Housekeeping:
             pipeline.of(shard).smembers(keys.pools(shard))
         pools |= {pool.decode() for found in await pipeline.execute() for pool in found}
         known = {make(pool) for pool in pools for make in (keys.scale, keys.scaling_events)}
-        async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_AT_ONCE):
+        async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_PER_STEP):
             if key.decode() not in known:
                 dropped["scale"] = dropped.get("scale", 0) + await redis.delete(key)
         for name in await redis.hkeys(keys.MAINTENANCE_RUNS):
-            if name.decode() not in maintenance:
+            if name.decode() not in tasks:
                 dropped["task"] = dropped.get("task", 0) + await redis.hdel(
                     keys.MAINTENANCE_RUNS, name
                 )
@@ -102,11 +104,11 @@ class Housekeeping:
 def _add(done: dict[str, Repaired], more: Mapping[str, Repaired]) -> None:
     for what, repaired in more.items():
         before = done.get(what, Repaired(0, ()))
-        ids = (before.ids + repaired.ids)[:_IDS_TOLD]
+        ids = (before.ids + repaired.ids)[:_MAX_IDS_LOGGED]
         done[what] = Repaired(before.times + repaired.times, ids)
 
 
-def _told(done: Mapping[str, Repaired]) -> str:
+def _summary(done: Mapping[str, Repaired]) -> str:
     """`1 stray log (job_1), 9 entries (job_3, ...)`."""
     parts = []
     for what, (times, ids) in done.items():

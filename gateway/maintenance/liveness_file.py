@@ -1,7 +1,7 @@
-"""A sign of life for health checks: a file that is touched while the maintenance process get on.
+"""The liveness file: the maintenance process touches it while it works; the health check reads it.
 
-A maintenance process has no port to ask at. It touches the file when it has done something, and while
-there is nothing to do because Redis is away.
+The process listens on no port. It goes on touching the file while Redis is away: a restart would
+not help then.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from shared.platform.settings import Settings
 
 FRESH_S = 60.0
-"""An older file is that of a process that hangs or is gone."""
+"""If the file is older than this, the process hangs or has ended."""
 
 
 def path(settings: Settings) -> Path:
-    """The file of this user's maintenance processes of this fleet on this machine."""
+    """The file: one for each user, fleet and machine."""
     where = f"{settings.redis_url}\n{settings.maintenance_redis_url}"
     name = f"flotilla-maintenance-{os.getuid()}-{sha256(where.encode()).hexdigest()[:12]}"
     return Path(tempfile.gettempdir(), name)
 
 
 def touch(settings: Settings) -> None:
-    """We are alive. Raises OSError."""
-    # Others may write to this folder too: nobody leads us to another file by a link.
+    """Create the file or set its time to now. Raises OSError."""
+    # Other users may write to this folder too: never follow their link to another file.
     fd = os.open(path(settings), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.utime(fd)
@@ -36,21 +36,21 @@ def touch(settings: Settings) -> None:
 
 
 def remove(settings: Settings) -> None:
-    """We end in good order. Raises OSError."""
+    """Delete the file at a regular end. Raises OSError."""
     path(settings).unlink(missing_ok=True)
 
 
 def problem(settings: Settings) -> str:
-    """Why the maintenance process do not get on; empty if they do."""
+    """Why the maintenance process is taken for dead; empty if it is alive."""
     try:
         age_s = time.time() - path(settings).stat().st_mtime
     except OSError as error:
-        return f"no sign of life yet: {error}"
-    return "" if age_s < FRESH_S else f"no sign of life for {age_s:.0f} s"
+        return f"the liveness file was never touched: {error}"
+    return "" if age_s < FRESH_S else f"the liveness file was not touched for {age_s:.0f} s"
 
 
 def touched_since(settings: Settings, unix_s: float) -> bool:
-    """Whether there was a sign of life since then."""
+    """Whether the file was touched since then."""
     try:
         return path(settings).stat().st_mtime >= unix_s
     except OSError:

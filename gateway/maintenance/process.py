@@ -1,73 +1,99 @@
-"""The process that does the maintenance process: its start, its signals and its end."""
+"""The maintenance process: timers on one event loop, Celery in a child process, and their end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import signal
-import sys
-import threading
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
 
-from celery.beat import EmbeddedService
-from celery.worker import WorkController, state
-
-from gateway.maintenance.app import LONGEST_S, create_app
-from gateway.maintenance.async_runner import AsyncRunner
-from gateway.maintenance.broker import broker, refusal
-from gateway.maintenance.schedule import intervals
-from shared.platform import eviction, logs
+from gateway.maintenance import broker, liveness_file
+from gateway.maintenance.celery_process import CeleryProcess
+from gateway.maintenance.tasks import REPAIR, MaintenanceTasks, celery_intervals, timer_intervals
+from shared.platform import eviction
+from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
+from shared.platform.tasks import end
 
 log = logging.getLogger("flotilla.maintenance")
 
-_GRACE_S = 8.0
-"""From a signal to the end; a message that was taken and not acknowledged is drawn again later."""
+OVERDUE_S = 120.0
+"""If no process has repaired anything for this long, Celery has stopped taking messages."""
+_CHECK_INTERVAL_S = 1.0
 
 
-def run(settings: Settings) -> NoReturn:
-    """Do the maintenance process until SIGTERM or SIGINT, then exit 0. Raises SettingsError."""
-    broker(settings)  # whether the addresses make sense
-    bridge = AsyncRunner(settings, LONGEST_S, on_stuck=lambda: _exit(1))
-    app = create_app(settings, bridge.perform)
-    app.set_default()  # in all threads: parts of Celery look for their application there
-    asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
-    if problem := asyncio.run(refusal(settings)):
+async def run(settings: Settings, stdout: int) -> int:
+    """Run the maintenance tasks until SIGTERM or SIGINT; returns the exit status.
+
+    `stdout` is the file descriptor for the Celery worker's log lines. Raises SettingsError.
+    """
+    if problem := await broker.problem(settings):
         raise SettingsError(problem)
-    for library in ("celery", "kombu"):
-        logs.show_warnings(library, settings.log_format)
-    # That it can't send while Redis is away the consumer says too, in one line.
-    logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
-    beat = EmbeddedService(app, thread=True, scheduler_cls=app.conf.beat_scheduler)
-    worker = WorkController(
-        app=app,
-        # Not before: nothing is sent that nobody takes.
-        ready_callback=lambda consumer: beat.start(),
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
-    )
-
-    def stop(number: int, frame: Any) -> None:
-        state.should_stop = os.EX_OK  # Celery looks at it once a second
-        bridge.interrupt()
-        grace = threading.Timer(_GRACE_S, _exit, (os.EX_OK,))
-        grace.daemon = True
-        grace.start()
-
+    await eviction.refuse_evicting(settings.all_redis_urls)
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    bridge.start()
-    rounds = [f"{name} every {every_s:g} s" for name, every_s in intervals(settings).items()]
-    log.info("%s", ", ".join(rounds))
-    worker.start()
-    bridge.close()
-    # Beat's thread may hang in a call to a Redis that is away, and has nothing to save.
-    _exit(worker.exitcode or os.EX_OK)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    tasks, celery = MaintenanceTasks(settings), CeleryProcess(stdout)
+    timers = timer_intervals(settings)
+    intervals = celery_intervals(settings) | timers
+    log.info("%s", ", ".join(f"{name} every {s:g} s" for name, s in intervals.items()))
+    work = {"Celery": celery.run(), "the health check": watch(settings, tasks, celery)}
+    work |= {name: repeat(name, tasks.run, interval_s) for name, interval_s in timers.items()}
+    background = {asyncio.create_task(each, name=name) for name, each in work.items()}
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    ended, _ = await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
+    failed = ended - {stopped}
+    for task in failed:
+        log.error("%s ended", task.get_name(), exc_info=task.exception())
+    await celery.stop()
+    await end({stopped, *background})
+    await tasks.close()
+    with contextlib.suppress(OSError):
+        liveness_file.remove(settings)
+    return 1 if failed else 0
 
 
-def _exit(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+async def repeat(name: str, run_task: Callable[[str], Awaitable[None]], interval_s: float) -> None:
+    """Run a task every `interval_s` seconds, for ever; one that takes longer delays the next."""
+    clock = asyncio.get_running_loop().time
+    next_at = clock()
+    while True:
+        await run_task(name)
+        next_at = max(next_at + interval_s, clock())
+        await asyncio.sleep(next_at - clock())
+
+
+async def watch(settings: Settings, tasks: MaintenanceTasks, celery: CeleryProcess) -> None:
+    """Touch the liveness file while repairs are done; kill Celery when they are overdue."""
+    clock = asyncio.get_running_loop().time
+    on_time_at = clock()
+    warned = False
+    while True:
+        if await _is_overdue(settings, tasks):
+            if clock() - on_time_at > OVERDUE_S:
+                log.error(
+                    "no repair for %.0f s although Redis answers: restarting Celery", OVERDUE_S
+                )
+                celery.kill()
+                on_time_at = clock()
+        else:
+            on_time_at = clock()
+            try:
+                liveness_file.touch(settings)
+            except OSError as error:
+                if not warned:
+                    log.warning("the health check will fail: %s", error)
+                warned = True
+        await asyncio.sleep(_CHECK_INTERVAL_S)
+
+
+async def _is_overdue(settings: Settings, tasks: MaintenanceTasks) -> bool:
+    """Whether repairs are missing although both Redis databases answer."""
+    try:
+        age_s = await tasks.seconds_since(REPAIR)
+    except (RedisError, OSError):
+        return False
+    if age_s is not None and age_s < OVERDUE_S:
+        return False
+    return await broker.answers(settings)

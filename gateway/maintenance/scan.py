@@ -1,6 +1,6 @@
-"""A walk over all keys that lead to jobs, in steps that Redis does not notice.
+"""Scans all keys that refer to jobs, in steps too small to delay Redis' other clients.
 
-What it reads may be out of date when it is looked at; lua/repair.lua looks again.
+What a step has read may be out of date when it is used; repair.lua checks it again.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from shared.protocol import keys
 from shared.protocol.lanes import CLIENT_LANES, LANES
 from shared.queue.job_queue import JobQueue
 
-AT_ONCE = 200
-"""Members in one step, about: Redis serves nobody else meanwhile."""
+MEMBERS_PER_STEP = 200
+"""About; Redis serves no other client during a step."""
 
 
 class Step(NamedTuple):
-    """Some members of one key, as `JobQueue.repair` takes them; often there are none."""
+    """Some members of one key, as arguments of `JobQueue.repair`; `members` is often empty."""
 
     shard: int
     word: str
-    place: str
+    name: str
+    """The rest of the key: `pool:lane` or a tenant; empty where the shard and word are enough."""
     members: Sequence[bytes]
 
 
 async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
-    """Once over everything on one server. Raises redis' errors, and is over then.
+    """One scan over everything on one server. Ends by raising redis' errors.
 
-    First the jobs themselves: what they lack, streams and names of pools among it, is walked over
-    after them.
+    The jobs come first: their repair may create streams and names of pools, which come after them.
     """
     redis, shards = queue.servers.all[server], shards_on(server, len(queue.servers), queue.shards)
     async for step in _jobs(redis, shards):
         yield step
     for shard in shards:
-        names = await redis.smembers(keys.pools(shard))
-        for pool in sorted(name.decode() for name in names):
+        pools = await redis.smembers(keys.pools(shard))
+        for pool in sorted(pool.decode() for pool in pools):
             for lane in LANES:
-                place = f"{pool}:{lane}"
+                name = f"{pool}:{lane}"
                 stream = keys.queue(shard, pool, lane)
                 async for members in _entries(redis, stream):
-                    yield Step(shard, keys.QUEUE, place, members)
+                    yield Step(shard, keys.QUEUE, name, members)
             for lane in CLIENT_LANES:
-                place = f"{pool}:{lane}"
+                name = f"{pool}:{lane}"
                 waiting = keys.waiting(shard, pool, lane)
                 async for members in _members(redis, waiting):
-                    yield Step(shard, keys.WAITING, place, members)
+                    yield Step(shard, keys.WAITING, name, members)
         async for members in _members(redis, keys.base(shard) + keys.DEADLINES):
             yield Step(shard, keys.DEADLINES, "", members)
 
 
 async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
-    """The hashes and logs of jobs, and the lists of tenants' jobs; nothing else knows them all."""
+    """The hashes and logs of jobs, and the lists of tenants' jobs, found by SCAN over all keys."""
     cursor = None
     while cursor != 0:
-        cursor, found = await redis.scan(cursor or 0, keys.JOBS_PATTERN, AT_ONCE)
+        cursor, found = await redis.scan(cursor or 0, keys.JOBS_PATTERN, MEMBERS_PER_STEP)
         ids: dict[tuple[int, str], list[bytes]] = {}
         for key in found:
             shard, word, rest = keys.parse(key.decode()) or (-1, "", "")
@@ -69,18 +69,18 @@ async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
                     yield Step(shard, keys.JOBS, rest, members)
         for (shard, word), members in ids.items():
             yield Step(shard, word, "", members)
-        yield Step(shards[0], keys.JOB, "", ())  # a look at keys is work for Redis too
+        yield Step(shards[0], keys.JOB, "", ())  # the SCAN itself was a step
 
 
 async def _members(redis: Any, key: str | bytes) -> AsyncIterator[list[bytes]]:
     cursor = None
     while cursor != 0:
-        cursor, found = await redis.zscan(key, cursor or 0, count=AT_ONCE)
+        cursor, found = await redis.zscan(key, cursor or 0, count=MEMBERS_PER_STEP)
         yield [member for member, _ in found]
 
 
 async def _entries(redis: Any, stream: str) -> AsyncIterator[list[bytes]]:
     after = "-"
-    while found := await redis.xrange(stream, after, "+", count=AT_ONCE):
+    while found := await redis.xrange(stream, after, "+", count=MEMBERS_PER_STEP):
         yield [entry for entry, _ in found]
         after = f"({found[-1][0].decode()}"

@@ -54,15 +54,15 @@ class InferenceApp:
             answer = await self._submit(endpoint, scope, receive, received, request_id)
         except Exception as error:
             failure, request_id = to_flotilla_error(error), request_id or new_request_id()
-            refusal = error_response(failure, self.metrics, (b"x-request-id", request_id))
+            refusal = error_response(failure, self.metrics, scope, (b"x-request-id", request_id))
             await refusal(scope, receive, send)
             code = failure.code or failure.type
-            self._access.note(scope, failure.status, received, request_id, error=code)
+            self._access.record(scope, failure.status, received, request_id, error=code)
             return
         try:
             await answer(scope, receive, send)
         finally:
-            self._access.note(
+            self._access.record(
                 scope,
                 answer.status,
                 received,

@@ -7,17 +7,17 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
-import logging
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NoReturn
 
-from shared.platform.redis_client import Redis
+from pydantic import TypeAdapter
+
+from shared.platform.malformed import MalformedValues
+from shared.platform.redis_client import UNAVAILABLE, Redis
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
-
-log = logging.getLogger("flotilla.registry")
 
 HEARTBEAT_S = 2.0
 """How often a worker announces itself."""
@@ -70,18 +70,33 @@ class ModelInfo:
     """vLLM's own entry of /v1/models."""
 
 
+_WORKER = TypeAdapter(WorkerInfo)
+_MODEL = TypeAdapter(ModelInfo)
+
+
 def pool_name(model: str) -> str:
     """The pool of a model's workers: readable, unique, and safe in a key."""
     slug = re.sub(r"[^a-z0-9.-]+", "-", model.lower()).strip("-")[:40] or "model"
     return slug if slug == model else f"{slug}-{sha256(model.encode()).hexdigest()[:8]}"
 
 
+def _loads(raw: bytes) -> Any:
+    """JSON without NaN and infinity, which may not stand in answers to clients."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is not a JSON number")
+
+    return json.loads(raw, parse_constant=refuse)
+
+
 class Registry:
     """The fleet's workers and models in Redis."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+        """`malformed` counts the entries that can't be read; None: they are logged only."""
         # redis-py types every reply as bytes or str; ours are bytes.
         self._redis: Any = redis
+        self._malformed = malformed or MalformedValues()
 
     async def reserve(self, worker_id: str, process: str, expiry_s: float = EXPIRY_S) -> bool:
         """Reserve a worker's id for a process, or keep it; False if another process has it.
@@ -130,40 +145,52 @@ class Registry:
         await self._redis.hsetnx(keys.MODELS, card["id"], json.dumps({"pool": pool, "card": card}))
 
     async def workers(self) -> list[WorkerInfo]:
-        """The workers that announced themselves lately, by id."""
-        ids = sorted(i.decode() for i in await self._redis.smembers(keys.WORKERS))
+        """The workers whose announcement has not expired, by id. Malformed entries are skipped."""
+        ids = await self._worker_ids()
         pipe = self._redis.pipeline(transaction=False)
         for worker_id in ids:
             pipe.hgetall(keys.worker(worker_id))
         found, gone = [], []
-        for worker_id, raw in zip(ids, await pipe.execute(), strict=True):
+        replies = await pipe.execute(raise_on_error=False)
+        for worker_id, raw in zip(ids, replies, strict=True):
+            if isinstance(raw, UNAVAILABLE):
+                raise raw
             if not raw:
                 gone.append(worker_id)
-            elif (worker := _parse_worker(raw)) is not None:
+            elif (worker := self._worker(worker_id, raw)) is not None:
                 found.append(worker)
         if gone:
             await self._redis.srem(keys.WORKERS, *gone)
         return found
 
     async def models(self) -> dict[str, ModelInfo]:
-        """Every model ever registered, by name."""
-        raw = await self._redis.hgetall(keys.MODELS)
+        """Every model ever registered, by name. Malformed entries are skipped."""
         models = {}
-        for name, record in sorted(raw.items()):
-            values = json.loads(record)
-            models[name.decode()] = ModelInfo(name.decode(), values["pool"], values["card"])
+        for raw_name, record in sorted((await self._redis.hgetall(keys.MODELS)).items()):
+            try:
+                name = raw_name.decode()
+                model = _MODEL.validate_python({"name": name, **_loads(record)})
+            except (ValueError, TypeError, RecursionError) as error:
+                self._malformed.skip("model", repr(raw_name[:100]), error)
+            else:
+                models[name] = model
         return models
 
+    async def _worker_ids(self) -> list[str]:
+        ids = []
+        for raw in sorted(await self._redis.smembers(keys.WORKERS)):
+            try:
+                ids.append(raw.decode())
+            except UnicodeDecodeError as error:
+                self._malformed.skip("worker", repr(raw[:100]), error)
+        return ids
 
-def _parse_worker(raw: dict[bytes, bytes]) -> WorkerInfo | None:
-    """None for an entry that another version of ours wrote and this one can't read."""
-    known = {field.name for field in fields(WorkerInfo)}
-    try:
-        values = {name.decode(): json.loads(value) for name, value in raw.items()}
-        values["state"] = WorkerState(values["state"])
-        values["models"] = tuple(values["models"])
-        values["ages"] = tuple(values.get("ages", ()))
-        return WorkerInfo(**{name: value for name, value in values.items() if name in known})
-    except (KeyError, TypeError, ValueError) as error:
-        log.warning("a worker's entry can't be read: %r", error)
-        return None
+    def _worker(self, worker_id: str, raw: dict[bytes, bytes] | Exception) -> WorkerInfo | None:
+        """None if it can't be read: another version may have written it."""
+        try:
+            if isinstance(raw, Exception):  # the key is not a hash
+                raise TypeError(str(raw))
+            return _WORKER.validate_python({k.decode(): _loads(v) for k, v in raw.items()})
+        except (ValueError, TypeError, RecursionError) as error:
+            self._malformed.skip("worker", repr(worker_id[:100]), error)
+            return None

@@ -5,18 +5,16 @@ Versions mix during a rolling update: a record that can't be read is as if there
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from shared.fleet.autoscale_policy import Limits, Observation
-from shared.platform.redis_client import Redis
+from shared.platform.malformed import MalformedValues
+from shared.platform.redis_client import UNAVAILABLE, Redis
 from shared.protocol import keys
-
-log = logging.getLogger("flotilla.scaling")
 
 HISTORY = 100
 """Decisions that are kept of a pool."""
@@ -71,9 +69,11 @@ SCALING_EVENT = TypeAdapter(ScalingEvent)
 class ScaleStore:
     """The fleet's scales in Redis. Raises redis' errors."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+        """`malformed` counts the records that can't be read; None: they are logged only."""
         # redis-py types every reply as bytes or str; ours are bytes.
         self._redis: Any = redis
+        self._malformed = malformed or MalformedValues()
 
     async def read(self, pools: Sequence[str]) -> tuple[float, dict[str, Scale]]:
         """The time by Redis' clock, and the last decision for each pool that has one."""
@@ -81,8 +81,14 @@ class ScaleStore:
         pipe.time()
         for pool in pools:
             pipe.hget(keys.scale(pool), "scale")
-        (seconds, micros), *raws = await pipe.execute()
-        found = {pool: parse(SCALE, raw) for pool, raw in zip(pools, raws, strict=True)}
+        now, *raws = await pipe.execute(raise_on_error=False)
+        if isinstance(now, Exception):
+            raise now
+        seconds, micros = now
+        found = {
+            pool: parse(SCALE, raw, pool, self._malformed)
+            for pool, raw in zip(pools, raws, strict=True)
+        }
         now_s = int(seconds) + int(micros) / 1e6
         return now_s, {pool: scale for pool, scale in found.items() if scale is not None}
 
@@ -104,16 +110,28 @@ class ScaleStore:
     async def history(self, pool: str, count: int = HISTORY) -> list[ScalingEvent]:
         """The last decisions that changed something, newest first."""
         raws = await self._redis.lrange(keys.scaling_events(pool), 0, count - 1)
-        found = [parse(SCALING_EVENT, raw) for raw in raws]
+        found = [parse(SCALING_EVENT, raw, pool, self._malformed) for raw in raws]
         return [scaling for scaling in found if scaling is not None]
 
 
-def parse(adapter: TypeAdapter[_Record], raw: bytes | None) -> _Record | None:
-    """None for what is not there, and for what another version wrote and this one can't read."""
+def parse(
+    adapter: TypeAdapter[_Record],
+    raw: bytes | Exception | None,
+    pool: str,
+    malformed: MalformedValues,
+) -> _Record | None:
+    """A record of a pool; None if there is none, or if it can't be read.
+
+    Another version may have written it. Raises `raw` if it is an error of the connection.
+    """
     if raw is None:
         return None
+    if isinstance(raw, UNAVAILABLE):
+        raise raw
     try:
+        if isinstance(raw, Exception):  # the key has another type
+            raise TypeError(str(raw))
         return adapter.validate_json(raw)
-    except ValidationError as error:
-        log.warning("a record of the autoscaler can't be read: %s", error.errors()[0]["msg"])
+    except (ValueError, TypeError) as error:
+        malformed.skip("scale", f"pool {pool[:100]!r}", error)
         return None

@@ -170,6 +170,20 @@ class GatewayMetrics:
             ["check"],
             registry=registry,
         )
+        self.background_tasks = Gauge(
+            "flotilla_background_task_running",
+            "1 while this background task runs; 0: it has ended, restart the process",
+            ["task"],
+            registry=registry,
+        )
+        self.malformed = Counter(
+            "flotilla_malformed_values_total",
+            "Values in Redis and messages that could not be read and were skipped, each time",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in ("worker", "model", "scale", "frame"):
+            self.malformed.labels(kind)
         self.redis_writable = Gauge(
             "flotilla_redis_writable",
             "1 if the last test write to this server succeeded",

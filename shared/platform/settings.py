@@ -127,6 +127,9 @@ class Settings(BaseSettings):
     maintenance_redis_url: str = Field(
         "", description="Celery's own database; empty is the next one of the fleet's Redis"
     )
+    repair_interval_s: float = Field(
+        30.0, ge=0.2, le=60, description="from one round of repairs in Redis to the next"
+    )
     autoscale: str = Field(
         "", description="`model=min:max`, comma separated; empty is no autoscaling"
     )

@@ -1,12 +1,53 @@
-"""Ending background tasks."""
+"""Background tasks: watched while they run, cancelled at the end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import logging
+from collections.abc import Collection, Coroutine
+from functools import partial
 from typing import Any
 
+from prometheus_client import Gauge
+
+log = logging.getLogger("flotilla.tasks")
+
 _AGAIN_S = 0.1
+
+
+class TaskSupervisor:
+    """Runs tasks that should not end before `stop`, and reports each that does."""
+
+    def __init__(self, running: Gauge | None = None) -> None:
+        """`running` has one label, the task's name, and is 1 while the task runs."""
+        self.ended: dict[str, str] = {}
+        """The tasks that have ended by themselves: name -> why."""
+        self._running = running
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as a task. `name` is shown in logs, metrics and `/readyz`."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(partial(self._on_end, name))
+        self._tasks.append(task)
+        if self._running is not None:
+            self._running.labels(name).set(1)
+
+    async def stop(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        self._stopping = True
+        await end(self._tasks)
+
+    def _on_end(self, name: str, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if self._stopping:
+            return
+        reason = "was cancelled" if task.cancelled() else repr(error) if error else "returned"
+        self.ended[name] = reason[:200]
+        if self._running is not None:
+            self._running.labels(name).set(0)
+        log.error("background task %s has ended: %s", name, reason, exc_info=error)
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:

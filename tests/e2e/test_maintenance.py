@@ -1,4 +1,4 @@
-"""`python -m gateway.maintenance` as it is run: its beat, its repairs, signals, and Redis that ends."""
+"""`python -m gateway.maintenance` as a process: its rounds, repairs, signals, and a lost Redis."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ import pytest
 import redis
 
 from gateway.maintenance.broker import broker
-from gateway.maintenance.schedule import AUTOSCALE, REPAIR
+from gateway.maintenance.celery_app import CONTENT_TYPE
+from gateway.maintenance.tasks import AUTOSCALE, REPAIR
 from shared.platform.settings import Settings, to_environment
 from shared.protocol import keys
 from shared.protocol.lanes import DEFAULT
 from tests.e2e.processes import Process, Stack
-from tests.e2e.up_run import ROOT
+from tests.e2e.up_run import ROOT, children
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for
 
 POOL = "simulated"
-BEATS = {"autoscale": "no-such-model=0:1", "autoscale_tick_s": 0.5}
-"""A maintenance task that is done often, so that nobody has to wait for the others."""
+OFTEN = {"autoscale": "no-such-model=0:1", "autoscale_tick_s": 0.5, "repair_interval_s": 0.5}
+"""A task of each kind, on Celery and on a timer, that runs so often that tests can wait for it."""
 END_S = 20.0
 """For a process to end; it takes one or two, and ten where Redis hangs."""
 
 
 @pytest.fixture(autouse=True)
-def own_pulse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def own_liveness_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
@@ -54,10 +55,11 @@ def store(own_redis: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-def wait_for_beat(store: redis.Redis, process: Process) -> None:
-    """The task that is done often is done once more."""
-    store.hdel(keys.MAINTENANCE_RUNS, AUTOSCALE)
+def wait_for_rounds(store: redis.Redis, process: Process) -> None:
+    """A task on Celery and one on a timer run once more."""
+    store.hdel(keys.MAINTENANCE_RUNS, AUTOSCALE, REPAIR)
     wait_until_done(store, process, AUTOSCALE)
+    wait_until_done(store, process, REPAIR)
 
 
 def wait_until_done(store: redis.Redis, process: Process, name: str) -> None:
@@ -79,7 +81,7 @@ def end(process: Process, number: int = signal.SIGTERM) -> str:
 
 def check(stack: Stack) -> subprocess.CompletedProcess[str]:
     """The health check, as a container runs it."""
-    settings = {"redis_url": stack.redis_url, **BEATS}
+    settings = {"redis_url": stack.redis_url, **OFTEN}
     return subprocess.run(
         [sys.executable, "-m", "gateway.maintenance", "--check"],
         env=to_environment(Settings(), **settings),
@@ -91,13 +93,13 @@ def check(stack: Stack) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_its_beat_ticks_and_a_signal_ends_it(fleet: Stack, store: redis.Redis, number: int) -> None:
+def test_it_runs_its_tasks_until_a_signal(fleet: Stack, store: redis.Redis, number: int) -> None:
     assert check(fleet).returncode == 1
-    maintenance = fleet.maintenance(**BEATS)
+    maintenance = fleet.maintenance(**OFTEN)
     wait_until_done(store, maintenance, REPAIR)
     for _ in range(3):
-        wait_for_beat(store, maintenance)
-    assert check(fleet).returncode == 0
+        wait_for_rounds(store, maintenance)
+    wait_for(lambda: check(fleet).returncode == 0, "the health check passes")
     before = time.monotonic()
     said = end(maintenance, number)
     assert time.monotonic() - before < END_S / 2
@@ -133,24 +135,24 @@ def test_what_was_damaged_is_repaired_and_completed(fleet: Stack, store: redis.R
 
 def test_it_outlives_its_redis(fleet: Stack, own_redis: RedisServer, store: redis.Redis) -> None:
     own_redis.stop()
-    maintenance = fleet.maintenance(**BEATS)  # it waits for Redis at its start too
+    maintenance = fleet.maintenance(**OFTEN)  # it waits for Redis at its start too
     wait_for(lambda: "Trying again" in maintenance.log.read_text(), "it has noticed")
     own_redis.start()
-    wait_for_beat(store, maintenance)
+    wait_for_rounds(store, maintenance)
     for _ in range(5):  # Celery has more than one way not to come back
         own_redis.stop(kill=True)
         own_redis.start()
-        wait_for_beat(store, maintenance)
+        wait_for_rounds(store, maintenance)
     store.flushall()  # its own database too
-    wait_for_beat(store, maintenance)
+    wait_for_rounds(store, maintenance)
     end(maintenance)
 
 
 def test_a_signal_ends_it_while_redis_is_away(
     fleet: Stack, own_redis: RedisServer, store: redis.Redis
 ) -> None:
-    maintenance = fleet.maintenance(**BEATS)
-    wait_for_beat(store, maintenance)
+    maintenance = fleet.maintenance(**OFTEN)
+    wait_for_rounds(store, maintenance)
     own_redis.stop(kill=True)
     wait_for(lambda: "Trying again" in maintenance.log.read_text(), "it has noticed")
     end(maintenance)
@@ -159,8 +161,8 @@ def test_a_signal_ends_it_while_redis_is_away(
 def test_a_signal_ends_it_while_redis_hangs(
     fleet: Stack, own_redis: RedisServer, store: redis.Redis
 ) -> None:
-    maintenance = fleet.maintenance(**BEATS)
-    wait_for_beat(store, maintenance)
+    maintenance = fleet.maintenance(**OFTEN)
+    wait_for_rounds(store, maintenance)
     assert own_redis._process is not None
     os.kill(own_redis._process.pid, signal.SIGSTOP)
     try:
@@ -198,19 +200,21 @@ def message(body: bytes, content_type: str, task: str) -> str:
     )
 
 
-def test_rubbish_in_its_database_ends_nothing(
+def test_malformed_messages_in_its_database_stop_nothing(
     fleet: Stack, own_redis: RedisServer, store: redis.Redis, tmp_path: Path
 ) -> None:
-    maintenance = fleet.maintenance(**BEATS)
-    wait_for_beat(store, maintenance)
+    maintenance = fleet.maintenance(**OFTEN)
+    wait_for_rounds(store, maintenance)
     trap = tmp_path / "code was run"
-    as_json, as_pickle = "application/json", "application/x-python-serialize"
+    as_json, as_pickle = CONTENT_TYPE, "application/x-python-serialize"
     rubbish = [
         message(pickle.dumps(_Evil(trap)), as_pickle, REPAIR),
         message(pickle.dumps(_Evil(trap)), as_pickle, "no.such.task"),
+        message(b"[[], {}, {}]", "application/json", REPAIR),
         message(b"[[], {}, {}]", as_json, "no.such.task"),
         message(b"not json", as_json, REPAIR),
         message(b"{}", as_json, REPAIR),
+        message(b"null", as_json, REPAIR),
         message(b'[["too", "many"], {"arguments": 1}, {}]', as_json, REPAIR),
         "not json at all",
         '{"no": "message"}',
@@ -222,21 +226,38 @@ def test_rubbish_in_its_database_ends_nothing(
         for each in rubbish:
             own.rpush(queue, each)
             wait_for(lambda: own.llen(queue) == 0, f"it is taken: {each}")
-            wait_for_beat(store, maintenance)
+            wait_for_rounds(store, maintenance)
         wait_for(lambda: own.hlen(unacked) == 0, "nothing is kept for later")
     assert not trap.exists()
     assert "Refusing to deserialize" in end(maintenance)
     assert not trap.exists()
 
 
+def child_of(process: Process) -> int:
+    """The process id of its only child."""
+    (child,) = children(process.popen.pid)
+    return child
+
+
+def test_celery_is_restarted_and_ends_with_its_parent(fleet: Stack, store: redis.Redis) -> None:
+    maintenance = fleet.maintenance(**OFTEN)
+    wait_for_rounds(store, maintenance)
+    os.kill(child_of(maintenance), signal.SIGKILL)
+    wait_for_rounds(store, maintenance)
+    assert "Celery ended with status -9; restarting it" in maintenance.log.read_text()
+    celery = child_of(maintenance)
+    maintenance.kill()
+    wait_for(lambda: not Path(f"/proc/{celery}/exe").exists(), "it has ended")
+
+
 def test_two_of_them_share_the_work_and_one_may_be_killed(fleet: Stack, store: redis.Redis) -> None:
-    one, two = fleet.maintenance(**BEATS), fleet.maintenance(**BEATS)
+    one, two = fleet.maintenance(**OFTEN), fleet.maintenance(**OFTEN)
     for process in (one, two):
         wait_for(lambda p=process: "repair every" in p.log.read_text(), "it has started")
-        wait_for_beat(store, process)
+        wait_for_rounds(store, process)
     one.kill()
-    wait_for_beat(store, two)
-    wait_for_beat(store, two)
+    wait_for_rounds(store, two)
+    wait_for_rounds(store, two)
     end(two)
 
 
@@ -244,18 +265,18 @@ def test_a_redis_with_one_database_only(own_redis: RedisServer, tmp_path: Path) 
     """What a cluster and many managed ones are; it is said, and there is a way out."""
     stack = Stack(own_redis.url.replace("/0", "/15"), tmp_path)
     try:
-        refused = stack.maintenance(**BEATS)
+        refused = stack.maintenance(**OFTEN)
         assert refused.popen.wait(END_S) == 2
         assert "FLOTILLA_MAINTENANCE_REDIS_URL" in refused.log.read_text()
-        works = stack.maintenance(maintenance_redis_url=stack.redis_url, **BEATS)
+        works = stack.maintenance(maintenance_redis_url=stack.redis_url, **OFTEN)
         with redis.Redis(port=own_redis.port, db=15) as store:
-            wait_for_beat(store, works)
+            wait_for_rounds(store, works)
         end(works)
     finally:
         stack.close()
 
 
-def test_it_writes_nothing_but_its_sign_of_life(
+def test_it_writes_nothing_but_its_liveness_file(
     fleet: Stack, store: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that it can run on a read-only file system."""
@@ -263,10 +284,9 @@ def test_it_writes_nothing_but_its_sign_of_life(
     workplace.mkdir()
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    maintenance = fleet.maintenance(**BEATS)
-    wait_for_beat(store, maintenance)
-    wait_for_beat(store, maintenance)
-    assert len(list(tmp_path.glob("flotilla-maintenance-*"))) == 1
+    maintenance = fleet.maintenance(**OFTEN)
+    wait_for_rounds(store, maintenance)
+    wait_for(lambda: len(list(tmp_path.glob("flotilla-maintenance-*"))) == 1, "its file is there")
     end(maintenance)
     assert list(workplace.iterdir()) == []
     assert list(tmp_path.glob("flotilla-maintenance-*")) == []

@@ -20,7 +20,7 @@ import yaml
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector
 
-from gateway.maintenance import schedule
+from gateway.maintenance import tasks
 from shared.platform.settings import Settings
 from shared.protocol.lanes import LANES
 from shared.protocol.states import JobState, WorkerState
@@ -61,7 +61,7 @@ class Fleet:
         exports.add_words("job", JOBS.values())
         exports.add_words("state", [*JobState, *WorkerState])
         exports.add_words("lane", LANES)
-        exports.add_words("task", [schedule.REPAIR, schedule.PRUNE, schedule.AUTOSCALE])
+        exports.add_words("task", [tasks.REPAIR, tasks.PRUNE, tasks.AUTOSCALE])
         return exports
 
     def _decided(self) -> bool:

@@ -195,6 +195,8 @@ def normal_form(body: bytes) -> dict[Any, tuple[list[str], dict[str, Any]]]:
     """
     choices: dict[Any, tuple[list[str], dict[str, Any]]] = {}
     for event in comparable(body).split(b"\n\n"):
+        if event.startswith(b":"):  # the gateway's comment before a first token that takes long
+            continue
         if not event.startswith(b'data: {"id"'):
             choices.setdefault("other", ([], {}))[0].append(event.decode())
             continue

@@ -1,34 +1,29 @@
-"""The maintenance process on a real Redis: in steps, once a round, and without Celery."""
+"""The maintenance tasks on a real Redis: in steps, once a round, and their health check."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis import Redis
 
-from gateway.maintenance import async_runner as bridge_module
-from gateway.maintenance import housekeeping, liveness_file, scan
-from gateway.maintenance.async_runner import AsyncRunner
-from gateway.maintenance.broker import refusal
+from gateway.maintenance import broker, housekeeping, liveness_file, process, scan
+from gateway.maintenance import tasks as tasks_module
 from gateway.maintenance.housekeeping import Housekeeping
-from gateway.maintenance.schedule import AUTOSCALE, PRUNE, REPAIR, Schedule
+from gateway.maintenance.tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
 from shared.fleet.registry import Registry
 from shared.platform.settings import Settings
 from shared.protocol import keys
-from shared.protocol.job import new_job_id
 from shared.protocol.lanes import DEFAULT
-from shared.protocol.record import submission
 from shared.queue.job_queue import JobQueue
-from tests.redis.conftest import POOL, make_job, open_queue, submit, take
+from tests.redis.conftest import POOL, submit, take
 from tests.redis_server import RedisServer
-from tests.waiting import wait_for
+from tests.waiting import eventually
 
 STREAM = keys.queue(0, POOL, DEFAULT)
 
@@ -52,10 +47,10 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]
 # --- in steps ---
 
 
-async def test_a_walk_goes_in_small_steps_and_past_nothing(
+async def test_a_scan_takes_small_steps_and_misses_nothing(
     queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "AT_ONCE", 10)
+    monkeypatch.setattr(scan, "MEMBERS_PER_STEP", 10)
     # More than Redis keeps in one piece, of which it always gives the whole.
     jobs = {(await submit(queue, deadline_s=60)).id.encode() for _ in range(300)}
     steps = [step async for step in scan.scan_server(queue)]
@@ -67,8 +62,8 @@ async def test_a_walk_goes_in_small_steps_and_past_nothing(
     assert max(len(step.members) for step in steps) < 40
 
 
-@pytest.mark.parametrize(("bound", "value"), [("STEPS_A_ROUND", 5), ("ROUND_S", 0.0)])
-async def test_a_round_is_bounded_and_the_next_goes_on(
+@pytest.mark.parametrize(("bound", "value"), [("STEPS_PER_ROUND", 5), ("ROUND_S", 0.0)])
+async def test_a_round_is_bounded_and_the_next_continues(
     queue: JobQueue,
     store: Redis,
     monkeypatch: pytest.MonkeyPatch,
@@ -76,7 +71,7 @@ async def test_a_round_is_bounded_and_the_next_goes_on(
     bound: str,
     value: float,
 ) -> None:
-    monkeypatch.setattr(scan, "AT_ONCE", 10)
+    monkeypatch.setattr(scan, "MEMBERS_PER_STEP", 10)
     monkeypatch.setattr(housekeeping, bound, value)
     for _ in range(300):
         await submit(queue)
@@ -94,7 +89,7 @@ async def test_a_round_is_bounded_and_the_next_goes_on(
     assert re.search(r"repaired: \d+ entries \(job_\w+, job_\w+, job_\w+, .*\)", told.text)
 
 
-async def test_a_walk_that_broke_off_begins_again(
+async def test_a_scan_that_failed_starts_again(
     queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Housekeeping(queue, Registry(queue.servers.primary))
@@ -108,10 +103,10 @@ async def test_a_walk_that_broke_off_begins_again(
     assert store.xlen(STREAM) == 1
 
 
-# --- what nobody needs any more ---
+# --- stale records ---
 
 
-async def test_records_that_nobody_needs_are_taken_out(
+async def test_stale_records_are_removed(
     queue: JobQueue, store: Redis, told: pytest.LogCaptureFixture
 ) -> None:
     registry = Registry(queue.servers.primary)
@@ -141,212 +136,170 @@ async def test_records_that_nobody_needs_are_taken_out(
 # --- once a round ---
 
 
-async def test_two_processes_do_a_task_once_a_round(redis_url: str, store: Redis) -> None:
-    settings = Settings(redis_url=redis_url)
-    async with open_queue(redis_url) as one, open_queue(redis_url) as two:
-        rotas = [Schedule(settings, one), Schedule(settings, two)]
-        for name in (REPAIR, PRUNE):
-            assert sorted(await asyncio.gather(*(r.once(name) for r in rotas))) == [False, True]
+@pytest.fixture
+async def tasks(redis_url: str) -> AsyncIterator[MaintenanceTasks]:
+    tasks = MaintenanceTasks(Settings(redis_url=redis_url, autoscale="m=0:1"))
+    yield tasks
+    await tasks.close()
+
+
+async def test_two_processes_run_a_task_once_a_round(
+    redis_url: str, store: Redis, tasks: MaintenanceTasks
+) -> None:
+    other = MaintenanceTasks(Settings(redis_url=redis_url))
+    for name in (REPAIR, PRUNE):
+        for _ in range(2):
+            ran = await asyncio.gather(*(each.run_once_per_round(name) for each in (tasks, other)))
+            assert sorted(ran) == [False, True]
             assert 0 < store.pttl(keys.maintenance_lock(name)) < 600_000
             store.delete(keys.maintenance_lock(name))  # the next round
-            assert sorted(await asyncio.gather(*(r.once(name) for r in rotas))) == [False, True]
+    await other.close()
     now_s, _ = store.time()
     done = {name.decode(): int(at) for name, at in store.hgetall(keys.MAINTENANCE_RUNS).items()}
     assert set(done) == {REPAIR, PRUNE}
     assert all(now_s - 60 <= at <= now_s for at in done.values())
+    assert 0 <= (await tasks.seconds_since(REPAIR) or 0) < 60
+    assert await tasks.seconds_since(AUTOSCALE) is None
 
 
-async def test_a_task_that_fails_has_not_been_done(
-    queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_the_autoscaler_ticks_where_it_is_configured(
+    store: Redis, tasks: MaintenanceTasks
 ) -> None:
-    async def fail(*_: object) -> None:
-        raise OSError("no Docker here")
-
-    monkeypatch.setattr("gateway.autoscaler.tick.tick", fail)
-    schedule = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
-    with pytest.raises(OSError, match="no Docker here"):
-        await schedule.once(AUTOSCALE)
-    assert store.hgetall(keys.MAINTENANCE_RUNS) == {}
-    assert 0 < store.pttl(keys.maintenance_lock(AUTOSCALE)) <= 2000
-
-
-async def test_the_autoscaler_ticks_where_it_is_asked_for(
-    queue: JobQueue, store: Redis, redis_url: str
-) -> None:
-    schedule = Schedule(Settings(redis_url=redis_url, autoscale="m=0:1"), queue)
-    assert await schedule.once(AUTOSCALE)
+    assert await tasks.run_once_per_round(AUTOSCALE)
     assert store.exists(keys.scale("m"))
 
 
-# --- from blocking tasks ---
+async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(
+    store: Redis,
+    tasks: MaintenanceTasks,
+    monkeypatch: pytest.MonkeyPatch,
+    told: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
 
+    async def hang() -> None:
+        await asyncio.sleep(60)
 
-def bridge(url: str, longest_s: float = 20.0, **settings: str) -> AsyncRunner:
-    return AsyncRunner(Settings(redis_url=url, **settings), longest_s, on_stuck=lambda: None)  # type: ignore[arg-type]
-
-
-def test_maintenance_tasks_run_on_one_loop(redis_url: str, store: Redis) -> None:
-    store.hset(keys.job(0, job_id := new_job_id(1)), mapping=a_queued_job())
-    performer = bridge(redis_url)
-    performer.start()
-    try:
-        connections = []
-        for _ in range(5):
-            store.delete(keys.maintenance_lock(REPAIR))
-            performer.perform(REPAIR)
-            connections.append(len(store.client_list()))
-        assert store.zscore(keys.waiting(0, POOL, DEFAULT), job_id) == 1
-        assert len(set(connections)) == 1, "a connection for each task"
-        assert liveness_file.problem(Settings(redis_url=redis_url)) == ""
-        performer.interrupt()
+    monkeypatch.setattr(tasks_module, "TIMEOUT_S", 0.5)
+    for work, line in ((fail, "repair: failed"), (hang, "repair: cancelled after 0.5 s")):
+        monkeypatch.setitem(tasks._work, REPAIR, work)  # type: ignore[index]
+        await tasks.run(REPAIR)
+        assert line in told.text
+        assert 0 < store.pttl(keys.maintenance_lock(REPAIR)) <= 30_000
         store.delete(keys.maintenance_lock(REPAIR))
-        performer.perform(REPAIR)
-        assert not store.exists(keys.maintenance_lock(REPAIR)), "it had been told to do no more"
-    finally:
-        performer.close()
+    assert store.hgetall(keys.MAINTENANCE_RUNS) == {}
 
 
-def test_without_a_place_for_temporary_files_only_the_health_check_fails(
-    redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+async def test_a_task_fails_while_redis_is_away_and_runs_when_it_is_back(
+    own_redis: RedisServer, told: pytest.LogCaptureFixture
+) -> None:
+    tasks = MaintenanceTasks(Settings(redis_url=own_redis.url))
+    await tasks.run(PRUNE)
+    own_redis.stop(kill=True)
+    await tasks.run(REPAIR)
+    assert "repair: failed in this round: " in told.text
+    own_redis.start()  # the idle connections are dead
+    await tasks.run(REPAIR)
+    with own_redis.client() as client:
+        assert client.hexists(keys.MAINTENANCE_RUNS, REPAIR)
+    await tasks.close()
+
+
+# --- the liveness file, and Celery that has stopped ---
+
+
+class Celery:
+    """Counts how often it was killed."""
+
+    kills = 0
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    async def check() -> object:
+        return condition()
+
+    await eventually(check, what)
+
+
+@asynccontextmanager
+async def watching(settings: Settings) -> AsyncIterator[Celery]:
+    """`process.watch` runs meanwhile."""
+    celery, tasks = Celery(), MaintenanceTasks(settings)
+    task = asyncio.create_task(process.watch(settings, tasks, celery))  # type: ignore[arg-type]
+    yield celery
+    task.cancel()
+    await tasks.close()
+
+
+@pytest.fixture
+def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(process, "OVERDUE_S", 0.5)
+
+
+@pytest.mark.usefixtures("quick_checks")
+async def test_celery_is_killed_when_repairs_are_overdue_although_redis_answers(
+    own_redis: RedisServer, told: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(redis_url=own_redis.url)
+    async with watching(settings) as celery:
+        await until(lambda: celery.kills, "it is killed")
+        assert liveness_file.problem(settings) != "", "the health check fails meanwhile"
+        own_redis.stop(kill=True)
+        await until(lambda: liveness_file.problem(settings) == "", "it waits for Redis")
+    assert "no repair for 0 s although Redis answers" in told.text
+
+
+@pytest.mark.usefixtures("quick_checks")
+async def test_repairs_may_be_late_while_only_celerys_redis_is_away(
+    redis_url: str, own_redis: RedisServer
+) -> None:
+    own_redis.stop(kill=True)
+    settings = Settings(redis_url=redis_url, maintenance_redis_url=own_redis.url)
+    async with watching(settings) as celery:
+        await until(lambda: liveness_file.problem(settings) == "", "it is alive")
+        assert celery.kills == 0
+
+
+@pytest.mark.usefixtures("quick_checks")
+async def test_without_a_folder_for_temporary_files_only_the_health_check_fails(
+    redis_url: str,
+    tasks: MaintenanceTasks,
+    monkeypatch: pytest.MonkeyPatch,
+    told: pytest.LogCaptureFixture,
 ) -> None:
     def none() -> str:
         raise FileNotFoundError("No usable temporary directory found")
 
     monkeypatch.setattr(liveness_file.tempfile, "gettempdir", none)
-    performer = bridge(redis_url)
-    performer.start()
-    try:
-        for name in (REPAIR, PRUNE):
-            performer.perform(name)
-        assert set(store.hkeys(keys.MAINTENANCE_RUNS)) == {REPAIR.encode(), PRUNE.encode()}
-    finally:
-        performer.close()
+    monkeypatch.setattr(process, "OVERDUE_S", 60.0)
+    await tasks.run(REPAIR)
+    settings = Settings(redis_url=redis_url)
+    async with watching(settings) as celery:
+        await until(lambda: "the health check will fail" in told.text, "it is logged")
     assert told.text.count("the health check will fail: No usable temporary directory") == 1
-    assert liveness_file.problem(Settings(redis_url=redis_url)).startswith("no sign of life yet: ")
+    assert liveness_file.problem(settings).startswith("the liveness file was never touched: ")
+    assert celery.kills == 0
 
 
-def a_queued_job() -> dict[str, str | bytes | int]:
-    return {
-        "state": "queued",
-        "request": submission(make_job())[1],
-        "entry": "1-1",
-        "created_us": 1,
-    }
-
-
-def test_whatever_goes_wrong_celery_does_not_hear_of_it(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
-) -> None:
-    async def crash(*_: object) -> None:
-        raise ZeroDivisionError
-
-    async def dawdle(*_: object) -> None:
-        await asyncio.sleep(60)
-
-    performer = bridge(own_redis.url, longest_s=2.0, autoscale="m=0:1")
-    performer.start()
-    try:
-        for tick, line in ((crash, "autoscale: not done"), (dawdle, "autoscale: not done in 2 s")):
-            monkeypatch.setitem(performer._schedule._maintenance, AUTOSCALE, tick)  # type: ignore[index]
-            with own_redis.client() as client:
-                client.delete(keys.maintenance_lock(AUTOSCALE))
-            performer.perform(AUTOSCALE)
-            assert line in told.text
-        own_redis.stop(kill=True)
-        performer.perform(REPAIR)
-        assert "repair: not done in this round: " in told.text
-        own_redis.start()  # the connections from before are dead
-        performer.perform(REPAIR)
-        with own_redis.client() as client:
-            assert client.hexists(keys.MAINTENANCE_RUNS, REPAIR)
-    finally:
-        performer.close()
-
-
-def test_what_runs_is_given_up_at_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = threading.Event()
-
-    async def dawdle(*_: object) -> None:
-        begun.set()
-        await asyncio.sleep(60)
-
-    performer = bridge(redis_url)
-    monkeypatch.setitem(performer._schedule._maintenance, REPAIR, dawdle)  # type: ignore[index]
-    performer.start()
-    working = threading.Thread(target=performer.perform, args=(REPAIR,))
-    working.start()
-    try:
-        assert begun.wait(20)
-        performer.interrupt()
-        working.join(20)
-        assert not working.is_alive()
-    finally:
-        performer.close()
-
-
-def test_what_is_just_beginning_is_given_up_too(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    performer = bridge(redis_url)
-    begin = asyncio.run_coroutine_threadsafe
-
-    async def dawdle(*_: object) -> None:
-        await asyncio.sleep(60)
-
-    def interrupted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
-        doing = begin(work, loop)
-        performer.interrupt()  # a signal, before `perform` has noted what it does
-        return doing
-
-    monkeypatch.setitem(performer._schedule._maintenance, REPAIR, dawdle)  # type: ignore[index]
-    performer.start()
-    working = threading.Thread(target=performer.perform, args=(REPAIR,))
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(bridge_module.asyncio, "run_coroutine_threadsafe", interrupted)
-            working.start()
-            working.join(20)
-        assert not working.is_alive()
-    finally:
-        performer.close()
-
-
-def test_silence_is_told_apart_from_an_absent_redis(
-    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Celery that has stopped listening must not look as if it lived, nor Redis be blamed on it."""
-    monkeypatch.setattr(bridge_module, "STUCK_S", 0.2)
-    monkeypatch.setattr(bridge_module, "_LOOK_S", 0.05)
-    settings = Settings(redis_url=own_redis.url)
-    stuck = threading.Event()
-    performer = AsyncRunner(settings, 5.0, stuck.set)
-    own_redis.stop(kill=True)
-    performer.start()
-    try:
-        since = performer._last
-        wait_for(lambda: performer._last > since, "it waits for Redis")
-        assert not stuck.is_set()
-        assert liveness_file.problem(settings) == ""
-        own_redis.start()
-        assert stuck.wait(20), "nothing has come although Redis answers"
-    finally:
-        performer.close()
-
-
-# --- a Redis that will not do ---
+# --- a Redis that Celery can't use ---
 
 
 async def test_a_redis_without_a_database_for_celery(
     redis_url: str, own_redis: RedisServer
 ) -> None:
-    assert await refusal(Settings(redis_url=redis_url)) == ""
+    assert await broker.problem(Settings(redis_url=redis_url)) == ""
     last = redis_url.replace("/0", "/15")
-    said = await refusal(Settings(redis_url=last))
+    said = await broker.problem(Settings(redis_url=last))
     assert said.startswith("FLOTILLA_MAINTENANCE_REDIS_URL: ")
     assert "DB index is out of range" in said
-    assert await refusal(Settings(redis_url=last, maintenance_redis_url=redis_url)) == ""
+    assert await broker.problem(Settings(redis_url=last, maintenance_redis_url=redis_url)) == ""
     own_redis.stop(kill=True)
-    assert await refusal(Settings(redis_url=own_redis.url)) == ""  # it may come back
+    assert await broker.problem(Settings(redis_url=own_redis.url)) == ""  # it may come back
 
 
 async def test_a_cluster_is_refused(tmp_path: Path) -> None:
@@ -356,7 +309,7 @@ async def test_a_cluster_is_refused(tmp_path: Path) -> None:
     server.options = {"cluster-enabled": "yes"}
     server.start()
     try:
-        said = await refusal(Settings(redis_url=server.url))
+        said = await broker.problem(Settings(redis_url=server.url))
         assert "Celery can't use a cluster" in said
     finally:
         server.stop()

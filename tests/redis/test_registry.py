@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter
 from redis import Redis
 
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, pool_name
+from shared.platform.malformed import MalformedValues
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
 from shared.queue.job_queue import JobQueue
@@ -149,3 +151,73 @@ async def test_an_id_is_one_process_own(registry: Registry, store: Redis) -> Non
     await registry.leave("w-1", "first")
     assert await registry.reserve("w-1", "second", 60)
     assert 0 < store.pttl(keys.life("w-1")) <= 60_000
+
+
+NOT_UTF8 = b"\xff\xfe"
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("state", b"{"),
+        ("state", NOT_UTF8),
+        ("state", b"null"),
+        ("slots", b'"many"'),
+        ("models", b"7"),
+        ("ages", b"[NaN]"),
+        ("host", DEEP),
+        (NOT_UTF8, b"1"),
+        ("pool", None),
+    ],
+)
+async def test_a_malformed_worker_is_skipped_and_counted(
+    queue: JobQueue, store: Redis, field: str | bytes, value: bytes | None
+) -> None:
+    metrics = CollectorRegistry()
+    counter = Counter("malformed", "values", ["kind"], registry=metrics)
+    registry = Registry(queue.servers.primary, MalformedValues(counter))
+    await registry.announce(INFO)
+    await registry.announce(replace(INFO, id="w-2"))
+    if value is None:
+        store.hdel(keys.worker("w-2"), field)
+    else:
+        store.hset(keys.worker("w-2"), field, value)
+    assert await registry.workers() == [INFO]
+    assert metrics.get_sample_value("malformed_total", {"kind": "worker"}) == 1
+
+
+async def test_a_worker_whose_key_is_no_hash_or_whose_id_is_not_utf8_is_skipped(
+    registry: Registry, store: Redis
+) -> None:
+    await registry.announce(INFO)
+    store.set(keys.worker("w-2"), "text")
+    store.sadd(keys.WORKERS, "w-2", NOT_UTF8)
+    assert await registry.workers() == [INFO]
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("bad", b"{"),
+        ("bad", NOT_UTF8),
+        (NOT_UTF8, b'{"pool": "p", "card": {}}'),
+        ("bad", b'{"card": {}}'),
+        ("bad", b'{"pool": 7, "card": {}}'),
+        ("bad", b'{"pool": "p", "card": "none"}'),
+        ("bad", b'{"pool": "p", "card": {"max_model_len": Infinity}}'),
+        ("bad", b"null"),
+        ("bad", b"[]"),
+        ("bad", DEEP),
+    ],
+)
+async def test_a_malformed_model_is_skipped_and_counted(
+    queue: JobQueue, store: Redis, name: str | bytes, record: bytes
+) -> None:
+    metrics = CollectorRegistry()
+    counter = Counter("malformed", "values", ["kind"], registry=metrics)
+    registry = Registry(queue.servers.primary, MalformedValues(counter))
+    await registry.register_models("pool", [{"id": "good"}])
+    store.hset(keys.MODELS, name, record)
+    assert await registry.models() == {"good": ModelInfo("good", "pool", {"id": "good"})}
+    assert metrics.get_sample_value("malformed_total", {"kind": "model"}) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import ssl
 import subprocess
@@ -12,12 +14,15 @@ from pathlib import Path
 
 import pytest
 from kombu import Connection
+from kombu.exceptions import DecodeError
+from kombu.serialization import loads
 from redis import Redis
 
 from gateway.maintenance import housekeeping, liveness_file
-from gateway.maintenance.app import LONGEST_S, configuration, create_app
 from gateway.maintenance.broker import broker, celery_redis_url
-from gateway.maintenance.schedule import intervals
+from gateway.maintenance.celery_app import CONTENT_TYPE, SERIALIZER, configuration, create_app
+from gateway.maintenance.process import repeat
+from gateway.maintenance.tasks import TIMEOUT_S, celery_intervals, timer_intervals
 from shared.platform.settings import (
     Settings,
     SettingsError,
@@ -124,15 +129,12 @@ def test_fleets_that_share_a_database_do_not_share_keys() -> None:
     ("changes", "expected"),
     [
         ({}, {"repair": 30.0, "prune": 600.0}),
-        (
-            {"autoscale": "m=0:3", "autoscale_tick_s": 4},
-            {"repair": 30.0, "prune": 600.0, "autoscale": 4.0},
-        ),
+        ({"repair_interval_s": 2, "autoscale": "m=0:3"}, {"repair": 2.0, "prune": 600.0}),
     ],
 )
 def test_each_task_has_its_interval(changes: dict[str, str], expected: dict[str, float]) -> None:
     settings = Settings(**changes)  # type: ignore[arg-type]
-    assert intervals(settings) == expected
+    assert celery_intervals(settings) == expected
     performed: list[str] = []
     app = create_app(settings, performed.append)
     app.finalize()
@@ -145,6 +147,37 @@ def test_each_task_has_its_interval(changes: dict[str, str], expected: dict[str,
     assert performed == list(expected)
 
 
+def test_the_autoscaler_runs_on_a_timer_without_celery() -> None:
+    assert timer_intervals(Settings()) == {}
+    settings = Settings(autoscale="m=0:3", autoscale_tick_s=4)
+    assert timer_intervals(settings) == {"autoscale": 4.0}
+
+
+@pytest.mark.parametrize("body", [b"null", b"{}", b"[]", b"[[], {}]", b"[{}, [], {}]", b"not json"])
+def test_a_message_that_celery_would_not_survive_is_not_decoded(body: bytes) -> None:
+    create_app(Settings(), lambda name: None)
+    with pytest.raises(DecodeError):
+        loads(body, CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE})
+    assert loads(b"[[], {}, {}]", CONTENT_TYPE, "utf-8", accept={CONTENT_TYPE}) == [[], {}, {}]
+
+
+async def test_a_timer_repeats_and_a_slow_call_delays_the_next() -> None:
+    calls: list[float] = []
+    enough = asyncio.Event()
+
+    async def slow(name: str) -> None:
+        assert name == "autoscale"
+        calls.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.03)
+        if len(calls) == 4:
+            enough.set()
+
+    timer = asyncio.create_task(repeat("autoscale", slow, 0.01))
+    await asyncio.wait_for(enough.wait(), 10)
+    timer.cancel()
+    assert all(after - before >= 0.03 for before, after in itertools.pairwise(calls))
+
+
 def test_a_beat_is_due_at_once_and_then_in_its_time() -> None:
     app = create_app(Settings(), lambda name: None)
     with app.connection_for_write() as connection:
@@ -153,29 +186,27 @@ def test_a_beat_is_due_at_once_and_then_in_its_time() -> None:
 
     scheduler = Scheduler(app=app)
     entries = scheduler.schedule
-    assert set(entries) == set(intervals(Settings())), "Celery has added none of its own"
+    assert set(entries) == set(celery_intervals(Settings())), "Celery has added none of its own"
     for name, entry in entries.items():
         assert entry.is_due().is_due
         after = next(entry)
         assert not after.is_due().is_due
-        assert after.schedule.run_every == timedelta(seconds=intervals(Settings())[name])
+        assert after.schedule.run_every == timedelta(seconds=celery_intervals(Settings())[name])
 
 
 def test_what_celery_may_and_may_not() -> None:
     conf = create_app(Settings(), lambda name: None).conf
-    assert conf.accept_content == ["json"]
-    assert (conf.task_serializer, conf.result_serializer) == ("json", "json")
+    assert conf.accept_content == [SERIALIZER]
+    assert conf.task_serializer == SERIALIZER
     assert conf.result_backend is None
     assert conf.task_ignore_result
     assert conf.task_acks_late
     assert conf.worker_pool == "solo"
-    assert conf.beat_scheduler == "celery.beat:Scheduler"
     assert not conf.worker_enable_remote_control
-    assert not conf.worker_hijack_root_logger
     assert conf.broker_connection_retry_on_startup
     assert conf.broker_connection_max_retries is None
     options = conf.broker_transport_options
-    assert options["visibility_timeout"] > 5 * LONGEST_S
+    assert options["visibility_timeout"] > 5 * TIMEOUT_S
     assert options["global_keyprefix"].startswith("flotilla:celery:")
 
 
@@ -223,7 +254,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("age_s", "well"), [(0, True), (30, True), (90, False), (-5, True)])
 def test_the_pulse(folder: Path, age_s: float, well: bool) -> None:
     settings, other = Settings(), Settings(redis_url="redis://other/0")
-    assert liveness_file.problem(settings).startswith("no sign of life yet")
+    assert liveness_file.problem(settings).startswith("the liveness file was never touched")
     before = time.time() - 5
     assert not liveness_file.touched_since(settings, before)
     liveness_file.touch(settings)
@@ -269,7 +300,7 @@ def test_the_check_is_cheap_and_says_what_is_wrong(folder: Path) -> None:
     )
     done = run(code, folder)
     assert done.returncode == 1
-    assert "no sign of life yet" in done.stderr
+    assert "the liveness file was never touched" in done.stderr
     assert done.stdout == "False False\n"
     liveness_file.touch(Settings())
     assert run(code, folder).returncode == 0

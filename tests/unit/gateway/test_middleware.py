@@ -8,6 +8,7 @@ import json
 import re
 import time
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -32,7 +33,7 @@ def authentication(app: ASGIApp, tenants: dict[str, str]) -> Authentication:
 
 
 def request_id(app: ASGIApp) -> RequestId:
-    return RequestId(app, AccessLog(True, "info"))
+    return RequestId(app, AccessLog(True, "info"), METRICS)
 
 
 TENANTS = {hashlib.sha256(KEY.encode()).hexdigest(): "alice"}
@@ -291,19 +292,20 @@ async def test_every_request_has_a_line_in_the_access_log(
         "status": 401,
         "request_id": "mine",
         "tenant": "-",
+        "error": "invalid_api_key",
     }
     assert (second["request_id"], second["error"]) == ("other", "invalid_api_key")
     assert third["message"] == r"GET /a\nb\xff 401"
 
 
 def test_a_line_of_the_access_log_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    async def note() -> None:
+    async def write_line() -> None:
         access = AccessLog(True, "info", as_json=False)
         scope = {"path": "/jobs", "method": "POST"}
-        access.note(scope, 202, time.monotonic(), b"mine", tenant="alice", job_id="job_1")
+        access.record(scope, 202, time.monotonic(), b"mine", tenant="alice", job_id="job_1")
         access.write()
 
-    asyncio.run(note())
+    asyncio.run(write_line())
     line = capsys.readouterr().err
     assert re.fullmatch(
         TIMESTAMP + r" \[info     \] POST /jobs 202 \[flotilla\.access\] seconds=0\.\d{3} "
@@ -320,7 +322,7 @@ async def test_the_access_log_can_be_turned_off(
 ) -> None:
     values = Settings(**settings, api_keys=(SecretStr(KEY),))
     access = AccessLog(values.access_log, values.log_level)
-    access.note({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
+    access.record({"path": "/jobs", "method": "GET"}, 200, 0.0, b"mine")
     access.write()
     assert capsys.readouterr().err == ""
 
@@ -328,12 +330,57 @@ async def test_the_access_log_can_be_turned_off(
 def test_probes_have_lines_for_those_who_look_for_mistakes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def note(level: str) -> None:
+    async def write_line(level: str) -> None:
         access = AccessLog(True, level)
-        access.note({"path": "/healthz", "method": "GET"}, 200, 0.0, b"mine")
+        access.record({"path": "/healthz", "method": "GET"}, 200, 0.0, b"mine")
         access.write()
 
-    asyncio.run(note("info"))
+    asyncio.run(write_line("info"))
     assert capsys.readouterr().err == ""
-    asyncio.run(note("debug"))
+    asyncio.run(write_line("debug"))
     assert "GET /healthz 200 " in capsys.readouterr().err
+
+
+async def test_an_unhandled_error_is_answered_in_openais_shape_and_logged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError("secret")
+
+    access = AccessLog(True, "info", as_json=True)
+    app = RequestId(fails, access, METRICS)
+    status, headers, body = await ask(app, "/jobs", [(b"x-request-id", b"mine")])
+    assert status == 500
+    assert request_ids(headers) == [b"mine"]
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("server_error", None, None)
+    assert "secret" not in error["message"]
+    access.write()
+    line = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert (line["status"], line["error"]) == (500, "server_error")
+
+
+async def test_an_error_after_the_answer_has_begun_sends_nothing_more() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ZeroDivisionError
+
+    assert await ask(request_id(fails)) == (200, [(b"x-request-id", ANY)], b"")
+
+
+async def test_the_access_log_has_the_error_of_a_route_of_fastapi(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    app = create_app(Settings(log_format="json"))
+    assert (await ask(app, "/no/such/route"))[0] == 404
+    assert (await ask(app, "/v1/files"))[0] == 404
+    assert (await ask(app, "/docs", method="DELETE"))[0] == 405
+    written: list[str] = []
+
+    async def all_of_them() -> bool:
+        written.extend(capsys.readouterr().err.splitlines())
+        return len(written) >= 3
+
+    await eventually(all_of_them, "the lines are written")
+    errors = [json.loads(line)["error"] for line in written]
+    assert errors == ["not_found", "not_supported", "method_not_allowed"]

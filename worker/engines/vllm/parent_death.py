@@ -1,19 +1,18 @@
-"""Ends the engine's processes when their parent ends, however it ends.
+"""vLLM's engine processes end when the worker process does, however it ends.
 
-A worker killed with SIGKILL can't clean up, and vLLM's EngineCore would keep running with the
-KV cache. On Linux the kernel kills it: PR_SET_PDEATHSIG. Forked children request that in `at_fork`,
-spawned ones in vLLM's plugin hook (`vllm.general_plugins` in pyproject.toml), which each runs.
+A worker killed with SIGKILL can't clean up, and vLLM's EngineCore would live on with the KV cache.
+Forked children request the signal in `at_fork`, spawned ones through vLLM's plugin hook
+(`vllm.general_plugins` in pyproject.toml), which runs in each.
 """
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
+from shared.platform.parent_death import request_signal
 
 
 def die_with_parent() -> None:
@@ -21,16 +20,12 @@ def die_with_parent() -> None:
     if sys.platform != "linux" or multiprocessing.parent_process() is None:
         return
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call
+    request_signal(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def at_fork() -> None:
     """Have every process that this one forks through multiprocessing killed when it ends."""
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _after_fork() -> None:
-    # multiprocessing sets parent_process() only later in the child's bootstrap.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # multiprocessing sets parent_process() only later in the child's start-up.
+    os.register_at_fork(after_in_child=lambda: request_signal(signal.SIGKILL))

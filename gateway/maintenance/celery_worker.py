@@ -1,0 +1,58 @@
+"""`python -m gateway.maintenance.celery_worker`: Celery's worker and beat in one process.
+
+celery_process.py starts it, and starts it again when it ends, for example at a message that is not
+even JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import warnings
+from typing import Any
+
+from celery import signals
+from celery.beat import EmbeddedService, Scheduler
+from celery.platforms import SecurityWarning
+
+from gateway.maintenance.celery_app import create_app
+from gateway.maintenance.tasks import MaintenanceTasks
+from shared.platform import logs
+from shared.platform.settings import load_settings
+
+
+def main() -> None:
+    """Run until SIGTERM or SIGINT. Raises SettingsError."""
+    settings = load_settings()
+    logs.set_up(settings.log_level, settings.log_format)
+    for library in ("celery", "kombu"):
+        logs.show_warnings(library, settings.log_format)
+    # While Redis is away the worker logs that in one line; beat would add a traceback a second.
+    logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
+    warnings.filterwarnings("ignore", category=SecurityWarning)  # root in a container is no risk
+    with asyncio.Runner() as runner:
+        tasks = MaintenanceTasks(settings)
+        app = create_app(settings, lambda name: runner.run(tasks.run(name)))
+        app.set_default()  # in all threads: parts of Celery look for their application there
+        # Beat as a thread, whose schedule is in memory: no more processes, no file.
+        beat = EmbeddedService(app, thread=True, scheduler_cls=Scheduler)
+
+        def keep_logging(**_: Any) -> None:
+            """With a receiver of this signal, Celery leaves logging alone."""
+
+        def start_beat(**_: Any) -> None:
+            beat.start()
+
+        signals.setup_logging.connect(keep_logging)
+        signals.worker_ready.connect(start_beat)  # not before: messages would wait for the worker
+        worker = app.Worker(
+            quiet=True, without_gossip=True, without_mingle=True, without_heartbeat=True
+        )
+        worker.start()
+        runner.run(tasks.close())
+    sys.exit(worker.exitcode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Prometheus metrics: what this process counted, and the state of the fleet as Redis has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from math import nan
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from gateway.context import Gateway, GatewayDep
+from gateway.routes.readiness import checks
+from shared.platform.redis_client import RedisError
+from shared.protocol import keys
+from shared.protocol.states import JobState
+from shared.queue.depths import depths
+from shared.queue.job_queue import JobQueue
+
+router = APIRouter(tags=["health"])
+log = logging.getLogger("flotilla.gateway")
+
+
+@router.get("/metrics")
+async def metrics(gateway: GatewayDep) -> Response:
+    """All metrics in Prometheus' text format."""
+    # All at once: a Redis that does not answer must not cost a scrape three timeouts.
+    problems, _, _ = await asyncio.gather(
+        checks(gateway), _read_fleet(gateway), _read_redis(gateway)
+    )
+    for check, problem in problems.items():
+        gateway.metrics.ready.labels(check).set(not problem)
+    return Response(generate_latest(gateway.prometheus), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _read_fleet(gateway: Gateway) -> None:
+    """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
+    m, queue = gateway.metrics, gateway.queue
+    try:
+        lanes, letters, runs = await asyncio.gather(
+            depths(queue),
+            _dead_letters(queue),
+            queue.servers.primary.hgetall(keys.MAINTENANCE_RUNS),
+        )
+        workers = gateway.fleet.workers
+    except (RedisError, OSError) as error:
+        log.warning("the fleet's metrics could not be read: %s", error)
+        lanes, letters, runs, workers = [], nan, {}, []
+    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance):
+        gauge.clear()
+    m.dead_letters.set(letters)
+    for depth in lanes:
+        m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
+        m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)
+        m.jobs.labels(depth.pool, JobState.QUEUED).inc(depth.waiting)
+        m.jobs.labels(depth.pool, JobState.IN_PROGRESS).inc(depth.in_progress)
+    for worker in workers:
+        m.workers.labels(worker.pool, worker.state).inc()
+    for task, done_s in runs.items():
+        m.maintenance.labels(task.decode()).set(int(done_s))
+    _set_scales(gateway)
+
+
+def _set_scales(gateway: Gateway) -> None:
+    m, fleet = gateway.metrics, gateway.fleet
+    for gauge in (m.wanted, m.bounds, m.expected_wait, m.decision_age):
+        gauge.clear()
+    for pool, scale in fleet.scales.items():
+        m.decision_age.labels(pool).set(fleet.now_s() - scale.at_s)
+        if scale.stale(fleet.now_s()):
+            continue
+        m.wanted.labels(pool).set(scale.wanted)
+        m.bounds.labels(pool, "min").set(scale.limits.min)
+        m.bounds.labels(pool, "max").set(scale.limits.max)
+        if scale.wait_s is not None:
+            m.expected_wait.labels(pool).set(scale.wait_s)
+
+
+async def _dead_letters(queue: JobQueue) -> float:
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).xlen(keys.dead(shard))
+    return float(sum(await pipeline.execute()))
+
+
+async def _read_redis(gateway: Gateway) -> None:
+    servers = gateway.queue.servers
+    gateway.metrics.redis.infos = await asyncio.gather(*map(_info, servers.all))
+
+
+async def _info(redis: Any) -> Mapping[str, Any]:
+    try:
+        info: Mapping[str, Any] = await redis.info()
+    except (RedisError, OSError):
+        return {}
+    return info

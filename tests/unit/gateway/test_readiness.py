@@ -1,0 +1,136 @@
+"""Readiness: what the probes say about failed checks and about models without workers."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from gateway.routes import health
+from gateway.routes.readiness import Readiness, Status, readiness
+from shared.fleet.registry import ModelInfo
+from shared.platform.metrics import GatewayMetrics
+
+OK = {"redis": "", "tasks": ""}
+
+
+@pytest.mark.parametrize(
+    ("checks", "models", "status", "http_status", "missing"),
+    [
+        (OK, {"m": ""}, Status.READY, 200, []),
+        (
+            OK,
+            {"m": "", "n": "no worker runs"},
+            Status.READY,
+            200,
+            ["model n: no worker runs"],
+        ),
+        (OK, {"m": "no worker runs"}, Status.NO_WORKER, 200, ["model m: no worker runs"]),
+        (OK, {}, Status.NO_WORKER, 200, ["no worker has registered a model yet"]),
+        (OK | {"redis": "full"}, {"m": ""}, Status.NOT_READY, 503, ["redis: full"]),
+        (
+            OK | {"redis": "full", "tasks": "relay has ended"},
+            {"m": "no worker runs"},
+            Status.NOT_READY,
+            503,
+            ["redis: full", "tasks: relay has ended", "model m: no worker runs"],
+        ),
+    ],
+)
+def test_the_status_and_what_is_missing(
+    checks: dict[str, str],
+    models: dict[str, str],
+    status: Status,
+    http_status: int,
+    missing: list[str],
+) -> None:
+    found = Readiness(checks, models)
+    assert (found.status, found.http_status, found.missing) == (status, http_status, missing)
+
+
+class Redis:
+    """A server that accepts writes until it fails."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    async def set(self, *args: object, **options: object) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def gateway() -> Any:
+    """A gateway in good order, with one model that a worker serves."""
+    redis = Redis()
+    fleet = SimpleNamespace(
+        models={"m": ModelInfo("m", "pool", {})}, workers=[], problem="", reason=""
+    )
+    fleet.wait_reason = lambda pool: fleet.reason
+    return SimpleNamespace(
+        id="gw",
+        queue=SimpleNamespace(shards=2, servers=Servers(redis)),
+        relay=SimpleNamespace(is_subscribed=lambda shard: True),
+        eviction=SimpleNamespace(problem=""),
+        tasks=SimpleNamespace(ended={}),
+        fleet=fleet,
+        metrics=GatewayMetrics(CollectorRegistry()),
+    )
+
+
+class Servers:
+    """One server that is both the primary and the only server of shards."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.primary = redis
+        self.all = [redis]
+
+    def __len__(self) -> int:
+        return 1
+
+
+async def test_all_in_order(gateway: Any) -> None:
+    answer = await health.readyz(gateway)
+    assert answer.status_code == 200
+    body = json.loads(bytes(answer.body))
+    assert (body["status"], body["missing"], body["models"]) == ("ready", [], {"m": "ok"})
+    assert set(body["checks"].values()) == {"ok"}
+    assert (await health.health(gateway)).status_code == 200
+    assert (await health.healthz(gateway)).status_code == 200
+
+
+async def test_an_ended_task_is_named_and_only_a_restart_helps(gateway: Any) -> None:
+    gateway.tasks.ended["relay"] = "ValueError('broken')"
+    found = await readiness(gateway)
+    assert found.missing == ["tasks: background task relay has ended: ValueError('broken')"]
+    assert (await health.readyz(gateway)).status_code == 503
+    assert (await health.health(gateway)).status_code == 503
+    answer = await health.healthz(gateway)
+    assert answer.status_code == 503
+    assert b"relay" in bytes(answer.body)
+
+
+async def test_a_queue_without_workers_gets_traffic(gateway: Any) -> None:
+    gateway.fleet.reason = "no worker runs; one will be started"
+    answer = await health.readyz(gateway)
+    assert answer.status_code == 200
+    body = json.loads(bytes(answer.body))
+    assert body["status"] == "no worker"
+    assert body["missing"] == ["model m: no worker runs; one will be started"]
+
+
+async def test_what_is_wrong_with_redis_and_the_fleet_is_said(gateway: Any) -> None:
+    gateway.queue.servers.primary.error = RedisConnectionError("connection refused")
+    gateway.relay.is_subscribed = lambda shard: False
+    gateway.fleet.problem = "models and workers were last read 12 s ago"
+    found = await readiness(gateway)
+    assert found.status is Status.NOT_READY
+    assert found.missing == [
+        "redis: connection refused",
+        "relay: not subscribed to any Redis server yet",
+        "fleet: models and workers were last read 12 s ago",
+    ]

@@ -54,6 +54,8 @@ def test_an_unknown_generator_is_left_unchanged(caplog: pytest.LogCaptureFixture
     assert "openai_serving_completion.completion_stream_generator" in caplog.text
 
 
-def test_an_application_without_the_routes_is_left_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_without_the_routes_is_left_unchanged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     vllm_stream.install(SimpleNamespace())
     assert not caplog.records

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest

@@ -54,12 +54,12 @@ LAYERS: dict[str, set[str]] = {
     },
     "worker/demo": {PLATFORM},
     "worker/engines": set(),
-    "worker/engines/simulated": {PLATFORM, "worker/engines"},
+    "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, "worker/engines"},
     "worker/claim": {PLATFORM, PROTOCOL, QUEUE},
     "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim"},
     "worker/run": {
-        PLATFORM, PROTOCOL, QUEUE, FLEET, "worker/claim", "worker/publish", "worker/engines",
+        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
     },
     "worker": {
         PLATFORM, "worker/run", "worker/engines", "worker/engines/simulated", "worker/engines/vllm",
@@ -158,7 +158,7 @@ def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None
 
 
 def test_lua_takes_its_key_names_from_python() -> None:
-    scripts = sorted((ROOT / "shared" / "protocol" / "lua").glob("*.lua"))
+    scripts = sorted((ROOT / "shared" / "protocol" / "scripts").rglob("*.lua"))
     assert scripts
     wrong = [s.name for s in scripts if re.search(r"""["']\s*flotilla""", s.read_text())]
     assert not wrong

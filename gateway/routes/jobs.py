@@ -21,7 +21,7 @@ from gateway.streaming.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS, BodyKind
 from shared.api.errors import BadRequest, NotFound, StreamReset
 from shared.platform.settings import Settings
-from shared.protocol.chunk_template import Unfolder
+from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.job import Job
 from shared.protocol.job_log import tokens_missing
 from shared.protocol.lanes import CLIENT_LANES
@@ -142,8 +142,8 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
     entries = await gateway.queue.entries(job.id, 0)
     if not entries or tokens_missing(entries):
         raise StreamReset("The log of this job has lost tokens.")
-    unfolder = Unfolder()
-    body = b"".join([unfolder.unfold(entry.items) for entry in entries])
+    decoder = DeltaDecoder()
+    body = b"".join([decoder.decode(entry.items) for entry in entries])
     return Response(body, headers=_job_header(job) | _SSE_HEADERS)
 
 
@@ -237,7 +237,7 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
     until = loop.time() + wait_s
     reader = gateway.relay.open(job.id, ReadMode.END)
     try:
-        await gateway.queue.watch(job.id, gateway.id, sees=False)
+        await gateway.queue.watch(job.id, gateway.id, follow=False)
         reader.resync()  # it may have ended before we watched
         state = job.state
         while job.state is state and (left := until - loop.time()) > 0:

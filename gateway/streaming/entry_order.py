@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.streaming.log_event import LogEvent, ReadMode
 from shared.api.errors import StreamReset
-from shared.protocol.chunk_template import Item, Unfolder
+from shared.protocol.chunk_template import DeltaDecoder, Item
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Delta, Entry, Journal, Prompt, read_journal, tokens_in
 
@@ -43,7 +43,7 @@ class EntryOrder:
         """The job's end was delivered or buffered."""
         self._start = after
         self._tokens = 0  # in the entries behind `_start`
-        self._decoder = Unfolder()
+        self._decoder = DeltaDecoder()
         self._decoder_valid = after == 0  # it has seen all chunks up to `last_seq`
 
     # --- live frames ---
@@ -57,7 +57,7 @@ class EntryOrder:
         """
         if seq != self.last_seq + 1 or generation != self.generation:
             return None
-        data = self._decoder.unfold(items or ())
+        data = self._decoder.decode(items or ())
         self._tokens += 1 if type(journal) is int else tokens_in(journal)
         self.last_seq = seq
         return data
@@ -131,7 +131,7 @@ class EntryOrder:
         Raises StreamReset if they can't be decoded or lack tokens.
         """
         if after == 0:
-            self._decoder = Unfolder()
+            self._decoder = DeltaDecoder()
         try:
             events = [self._event(mode, entry) for entry in entries]
             begin = max(self.last_seq, self._start)
@@ -150,7 +150,7 @@ class EntryOrder:
         if entry.end:
             return LogEvent(entry.seq, FrameKind.ENDED, b"")
         if mode is ReadMode.CHUNKS:
-            return LogEvent(entry.seq, FrameKind.CHUNK, self._decoder.unfold(entry.items))
+            return LogEvent(entry.seq, FrameKind.CHUNK, self._decoder.decode(entry.items))
         return LogEvent(entry.seq, FrameKind.DELTAS, read_journal(entry.journal, entry.items))
 
     def _check_tokens(self, generated: Any) -> None:

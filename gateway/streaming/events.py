@@ -76,7 +76,7 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     """`skip`: chunks of the first entry that the client has had."""
     yield b"retry: 1000\n\n"
-    await context.queue.watch(job_id, context.gateway_id, sees=True)
+    await context.queue.watch(job_id, context.gateway_id, follow=True)
     reader.resync()  # the log holds what was published before this gateway watched
     queued = True
     while True:

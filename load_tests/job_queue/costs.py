@@ -20,8 +20,9 @@ from shared.platform.servers import Servers
 from shared.protocol.job import LeasedJob, NewJob, new_job_id
 from shared.protocol.lanes import DEFAULT
 from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import make_step
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import FinalEntry, JobStream, make_step
+from shared.protocol.step_log import FinalEntry, JobStream
 from shared.queue.job_queue import JobQueue
 
 POOL = "load"

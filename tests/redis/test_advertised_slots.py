@@ -10,12 +10,13 @@ import pytest
 from redis import Redis
 
 from shared.protocol import keys
+from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.job import LeasedJob
 from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
+from shared.protocol.scripts.emit import make_step
 from shared.protocol.states import JobState
-from shared.protocol.step_log import make_step
 from shared.queue.depths import position
-from shared.queue.job_queue import UNKNOWN, JobQueue, SlotUpdate
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -47,7 +48,7 @@ OFFERER = keys.advertiser(WORKER, LEASE_S)
 
 def on_offer(store: Redis, shard: int = 0) -> dict[str, int]:
     """Slots by worker, of those that have any."""
-    offers = store.zrangebyscore(keys.offers(shard, POOL), 1, "+inf", withscores=True)
+    offers = store.zrangebyscore(keys.advertised(shard, POOL), 1, "+inf", withscores=True)
     return {who.decode().split()[0]: int(slots) for who, slots in offers}
 
 
@@ -249,7 +250,7 @@ async def test_offers_of_workers_that_are_gone_are_swept(
     await submit(queue, pool=POOL)
     await queue.sweep(0)
     assert on_offer(store) == {WORKER: 2}
-    assert store.zcard(keys.offers(0, POOL)) == 1
+    assert store.zcard(keys.advertised(0, POOL)) == 1
 
 
 async def test_what_a_step_tells_is_on_offer(
@@ -270,7 +271,7 @@ async def test_what_was_withdrawn_is_not_given_away(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
-    await queue.withdraw(POOL, WORKER, LEASE_S)
+    await queue.withdraw_slots(POOL, WORKER, LEASE_S)
     await submit(queue)
     assert (on_offer(store), control.messages()) == ({}, [])
 
@@ -311,7 +312,7 @@ async def test_a_deadline_holds_for_it_too(
     job = await submit(queue, deadline_s=600.0)
     control.messages()
     store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
-    assert await queue.scripts.expire(0, 10) == [job.id.encode()]
+    assert await queue.expire(0, 10) == [job.id]
     assert control.dropped() == [job.id]
 
 

@@ -114,7 +114,7 @@ async def test_a_refused_write_of_one_job_keeps_no_other_back(
     kept = await takes_in_hand(loop, queue)
     await loop.lease.renew(0)
     await queue.cancel(lost.job.id, TENANT)
-    await queue.watch(kept.job.id, GATEWAY, sees=True)
+    await queue.watch(kept.job.id, GATEWAY, follow=True)
     for run in (lost, kept):
         run.buffer.chunk(b"x")
 
@@ -123,7 +123,7 @@ async def test_a_refused_write_of_one_job_keeps_no_other_back(
 
     await eventually(logged, "what the other job says stands in its log")
     assert (lost.buffer.discarded, kept.buffer.discarded) == (True, False)
-    assert (kept.buffer.watchers, kept.buffer.ears) == (GATEWAY, GATEWAY)
+    assert (kept.buffer.watchers, kept.buffer.subscribers) == (GATEWAY, GATEWAY)
     assert [entry.end for entry in await queue.entries(lost.job.id, 0)] == ["cancelled"]
 
 
@@ -163,7 +163,7 @@ async def test_who_begins_to_listen_hears_every_step_from_then_on(
             return bool(await queue.entries(job.id, 0))
 
         await eventually(speaks, "the job speaks")
-        await queue.watch(job.id, "gw-2", sees=True)
+        await queue.watch(job.id, "gw-2", follow=True)
         before = await queue.entries(job.id, 0)
 
         async def done() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ from redis.exceptions import ResponseError
 
 from shared.platform.redis_client import RedisConnectionError, connect_blocking
 from shared.protocol import keys
-from shared.protocol.job import LeasedJob, new_job_id
+from shared.protocol.job import new_job_id
+from shared.protocol.scripts.acquire import Acquired
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
@@ -57,7 +58,7 @@ async def test_a_job_that_comes_later_wakes_who_waits(
             await claims.wait_for_wake_up()
         assert [each.id for each in await claims.claim(8, left_over=spare)] == [job.id]
         async with asyncio.timeout(DEADLINE_S):  # an old ring, at most
-            await queue.ring(0, POOL)
+            await queue.wake_worker(0, POOL)
             await claims.wait_for_wake_up()
 
 
@@ -137,17 +138,20 @@ async def test_jobs_of_one_shard_are_not_lost_with_the_claim_on_the_next(
 ) -> None:
     async with open_queue(redis_url, shards=2) as queue, opened(queue, redis_url) as claims:
         job = await submit(queue, id=new_job_id(1))
-        claimed, replies = queue.claimed, list[Any]()
+        start_acquire, calls = queue.start_acquire, list[Any]()
 
-        def fails_on_the_second(reply: Sequence[Any]) -> tuple[int, list[LeasedJob]]:
-            replies.append(reply)
-            if len(replies) > 1:
-                raise RedisConnectionError("away")
-            return claimed(reply)
+        async def fails(reply: Coroutine[Any, Any, Acquired]) -> Acquired:
+            await reply
+            raise RedisConnectionError("away")
 
-        monkeypatch.setattr(queue, "claimed", fails_on_the_second)
+        def fails_on_the_second(*args: Any) -> Coroutine[Any, Any, Acquired]:
+            reply = start_acquire(*args)
+            calls.append(args)
+            return reply if len(calls) == 1 else fails(reply)
+
+        monkeypatch.setattr(queue, "start_acquire", fails_on_the_second)
         assert [each.id for each in await claims.claim(8, left_over=1)] == [job.id]
-        await queue.ring(0, POOL)
+        await queue.wake_worker(0, POOL)
         with pytest.raises(RedisConnectionError):
             await claims.claim(8, left_over=1)
 

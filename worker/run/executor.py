@@ -20,6 +20,7 @@ from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import ControlKind, decode_control
 from shared.protocol.job import LeasedJob
+from shared.protocol.scripts.acquire import parse_jobs
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
 from worker.claim.admission import ClaimDecision
@@ -114,7 +115,7 @@ class Executor:
             self._rejecting.cancel()
             self.advertised_slots.stop()
             with contextlib.suppress(RedisError, OSError):
-                await self._queue.withdraw(self._pool, self._worker_id, self._lease_s)
+                await self._queue.withdraw_slots(self._pool, self._worker_id, self._lease_s)
             for redis in self._blocking:
                 await redis.aclose()
 
@@ -134,7 +135,7 @@ class Executor:
         """Start the jobs that were assigned to this worker; abort one that was ended by others."""
         try:
             kind, words = decode_control(message)
-            jobs = self._queue.leased(*words) if kind is ControlKind.JOBS else []
+            jobs = parse_jobs(*words) if kind is ControlKind.JOBS else []
             ended_id = words[0].decode() if kind is ControlKind.DROP else ""
         except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
             log.error("ignored malformed control message: %r", error)

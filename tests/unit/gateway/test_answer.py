@@ -143,7 +143,7 @@ class Call:
         """Entries of the log; returns their frames."""
         frames = []
         for chunk in chunks:
-            items = tuple(self.folder.fold([chunk]))
+            items = tuple(self.folder.encode([chunk]))
             self.queue.log.append(Entry(len(self.queue.log) + 1, items, None, ""))
             frames.append(encode(JOB, len(self.queue.log), FrameKind.CHUNK, items))
         return frames

@@ -45,7 +45,7 @@ class Log:
 
     def write(self, *chunks: bytes, end: str = "") -> None:
         for chunk in chunks:
-            items = tuple(self.folder.fold([chunk]))
+            items = tuple(self.folder.encode([chunk]))
             self.ahead.append(Entry(len(self.ahead) + 1, items, None, ""))
         if end:
             self.ahead.append(Entry(len(self.ahead) + 1, (), None, end))
@@ -913,7 +913,7 @@ async def test_a_step_of_several_chunks_is_one_piece(relay: Relay) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     folder, chunks = DeltaEncoder(), [b'"%d"' % n for n in range(5)]
     for seq, step in enumerate([chunks[:2], chunks[2:]], 1):
-        publish(relay, (seq, FrameKind.CHUNK, folder.fold(step)))
+        publish(relay, (seq, FrameKind.CHUNK, folder.encode(step)))
     events = await reader.next(LONG_S)
     assert [event.payload for event in events] == [b"".join(chunks[:2]), b"".join(chunks[2:])]
 

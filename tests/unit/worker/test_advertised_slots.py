@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.queue.job_queue import UNKNOWN
+from shared.protocol.advertised_slots import UNKNOWN
 from worker.claim.advertised_slots import AdvertisedSlots
 
 
@@ -22,7 +22,7 @@ class Worker:
             return None
         assert (news.pool, news.advertiser) == ("p", "w 1500")
         self.advertised_slots.acked(shard)
-        return news.slots, news.told
+        return news.slots, news.acknowledged
 
 
 def test_what_redis_knows_is_not_told_again() -> None:
@@ -77,7 +77,7 @@ def test_nothing_overtakes_a_word_that_is_on_its_way() -> None:
     worker.tell()
     worker.free = 7
     claim = worker.advertised_slots.start_update(0)
-    assert (claim.slots, claim.told) == (7, 8)
+    assert (claim.slots, claim.acknowledged) == (7, 8)
     worker.free = 5
     assert worker.tell() is None
     worker.advertised_slots.job_assigned(

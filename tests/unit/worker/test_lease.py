@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shared.platform.redis_client import RedisConnectionError
-from shared.queue.job_queue import Renewal
+from shared.protocol.scripts.renew import Renewal
 from worker.claim import lease as module
 from worker.claim.lease import Lease, LeaseRenewer
 
@@ -34,7 +34,7 @@ class Ears(SimpleNamespace):
     fence_token = "of the acquire"
     heard: tuple[str, bool] | None = None
 
-    def listen(self, watchers: str, *, watched: bool) -> None:
+    def set_watchers(self, watchers: str, *, watched: bool) -> None:
         self.heard = (watchers, watched)
 
 

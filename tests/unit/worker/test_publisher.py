@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from redis.exceptions import NoScriptError
 
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisConnectionError, ResponseError
-from shared.protocol.chunk_template import Unfolder
+from shared.platform.redis_link import ScriptsMissing
+from shared.protocol.advertised_slots import SlotUpdate
+from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.frames import decode, entry_of
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Delta, Prompt, parse_segments
 from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import Fenced, Step, make_step
+from shared.protocol.scripts.renew import Renewal
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import FLUSH_AFTER, STEPS, Step, make_step
-from shared.queue.job_queue import Fenced, Renewal, SlotUpdate
+from shared.protocol.step_log import FLUSH_AFTER, STEPS
 from tests.unit.calls import Ended, Parts, Said, take_apart
 from worker.claim.lease import Lease
 from worker.publish import publisher as module
@@ -112,20 +114,19 @@ class Queue:
 
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Step, offer: SlotUpdate | None
-    ) -> asyncio.Future[dict[str, str] | None]:
+    ) -> asyncio.Future[list[bytes] | None]:
         assert worker == WORKER
-        return asyncio.ensure_future(self._call(shard, fence_token, step, False, offer))
+        call = self._call(shard, fence_token, step, False, offer)
+        return asyncio.ensure_future(_flat(call))
 
     async def emit(
-        self, shard: int, worker: str, fence_token: str, step: Step, *, again: bool = False
+        self, shard: int, worker: str, fence_token: str, step: Step, *, repeated: bool = False
     ) -> dict[str, str]:
         assert worker == WORKER
-        return self.emitted(await self._call(shard, fence_token, step, again, None))
-
-    def emitted(self, reply: dict[str, str] | None) -> dict[str, str]:
-        if reply is None:
+        lost = await self._call(shard, fence_token, step, repeated, None)
+        if lost is None:
             raise Fenced
-        return reply
+        return lost
 
     def _call(self, *words: Any) -> Coroutine[Any, Any, dict[str, str] | None]:
         """The call is under way when this returns."""
@@ -152,7 +153,7 @@ class Queue:
 
     def _take(self, call: Call) -> dict[str, str]:
         parts, steps = call.parts, self.steps[call.shard]
-        if call.step.places and not (call.again and steps and _same(steps[-1][0], call.step)):
+        if call.step.frame_sizes and not (call.again and steps and _same(steps[-1][0], call.step)):
             steps.append((call.step, parts))
             del steps[:-STEPS]
         for name, numbers in parts.log_flushes.items():
@@ -233,8 +234,14 @@ class Queue:
         return (await self.next()).parts.said
 
 
+async def _flat(call: Coroutine[Any, Any, dict[str, str] | None]) -> list[bytes] | None:
+    """The reply as the script gives it."""
+    lost = await call
+    return None if lost is None else [word.encode() for item in lost.items() for word in item]
+
+
 def _same(one: Step, other: Step) -> bool:
-    return (one.places, one.frames) == (other.places, other.frames)
+    return (one.frame_sizes, one.frames) == (other.frame_sizes, other.frames)
 
 
 class Offering:
@@ -429,7 +436,7 @@ async def test_an_buffer_counts_the_tokens(desk: Desk) -> None:
 
 
 async def test_a_token_of_a_stream_is_hardly_more_than_its_text(desk: Desk) -> None:
-    buffer, unfolder = desk.buffer(), Unfolder()
+    buffer, decoder = desk.buffer(), DeltaDecoder()
     sizes = []
     for n, text in enumerate("abcdef"):
         chunk = b'data: {"id": "chatcmpl-%s", "text": "%c", "more": null}' % (b"0" * 99, ord(text))
@@ -438,7 +445,7 @@ async def test_a_token_of_a_stream_is_hardly_more_than_its_text(desk: Desk) -> N
         desk.step()
         said = (await desk.queue.next_step())["a"]
         assert said.entry
-        assert unfolder.unfold(said.entry.items) == chunk
+        assert decoder.decode(said.entry.items) == chunk
         assert said.journal == [Delta(0, 0, (n,), text)]
         sizes.append(len(entry_of(buffer.unflushed[-1], "a", n + 1)))
     assert sizes[0] > 100
@@ -642,7 +649,7 @@ FAILURES = [
     ResponseError("MISCONF disk is full"),
     ResponseError("READONLY You can't write against a read only replica."),
     ResponseError("LOADING Redis is loading the dataset in memory"),
-    NoScriptError("NOSCRIPT"),
+    ScriptsMissing("NOSCRIPT"),
 ]
 
 
@@ -1098,7 +1105,7 @@ async def test_the_end_of_a_job_that_nobody_hears_stands_in_its_log_only(desk: D
     end = call.parts.said["a"].end
     assert end
     assert ([entry.seq for entry in end.before], end.seq) == ([1], 2)
-    assert (call.step.places, call.step.frames, call.step.messages) == (b"", b"", [])
+    assert (call.step.frame_sizes, call.step.frames, call.step.messages) == (b"", b"", [])
 
 
 async def test_an_end_in_the_step_in_which_its_entries_are_due_brings_them_once(

@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
-from shared.protocol.chunk_template import Unfolder
+from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Entry, Transcript, read_journal
 from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import Step
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import Step
 from tests.unit.calls import Ended, Said, take_apart
 from tests.waiting import eventually
 from worker.claim.lease import Lease
@@ -47,15 +47,13 @@ class Queue:
 
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Step, offer: object
-    ) -> asyncio.Future[dict[str, str]]:
+    ) -> asyncio.Future[list[bytes]]:
         said = take_apart(step).said
         self.said += said.values()
         ended = [name for name, each in said.items() if each.end]
-        reply: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        reply.set_result({} if self.verdict == "ok" else dict.fromkeys(ended, self.verdict))
-        return reply
-
-    def emitted(self, reply: dict[str, str]) -> dict[str, str]:
+        reply: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        lost = [] if self.verdict == "ok" else ended
+        reply.set_result([word.encode() for name in lost for word in (name, self.verdict)])
         return reply
 
     @property
@@ -68,8 +66,8 @@ class Queue:
 
     @property
     def sent(self) -> bytes:
-        unfolder = Unfolder()
-        return b"".join([unfolder.unfold(entry.items) for entry in self.log])
+        decoder = DeltaDecoder()
+        return b"".join([decoder.decode(entry.items) for entry in self.log])
 
     @property
     def ended(self) -> list[Ended]:

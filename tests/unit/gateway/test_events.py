@@ -38,7 +38,9 @@ def test_an_entry_without_text_is_no_event() -> None:
     ("event_id", "position"),
     [("0", (0, 0)), ("7", (7, 0)), ("7.1", (6, 1)), ("1.12", (0, 12)), ("007", (7, 0))],
 )
-def test_an_event_id_is_the_position_to_continue_from(event_id: str, position: tuple[int, int]) -> None:
+def test_an_event_id_is_the_position_to_continue_from(
+    event_id: str, position: tuple[int, int]
+) -> None:
     assert EventPosition.parse(event_id) == position
 
 

@@ -44,7 +44,7 @@ class Serving:
         yield "data"
 
 
-def test_a_generator_that_is_not_known_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_generator_is_left_unchanged(caplog: pytest.LogCaptureFixture) -> None:
     serving = Serving()
     state = SimpleNamespace(openai_serving_chat=None, openai_serving_completion=serving)
     with caplog.at_level(logging.WARNING):
@@ -54,6 +54,8 @@ def test_a_generator_that_is_not_known_is_left_alone(caplog: pytest.LogCaptureFi
     assert "completion_stream_generator" in caplog.text
 
 
-def test_an_application_without_the_routes_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_application_without_the_routes_is_left_unchanged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     vllm_stream.install(SimpleNamespace())
     assert not caplog.records

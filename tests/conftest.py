@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share: a Redis, and the engines."""
+"""Fixtures that several folders of tests use: a Redis and the engines."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _start_late(item: pytest.Item) -> int:
 
 
 @pytest.fixture(autouse=True)
-def ours_are_heard() -> None:
-    """A library that an earlier test has loaded may have changed what loggers let through."""
+def reset_log_levels() -> None:
+    """Undo changes of our loggers' levels by libraries that earlier tests loaded."""
     logging.getLogger("flotilla").setLevel(logging.WARNING)
     logging.getLogger("flotilla").propagate = True
     for name, logger in logging.root.manager.loggerDict.items():
@@ -50,7 +50,7 @@ def ours_are_heard() -> None:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One Redis for the run."""
+    """A Redis that all tests of the run share."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -59,7 +59,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
-    """The run's Redis, empty."""
+    """The URL of the shared Redis, after deleting all data."""
     with redis_server.client() as client:
         client.flushall()
     return redis_server.url
@@ -67,7 +67,7 @@ def redis_url(redis_server: RedisServer) -> str:
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis that a test may kill."""
+    """A Redis of its own, which the test may kill."""
     server = RedisServer(tmp_path)
     server.start()
     yield server

@@ -1,4 +1,4 @@
-"""A stack of real processes for each test that asks for one."""
+"""The fixture `stack`: real processes of a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.processes import Stack
 
 @pytest.fixture
 def stack(redis_url: str, tmp_path: Path) -> Iterator[Stack]:
-    """Nothing runs in it yet but Redis."""
+    """A stack in which only Redis runs yet."""
     stack = Stack(redis_url, tmp_path)
     yield stack
     stack.close()

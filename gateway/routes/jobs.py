@@ -15,9 +15,9 @@ from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_object import full, summaries
-from gateway.streaming.answer import whole_answer
-from gateway.streaming.events import Place, events
-from gateway.streaming.reader import ReadMode
+from gateway.streaming.events import EventPosition, events
+from gateway.streaming.log_event import ReadMode
+from gateway.streaming.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS, BodyKind
 from shared.api.errors import BadRequest, NotFound, StreamReset
 from shared.platform.settings import Settings
@@ -156,15 +156,15 @@ async def get_events(
 ) -> Response:
     """What has happened to the job, then what happens, as server-sent events (see events.py)."""
     job = await _job(gateway, tenant, job_id)
-    place = Place.parse(last_event_id)
+    after = EventPosition.parse(last_event_id)
     if job.state.terminal:
         last = await gateway.queue.last_entry(job_id)
-        if last is not None and place.entry > last.seq:
+        if last is not None and after.entry > last.seq:
             raise BadRequest(f"Last-Event-ID is behind the last event, {last.seq}.")
-        if last is not None and place.entry == last.seq:
+        if last is not None and after.entry == last.seq:
             return Response(status_code=204)  # tells an EventSource to stop
     headers = _job_header(job) | _SSE_HEADERS
-    return StreamingResponse(events(gateway.streams, job, place), headers=headers)
+    return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 
 
 @router.post("/{job_id}/cancel")

@@ -54,12 +54,12 @@ LAYERS: dict[str, set[str]] = {
     },
     "worker/demo": {PLATFORM},
     "worker/engines": set(),
-    "worker/engines/simulated": {PLATFORM, "worker/engines"},
+    "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, "worker/engines"},
     "worker/claim": {PLATFORM, PROTOCOL, QUEUE},
     "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim"},
     "worker/run": {
-        PLATFORM, PROTOCOL, QUEUE, FLEET, "worker/claim", "worker/publish", "worker/engines",
+        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
     },
     "worker": {
         PLATFORM, "worker/run", "worker/engines", "worker/engines/simulated", "worker/engines/vllm",
@@ -157,7 +157,7 @@ def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None
 
 
 def test_lua_takes_its_key_names_from_python() -> None:
-    scripts = sorted((ROOT / "shared" / "protocol" / "lua").glob("*.lua"))
+    scripts = sorted((ROOT / "shared" / "protocol" / "scripts").rglob("*.lua"))
     assert scripts
     wrong = [s.name for s in scripts if re.search(r"""["']\s*flotilla""", s.read_text())]
     assert not wrong
@@ -217,10 +217,8 @@ def test_there_is_no_import_circle_not_even_for_types() -> None:
 
 
 def layer_of(path: str) -> str:
-    """A file's row in LAYERS: its own, if it has one, else that of the nearest folder above it."""
-    while path not in LAYERS:
-        path = path.rpartition("/")[0]
-    return path
+    """A file's row in LAYERS: its own, if it has one, else that of the nearest folder."""
+    return next(each for each in (path, *map(str, Path(path).parents)) if each in LAYERS)
 
 
 def test_the_layers_have_an_order() -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError
-
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
@@ -77,9 +75,6 @@ class Submitter:
         self, shard: int, batch: list[_Waiting], last: bool, reply: asyncio.Future[Any]
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
-        if isinstance(error, NoScriptError):
-            self._call(shard, batch, last=last)
-            return
         if isinstance(error, RedisConnectionError) and not last:
             # Lost under the call, perhaps with its reply: what is queued already stays as it is.
             self._call(shard, batch, last=True)
@@ -95,7 +90,7 @@ class Submitter:
             self._send(server)
 
     def _tell(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
-        depths = self._queue.submitted([each.job for each in batch], reply)
+        depths = self._queue.parse_submit([each.job for each in batch], reply)
         for each, depth in zip(batch, depths, strict=True):
             if isinstance(depth, int):
                 self._metrics.submitted.of(each.job.pool, each.job.lane).inc()

@@ -40,6 +40,8 @@ __all__ = [
 LogFormat = Literal["auto", "json", "pretty"]
 _PASSWORD = re.compile(r"(\w+://)[^\s/@]*@")
 
+_FORMATTED = {"message", "asctime"}  # what another formatter may have left in a record
+
 _process_fields: dict[str, str] = {}
 
 
@@ -89,7 +91,7 @@ def formatter(*, as_json: bool) -> logging.Formatter:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         merge_contextvars,
-        structlog.stdlib.ExtraAdder(),
+        _add_extra,
     ]
     render: list[Any]
     if as_json:
@@ -139,6 +141,15 @@ def _add_process_fields(_logger: Any, _method: str, event: EventDict) -> EventDi
 
 def _add_timestamp(_logger: Any, _method: str, event: EventDict) -> EventDict:
     event["timestamp"] = timestamp(event["_record"].created)
+    return event
+
+
+def _add_extra(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """The fields given as `extra`. Attributes that every record has are none: vLLM adds its own."""
+    record = vars(event["_record"])
+    plain = vars(logging.getLogRecordFactory()("", 0, "", 0, "", (), None))
+    for name in record.keys() - plain.keys() - _FORMATTED:
+        event[name] = record[name]
     return event
 
 

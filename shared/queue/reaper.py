@@ -70,10 +70,10 @@ class Reaper:
     async def _expire(self, shard: int) -> None:
         more = True
         while more:
-            expired = await self._queue.scripts.expire(shard, _AT_ONCE)
+            expired = await self._queue.expire(shard, _AT_ONCE)
             self._metrics.reaped.labels(JobState.EXPIRED).inc(len(expired))
             for job_id in expired:
-                log.info("%s expired", job_id.decode())
+                log.info("%s expired", job_id)
             more = len(expired) >= _AT_ONCE
 
     async def _reap(self, shard: int) -> None:

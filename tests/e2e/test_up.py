@@ -70,7 +70,7 @@ def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: P
     assert f"Flotilla serves on http://127.0.0.1:{fleet.port}" in text
     assert "SIMULATED" in text
     assert '"model": "stand-in"' in text
-    assert re.search(r"worker-2 \| serves as w2-[0-9a-f]{4} pid=", text)
+    assert re.search(r"worker-2 +\| serves as w2-[0-9a-f]{4} pid=", text)
     assert "noise" not in text
     assert "noise" in (fleet.folder / ".flotilla/logs/worker-1.log").read_text()
     assert (

@@ -35,7 +35,7 @@ def test_a_worker_is_killed_under_load_and_nothing_that_waited_is_lost(tmp_path:
         up.until_ready(LOADING_S)
         assert MODEL_NAME in up.text()
         with httpx.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60) as api:
-            ids = [submit(api, number) for number in range(24)]
+            ids = [submit(api, number) for number in range(16)]
             until(lambda: len(in_progress(api)) == 8, "both workers are full")
             begun = {job["id"] for job in in_progress(api)}
             victim = next(p for p in children(up.process.pid) if name_of(p).endswith("-m worker"))
@@ -51,7 +51,7 @@ def test_a_worker_is_killed_under_load_and_nothing_that_waited_is_lost(tmp_path:
             jobs = [look(api, job_id) for job_id in ids]
             assert [j["state"] for j in jobs] == ["completed"] * len(jobs)
             assert {j["id"] for j in jobs if len(j["attempts"]) > 1} <= begun
-            up.until_says(r"worker-\d \| is ready again", 1)
+            up.until_says(r"worker-\d +\| is ready again", 1, LOADING_S)
             lose_an_engine(up, api)
         up.pids.update(children(up.process.pid))
         engines = [pid for pid in up.pids if lives(pid) and ENGINE in name_of(pid)]
@@ -76,8 +76,8 @@ def lose_an_engine(up: Up, api: httpx.Client) -> None:
     until(lambda: all(look(api, i)["state"] == "completed" for i in ids), "all complete", 120)
     outcomes = [attempt["outcome"] for i in ids for attempt in look(api, i)["attempts"]]
     assert outcomes.count("engine_died") == 4
-    up.until_says(r"worker-\d \| .* the engine is dead")
-    up.until_says(r"worker-\d \| is ready again", 2)
+    up.until_says(r"worker-\d +\| .* the engine is dead")
+    up.until_says(r"worker-\d +\| is ready again", 2, LOADING_S)
 
 
 def submit(api: httpx.Client, number: int) -> str:

@@ -45,10 +45,11 @@ def test_a_burst_is_told_about_what_it_waits(stack: Stack) -> None:
         assert len(waits) >= SLOTS
         told = {job["id"]: job["estimated_wait_s"] for job in waits}
         wait_for(lambda: look(burst[-1])["state"] == "completed", "the burst is done")
+        # Two rounds of jobs are before the last one, however late in the first round it was submitted.
+        assert (told[burst[-1]["id"]] or 0) > 0.5, "told that it need not wait"
         for job in waits:
             waited_s = look(job)["started_at"] - job["created_at"]
             print(f"told {told[job['id']]}, waited {waited_s:.1f} s")
             assert told[job["id"]] is not None
-            assert waited_s < 2 or told[job["id"]] > 0.5, "told that it need not wait"
             assert told[job["id"]] < 3 * waited_s + 3
             assert waited_s < 3 * told[job["id"]] + 5

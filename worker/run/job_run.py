@@ -12,6 +12,8 @@ import time
 from enum import Enum
 from typing import Any
 
+from shared.api.endpoints import ENDPOINTS
+from shared.api.errors import NotSupported
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
 from shared.protocol.result import JobResult
@@ -53,6 +55,7 @@ class JobRun:
             if self._tier
             else OutputBuffer(job, publisher.notify)
         )
+        self._endpoint = ENDPOINTS.get(job.endpoint)
         self._engine = engine
         self._publisher = publisher
         self._metrics = metrics
@@ -101,10 +104,15 @@ class JobRun:
 
     async def _call_engine(self) -> Exception | None:
         """Wait for the engine's application; returns what it raised, if it did."""
+        if self._endpoint is None:  # a newer gateway may have queued it
+            error = NotSupported(f"This worker does not serve {self.job.endpoint[:200]}.")
+            self._exchange.status, self._exchange.content_type = error.status, "application/json"
+            self._exchange.body += error.to_openai()
+            return None
         request_id = (b"x-request-id", self.job.id.encode())
         try:
             await self._exchange.run(
-                self._engine, "POST", self.job.endpoint, self.job.body, (request_id,)
+                self._engine, "POST", self._endpoint.engine_path, self.job.body, (request_id,)
             )
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:

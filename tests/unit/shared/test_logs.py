@@ -66,6 +66,23 @@ def test_a_line_of_json_has_time_level_logger_and_bound_ids(
     }
 
 
+def test_what_a_library_adds_to_every_record_is_not_in_our_lines() -> None:
+    before = logging.getLogRecordFactory()
+
+    def factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = before(*args, **kwargs)
+        record.added_by_library = "MainProcess"
+        return record
+
+    logging.setLogRecordFactory(factory)
+    try:
+        lines = Lines(as_json=True)
+        lines.logger.info("ours", extra={"pool": "demo"})
+    finally:
+        logging.setLogRecordFactory(before)
+    assert lines.parsed()[0].keys() == {"timestamp", "level", "logger", "pool", "message"}
+
+
 def test_a_pretty_line_is_read_from_left_to_right() -> None:
     lines = Lines(as_json=False)
     logs.bind_contextvars(job_id="job_1")

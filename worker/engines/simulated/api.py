@@ -13,20 +13,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from shared.api.endpoints import ENDPOINTS
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
-from worker.engines.simulated.batch import EngineDeadError, Generation
 from worker.engines.simulated.chat_response import ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
+from worker.engines.simulated.generation import EngineDeadError, Generation
 from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
-_ROUTES = {
-    "/v1/chat/completions": "POST",
-    "/v1/completions": "POST",
-    "/v1/models": "GET",
-    "/health": "GET",
-}
+_OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
+_ROUTES = {row.engine_path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
 
 
 class Generator(Protocol):
@@ -54,6 +51,11 @@ class SimulatedApi:
         self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
         self._engine = engine
+        self._responses = {
+            "/v1/chat/completions": self._chat_response,
+            "/v1/completions": self._completion_response,
+        }
+        """By route of the engine: each row of the endpoint table needs one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -74,7 +76,8 @@ class SimulatedApi:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = self._generation_response(scope, await Request(scope, receive).body())
+            raw = await Request(scope, receive).body()
+            answer = self._responses[scope["path"]](Headers(scope=scope), raw)
             generation = answer.generation
             self._engine.submit(generation)
         except RefusedError as refused:
@@ -98,19 +101,19 @@ class SimulatedApi:
             watch.cancel()
             self._engine.abort(generation)
 
-    def _generation_response(self, scope: Scope, raw: bytes) -> GenerationResponse:
-        headers = Headers(scope=scope)
-        content_type = headers.get("content-type", "")
+    def _completion_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
+        body = parse(CompletionBody, headers.get("content-type", ""), raw)
+        response_id = self._check_model(body, headers)
         max_model_len = self._engine.capacity.max_model_len
-        if scope["path"] == "/v1/completions":
-            completion = parse(CompletionBody, content_type, raw)
-            response_id = self._check_model(completion, headers)
-            return CompletionResponse(completion, response_id, self._name, max_model_len)
-        chat = parse(ChatBody, content_type, raw)
-        chat.check_logprobs()
-        response_id = self._check_model(chat, headers)
-        chat.check_tools()
-        return ChatResponse(chat, response_id, self._name, max_model_len)
+        return CompletionResponse(body, response_id, self._name, max_model_len)
+
+    def _chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
+        body = parse(ChatBody, headers.get("content-type", ""), raw)
+        body.check_logprobs()
+        response_id = self._check_model(body, headers)
+        body.check_tools()
+        max_model_len = self._engine.capacity.max_model_len
+        return ChatResponse(body, response_id, self._name, max_model_len)
 
     def _check_model(self, body: Body, headers: Headers) -> str:
         if body.model and body.model != self._name:

@@ -1,0 +1,168 @@
+"""Every row of the endpoint table is served: by the gateway, the worker and the simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.app import create_app
+from gateway.http.body import parse_object
+from gateway.jobs.admission import check_request
+from shared.api.endpoints import ENDPOINTS, Endpoint, InputKind
+from shared.api.errors import BadRequest
+from shared.platform.metrics import WorkerMetrics
+from shared.platform.settings import Settings
+from shared.protocol.job import LeasedJob
+from tests.unit.gateway.test_middleware import ask
+from worker.engines.protocol import JOURNAL
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.run.asgi import Exchange
+from worker.run.job_run import JobRun
+
+ROWS = list(ENDPOINTS.values())
+SETTINGS = Settings()
+
+
+def body(row: Endpoint) -> dict[str, Any]:
+    given = {
+        InputKind.MESSAGES: {"messages": [{"role": "user", "content": "hello"}]},
+        InputKind.PROMPT: {"prompt": "hello"},
+    }
+    return {row.model_field: "simulated", "max_tokens": 2} | given[row.policy.input]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+async def test_the_gateway_has_the_route(row: Endpoint) -> None:
+    status, headers, _ = await ask(create_app(SETTINGS), row.path, method="PUT")
+    assert status == 405
+    assert (b"allow", b"POST") in headers
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+async def test_the_description_of_the_api_has_it(row: Endpoint) -> None:
+    _, _, raw = await ask(create_app(SETTINGS), "/openapi.json")
+    described = json.loads(raw)
+    operation = described["paths"][row.path]["post"]
+    assert operation["summary"] == row.summary
+    request = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    content = operation["responses"]["200"]["content"]
+    response = content["application/json"]["schema"]["$ref"]
+    assert request.endswith(f"/{row.request_schema}")
+    assert response.endswith(f"/{row.response_schema}")
+    assert {row.request_schema, row.response_schema} <= set(described["components"]["schemas"])
+    assert ("text/event-stream" in content) == (row.stream is not None)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+def test_the_gateway_checks_a_request(row: Endpoint) -> None:
+    checked = check_request(row, body(row) | {"stream": True}, SETTINGS)
+    assert checked.model == "simulated"
+    assert checked.stream == (row.stream is not None)
+    with pytest.raises(BadRequest) as caught:
+        check_request(row, body(row) | {row.model_field: 7}, SETTINGS)
+    assert caught.value.param == row.model_field
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
+    engine = SimulatedEngine(Settings(sim_step_ms=1))
+    await engine.start()
+    try:
+        exchange = Exchange()
+        JOURNAL.set(Silent())
+        await exchange.run(engine, "POST", row.engine_path, json.dumps(body(row)).encode())
+        assert exchange.status == 200, bytes(exchange.body)
+        parse_object(bytes(exchange.body))
+    finally:
+        engine.close()
+
+
+class Silent:
+    """A journal that keeps nothing."""
+
+    def prompt(self, call: int, n_tokens: int) -> None:
+        pass
+
+    def delta(self, call: int, index: int, token_ids: Any, text: str) -> None:
+        pass
+
+
+class Engine:
+    """Remembers which route was called."""
+
+    dead = False
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.called.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+class Publisher:
+    """Takes results."""
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+
+    def notify(self, buffer: Any) -> None:
+        pass
+
+    async def finish(self, buffer: Any, result: Any) -> str:
+        self.results.append(result)
+        return "ok"
+
+
+async def run_job(endpoint: str) -> tuple[JobRun, list[str], Any]:
+    """A job of this endpoint that has been run, the engine routes called, and its result."""
+    engine, publisher = Engine(), Publisher()
+    job = LeasedJob(
+        id="job_000" + "0" * 24,
+        shard=0,
+        lease_id="n" * 16,
+        generation=1,
+        fence_token="e-1",
+        attempt=1,
+        stream=False,
+        endpoint=endpoint,
+        body=b"{}",
+        watchers="",
+        watched=False,
+        waited_s=0.0,
+    )
+    metrics = WorkerMetrics(CollectorRegistry())
+    run = JobRun(job, engine, publisher, metrics)  # type: ignore[arg-type]
+    await asyncio.create_task(run.execute())
+    (result,) = publisher.results
+    return run, engine.called, result
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+async def test_the_worker_calls_the_engines_route(row: Endpoint) -> None:
+    run, called, result = await run_job(row.path)
+    assert called == [row.engine_path]
+    assert result.status == 200
+    assert not run.buffer.reached_engine  # the journal would have said so
+
+
+async def test_a_worker_refuses_an_endpoint_that_it_does_not_have() -> None:
+    _, called, result = await run_job("/v1/from-the-future")
+    assert called == []
+    assert (result.status, result.error_code) == (404, "rejected")
+    assert b"does not serve /v1/from-the-future" in result.body
+
+
+async def test_a_job_that_generates_nothing_takes_no_second_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other: Any = "embed"
+    monkeypatch.setitem(ENDPOINTS, "/e", replace(ROWS[0], path="/e", task=other))
+    run, _, _ = await run_job("/e")
+    assert run.buffer.reached_engine

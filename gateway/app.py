@@ -35,7 +35,7 @@ from gateway.routes import (
 )
 from gateway.routes import metrics as metrics_route
 from gateway.routes.inference import InferenceApp
-from gateway.streaming.answer import cancellations_sent
+from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.fleet.registry import Registry
@@ -97,6 +97,7 @@ def create_app(settings: Settings) -> InferenceApp:
             settings,
             queue,
             relay,
+            Cancellations(queue),
             metrics,
             fleet.wait_reason,
             partial(job_object.full, queue, fleet),
@@ -130,7 +131,7 @@ def create_app(settings: Settings) -> InferenceApp:
         try:
             yield
         finally:
-            await cancellations_sent()
+            await streams.cancellations.drain()
             await tasks.stop()
             await queue.close()
             await servers.close()

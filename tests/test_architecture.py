@@ -158,7 +158,7 @@ def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None
 
 
 def test_lua_takes_its_key_names_from_python() -> None:
-    scripts = sorted((ROOT / "shared" / "protocol" / "lua").glob("*.lua"))
+    scripts = sorted((ROOT / "shared" / "protocol" / "scripts").rglob("*.lua"))
     assert scripts
     wrong = [s.name for s in scripts if re.search(r"""["']\s*flotilla""", s.read_text())]
     assert not wrong
@@ -218,8 +218,8 @@ def test_there_is_no_import_circle_not_even_for_types() -> None:
 
 
 def layer_of(path: str) -> str:
-    """A file's row in LAYERS: its own, if it has one, else its folder's."""
-    return path if path in LAYERS else path.rsplit("/", 1)[0]
+    """A file's row in LAYERS: its own, if it has one, else that of the nearest folder."""
+    return next(each for each in (path, *map(str, Path(path).parents)) if each in LAYERS)
 
 
 def test_the_layers_have_an_order() -> None:

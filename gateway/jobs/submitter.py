@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from redis.exceptions import NoScriptError
-
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
@@ -85,9 +83,6 @@ class Submitter:
         self, shard: int, batch: list[_Waiting], last: bool, reply: asyncio.Future[Any]
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
-        if isinstance(error, NoScriptError):
-            self._call(shard, batch, last=last)
-            return
         if isinstance(error, RedisConnectionError) and not last:
             # The connection broke during the call. Jobs that are queued already stay as they are.
             self._call(shard, batch, last=True)
@@ -103,7 +98,7 @@ class Submitter:
             self._send(server)
 
     def _resolve(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
-        depths = self._queue.submitted([each.job for each in batch], reply)
+        depths = self._queue.parse_submit([each.job for each in batch], reply)
         for each, depth in zip(batch, depths, strict=True):
             if isinstance(depth, int):
                 self._metrics.submitted.of(each.job.pool, each.job.lane).inc()

@@ -14,7 +14,8 @@ from gateway.maintenance.scan import Step, scan_server
 from shared.fleet.registry import Registry, pool_name
 from shared.platform.redis_client import UNAVAILABLE
 from shared.protocol import keys
-from shared.queue.job_queue import JobQueue, Repaired
+from shared.protocol.scripts.repair import Repaired
+from shared.queue.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -85,7 +86,7 @@ class Housekeeping:
         pools |= {model.pool for model in (await self._registry.models()).values()}
         pipeline = self._queue.servers.pipeline()
         for shard in range(self._queue.shards):
-            pipeline.of(shard).smembers(keys.pools(shard))
+            pipeline.of(shard).smembers(keys.pool_names(shard))
         pools |= {pool.decode() for found in await pipeline.execute() for pool in found}
         known = {make(pool) for pool in pools for make in (keys.scale, keys.scaling_events)}
         async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_PER_STEP):

@@ -36,7 +36,7 @@ async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
     async for step in _jobs(redis, shards):
         yield step
     for shard in shards:
-        pools = await redis.smembers(keys.pools(shard))
+        pools = await redis.smembers(keys.pool_names(shard))
         for pool in sorted(pool.decode() for pool in pools):
             for lane in LANES:
                 name = f"{pool}:{lane}"

@@ -21,7 +21,7 @@ from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, check_request
 from gateway.streaming.answer import JobAnswer
-from gateway.streaming.reader import ReadMode
+from gateway.streaming.log_event import ReadMode
 from shared.api.endpoints import ENDPOINTS, Endpoint
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics

@@ -15,13 +15,13 @@ from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_object import full, summaries
-from gateway.streaming.answer import whole_answer
-from gateway.streaming.events import Place, events
-from gateway.streaming.reader import ReadMode
+from gateway.streaming.events import EventPosition, events
+from gateway.streaming.log_event import ReadMode
+from gateway.streaming.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS, BodyKind
 from shared.api.errors import BadRequest, NotFound, StreamReset
 from shared.platform.settings import Settings
-from shared.protocol.chunk_template import Unfolder
+from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.job import Job
 from shared.protocol.job_log import tokens_missing
 from shared.protocol.lanes import CLIENT_LANES
@@ -142,8 +142,8 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
     entries = await gateway.queue.entries(job.id, 0)
     if not entries or tokens_missing(entries):
         raise StreamReset("Redis has lost tokens of this job's log; submit it again.")
-    unfolder = Unfolder()
-    body = b"".join([unfolder.unfold(entry.items) for entry in entries])
+    decoder = DeltaDecoder()
+    body = b"".join([decoder.decode(entry.items) for entry in entries])
     return Response(body, headers=_job_header(job) | _SSE_HEADERS)
 
 
@@ -156,15 +156,15 @@ async def get_events(
 ) -> Response:
     """The job's events so far, then live ones, as server-sent events (see events.py)."""
     job = await _job(gateway, tenant, job_id)
-    place = Place.parse(last_event_id)
+    after = EventPosition.parse(last_event_id)
     if job.state.terminal:
         last = await gateway.queue.last_entry(job_id)
-        if last is not None and place.entry > last.seq:
+        if last is not None and after.entry > last.seq:
             raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
-        if last is not None and place.entry == last.seq:
+        if last is not None and after.entry == last.seq:
             return Response(status_code=204)  # tells an EventSource to stop
     headers = _job_header(job) | _SSE_HEADERS
-    return StreamingResponse(events(gateway.streams, job, place), headers=headers)
+    return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 
 
 @router.post("/{job_id}/cancel")
@@ -237,7 +237,7 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
     until = loop.time() + wait_s
     reader = gateway.relay.open(job.id, ReadMode.END)
     try:
-        await gateway.queue.watch(job.id, gateway.id, sees=False)
+        await gateway.queue.watch(job.id, gateway.id, follow=False)
         reader.resync()  # it may have ended before we watched
         state = job.state
         while job.state is state and (left := until - loop.time()) > 0:

@@ -83,7 +83,7 @@ def _set_scales(gateway: Gateway) -> None:
 async def _dead_letters(queue: JobQueue) -> float:
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        pipeline.of(shard).xlen(keys.dead(shard))
+        pipeline.of(shard).xlen(keys.dead_letters(shard))
     return float(sum(await pipeline.execute()))
 
 

@@ -21,6 +21,7 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from shared.platform.fast_paths import FastPath
 
@@ -30,7 +31,15 @@ exception."""
 OnLost = Callable[[Exception | None], None]
 """Called once if the connection ends, with the reason if there is one."""
 
-_ERRORS = {"NOSCRIPT": NoScriptError, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
+
+class ScriptsMissing(NoScriptError, RedisConnectionError):
+    """Redis lacks the script or function of a call, so nothing was carried out.
+
+    A RedisConnectionError, as callers repeat a call after a lost connection anyway.
+    """
+
+
+_ERRORS = {"NOSCRIPT": ScriptsMissing, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NO_FUNCTION = "Function not found"
 _INCOMPLETE = object()
 _TRANSPORT_METHODS = ("write", "abort", "get_protocol", "set_protocol")
@@ -167,15 +176,15 @@ def _error(text: str) -> ResponseError:
     """The exception for an error reply."""
     code, _, message = text.partition(" ")
     if message == _NO_FUNCTION:
-        return NoScriptError(text)
+        return ScriptsMissing(text)
     kind: type[ResponseError] = _ERRORS.get(code, ResponseError)
     return kind(text)
 
 
 def _same_error(error: ResponseError) -> ResponseError:
     """What `_error` makes of the reply that redis-py has made `error` of: with its code."""
-    if str(error) == _NO_FUNCTION:
-        return NoScriptError(str(error))
+    if isinstance(error, NoScriptError) or str(error) == _NO_FUNCTION:
+        return ScriptsMissing(str(error))
     if isinstance(error, ClusterDownError | MasterDownError):
         return ResponseError(f"{error.status_code} {error}")
     return error

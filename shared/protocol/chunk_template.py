@@ -35,7 +35,7 @@ class DeltaEncoder:
         self._n_head = self._n_tail = self._length = 0
         self._young = _YOUNG
 
-    def fold(self, chunks: Sequence[bytes]) -> list[Item]:
+    def encode(self, chunks: Sequence[bytes]) -> list[Item]:
         """The next chunks of the job, as items."""
         if len(chunks) == 1 and not self._young:  # as with nearly every token
             (chunk,) = chunks
@@ -65,7 +65,7 @@ class DeltaEncoder:
         return items
 
 
-class Unfolder:
+class DeltaDecoder:
     """The reader's side of one job: it must see every step, from the first."""
 
     __slots__ = ("_before", "_head", "_tail")
@@ -75,7 +75,7 @@ class Unfolder:
         self._head = b""
         self._tail = b""
 
-    def unfold(self, items: Sequence[Item]) -> bytes:
+    def decode(self, items: Sequence[Item]) -> bytes:
         """The chunks of one step, back to back."""
         if len(items) == 1 and isinstance(items[0], bytes):
             self._before = self._head + items[0] + self._tail

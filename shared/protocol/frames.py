@@ -17,6 +17,8 @@ from typing import Any
 
 import msgpack
 
+from shared.protocol.packing import pack
+
 
 class FrameKind(IntEnum):
     """What a frame carries."""
@@ -40,9 +42,6 @@ class FrameKind(IntEnum):
 # Kinds that no frame of the same job follows.
 LAST = frozenset({FrameKind.DONE, FrameKind.RESULT, FrameKind.ENDED})
 
-# Short strings get a head of one byte, which `bin` does not have.
-_pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
-
 Frame = tuple[bytes, int, int, int, Any, Any]
 
 _HEAD_OF_SIX = b"\x96"  # msgpack's head of an array
@@ -52,14 +51,12 @@ def encode(
     job_id: str, seq: int, kind: int, payload: Any, journal: Any = None, generation: int = 1
 ) -> bytes:
     """One frame; `generation` is that of the job's lease."""
-    frame: bytes = _pack((job_id, seq, generation, kind, journal, payload))
-    return frame
+    return pack((job_id, seq, generation, kind, journal, payload))
 
 
 def encode_head(job_id: str, seq: int, kind: int, generation: int = 1) -> bytes:
     """A frame that lacks its journal and its payload, which are packed behind it."""
-    head: bytes = _pack((job_id, seq, generation, kind))
-    return _HEAD_OF_SIX + head[1:]
+    return _HEAD_OF_SIX + pack((job_id, seq, generation, kind))[1:]
 
 
 def entry_of(frame: bytes, job_id: str, seq: int, generation: int = 1) -> bytes:

@@ -24,10 +24,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from shared.protocol.chunk_template import Item
-
-# Short strings get a head of one byte, which `bin` does not have.
-_packer = msgpack.Packer(use_bin_type=False, autoreset=True)
-_pack = _packer.pack
+from shared.protocol.packing import pack
 
 Journal = int | Sequence[Any] | None
 """As it is packed; see above."""
@@ -69,7 +66,7 @@ class Entry:
 
 def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
     """Entries from number `first` on, as they are put into a log."""
-    return b"".join((_pack(first), _pack(len(entries)), *entries))
+    return b"".join((pack(first), pack(len(entries)), *entries))
 
 
 Record = tuple[int, int, Sequence[int], str] | tuple[int, int]

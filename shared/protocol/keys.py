@@ -12,14 +12,14 @@ gets the shard's base key may make the others itself.
 | `flotilla:{s}:queue:<pool>:<lane>` | stream + group `workers` | `job` = id; what waits and what is leased; never trimmed | submit, acquire, reap | entries deleted with ack |
 | `flotilla:{s}:waiting:<pool>:<lane>` | sorted set by submit time | ids of queued jobs: depth, position, oldest age | submit, acquire | while queued |
 | `flotilla:{s}:wake_ups:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
-| `flotilla:{s}:offers:<pool>` | sorted set by free slots | `<worker> <lease in ms>`: gets the next job if nothing waits | acquire, emit, submit | while it listens |
+| `flotilla:{s}:advertised:<pool>` | sorted set by free slots | `<worker> <lease in ms>`: gets the next job if nothing waits | acquire, emit, submit | while it listens |
 | `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, emit | while not terminal |
 | `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
-| `flotilla:{s}:pools` | set | names in use | submit | for good |
+| `flotilla:{s}:pool_names` | set | names in use | submit | for good |
 | `flotilla:{s}:expiring` | sorted set by time | `<id> <tenant>` of ended jobs | emit, cancel, ... | swept then |
-| `flotilla:{s}:dead` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
+| `flotilla:{s}:dead_letters` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
 | `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
-| `flotilla:{s}:reaped` | string | `<last round> <when Redis was last back>`, in us: silence counts from the latter | reap | for good |
+| `flotilla:{s}:reap_clock` | string | `<last round> <when Redis was last back>`, in us: silence counts from the latter | reap | for good |
 | `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
 | `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
 | `flotilla:{fleet}:life:<id>` | string | which process is the worker with this id: another one may not use it | registry | 5 heartbeats |
@@ -49,17 +49,17 @@ FENCE: Final = "fence"
 QUEUE: Final = "queue"
 WAITING: Final = "waiting"
 WAKE_UPS: Final = "wake_ups"
-ADVERTISED: Final = "offers"
+ADVERTISED: Final = "advertised"
 DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
-POOLS: Final = "pools"
-DEAD: Final = "dead"
+POOL_NAMES: Final = "pool_names"
+DEAD_LETTERS: Final = "dead_letters"
 REAPER: Final = "reaper"
-REAPED: Final = "reaped"
+REAP_CLOCK: Final = "reap_clock"
 LUA_WORDS: Final = (
-    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING, POOLS, DEAD,
-    REAPER, REAPED,
+    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING, POOL_NAMES,
+    DEAD_LETTERS, REAPER, REAP_CLOCK,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -99,12 +99,12 @@ def wake_ups(shard: int, pool: str) -> str:
     return f"{base(shard)}{WAKE_UPS}:{pool}"
 
 
-def offers(shard: int, pool: str) -> str:
+def advertised(shard: int, pool: str) -> str:
     return f"{base(shard)}{ADVERTISED}:{pool}"
 
 
 def advertiser(worker: str, lease_s: float) -> str:
-    """A member of `offers`; as prelude.lua spells it."""
+    """A member of `advertised`; as prelude.lua spells it."""
     return f"{worker} {int(lease_s * 1000)}"
 
 
@@ -112,8 +112,8 @@ def jobs(shard: int, tenant: str) -> str:
     return f"{base(shard)}{JOBS}:{tenant}"
 
 
-def pools(shard: int) -> str:
-    return f"{base(shard)}{POOLS}"
+def pool_names(shard: int) -> str:
+    return f"{base(shard)}{POOL_NAMES}"
 
 
 JOBS_PATTERN: Final = "flotilla:{*}:[jl]o[bg]*:*"
@@ -127,8 +127,8 @@ def parse(key: str) -> tuple[int, str, str] | None:
     return (int(match[1]), match[2], match[3]) if match else None
 
 
-def dead(shard: int) -> str:
-    return f"{base(shard)}{DEAD}"
+def dead_letters(shard: int) -> str:
+    return f"{base(shard)}{DEAD_LETTERS}"
 
 
 def reaper(shard: int) -> str:

@@ -27,12 +27,9 @@ from typing import NamedTuple
 
 import msgpack
 
-from shared.protocol.job import Attempt, Job, NewJob
+from shared.protocol.job import Attempt, Job
+from shared.protocol.packing import pack
 from shared.protocol.states import JobState
-
-# Redis' cmsgpack knows no `bin` type.
-_pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
-
 
 SUMMARY = (
     "state", "request", "created_us", "deadline_us", "lease", "history", "finished_us",
@@ -81,24 +78,7 @@ class ResponseInfo(NamedTuple):
 
     def pack(self) -> bytes:
         """As it stands in the record."""
-        packed: bytes = _pack(self)
-        return packed
-
-
-def submission(job: NewJob) -> tuple[str | bytes | int, ...]:
-    """What lua/submit.lua takes."""
-    request = (
-        job.tenant,
-        job.pool,
-        job.lane,
-        job.model,
-        job.endpoint,
-        "1" if job.stream else "0",
-        str(int(job.ttl_s * 1000)),
-        str(job.max_attempts),
-        json.dumps(dict(job.metadata)) if job.metadata else "",
-    )
-    return job.id, _pack(request), job.body, int((job.deadline_s or 0) * 1e6), job.gateway
+        return pack(self)
 
 
 def read_lease(packed: bytes) -> LastLease:

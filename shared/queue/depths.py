@@ -27,7 +27,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     """What waits and what runs, per pool and lane. Raises redis' errors if any server is away."""
     pipeline = queue.servers.pipeline()
     for shard in range(queue.shards):
-        pipeline.of(shard).smembers(keys.pools(shard))
+        pipeline.of(shard).smembers(keys.pool_names(shard))
     pools = sorted({pool.decode() for part in await pipeline.execute() for pool in part})
     places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
     pipeline = queue.servers.pipeline()

@@ -43,7 +43,7 @@ def test_on_a_good_day_it_tells_of_the_fleet_and_of_redis(
     assert gateway.metric("flotilla_redis_memory_limit_bytes") == 0
     assert gateway.metric("flotilla_dead_letters") == 0
     with own_redis.client() as client:
-        client.xadd(keys.dead(0), {"job": "job_0"})
+        client.xadd(keys.dead_letters(0), {"job": "job_0"})
         client.config_set("maxmemory", 1 << 30)
         client.config_set("appendonly", "no")
     assert gateway.metric("flotilla_dead_letters") == 1

@@ -13,6 +13,7 @@ import redis as sync_redis
 from gateway.maintenance.scan import scan_server
 from shared.platform.servers import Servers
 from shared.protocol import keys
+from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.frames import ControlKind, FrameKind, decode_control, encode, entry_of
 from shared.protocol.frames import decode as decode_frames
 from shared.protocol.job import LeasedJob, NewJob, new_job_id
@@ -20,9 +21,11 @@ from shared.protocol.job_log import Journal, make_journal, pack_segment
 from shared.protocol.lanes import DEFAULT, LANES
 from shared.protocol.record import parse_job, read_lease
 from shared.protocol.result import JobResult
+from shared.protocol.scripts import acquire
+from shared.protocol.scripts.emit import Fenced, make_step
 from shared.protocol.states import TRANSITIONS, JobEvent
-from shared.protocol.step_log import FinalEntry, JobOutput, JobStream, LogFlush, make_step
-from shared.queue.job_queue import UNKNOWN, Fenced, JobQueue, SlotUpdate, _claim
+from shared.protocol.step_log import FinalEntry, JobOutput, JobStream, LogFlush
+from shared.queue.job_queue import JobQueue
 from tests.redis_server import RedisServer
 
 POOL = "pool"
@@ -111,8 +114,10 @@ async def take(
 ) -> list[LeasedJob]:
     """What a worker gets that asks for so many, and has so many slots to offer."""
     offers = SlotUpdate(POOL, keys.advertiser(worker, lease_s), offer, told)
-    reply = await queue.scripts.acquire(shard, *_claim(worker, count, lease_s, offers))
-    return queue.claimed(reply)[1]
+    acquired = await acquire.call(
+        queue.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=offers
+    )
+    return acquired.jobs
 
 
 async def take_one(queue: JobQueue, worker: str = WORKER, lease_s: float = LEASE_S) -> LeasedJob:
@@ -211,11 +216,11 @@ async def emit(
             lost |= renewal.lost
             for speaker, _, end in left:
                 speaker.fence_token = fence_token
-                if speaker.job.id in renewal.listeners:
-                    watchers, watched = renewal.listeners[speaker.job.id]
-                    speaker.listen(watchers, watched=watched)
+                if speaker.job.id in renewal.watchers:
+                    watchers, watched = renewal.watchers[speaker.job.id]
+                    speaker.set_watchers(watchers, watched=watched)
                 elif (
-                    end is not None and TRANSITIONS[end.answer.event].target == lost[speaker.job.id]
+                    end is not None and TRANSITIONS[end.result.event].target == lost[speaker.job.id]
                 ):
                     del lost[speaker.job.id]  # by itself, perhaps; the script knows
             left = [each for each in left if each[0].job.id not in lost]
@@ -225,7 +230,7 @@ async def emit(
         try:
             step = make_step(left, log_flushes)
             return lost | await queue.emit(
-                shard, worker, fence_token, step, again=again, offer=offer
+                shard, worker, fence_token, step, repeated=again, slots=offer
             )
         except Fenced:
             del _fence_tokens[place]
@@ -342,7 +347,10 @@ class Listener:
         """The jobs that a worker was handed since the last look."""
         heard = [decode_control(message) for message in self.messages()]
         return [
-            job for kind, words in heard if kind is ControlKind.JOBS for job in queue.leased(*words)
+            job
+            for kind, words in heard
+            if kind is ControlKind.JOBS
+            for job in acquire.parse_jobs(*words)
         ]
 
     def close(self) -> None:

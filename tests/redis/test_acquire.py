@@ -8,8 +8,8 @@ from redis import Redis
 from shared.protocol import keys
 from shared.protocol.frames import FrameKind
 from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
+from shared.protocol.scripts.emit import make_step
 from shared.protocol.states import JobState
-from shared.protocol.step_log import make_step
 from shared.queue.depths import position
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
@@ -154,7 +154,7 @@ async def test_only_who_watches_the_events_hears_of_the_start(
 ) -> None:
     await submit(queue)
     watched = await submit(queue, gateway="")
-    await queue.watch(watched.id, "gw-2", sees=True)
+    await queue.watch(watched.id, "gw-2", follow=True)
     await take(queue)
     assert gateway.frames() == []
     assert other_gateway.frames() == [
@@ -164,7 +164,7 @@ async def test_only_who_watches_the_events_hears_of_the_start(
 
 async def test_a_lease_says_who_listens(queue: JobQueue) -> None:
     silent, heard, watched = [await submit(queue, gateway=g) for g in ("", GATEWAY, GATEWAY)]
-    await queue.watch(watched.id, "gw-2", sees=True)
+    await queue.watch(watched.id, "gw-2", follow=True)
     listeners = {job.id: (job.watchers, job.watched) for job in await take(queue)}
     assert listeners == {
         silent.id: ("", False),

@@ -11,9 +11,10 @@ from shared.protocol import keys
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import LeasedJob, new_job_id
 from shared.protocol.lanes import DEFAULT
+from shared.protocol.scripts.emit import Fenced, make_step
+from shared.protocol.scripts.renew import Renewal
 from shared.protocol.states import JobState
-from shared.protocol.step_log import make_step
-from shared.queue.job_queue import Fenced, JobQueue, Renewal
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -118,15 +119,15 @@ async def cancel(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
 
 async def expire(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
-    await queue.scripts.expire(0, 100)
+    await queue.expire(0, 100)
 
 
 async def watch(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
-    await queue.watch(job.id, "gw-2", sees=False)
+    await queue.watch(job.id, "gw-2", follow=False)
 
 
 async def see(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
-    await queue.watch(job.id, GATEWAY, sees=True)
+    await queue.watch(job.id, GATEWAY, follow=True)
 
 
 @pytest.mark.parametrize("change", [cancel, expire, watch, see])
@@ -208,31 +209,31 @@ async def test_a_job_whose_time_is_over_expires(
         gateway.frames()
     (deadlines,) = store.keys("*deadlines")
     store.zadd(deadlines, {job.id: 1})
-    assert await queue.scripts.expire(0, 100) == [job.id.encode()]
+    assert await queue.expire(0, 100) == [job.id]
     assert await state_of(queue, job.id) == ("expired", "deadline_exceeded")
     assert [f[1:3] for f in gateway.frames()] == [(1 + started, FrameKind.ENDED)]
     assert control.dropped() == [job.id] * started
     assert [e.end for e in await queue.entries(job.id, 0)] == [""] * started + ["expired"]
     assert not store.exists(deadlines)
-    assert await queue.scripts.expire(0, 100) == []
+    assert await queue.expire(0, 100) == []
 
 
 async def test_a_job_whose_time_is_not_over_stays(queue: JobQueue) -> None:
     job = await submit(queue, deadline_s=600)
-    assert await queue.scripts.expire(0, 100) == []
+    assert await queue.expire(0, 100) == []
     assert await state_of(queue, job.id) == ("queued", "")
 
 
 async def test_no_more_expire_in_one_call_than_asked_for(queue: JobQueue) -> None:
     for _ in range(5):
         await submit(queue, deadline_s=1e-6)
-    assert [len(await queue.scripts.expire(0, 2)) for _ in range(4)] == [2, 2, 1, 0]
+    assert [len(await queue.expire(0, 2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
 async def test_the_deadline_of_a_vanished_job_is_forgotten(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, deadline_s=1e-6)
     store.delete(keys.job(0, job.id))
-    await queue.scripts.expire(0, 100)
+    await queue.expire(0, 100)
     assert store.keys("*deadlines") == []
 
 
@@ -241,7 +242,7 @@ async def test_what_has_ended_does_not_expire(queue: JobQueue, store: Redis) -> 
     await finish(queue, job, 1, answer())
     deadlines = keys.base(0) + keys.DEADLINES
     store.zadd(deadlines, {job.id: 1})
-    await queue.scripts.expire(0, 100)
+    await queue.expire(0, 100)
     assert await state_of(queue, job.id) == ("completed", "")
     assert not store.exists(deadlines)
 
@@ -250,7 +251,7 @@ async def test_who_watches_a_queued_job_is_told_of_everything_later(
     queue: JobQueue, gateway: Listener
 ) -> None:
     job = await submit(queue, gateway="")
-    await queue.watch(job.id, GATEWAY, sees=False)
+    await queue.watch(job.id, GATEWAY, follow=False)
     leased = await take_one(queue)
     first = output(leased, 1)
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
@@ -263,7 +264,7 @@ async def test_who_watches_a_running_job_is_told_from_now_on(
 ) -> None:
     leased = await lease(queue, gateway="")
     await say(queue, leased, 1)
-    await queue.watch(leased.id, GATEWAY, sees=True)
+    await queue.watch(leased.id, GATEWAY, follow=True)
     await say(queue, leased, 2)
     assert [f[1] for f in gateway.frames()] == [2]
 
@@ -271,28 +272,28 @@ async def test_who_watches_a_running_job_is_told_from_now_on(
 async def listeners(queue: JobQueue, job: LeasedJob) -> tuple[str, bool]:
     """What the job's worker is told of who listens."""
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [job])
-    return renewal.listeners[job.id]
+    return renewal.watchers[job.id]
 
 
 async def test_watching_does_not_take_the_lease_from_its_worker(queue: JobQueue) -> None:
     leased = await lease(queue, gateway="")
     for gateway in ("a", "b", "a"):
-        await queue.watch(leased.id, gateway, sees=False)
+        await queue.watch(leased.id, gateway, follow=False)
     assert await listeners(queue, leased) == ("a b", False)
     first = output(leased, 1)
     assert await emit(queue, [first], log_flushes=[log_flush(first, 1)]) == {}
-    await queue.watch(leased.id, "b", sees=True)
-    await queue.watch(leased.id, "c", sees=False)
+    await queue.watch(leased.id, "b", follow=True)
+    await queue.watch(leased.id, "c", follow=False)
     assert await listeners(queue, leased) == ("a b c", True)
     assert await finish(queue, leased, 2, answer()) == "ok"
 
 
 async def test_watching_what_one_watches_already_holds_nobody_up(queue: JobQueue) -> None:
     leased = await lease(queue, gateway="")
-    await queue.watch(leased.id, GATEWAY, sees=True)
+    await queue.watch(leased.id, GATEWAY, follow=True)
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [leased])
     for sees in (True, False):
-        await queue.watch(leased.id, GATEWAY, sees=sees)
+        await queue.watch(leased.id, GATEWAY, follow=sees)
     assert await queue.emit(0, WORKER, renewal.fence_token, make_step([output(leased, 1)])) == {}
 
 
@@ -300,7 +301,7 @@ async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(
     queue: JobQueue,
 ) -> None:
     leased = await lease(queue, gateway="gw-12")
-    await queue.watch(leased.id, "gw-1", sees=False)
+    await queue.watch(leased.id, "gw-1", follow=False)
     assert await listeners(queue, leased) == ("gw-12 gw-1", False)
 
 
@@ -308,12 +309,12 @@ async def test_watching_what_has_ended_changes_nothing(queue: JobQueue, store: R
     leased = await lease(queue)
     await finish(queue, leased, 1, answer())
     before = {key: store.dump(key) for key in store.scan_iter()}
-    await queue.watch(leased.id, "late", sees=True)
+    await queue.watch(leased.id, "late", follow=True)
     assert {key: store.dump(key) for key in store.scan_iter()} == before
 
 
 async def test_watching_what_is_not_there_makes_nothing(queue: JobQueue, store: Redis) -> None:
-    await queue.watch(new_job_id(1), GATEWAY, sees=True)
+    await queue.watch(new_job_id(1), GATEWAY, follow=True)
     assert store.keys() == []
 
 

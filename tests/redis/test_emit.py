@@ -8,13 +8,14 @@ import pytest
 from redis import Redis
 
 from shared.protocol import keys
-from shared.protocol.chunk_template import DeltaEncoder, Unfolder
+from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import LeasedJob, new_job_id
 from shared.protocol.job_log import Delta, make_journal, pack_segment, read_journal
+from shared.protocol.scripts.emit import Fenced, make_step
 from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import STEPS, JobOutput, LogFlush, make_step
-from shared.queue.job_queue import Fenced, JobQueue
+from shared.protocol.step_log import STEPS, JobOutput, LogFlush
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -107,7 +108,7 @@ async def test_without_a_fence_nobody_writes(queue: JobQueue, store: Redis, agai
     store.delete(keys.fence(0, WORKER))
     for known in (fence_token, ""):
         with pytest.raises(Fenced):
-            await queue.emit(0, WORKER, known, make_step([output(job, 1)]), again=again)
+            await queue.emit(0, WORKER, known, make_step([output(job, 1)]), repeated=again)
     assert await queue.entries(job.id, 0) == []
 
 
@@ -212,10 +213,10 @@ async def test_a_renewal_tells_who_listens(queue: JobQueue) -> None:
         await lease(queue),
         await lease(queue, stream=False),
     )
-    await queue.watch(watched.id, "gw-2", sees=True)
+    await queue.watch(watched.id, "gw-2", follow=True)
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [quiet, streamed, watched])
     assert renewal.lost == {}
-    assert renewal.listeners == {
+    assert renewal.watchers == {
         quiet.id: ("", False),
         streamed.id: (GATEWAY, False),
         watched.id: (f"{GATEWAY} gw-2", True),
@@ -235,7 +236,7 @@ async def test_a_repeated_call_appends_and_publishes_nothing(
         assert await queue.emit(0, WORKER, fence_token, step) == {}
         before = everything(store)
         for _ in range(2):
-            assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
+            assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
         assert everything(store) == before
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
@@ -278,7 +279,7 @@ async def test_a_repeated_log_flush_stands_in_the_log_once(queue: JobQueue, stor
     step, fence_token = make_step([output(on, 1)], [log_flush(words, 1)]), await enter(queue)
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     before = everything(store)
-    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
+    assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
     assert everything(store) == before
     assert store.llen(keys.log(0, pauses.id)) == 1
 
@@ -314,7 +315,7 @@ async def test_two_gateways_hear_of_one_job(
     queue: JobQueue, gateway: Listener, other_gateway: Listener
 ) -> None:
     job = await lease(queue)
-    await queue.watch(job.id, "gw-2", sees=True)
+    await queue.watch(job.id, "gw-2", follow=True)
     await say(queue, job, 1)
     assert gateway.frames() == other_gateway.frames() != []
 
@@ -325,7 +326,7 @@ async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
     await submit(queue)
     await submit(queue)
     alone, shared = await take(queue)
-    await queue.watch(shared.id, "gw-2", sees=True)
+    await queue.watch(shared.id, "gw-2", follow=True)
     store.config_resetstat()
     await emit(queue, [output(alone, 1), output(shared, 1)])
     assert published(store) == 2
@@ -360,7 +361,7 @@ async def test_deltas_of_an_answer_that_is_not_streamed_go_to_watchers_only(
     job = await lease(queue, stream=False)
     await say(queue, job, 1)
     assert gateway.frames() == []
-    await queue.watch(job.id, GATEWAY, sees=True)
+    await queue.watch(job.id, GATEWAY, follow=True)
     await say(queue, job, 2)
     ((_, seq, kind, journal, payload),) = gateway.frames()
     assert (seq, kind, payload) == (2, FrameKind.DELTAS, None)
@@ -395,15 +396,15 @@ async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
     chunks = [b'data: {"id": "cmpl-1", "text": "%s"}\n\n' % text for text in (b"a", b"b", b"c")]
     folder = DeltaEncoder()
     for seq, chunk in enumerate(chunks, 1):
-        items = folder.fold([chunk])
+        items = folder.encode([chunk])
         journal = make_journal([(0, 0, (seq,), chunk.decode()[-5])], items)
         assert await emit(queue, [said(job, seq, items, journal)]) == {}
     entries, frames = await queue.entries(job.id, 0), gateway.frames()
     assert entries[2].items == (b"c",)
     assert read_journal(entries[2].journal, entries[2].items) == [Delta(0, 0, (3,), "c")]
     for steps in ([entry.items for entry in entries], [frame[4] for frame in frames]):
-        unfolder = Unfolder()
-        assert [unfolder.unfold(items) for items in steps] == chunks
+        decoder = DeltaDecoder()
+        assert [decoder.decode(items) for items in steps] == chunks
 
 
 async def test_a_step_of_a_stream_without_a_chunk_is_counted(
@@ -591,7 +592,7 @@ async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
     queue: JobQueue, gateway: Listener
 ) -> None:
     job = await lease(queue, stream=False)
-    await queue.watch(job.id, GATEWAY, sees=True)
+    await queue.watch(job.id, GATEWAY, follow=True)
     whole = {"content_type": "application/json", "body": b"{}"}
     assert await emit(queue, [last_words(job, 1, **whole)]) == {}
     (message,) = gateway.messages()
@@ -628,12 +629,12 @@ async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert len(gateway.frames()) == 2
     before = everything(store)
-    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {}
+    assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
     assert everything(store) == before
     assert gateway.frames() == []
     other = answer(event=JobEvent.FAIL, error_code="engine_error", status=500)
     step = make_step([silent_end(job, 2, other)])
-    assert await queue.emit(0, WORKER, fence_token, step, again=True) == {job.id: "completed"}
+    assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {job.id: "completed"}
     assert everything(store) == before
 
 

@@ -11,8 +11,9 @@ from shared.protocol.frames import FrameKind, entry_of
 from shared.protocol.job_log import pack_segment
 from shared.protocol.lanes import DEFAULT
 from shared.protocol.result import INLINE_RESULT_BYTES
+from shared.protocol.scripts.emit import make_step
 from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import FinalEntry, JobStream, make_step
+from shared.protocol.step_log import FinalEntry, JobStream
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     LEASE_S,
@@ -110,7 +111,7 @@ async def test_a_repeated_call_changes_nothing_and_says_nothing_else(
     assert await queue.emit(0, WORKER, renewal.fence_token, step) == {}
     before = {key: store.dump(key) for key in store.scan_iter()}
     gateway.frames()
-    assert await queue.emit(0, WORKER, renewal.fence_token, step, again=True) == {}
+    assert await queue.emit(0, WORKER, renewal.fence_token, step, repeated=True) == {}
     assert {key: store.dump(key) for key in store.scan_iter()} == before
     assert gateway.frames() == []
 
@@ -238,7 +239,7 @@ async def test_every_gateway_that_waits_hears_of_the_end(
     queue: JobQueue, gateway: Listener, other_gateway: Listener
 ) -> None:
     leased = await lease(queue)
-    await queue.watch(leased.id, "gw-2", sees=False)
+    await queue.watch(leased.id, "gw-2", follow=False)
     await finish(queue, leased, 1, answer())
     assert gateway.frames() == other_gateway.frames() != []
 

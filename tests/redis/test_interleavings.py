@@ -24,18 +24,10 @@ from shared.protocol.job_log import Entry, pack_segment, parse_segments
 from shared.protocol.lanes import CLIENT_LANES, LANES
 from shared.protocol.record import parse_job, read_lease
 from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import Fenced, Step, make_step
 from shared.protocol.states import TRANSITIONS, JobEvent, JobState
-from shared.protocol.step_log import (
-    FLUSH_AFTER,
-    STEPS,
-    FinalEntry,
-    JobOutput,
-    JobStream,
-    LogFlush,
-    Step,
-    make_step,
-)
-from shared.queue.job_queue import Fenced, JobQueue
+from shared.protocol.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
@@ -354,7 +346,9 @@ class Fleet:
         before = self.everything() if fence != fence_token or batch.carried_out else {}
         self.heard()
         try:
-            lost = await self.queue.emit(0, worker.name, fence_token, step, again=batch.tries > 0)
+            lost = await self.queue.emit(
+                0, worker.name, fence_token, step, repeated=batch.tries > 0
+            )
         except Fenced:
             assert fence != fence_token
             assert self.everything() == before
@@ -365,7 +359,10 @@ class Fleet:
         heard = self.heard()
         if not batch.carried_out:
             assert heard == sent
-        elif (step.places, step.frames) == (batch.carried_out.places, batch.carried_out.frames):
+        elif (step.frame_sizes, step.frames) == (
+            batch.carried_out.frame_sizes,
+            batch.carried_out.frames,
+        ):
             assert self.everything() == before
             assert heard == {name: [] for name in GATEWAYS}
         else:
@@ -427,7 +424,7 @@ class Fleet:
             assert renewal.fence_token not in self.fence_tokens, "a fencing token begins twice"
             self.fence_tokens.append(renewal.fence_token)
         self.fences[worker.name] = renewal.fence_token
-        assert renewal.listeners == {
+        assert renewal.watchers == {
             run.job.id: self.listens(run.job.id) for run in runs if self.holds(run.job)
         }
         assert renewal.lost == {
@@ -438,11 +435,11 @@ class Fleet:
         worker.fence_token = renewal.fence_token
         for run in runs:
             run.fence_token = renewal.fence_token
-            if run.job.id in renewal.listeners:
-                watchers, watched = renewal.listeners[run.job.id]
-                run.listen(watchers, watched=watched)
+            if run.job.id in renewal.watchers:
+                watchers, watched = renewal.watchers[run.job.id]
+                run.set_watchers(watchers, watched=watched)
             elif run.ended_as == renewal.lost[run.job.id]:
-                run.listen("", watched=False)  # by itself, perhaps: then all have heard of it
+                run.set_watchers("", watched=False)  # by itself, perhaps: then all have heard of it
             else:
                 run.discarded = True
         return True
@@ -473,7 +470,9 @@ class Fleet:
             before, again = self.everything(), self.random.random() < 0.5
             self.heard()
             with pytest.raises(Fenced):
-                await self.queue.emit(0, name, self.random.choice(fence_tokens), step, again=again)
+                await self.queue.emit(
+                    0, name, self.random.choice(fence_tokens), step, repeated=again
+                )
             assert self.everything() == before
             assert self.heard() == {name: [] for name in GATEWAYS}
 
@@ -581,13 +580,13 @@ class Fleet:
                 self.store.hset(keys.job(0, job.id), "deadline_us", 1)
 
     async def expire(self) -> None:
-        expired = await self.queue.scripts.expire(0, 1)
-        self.invalidate_fence([job_id.decode() for job_id in expired], hint=True)
+        expired = await self.queue.expire(0, 1)
+        self.invalidate_fence(expired, hint=True)
 
     async def watch(self) -> None:
         for job in self.some(self.jobs):
             gateway, sees = self.random.choice(GATEWAYS), self.random.random() < 0.5
-            await self.queue.watch(job.id, gateway, sees=sees)
+            await self.queue.watch(job.id, gateway, follow=sees)
             if self.states[job.id] not in LIVE:
                 continue
             before = self.listens(job.id)
@@ -746,7 +745,7 @@ class Fleet:
         for run in worker.runs.values():
             if run.speaks and run.fence_token and run.fence_token == self.fences[worker.name]:
                 watchers, watched = self.listens(run.job.id)
-                assert run.ears == (watchers if run.job.stream or watched else "")
+                assert run.subscribers == (watchers if run.job.stream or watched else "")
 
     def entries(self) -> tuple[dict[tuple[str, bytes], str], set[tuple[str, bytes]]]:
         """What is in the lanes, (lane, entry) -> job, and what of it is delivered."""

@@ -95,7 +95,7 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     first = await submit(old_queue, lane=PRIORITY, deadline_s=60)
     got = await take(old_queue)
     assert got[0].id == first.id
-    await old_queue.watch(first.id, "gw-2", sees=True)
+    await old_queue.watch(first.id, "gw-2", follow=True)
     step = [output(job, 1) for job in got]
     assert await emit(old_queue, step) == {}
     log_flushes = [log_flush(output, 1) for output in step]

@@ -59,7 +59,7 @@ async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: 
     full.config_set("maxmemory", 1)
     done, cancelled, silent, released = [first, *await take(queue, 3)]
     assert await renew(queue, WORKER, [done]) == {}
-    await queue.watch(done.id, "gw-2", sees=True)
+    await queue.watch(done.id, "gw-2", follow=True)
     first_step = output(done, 1, "x" * 10_000)
     assert await emit(queue, [first_step]) == {}
     assert [entry.seq for entry in await queue.entries(done.id, 0)] == [1]
@@ -77,7 +77,7 @@ async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: 
 async def test_the_clock_goes_on(queue: JobQueue, modern: Redis, full: Redis) -> None:
     late = await submit(queue, deadline_s=1e-6)
     full.config_set("maxmemory", 1)
-    assert await queue.scripts.expire(0, 10) == [late.id.encode()]
+    assert await queue.expire(0, 10) == [late.id]
 
 
 async def test_scripts_can_be_loaded_into_a_full_redis(

@@ -183,7 +183,7 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
     assert await finish(queue, job, 1, answer()) == "ok"
     stream = keys.queue(0, POOL, DEFAULT)
     assert await queue.sweep(0) == 0
-    assert await queue.scripts.sweep(0, 100, -1) == 1
+    assert await queue.sweep(0, 100, dead_consumer_s=-0.001) == 1
     assert [consumer["name"] for consumer in store.xinfo_consumers(stream, keys.GROUP)] == [
         b"holds"
     ]

@@ -28,7 +28,7 @@ from tests.redis.conftest import (
 )
 from tests.waiting import eventually
 
-REAPED = f"{keys.base(0)}{keys.REAPED}"
+REAPED = f"{keys.base(0)}{keys.REAP_CLOCK}"
 METRICS = ReaperMetrics(CollectorRegistry())
 
 

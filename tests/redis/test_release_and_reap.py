@@ -14,10 +14,10 @@ from shared.protocol.job import Job, LeasedJob
 from shared.protocol.job_log import Delta, read_journal
 from shared.protocol.lanes import DEFAULT, FLEX, RETRY_LANE
 from shared.protocol.record import read_lease
+from shared.protocol.scripts.emit import Fenced, make_step
 from shared.protocol.states import JobState
-from shared.protocol.step_log import make_step
 from shared.queue.depths import position
-from shared.queue.job_queue import Fenced, JobQueue
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -152,7 +152,7 @@ async def test_a_worker_hears_that_it_has_lost_a_job_before_it_writes_again(
         await queue.emit(0, WORKER, before.fence_token, make_step([output(kept, 1)]))
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [lost, kept])
     assert after.lost == {lost.id: "failed" if spoken else "queued"}
-    assert list(after.listeners) == [kept.id]
+    assert list(after.watchers) == [kept.id]
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(kept, 1)])) == {}
 
 
@@ -226,7 +226,7 @@ async def test_a_job_starts_anew_only_if_nobody_has_seen_its_answer(
 ) -> None:
     job = await lease(queue, stream=stream)
     if watched:
-        await queue.watch(job.id, GATEWAY, sees=True)
+        await queue.watch(job.id, GATEWAY, follow=True)
     if spoken:
         await say(queue, job, 1)
     gateway.frames()
@@ -248,7 +248,7 @@ async def test_a_failed_job_leaves_nothing_behind(queue: JobQueue, store: Redis)
     assert store.keys("*deadlines") == []
     assert store.pttl(keys.job(0, job.id)) > 0
     assert store.pttl(keys.log(0, job.id)) > 0
-    assert store.xlen(keys.dead(0)) == 0
+    assert store.xlen(keys.dead_letters(0)) == 0
 
 
 async def test_a_job_that_takes_every_worker_down_is_given_up(
@@ -264,7 +264,7 @@ async def test_a_job_that_takes_every_worker_down_is_given_up(
     assert after.error_code == "too_many_attempts"
     assert [a.outcome for a in after.attempts] == ["worker_lost"] * MAX_ATTEMPTS
     assert [a.worker for a in after.attempts] == [WORKER, "w-1", "w-2"]
-    ((_, letter),) = store.xrange(keys.dead(0))
+    ((_, letter),) = store.xrange(keys.dead_letters(0))
     assert letter == {
         b"job": job.id.encode(),
         b"attempts": str(MAX_ATTEMPTS).encode(),
@@ -280,7 +280,7 @@ async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis
         assert job.attempt == 1
         assert await queue.release([job], "drained", blame=False) == {job.id: "queued"}
         job = await take_one(queue)
-    assert store.xlen(keys.dead(0)) == 0
+    assert store.xlen(keys.dead_letters(0)) == 0
     outcomes = [a.outcome for a in (await seen(queue, job.id)).attempts]
     assert outcomes == ["drained"] * 3 * MAX_ATTEMPTS + ["in_progress"]
 
@@ -370,7 +370,7 @@ async def test_a_watched_job_stays_watched_when_another_worker_starts_it(
     queue: JobQueue, store: Redis, other_gateway: Listener
 ) -> None:
     job = await lease(queue, stream=False)
-    await queue.watch(job.id, "gw-2", sees=True)
+    await queue.watch(job.id, "gw-2", follow=True)
     await reap(queue, store, job)
     again = await take_one(queue, worker="w-2")
     await say(queue, again, 1)

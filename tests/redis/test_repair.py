@@ -14,8 +14,9 @@ from gateway.maintenance.scan import Step
 from shared.protocol import keys
 from shared.protocol.job import new_job_id
 from shared.protocol.lanes import CLIENT_LANES, DEFAULT, FLEX, LANES, RETRY_LANE
+from shared.protocol.scripts.repair import Repaired
 from shared.queue.depths import depths
-from shared.queue.job_queue import JobQueue, Repaired
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -77,7 +78,7 @@ async def test_one_lost_entry(queue: JobQueue, store: Redis) -> None:
 async def test_what_counts_and_what_lists_is_filled_again(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, deadline_s=1e-6)
     before = {key: store.zrange(key, 0, -1, withscores=True) for key in (WAITING, LISTED)}
-    store.delete(WAITING, LISTED, DEADLINES, f"{keys.base(0)}{keys.POOLS}", STREAM)
+    store.delete(WAITING, LISTED, DEADLINES, f"{keys.base(0)}{keys.POOL_NAMES}", STREAM)
     assert await repair(queue) == {
         "entries": 1,
         "waiting": 1,
@@ -87,7 +88,7 @@ async def test_what_counts_and_what_lists_is_filled_again(queue: JobQueue, store
     }
     assert {key: store.zrange(key, 0, -1, withscores=True) for key in before} == before
     assert [(d.lane, d.waiting) for d in await depths(queue) if d.waiting] == [(DEFAULT, 1)]
-    assert await queue.scripts.expire(0, 10) == [job.id.encode()]
+    assert await queue.expire(0, 10) == [job.id]
     assert entries_of(store, job.id) == []
 
 
@@ -284,7 +285,7 @@ async def test_a_sound_fleet_is_not_touched(queue: JobQueue, store: Redis) -> No
     given_back, ended, watched, *_ = await take(queue, 5)
     await queue.release([given_back], "drained", blame=False)
     await finish(queue, ended, 1, answer())
-    await queue.watch(watched.id, "gw-2", sees=True)
+    await queue.watch(watched.id, "gw-2", follow=True)
     await say(queue, watched, 1)
     assert store.exists(keys.fence(0, WORKER), keys.steps(0, WORKER)) == 2
     before = dump(store)

@@ -12,7 +12,7 @@ import redis
 
 from shared.platform.redis_client import RedisConnectionError, RedisError, connect
 from shared.protocol import keys
-from shared.protocol.step_log import make_step
+from shared.protocol.scripts.emit import make_step
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     TENANT,

@@ -11,8 +11,8 @@ from redis import Redis
 from shared.protocol import keys
 from shared.protocol.job import new_job_id, shard_of
 from shared.protocol.lanes import CLIENT_LANES
-from shared.protocol.step_log import make_step
-from shared.queue.job_queue import Fenced, JobQueue
+from shared.protocol.scripts.emit import Fenced, make_step
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
@@ -56,7 +56,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
         (await submit(queue, id=job_id(), lane=lane, deadline_s=60)).id for lane in CLIENT_LANES * 2
     ]
     done, cancelled, silent, released, expired, poison = await take(queue, shard=shard)
-    await queue.watch(done.id, "gw-2", sees=True)
+    await queue.watch(done.id, "gw-2", follow=True)
     step = [output(done, 1), output(expired, 1), output(cancelled, 1)]
     assert await emit(queue, step) == {}
     assert await emit(queue, step, log_flushes=[log_flush(step[0], 1)], again=True) == {}
@@ -68,7 +68,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     await queue.reap(shard, 5.0)
     await queue.release([released], "drained", blame=False)
     store.zadd(f"{keys.base(shard)}{keys.DEADLINES}", {expired.id: 1})
-    await queue.scripts.expire(shard, 10)
+    await queue.expire(shard, 10)
     for _ in range(MAX_ATTEMPTS):
         await queue.release([poison], "engine_died", blame=True)
         poison = next((j for j in await take(queue, shard=shard) if j.id == poison.id), poison)

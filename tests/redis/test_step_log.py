@@ -18,14 +18,16 @@ from shared.platform.redis_client import RedisTimeoutError
 from shared.platform.servers import Servers
 from shared.platform.tasks import end
 from shared.protocol import keys
-from shared.protocol.chunk_template import Unfolder
+from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.frames import FrameKind, encode, entry_of
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Delta, Entry, pack_segment, read_journal
 from shared.protocol.record import read_lease
+from shared.protocol.scripts.emit import Fenced, Step, make_step
+from shared.protocol.scripts.renew import Renewal
 from shared.protocol.states import JobState
-from shared.protocol.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush, Step, make_step
-from shared.queue.job_queue import Fenced, JobQueue, Renewal
+from shared.protocol.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush
+from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -257,7 +259,7 @@ async def cancel(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
 
 async def expire(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
-    await queue.scripts.expire(0, 100)
+    await queue.expire(0, 100)
 
 
 async def reap(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
@@ -462,15 +464,15 @@ async def test_a_call_that_is_carried_out_late_does_not_change_a_log(
 
 
 async def watch_anew(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    await queue.watch(job.id, "gw-2", sees=False)
+    await queue.watch(job.id, "gw-2", follow=False)
 
 
 async def see(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    await queue.watch(job.id, GATEWAY, sees=True)
+    await queue.watch(job.id, GATEWAY, follow=True)
 
 
 async def see_anew(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    await queue.watch(job.id, "gw-2", sees=True)
+    await queue.watch(job.id, "gw-2", follow=True)
 
 
 @pytest.mark.parametrize("change", [*ENDERS, watch_anew, see, see_anew])
@@ -488,7 +490,7 @@ async def test_whoever_changes_a_job_ends_the_fence_token_of_its_worker(
     step = make_step([output(other, 2)])
     for again in (False, True):
         with pytest.raises(Fenced):
-            await queue.emit(0, WORKER, fence_tokens[WORKER], step, again=again)
+            await queue.emit(0, WORKER, fence_tokens[WORKER], step, repeated=again)
     assert n_steps(store) == 1
     assert await queue.emit(0, "w-2", fence_tokens["w-2"], make_step([output(foreign, 1)])) == {}
     renewal = await queue.renew(0, WORKER, fence_tokens[WORKER], LEASE_S, [other])
@@ -496,11 +498,11 @@ async def test_whoever_changes_a_job_ends_the_fence_token_of_its_worker(
 
 
 async def watch_as_before(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    await queue.watch(job.id, GATEWAY, sees=False)
+    await queue.watch(job.id, GATEWAY, follow=False)
 
 
 async def see_as_before(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    await queue.watch(job.id, GATEWAY, sees=True)
+    await queue.watch(job.id, GATEWAY, follow=True)
 
 
 async def end_others(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
@@ -512,10 +514,10 @@ async def end_others(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
             await queue.cancel((await take_one(queue, worker="w-2")).id, TENANT)
     await queue.reject_unreceived(POOL, "w-2", [], 0.0)
     waits = await submit(queue)
-    await queue.watch(waits.id, "gw-2", sees=True)
+    await queue.watch(waits.id, "gw-2", follow=True)
     await queue.cancel(waits.id, TENANT)
     for sees in (False, True):
-        await queue.watch(waits.id, "gw-3", sees=sees)
+        await queue.watch(waits.id, "gw-3", follow=sees)
     await queue.cancel(waits.id, TENANT)
 
 
@@ -524,7 +526,7 @@ async def ask(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     assert await queue.cancel(job.id, "somebody else") is None
     assert await queue.reap(0, LEASE_S) == {}
     assert await queue.reject_unreceived(POOL, WORKER, [job.id], 0.0) == {}
-    await queue.scripts.expire(0, 100)
+    await queue.expire(0, 100)
     await queue.get(job.id)
     await queue.entries(job.id, 0)
     await queue.last_entry(job.id)
@@ -545,7 +547,7 @@ async def test_what_changes_nothing_that_a_worker_knows_leaves_its_fence_token(
     queue: JobQueue, store: Redis, control: Listener, change: Ender
 ) -> None:
     job = await lease(queue, stream=False)
-    await queue.watch(job.id, GATEWAY, sees=change is see_as_before)
+    await queue.watch(job.id, GATEWAY, follow=change is see_as_before)
     fence_token = await enter(queue)
     await change(queue, store, job)
     assert await queue.emit(0, WORKER, fence_token, make_step([output(job, 1)])) == {}
@@ -701,14 +703,14 @@ def speak(buffer: OutputBuffer, n: int) -> None:
 
 def heard_of(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
     """The words of a job in its entries, from the first; they must be whole."""
-    unfolder, words = Unfolder(), []
+    decoder, words = DeltaDecoder(), []
     for n, entry in enumerate(entries):
         assert (entry.seq, entry.lost, entry.end) == (n + 1, False, "")
         (delta,) = read_journal(entry.journal, entry.items)
         assert isinstance(delta, Delta)
         assert delta.token_ids == (n,)
         if buffer.job.stream:
-            assert unfolder.unfold(entry.items) == f'data: {{"text": "{delta.text}"}}\n\n'.encode()
+            assert decoder.decode(entry.items) == f'data: {{"text": "{delta.text}"}}\n\n'.encode()
         words.append(delta.text)
     return words
 
@@ -828,8 +830,8 @@ async def test_a_fenced_worker_goes_on_and_new_listeners_hear_it(
     streamed, whole, quiet = buffers = [worker.start(job) for job in await take(flaky)]
     await worker.step(*buffers)
     renewals = flaky.renewals
-    await flaky.watch(streamed.job.id, "gw-2", sees=False)
-    await flaky.watch(whole.job.id, "gw-2", sees=True)
+    await flaky.watch(streamed.job.id, "gw-2", follow=False)
+    await flaky.watch(whole.job.id, "gw-2", follow=True)
     assert [frame[1] for frame in gateway.frames()] == [1, 1]
     await worker.step(*buffers)
     await worker.step(*buffers)
@@ -850,7 +852,7 @@ async def test_who_listens_between_the_last_step_and_the_end_hears_the_end(
 ) -> None:
     buffer = worker.start(await lease(flaky))
     await worker.step(buffer)
-    await flaky.watch(buffer.job.id, "gw-2", sees=True)
+    await flaky.watch(buffer.job.id, "gw-2", follow=True)
     assert await worker.finish(buffer, speaks=True) == "ok"
     assert [frame[1:3] for frame in other_gateway.frames()] == [
         (2, FrameKind.LAST_CHUNK),
@@ -889,7 +891,7 @@ async def test_a_job_that_comes_late_is_not_spoken_of_before_a_renewal(
         await submit(flaky)
     late, lost = control.handed(flaky)
     assert late.fence_token == worker.lease.fence_tokens[0] != ""
-    await flaky.watch(late.id, "gw-2", sees=True)
+    await flaky.watch(late.id, "gw-2", follow=True)
     await flaky.cancel(lost.id, TENANT)
     await worker.step(talks)
     assert worker.lease.fence_tokens[0] not in {late.fence_token, ""}
@@ -911,7 +913,7 @@ async def test_a_job_that_comes_late_may_not_even_end_before_a_renewal(
 ) -> None:
     await worker.lease.renew(0)
     job = await lease(flaky)
-    await flaky.watch(job.id, "gw-2", sees=False)
+    await flaky.watch(job.id, "gw-2", follow=False)
     await worker.lease.renew(0)  # without it
     assert await worker.finish(worker.start(job)) == "ok"
     assert [frame[1:3] for frame in other_gateway.frames()] == [(1, FrameKind.DONE)]
@@ -999,7 +1001,7 @@ async def test_shards_have_step_logs_and_fence_tokens_of_their_own(
     # The first entry alone: no step of its shard has followed the second.
     assert store.llen(keys.log(1, pauses.job.id)) == 1
     renewals = flaky.renewals
-    await flaky.watch(pauses.job.id, "gw-2", sees=True)
+    await flaky.watch(pauses.job.id, "gw-2", follow=True)
     await worker.step(talks)
     assert flaky.renewals == renewals
     await worker.step(talks, pauses)
@@ -1102,7 +1104,7 @@ class Chance:
         sees = self.random.random() < 0.5
         if not self.is_held(job):
             return
-        await self.queue.watch(job.id, gateway, sees=sees)
+        await self.queue.watch(job.id, gateway, follow=sees)
         if job.stream or sees:
             last = await self.queue.last_entry(job.id)
             self.watched_from.setdefault((gateway, job.lease_id), last.seq + 1 if last else 1)

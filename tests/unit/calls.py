@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import msgpack
 
-from shared.protocol.chunk_template import Unfolder
+from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.frames import decode, entry_of
 from shared.protocol.job_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
 from shared.protocol.record import ResponseInfo
 from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import Step
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import Step
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Said:
     @property
     def chunks(self) -> bytes:
         """What its client gets; chunks without a quote have no envelope."""
-        return Unfolder().unfold(self.entry.items) if self.entry else b""
+        return DeltaDecoder().decode(self.entry.items) if self.entry else b""
 
     @property
     def journal(self) -> list[Delta | Prompt]:
@@ -78,7 +78,7 @@ class Parts:
 
 def take_apart(step: Step) -> Parts:
     """Asserts that nothing stands in it twice, and that the places are those of the frames."""
-    places = msgpack.unpackb(step.places) if step.places else []
+    places = msgpack.unpackb(step.frame_sizes) if step.frame_sizes else []
     entries: dict[str, Entry] = {}
     generations: dict[str, int] = {}
     at = 0
@@ -91,7 +91,11 @@ def take_apart(step: Step) -> Parts:
         (entries[name],) = parse_segments([pack_segment(seq, [entry])])
         generations[name] = generation
     assert at == len(step.frames)
-    flat, endings = msgpack.unpackb(step.rest, raw=True, use_list=False) if step.rest else ((), ())
+    flat, endings = (
+        msgpack.unpackb(step.flushes_and_results, raw=True, use_list=False)
+        if step.flushes_and_results
+        else ((), ())
+    )
     segments = {name.decode(): segment for name, segment in zip(flat[::2], flat[1::2], strict=True)}
     assert 2 * len(segments) == len(flat), "a job stands twice in one call"
     ends = {ending[0].decode(): _ended(*ending) for ending in endings}

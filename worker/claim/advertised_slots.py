@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 
 from shared.protocol import keys
-from shared.queue.job_queue import UNKNOWN, SlotUpdate
+from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 
 # A slot becomes free with nearly every job's end. More free slots are advertised only once they
 # exceed the advertised number by one in so many.
@@ -77,8 +77,8 @@ class AdvertisedSlots:
         advertised = self._advertised[shard]
         self.acked(shard, None)
         self._stale[shard] = True
-        if advertised is not None and update.told != UNKNOWN:
-            self._advertised[shard] = int(update.told) - (update.slots - advertised)
+        if advertised is not None and update.acknowledged != UNKNOWN:
+            self._advertised[shard] = int(update.acknowledged) - (update.slots - advertised)
 
     def job_assigned(self, shard: int) -> None:
         """The worker has received a job that took an advertised slot."""

@@ -73,11 +73,12 @@ class Lease:
             for stream in streams:
                 stream.fence_token = renewal.fence_token
                 if stream.job.id in renewal.lost:
-                    stream.listen("", watched=False)  # whoever ended it has notified the gateways
+                    # Whoever ended the job has notified the gateways.
+                    stream.set_watchers("", watched=False)
                     self._on_lost(stream.job, renewal.lost[stream.job.id])
                 else:
-                    watchers, watched = renewal.listeners[stream.job.id]
-                    stream.listen(watchers, watched=watched)
+                    watchers, watched = renewal.watchers[stream.job.id]
+                    stream.set_watchers(watchers, watched=watched)
 
     def invalidate(self, shard: int, fence_token: str) -> None:
         """Redis refused a write under this token: `renew` has to fetch a new one."""

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from typing import Any
 
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import BLOCK_S, TIMEOUT_S, Redis
@@ -59,7 +59,7 @@ class QueueConsumer:
         if blocking_pop is not None:
             with contextlib.suppress(RedisError, OSError):  # of a connection that is closed
                 await blocking_pop
-        await self._queue.scripts.ready(self._shards[0])
+        await self._queue.prepare(self._shards[0])
         await self._connection.connect()
         shards = tuple(self._shards)
         self._shards.rotate(-1)  # so that each shard comes first in turn
@@ -68,18 +68,14 @@ class QueueConsumer:
             missing = count - len(jobs)
             await self._advertised_slots.wait_until_settled(shard)
             update, left = self._advertised_slots.start_update(shard), None
-            command = (shard, self._worker, missing, self._lease_s, update)
             try:
-                reply = self._connection.send(*self._queue.acquire_command(*command))
+                reply = self._queue.start_acquire(
+                    self._connection, shard, self._worker, missing, self._lease_s, update
+                )
                 if left_over > 0 and shard == shards[-1]:
                     self._start_blocking_pop()
-                left, leased = self._queue.claimed(await reply)
+                left, leased = await reply
                 jobs += leased
-            except NoScriptError:
-                await self._queue.scripts.load(shard)
-                jobs += await self._queue.acquire(
-                    shard, self._pool, self._worker, missing, self._lease_s
-                )
             except (RedisError, OSError):
                 if not jobs:
                     raise
@@ -106,7 +102,7 @@ class QueueConsumer:
         if self._blocking_pop is not None and self._blocking_pop.done():
             blocking_pop, self._blocking_pop = self._blocking_pop, None
             if await blocking_pop is not None:
-                await self._queue.ring(self._shards[0], self._pool)
+                await self._queue.wake_worker(self._shards[0], self._pool)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -7,7 +7,8 @@ from collections import deque
 from typing import NamedTuple
 
 from shared.protocol.result import JobResult
-from shared.protocol.step_log import FLUSH_AFTER, FinalEntry, LogFlush, Step, make_step
+from shared.protocol.scripts.emit import Step, make_step
+from shared.protocol.step_log import FLUSH_AFTER, FinalEntry, LogFlush
 from worker.publish.output_buffer import OutputBuffer
 
 DISCARDED = "discarded"

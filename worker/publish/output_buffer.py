@@ -98,7 +98,7 @@ class OutputBuffer(JobStream):
         frame, chunks, records = b"", self._chunks, self._records
         if chunks or records:
             self._seq += 1
-            items = self._encoder.fold(chunks)
+            items = self._encoder.encode(chunks)
             kind = self._kind if result is None else self._last_kind
             journal = make_journal(records, items)
             frame = encode(self._id, self._seq, kind, items or None, journal, self.generation)

@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from redis.exceptions import NoScriptError
-
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import UNAVAILABLE, RedisError, unwritable
 from shared.platform.tasks import end
+from shared.protocol.advertised_slots import SlotUpdate
 from shared.protocol.result import JobResult
-from shared.queue.job_queue import Fenced, JobQueue, SlotUpdate
+from shared.protocol.scripts.emit import Fenced
+from shared.protocol.scripts.emit import parse as parse_emit
+from shared.queue.job_queue import JobQueue
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.lease import Lease
 from worker.publish.batch import DISCARDED, Batch, FlushSchedule, PendingResult
@@ -179,7 +180,7 @@ class Publisher:
             self._start_retry(shard, batch, error)
             return
         try:
-            self._done(shard, batch, self._queue.emitted(reply.result()))
+            self._done(shard, batch, parse_emit(reply.result()))
         except Fenced:
             self._lease.invalidate(shard, fence_token)
             self._start_retry(shard, batch)
@@ -235,7 +236,9 @@ class Publisher:
                     batch.drop_stale(fence_token)
                     if not batch.empty:
                         worker, step = lease.worker_id, batch.step()
-                        lost = await self._queue.emit(shard, worker, fence_token, step, again=again)
+                        lost = await self._queue.emit(
+                            shard, worker, fence_token, step, repeated=again
+                        )
                     break
             except Fenced:
                 lease.invalidate(shard, fence_token)
@@ -247,5 +250,5 @@ class Publisher:
 
 
 def _raise_unless_transient(error: BaseException) -> None:
-    if not isinstance(error, (*UNAVAILABLE, NoScriptError)) and not unwritable(error):
+    if not isinstance(error, UNAVAILABLE) and not unwritable(error):
         raise error

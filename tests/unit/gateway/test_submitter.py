@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from redis.exceptions import NoScriptError
 
 from gateway.jobs import submitter as module
 from gateway.jobs.submitter import Submitter
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
+from shared.platform.redis_link import ScriptsMissing
 from shared.protocol.job import NewJob
 
 DEPTH = 7
@@ -55,7 +55,9 @@ class Queue:
             raise TypeError("can't be packed")
         return asyncio.ensure_future(self._call(shard, jobs))
 
-    def submitted(self, jobs: list[NewJob], reply: list[int | QueueFull]) -> list[int | QueueFull]:
+    def parse_submit(
+        self, jobs: list[NewJob], reply: list[int | QueueFull]
+    ) -> list[int | QueueFull]:
         assert len(jobs) == len(reply)
         return reply
 
@@ -188,7 +190,7 @@ async def test_a_caller_that_has_gone_disturbs_nobody(submitter: Submitter, queu
 async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
     submitter: Submitter, queue: Queue
 ) -> None:
-    queue.error, queue.fails_on = NoScriptError("NOSCRIPT"), False
+    queue.error, queue.fails_on = ScriptsMissing("NOSCRIPT"), False
     await submitter.submit(job(0))
     assert queue.calls == [(0, [0])] * 2
 

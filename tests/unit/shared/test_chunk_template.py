@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol.chunk_template import DeltaEncoder, Item, Unfolder
+from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder, Item
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
 
@@ -54,15 +54,15 @@ def steps(stream: list[bytes], cuts: Iterable[int]) -> Iterator[list[bytes]]:
     yield list(rest)
 
 
-def fold_each(stream: list[bytes]) -> list[list[Item]]:
+def encode_each(stream: list[bytes]) -> list[list[Item]]:
     """One chunk per step, as a token stream comes."""
     folder = DeltaEncoder()
-    return [folder.fold([chunk]) for chunk in stream]
+    return [folder.encode([chunk]) for chunk in stream]
 
 
-def unfold(folded: Iterable[list[Item]]) -> bytes:
-    unfolder = Unfolder()
-    return b"".join([unfolder.unfold(items) for items in folded])
+def decode_each(folded: Iterable[list[Item]]) -> bytes:
+    decoder = DeltaDecoder()
+    return b"".join([decoder.decode(items) for items in folded])
 
 
 def words(folded: list[list[Item]]) -> list[list[Item]]:
@@ -75,51 +75,51 @@ def words(folded: list[list[Item]]) -> list[list[Item]]:
 def test_any_chunks_come_out_as_they_went_in_however_they_are_cut(
     stream: list[bytes], cuts: list[int]
 ) -> None:
-    folder, unfolder = DeltaEncoder(), Unfolder()
+    folder, decoder = DeltaEncoder(), DeltaDecoder()
     for step in steps(stream, cuts):
-        packed = pack_chunks(folder.fold(step))
+        packed = pack_chunks(folder.encode(step))
         items = msgpack.unpackb(packed, raw=True, use_list=False)
-        assert unfolder.unfold(items) == b"".join(step)
+        assert decoder.decode(items) == b"".join(step)
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=30))
 def test_any_texts_of_a_chat_come_out_as_they_went_in(texts: list[str]) -> None:
     stream = [chat({"content": text}) for text in texts]
-    assert unfold(fold_each(stream)) == b"".join(stream)
+    assert decode_each(encode_each(stream)) == b"".join(stream)
 
 
 @settings(deadline=None, derandomize=True)
 @given(chunks)
 def test_the_cutting_does_not_change_the_items(stream: list[bytes]) -> None:
-    together = DeltaEncoder().fold(stream)
-    assert [item for items in fold_each(stream) for item in items] == together
-    assert Unfolder().unfold(together) == b"".join(stream)
+    together = DeltaEncoder().encode(stream)
+    assert [item for items in encode_each(stream) for item in items] == together
+    assert DeltaDecoder().decode(together) == b"".join(stream)
 
 
 def test_a_step_of_a_chat_is_its_text() -> None:
     stream = [chat({"role": "assistant", "content": ""})]
     stream += [chat({"content": " is"}), chat({"content": " it"})]
     stream += [chat({"content": word}) for word in WORDS]
-    folded = fold_each(stream)
+    folded = encode_each(stream)
     assert words(folded) == [[word.encode()] for word in WORDS]
     assert [len(pack_chunks(items)) for items in words(folded)] == [len(w) + 2 for w in WORDS]
-    assert unfold(folded) == b"".join(stream)
+    assert decode_each(folded) == b"".join(stream)
 
 
 def test_a_step_of_a_completion_is_its_text() -> None:
     stream = [completion(text) for text in ("It", " is", *WORDS)]
-    folded = fold_each(stream)
+    folded = encode_each(stream)
     assert words(folded) == [[word.encode()] for word in WORDS]
-    assert unfold(folded) == b"".join(stream)
+    assert decode_each(folded) == b"".join(stream)
 
 
 def test_several_steps_at_once_are_their_texts() -> None:
     folder = DeltaEncoder()
-    folder.fold([chat({"role": "assistant", "content": ""}), chat({"content": "a"})])
-    folder.fold([chat({"content": "b"})])
+    folder.encode([chat({"role": "assistant", "content": ""}), chat({"content": "a"})])
+    folder.encode([chat({"content": "b"})])
     step = [chat({"content": word}) for word in WORDS]
-    assert folder.fold(step) == [word.encode() for word in WORDS]
+    assert folder.encode(step) == [word.encode() for word in WORDS]
 
 
 def test_the_arguments_of_a_tool_call_are_sent_as_they_grow() -> None:
@@ -128,26 +128,26 @@ def test_the_arguments_of_a_tool_call_are_sent_as_they_grow() -> None:
     call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "find"}}
     stream += [chat({"tool_calls": [call]}), arguments('{"'), arguments("who")]
     stream += [arguments(word) for word in WORDS]
-    folded = fold_each(stream)
+    folded = encode_each(stream)
     assert words(folded) == [[word.encode()] for word in WORDS]
-    assert unfold(folded) == b"".join(stream)
+    assert decode_each(folded) == b"".join(stream)
 
 
 def test_text_after_reasoning_is_sent_as_it_is() -> None:
     stream = [chat({"role": "assistant", "content": ""})]
     stream += [chat({"reasoning_content": word}) for word in WORDS]
     stream += [chat({"content": word}) for word in ("so", "then", *WORDS)]
-    folded = fold_each(stream)
+    folded = encode_each(stream)
     assert words(folded) == [[word.encode()] for word in WORDS]
-    assert unfold(folded) == b"".join(stream)
+    assert decode_each(folded) == b"".join(stream)
 
 
 def test_a_step_of_two_choices_tells_little_more_than_which_and_what() -> None:
-    folder, unfolder = DeltaEncoder(), Unfolder()
+    folder, decoder = DeltaEncoder(), DeltaDecoder()
     for i, pair in enumerate((word, word.upper()) for word in WORDS):
         step = [chat({"content": word}, index=index) for index, word in enumerate(pair)]
-        items = folder.fold(step)
-        assert unfolder.unfold(items) == b"".join(step)
+        items = folder.encode(step)
+        assert decoder.decode(items) == b"".join(step)
         if i > 3:
             assert len(items) == 2  # no envelope
             extra = len(b':0,"delta":{"content":"')
@@ -156,48 +156,48 @@ def test_a_step_of_two_choices_tells_little_more_than_which_and_what() -> None:
 
 def test_the_first_chunk_is_sent_whole() -> None:
     chunk = chat({"role": "assistant", "content": ""})
-    assert DeltaEncoder().fold([chunk]) == [chunk]
+    assert DeltaEncoder().encode([chunk]) == [chunk]
 
 
 def test_a_chunk_that_is_no_json_is_sent_as_it_is() -> None:
-    folder, unfolder = DeltaEncoder(), Unfolder()
+    folder, decoder = DeltaEncoder(), DeltaDecoder()
     stream = [chat({"content": "a"}), chat({"content": "b"}), b"data: [DONE]\n\n", b""]
-    folded = [folder.fold([chunk]) for chunk in stream]
-    assert [unfolder.unfold(items) for items in folded] == stream
+    folded = [folder.encode([chunk]) for chunk in stream]
+    assert [decoder.decode(items) for items in folded] == stream
     assert len(pack_chunks(folded[2])) < 20
 
 
 def test_no_chunks_are_no_items() -> None:
-    assert DeltaEncoder().fold([]) == []
-    assert Unfolder().unfold([]) == Unfolder().unfold(()) == b""
+    assert DeltaEncoder().encode([]) == []
+    assert DeltaDecoder().decode([]) == DeltaDecoder().decode(()) == b""
 
 
 def test_a_chunk_that_is_repeated_costs_next_to_nothing() -> None:
     stream = [chat({"content": "x"})] * 20
-    folded = fold_each(stream)
-    assert unfold(folded) == b"".join(stream)
+    folded = encode_each(stream)
+    assert decode_each(folded) == b"".join(stream)
     assert all(len(pack_chunks(items)) < 20 for items in folded[2:])
     stream += [chat({"content": word}) for word in ("y", "z", *WORDS)]
-    folded = fold_each(stream)  # the repetitions have not spoiled the envelope
+    folded = encode_each(stream)  # the repetitions have not spoiled the envelope
     assert words(folded) == [[word.encode()] for word in WORDS]
-    assert unfold(folded) == b"".join(stream)
+    assert decode_each(folded) == b"".join(stream)
 
 
 @pytest.mark.parametrize("text", ["", '"', '\\"', "\\", 'a"b', '"},"finish_reason":null', "ü\n🙂"])
 def test_a_middle_may_be_empty_or_look_like_an_envelope(text: str) -> None:
     stream = [chat({"content": word}) for word in ("a", "b", text, "c", text, text, *WORDS)]
-    folded = fold_each(stream)
-    assert unfold(folded) == b"".join(stream)
+    folded = encode_each(stream)
+    assert decode_each(folded) == b"".join(stream)
     # After it has misled the sender once, it is the middle again.
     escaped = json.dumps(text, ensure_ascii=False)[1:-1].encode()
-    assert fold_each([*stream, chat({"content": text})])[-1][-1:] == [escaped]
+    assert encode_each([*stream, chat({"content": text})])[-1][-1:] == [escaped]
 
 
 def test_a_chunk_shorter_than_the_envelope_does_not_fit_it() -> None:
     head, tail = b'{"a":"aaaa"', b'"aaaa"}'
-    folder, unfolder = DeltaEncoder(), Unfolder()
+    folder, decoder = DeltaEncoder(), DeltaDecoder()
     for chunk in (head + b'b"' + tail, head + b'c"' + tail, head + tail, head, tail, b'"', b""):
-        assert unfolder.unfold(folder.fold([chunk])) == chunk
+        assert decoder.decode(folder.encode([chunk])) == chunk
 
 
 @pytest.mark.parametrize("text", WORDS)
@@ -205,20 +205,20 @@ def test_who_leaves_a_settled_envelope_goes_by_the_chunk_before(text: str) -> No
     stream = [chat({"content": f'{word} "{word}" {word}'}) for word in WORDS]
     # It does not fit, and is much like one that came long before.
     stream.append(chat({"content": f'{text} "{text}" {text}'}, finish="stop"))
-    assert unfold(fold_each(stream)) == b"".join(stream)
+    assert decode_each(encode_each(stream)) == b"".join(stream)
 
 
 def test_who_has_not_seen_every_step_can_not_unfold() -> None:
     stream = [chat({"content": word}) for word in WORDS]
-    folded = fold_each(stream)
-    late, mixed_up = Unfolder(), Unfolder()
-    assert late.unfold(folded[3]) != stream[3]
-    assert mixed_up.unfold(folded[1]) != stream[1]
-    anew = Unfolder()  # from the first: all is well
-    assert [anew.unfold(items) for items in folded] == stream
+    folded = encode_each(stream)
+    late, mixed_up = DeltaDecoder(), DeltaDecoder()
+    assert late.decode(folded[3]) != stream[3]
+    assert mixed_up.decode(folded[1]) != stream[1]
+    anew = DeltaDecoder()  # from the first: all is well
+    assert [anew.decode(items) for items in folded] == stream
 
 
 def test_jobs_have_envelopes_of_their_own() -> None:
     one, other = DeltaEncoder(), DeltaEncoder()
     for word in WORDS:
-        assert one.fold([chat({"content": word})]) == other.fold([chat({"content": word})])
+        assert one.encode([chat({"content": word})]) == other.encode([chat({"content": word})])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol.chunk_template import DeltaEncoder, Item, Unfolder
+from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder, Item
 from shared.protocol.frames import FrameKind, decode, encode, entry_of
 from shared.protocol.job_log import (
     Delta,
@@ -172,15 +172,15 @@ def test_usual_and_other_records_may_be_mixed() -> None:
 
 
 def test_the_first_chunk_of_a_stream_does_not_stand_for_a_text() -> None:
-    folder, unfolder = DeltaEncoder(), Unfolder()
+    folder, decoder = DeltaEncoder(), DeltaDecoder()
     chunks = [b'{"text":"%s"}' % text for text in (b"", b"a", b"b", b"c")]
     journals: list[list[Delta | Prompt]] = [[Prompt(0, 3)]]
     journals += [[Delta(0, 0, (n,), text)] for n, text in enumerate("abc")]
     for seq, (chunk, journal) in enumerate(zip(chunks, journals, strict=True), 1):
-        folded = folder.fold([chunk])
+        folded = folder.encode([chunk])
         (entry,) = parse(packed(folded, make_journal(journal, folded)), first=seq)
         assert entry.seq == seq
-        assert unfolder.unfold(entry.items) == chunk
+        assert decoder.decode(entry.items) == chunk
         assert read_journal(entry.journal, entry.items) == journal
 
 

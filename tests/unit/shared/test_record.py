@@ -9,14 +9,8 @@ import msgpack
 import pytest
 
 from shared.protocol.job import Attempt, NewJob
-from shared.protocol.record import (
-    LastLease,
-    Request,
-    ResponseInfo,
-    parse_job,
-    read_lease,
-    submission,
-)
+from shared.protocol.record import LastLease, Request, ResponseInfo, parse_job, read_lease
+from shared.protocol.scripts.submit import pack_job
 from shared.protocol.states import JobState
 
 ID = "job_00a" + "0123456789abcdef01234567"
@@ -144,7 +138,7 @@ def test_what_is_submitted_is_what_is_parsed() -> None:
         ttl_s=2.5,
         metadata={"schlüssel": "😀"},
     )
-    job_id, request, body, deadline_us, gateway = submission(new)
+    job_id, request, body, deadline_us, gateway = pack_job(new)
     job = parse_job(ID, raw(request=request, body=body))
     assert (job_id, body, deadline_us, gateway) == (new.id, new.body, 0, "")
     assert (job.tenant, job.pool, job.lane, job.model) == ("t", "p", "flex", new.model)

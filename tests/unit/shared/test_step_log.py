@@ -10,17 +10,10 @@ import pytest
 from shared.protocol.frames import FrameKind, decode, encode, entry_of
 from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import pack_segment
-from shared.protocol.result import INLINE_RESULT_BYTES, JobResult, pack_result
+from shared.protocol.result import INLINE_RESULT_BYTES, JobResult
+from shared.protocol.scripts.emit import make_step, pack_result
 from shared.protocol.states import JobEvent
-from shared.protocol.step_log import (
-    FLUSH_AFTER,
-    STEPS,
-    FinalEntry,
-    JobOutput,
-    JobStream,
-    LogFlush,
-    make_step,
-)
+from shared.protocol.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
 from tests.unit.calls import take_apart
 
 DONE = JobResult(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)
@@ -79,8 +72,8 @@ def test_an_entry_is_flushed_before_it_falls_out_of_the_step_log() -> None:
 def test_a_step_is_its_frames_back_to_back_and_their_places() -> None:
     step = make_step([goes_on("a"), goes_on("b", 300, generation=7)])
     assert step.frames == frame("a") + frame("b", 300, 7)
-    assert msgpack.unpackb(step.places) == [len(frame("a")), len(frame("b", 300, 7))]
-    assert step.rest == b""
+    assert msgpack.unpackb(step.frame_sizes) == [len(frame("a")), len(frame("b", 300, 7))]
+    assert step.flushes_and_results == b""
     said = take_apart(step).said
     assert {name: (each.seq, each.generation) for name, each in said.items()} == {
         "a": (1, 1),
@@ -119,11 +112,11 @@ def test_each_step_of_a_stream_is_heard_of_else_only_by_who_watches(
 
 def test_who_is_told_of_new_listeners_speaks_to_them() -> None:
     speaker = JobStream(job(stream=False))
-    assert (speaker.watchers, speaker.ears) == ("gw-1", "")
-    speaker.listen("gw-1 gw-2", watched=True)
-    assert (speaker.watchers, speaker.ears) == ("gw-1 gw-2", "gw-1 gw-2")
-    speaker.listen("gw-2", watched=False)
-    assert (speaker.watchers, speaker.ears) == ("gw-2", "")
+    assert (speaker.watchers, speaker.subscribers) == ("gw-1", "")
+    speaker.set_watchers("gw-1 gw-2", watched=True)
+    assert (speaker.watchers, speaker.subscribers) == ("gw-1 gw-2", "gw-1 gw-2")
+    speaker.set_watchers("gw-2", watched=False)
+    assert (speaker.watchers, speaker.subscribers) == ("gw-2", "")
 
 
 def test_an_end_brings_its_entries_and_its_answer() -> None:
@@ -138,7 +131,7 @@ def test_an_end_brings_its_entries_and_its_answer() -> None:
 
 def test_what_is_said_with_an_end_is_no_step_if_nobody_hears_it() -> None:
     step = make_step([ends("a", watchers=""), ends("b", stream=False), ends("c", says=False)])
-    assert (step.places, step.frames, step.messages) == (b"", b"", [])
+    assert (step.frame_sizes, step.frames, step.messages) == (b"", b"", [])
     assert set(take_apart(step).said) == {"a", "b", "c"}
 
 
@@ -153,7 +146,12 @@ def test_log_flushes_may_be_of_jobs_that_say_nothing() -> None:
 
 def test_a_step_of_nothing_is_nothing() -> None:
     step = make_step([])
-    assert (step.places, step.frames, step.messages, step.rest) == (b"", b"", [], b"")
+    assert (step.frame_sizes, step.frames, step.messages, step.flushes_and_results) == (
+        b"",
+        b"",
+        [],
+        b"",
+    )
 
 
 # --- the frame that tells of an end ---

@@ -196,12 +196,12 @@ local function advertiser(worker, lease_ms) return worker .. ' ' .. lease_ms end
 -- How many jobs a worker was told of that it had not heard of when it said that `told` slots were left
 -- of what it offered; 0 where it can't say.
 local function unheard(pool, who, told)
-  local left = told ~= '' and redis.call('ZSCORE', key('offers', pool), who)
+  local left = told ~= '' and redis.call('ZSCORE', key('advertised', pool), who)
   return left and math.max(0, told - left) or 0
 end
 -- Those on their way are counted down in advance; with more of them than slots it is below zero.
 local function offer(pool, who, slots, on_their_way)
-  redis.call('ZADD', key('offers', pool), slots - on_their_way, who)
+  redis.call('ZADD', key('advertised', pool), slots - on_their_way, who)
 end
 
 -- Take a job's entry out of its queue, delivered or not. (The group's lag is not known for a while
@@ -327,7 +327,7 @@ local function give_back(id, job, reason, blame)
     return 'failed'
   end
   if blame and job.attempts >= tonumber(job.max_attempts) then
-    redis.call('XADD', base .. WORD.dead, 'MAXLEN', '~', 10000, '*', 'job', id, 'attempts', job.attempts,
+    redis.call('XADD', base .. WORD.dead_letters, 'MAXLEN', '~', 10000, '*', 'job', id, 'attempts', job.attempts,
                'reason', reason)
     close(id, job, 'fail', 'too_many_attempts', fields)
     return 'failed'

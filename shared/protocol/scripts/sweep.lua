@@ -9,11 +9,11 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', expiring, '-inf', int(now_us
   swept = swept + redis.call('ZREM', key('jobs', tenant), id)
   redis.call('ZREM', expiring, member)
 end
-for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
-  for _, who in ipairs(redis.call('ZRANGE', key('offers', pool), 0, -1)) do
+for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pool_names)) do
+  for _, who in ipairs(redis.call('ZRANGE', key('advertised', pool), 0, -1)) do
     local worker = string.match(who, '^%S+')
     if redis.call('PUBSUB', 'NUMSUB', CHANNEL.control .. worker)[2] == 0 then
-      redis.call('ZREM', key('offers', pool), who)
+      redis.call('ZREM', key('advertised', pool), who)
     end
   end
   for i = 3, #ARGV do

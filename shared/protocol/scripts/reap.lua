@@ -5,7 +5,7 @@
 -- Invariant: a lease that its holder renews in time is never taken. Time in which Redis stood still does
 -- not count, as nobody could renew: after it every holder has its lease's whole time again.
 local result = {}
-local clock, now = base .. WORD.reaped, now_us()
+local clock, now = base .. WORD.reap_clock, now_us()
 local back = 0
 if ARGV[3] ~= '' then
   local packed = redis.call('GET', clock)
@@ -15,7 +15,7 @@ if ARGV[3] ~= '' then
   redis.call('SET', clock, int(now) .. ' ' .. int(back))
 end
 local observed_ms = (now - back) / 1000
-for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
+for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pool_names)) do
   for i = 4, #ARGV do
     local name = pool .. ':' .. ARGV[i]
     local stream = queue_key(name)
@@ -28,7 +28,7 @@ for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pools)) do
         if job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state] then
           -- How long a lease is, its holder says; another process may be set up differently.
           if math.min(pending[3], observed_ms) >= tonumber(job.lease_ms) then
-            redis.call('ZREM', key('offers', pool), advertiser(job.worker, job.lease_ms))
+            redis.call('ZREM', key('advertised', pool), advertiser(job.worker, job.lease_ms))
             result[#result + 1] = id
             result[#result + 1] = give_back(id, job, 'worker_lost', true)
           end

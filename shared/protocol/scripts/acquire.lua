@@ -39,5 +39,5 @@ end
 if empty then taken[2] = math.max(0, ARGV[6] - (#taken - 3)) end
 offer(pool, who, taken[2], on_their_way)
 write_down()
-redis.call('SADD', base .. WORD.pools, pool)
+redis.call('SADD', base .. WORD.pool_names, pool)
 return taken

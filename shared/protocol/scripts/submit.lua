@@ -11,12 +11,12 @@ local verdicts, made, depths, rings, waits, listens, spares, promises = {}, {}, 
 
 -- What was taken of an offer is not on offer any more.
 local function count_down(pool, spare)
-  redis.call('ZINCRBY', key('offers', pool), spare.left - spare.slots, spare.who)
+  redis.call('ZINCRBY', key('advertised', pool), spare.left - spare.slots, spare.who)
 end
 
 -- The worker of a pool that has most slots to spare: `left` of them until another one may have more.
 local function most_spare(pool)
-  local spare, offers = spares[pool], key('offers', pool)
+  local spare, offers = spares[pool], key('advertised', pool)
   if spare and spare.left > 0 then return spare end
   if spare then count_down(pool, spare) end
   spares[pool] = nil
@@ -55,7 +55,7 @@ end
 local function wait(job)
   redis.call('HSET', key('job', job.id), 'state', 'queued', unpack(job.fields))
   later('ZADD', waiting_key(job.queue), job.created_us, job.id)
-  if not rings[job.pool] then redis.call('SADD', base .. WORD.pools, job.pool) end
+  if not rings[job.pool] then redis.call('SADD', base .. WORD.pool_names, job.pool) end
   depths[job.queue], waits[job.pool] = (depths[job.queue] or 0) + 1, true
   rings[job.pool] = (rings[job.pool] or 0) + 1
   return depths[job.queue]

@@ -57,7 +57,7 @@ local function has_entry(id, job)
 end
 
 local function put_back(id, job)
-  did('pools', redis.call('SADD', base .. WORD.pools, job.pool), id)
+  did('pool_names', redis.call('SADD', base .. WORD.pool_names, job.pool), id)
   did('jobs', redis.call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id), id)
   if job.deadline_us ~= '' then
     did('deadlines', redis.call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id), id)

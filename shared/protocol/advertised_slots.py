@@ -1,0 +1,28 @@
+"""Advertised slots: free slots of a worker that the next jobs get without waiting to be claimed.
+
+A worker advertises with its acquire and emit calls. `submit` leases jobs straight to the worker with
+the most advertised slots, counts them down, and sends the jobs on the worker's control channel.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+UNKNOWN = ""
+"""In place of a number of slots: the worker does not know what Redis last recorded."""
+
+
+class SlotUpdate(NamedTuple):
+    """What a worker advertises in one shard."""
+
+    pool: str
+    advertiser: str
+    """The worker's member of the sorted set, `keys.advertiser`."""
+    slots: int
+    """Free slots."""
+    acknowledged: int | str
+    """Slots that the worker believes to be left of its last update, or UNKNOWN. If Redis has fewer,
+    the difference is jobs that were leased to the worker and are still on their way to it."""
+
+
+NO_UPDATE = SlotUpdate("", "", 0, UNKNOWN)

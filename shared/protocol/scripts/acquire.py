@@ -1,0 +1,91 @@
+"""`acquire`: lease queued jobs to a worker, best lane first, and advertise the slots left over.
+
+Comes from `worker/claim/queue_consumer.py`; the jobs go on in `worker/run/runner.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from shared.platform.pipelined_connection import Argument, PipelinedConnection
+from shared.protocol.advertised_slots import SlotUpdate
+from shared.protocol.job import LeasedJob, shard_in
+from shared.protocol.lanes import LANES
+from shared.protocol.scripts.runner import Scripts
+from shared.protocol.scripts.submit import unique_token
+
+
+class Acquired(NamedTuple):
+    """The reply."""
+
+    advertised: int
+    """Slots that Redis advertises now: what the update offered less the jobs that were leased; 0 if
+    more jobs may be waiting."""
+    jobs: list[LeasedJob]
+
+
+async def call(
+    scripts: Scripts, shard: int, *, worker: str, count: int, lease_s: float, slots: SlotUpdate
+) -> Acquired:
+    """Lease at most `count` jobs of `slots.pool` to `worker`. Raises redis' errors."""
+    arguments = _arguments(worker, count, lease_s, slots)
+    return _parse(await scripts.run("acquire", shard, arguments))
+
+
+def start_on(
+    connection: PipelinedConnection,
+    scripts: Scripts,
+    shard: int,
+    *,
+    worker: str,
+    count: int,
+    lease_s: float,
+    slots: SlotUpdate,
+) -> Coroutine[Any, Any, Acquired]:
+    """`call` on a connection of the caller's; it has been sent when this returns."""
+    arguments = _arguments(worker, count, lease_s, slots)
+    return _acquired(scripts.start_on(connection, "acquire", shard, arguments))
+
+
+async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:
+    return _parse(await reply)
+
+
+def _arguments(worker: str, count: int, lease_s: float, slots: SlotUpdate) -> tuple[Argument, ...]:
+    lease_ms = int(lease_s * 1000)
+    return (
+        slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged, *LANES,
+    )  # fmt: skip
+
+
+def _parse(reply: Sequence[Any]) -> Acquired:
+    now_us, advertised, fence_token, *jobs = reply
+    return Acquired(int(advertised), parse_jobs(now_us, fence_token, *jobs))
+
+
+def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[LeasedJob]:
+    """Leased jobs, as this script replies them and `submit` sends them in a control message.
+
+    `now_us` is Redis' time, `fence_token` the worker's.
+    """
+    now, token = int(now_us), fence_token.decode()
+    return [
+        LeasedJob(
+            id=(name := job_id.decode()),
+            shard=shard_in(name),
+            lease_id=lease_id.decode(),
+            generation=int(generation),
+            fence_token=token,
+            attempt=int(attempt),
+            stream=stream == b"1",
+            endpoint=endpoint.decode(),
+            body=body,
+            watchers=watchers.decode(),
+            watched=watched == b"1",
+            waited_s=max(0, now - int(created_us)) / 1e6,
+        )
+        for (
+            job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers, watched,
+        ) in jobs
+    ]  # fmt: skip

@@ -1,0 +1,10 @@
+"""`expire`: end the jobs whose deadline has passed."""
+
+from __future__ import annotations
+
+from shared.protocol.scripts.runner import Scripts
+
+
+async def call(scripts: Scripts, shard: int, *, limit: int) -> list[str]:
+    """The ids of at most `limit` jobs that the call has ended or found ended."""
+    return [job_id.decode() for job_id in await scripts.run("expire", shard, (limit,))]

@@ -1,0 +1,23 @@
+"""`read_log`: a job's log, and what its worker has written since it was last flushed there."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shared.protocol.scripts.runner import Scripts
+
+
+class LogSegments(NamedTuple):
+    """The reply."""
+
+    generation: int
+    """Of the job's latest lease, which wrote the entries; 0 if there was none."""
+    segments: list[bytes]
+    """In their order; the first may begin with entries that were not asked for."""
+
+
+async def call(scripts: Scripts, shard: int, job_id: str, *, after: int | None) -> LogSegments:
+    """The segments with the entries behind number `after`; None: with the last entry only."""
+    arguments = (job_id, "" if after is None else after)
+    generation, *segments = await scripts.run("read_log", shard, arguments)
+    return LogSegments(int(generation or 0), segments)

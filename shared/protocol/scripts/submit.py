@@ -1,0 +1,85 @@
+"""`submit`: make jobs and queue each, or lease it straight to a worker with advertised slots.
+
+Comes from `gateway/jobs/submitter.py` by way of the JobQueue; the job goes on in `acquire`, or in the
+worker's control message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from shared.platform.pipelined_connection import Argument
+from shared.protocol.job import NewJob
+from shared.protocol.packing import pack
+from shared.protocol.scripts.runner import Scripts
+
+
+class SubmitStatus(StrEnum):
+    """What became of a job."""
+
+    OK = "ok"
+    """It was queued or leased."""
+    EXISTS = "exists"
+    """There is a job with this id already, which stays as it is: the call was a repeated one."""
+    FULL = "full"
+    """Its lane holds as many jobs as it may: nothing was stored."""
+
+
+class Submitted(NamedTuple):
+    """The reply for one job."""
+
+    status: SubmitStatus
+    waiting: int
+    """Jobs waiting in its lane and shard; 0 if it has a worker already."""
+
+
+async def call(
+    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int
+) -> list[Submitted]:
+    """Submit jobs of one shard; at most `max_depth` may wait in a lane. Raises redis' errors."""
+    return parse(await scripts.run("submit", shard, _arguments(jobs, max_depth)))
+
+
+def start(
+    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int
+) -> asyncio.Future[Any]:
+    """`call` without a coroutine where there is a connection; the result is for `parse`."""
+    return scripts.start("submit", shard, _arguments(jobs, max_depth))
+
+
+def parse(reply: Sequence[Any]) -> list[Submitted]:
+    """The reply, for each job in the order of the call."""
+    return [
+        Submitted(SubmitStatus(status.decode()), waiting)
+        for status, waiting in zip(reply[::2], reply[1::2], strict=True)
+    ]
+
+
+def pack_job(job: NewJob) -> tuple[str | bytes | int, ...]:
+    """One job of the first argument: id, packed Request, body, deadline in us, gateway."""
+    request = (
+        job.tenant,
+        job.pool,
+        job.lane,
+        job.model,
+        job.endpoint,
+        "1" if job.stream else "0",
+        str(int(job.ttl_s * 1000)),
+        str(job.max_attempts),
+        json.dumps(dict(job.metadata)) if job.metadata else "",
+    )
+    return job.id, pack(request), job.body, int((job.deadline_s or 0) * 1e6), job.gateway
+
+
+def _arguments(jobs: Sequence[NewJob], max_depth: int) -> tuple[Argument, ...]:
+    return pack([pack_job(job) for job in jobs]), max_depth, unique_token()
+
+
+def unique_token() -> str:
+    """Twelve random characters: a fencing token, or the beginning of lease ids."""
+    return os.urandom(6).hex()

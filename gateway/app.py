@@ -38,6 +38,7 @@ from gateway.routes.inference import InferenceApp
 from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
+from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import eviction, logs
@@ -76,7 +77,8 @@ def create_app(settings: Settings) -> InferenceApp:
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
-    metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
+    max_queue_depth = load_pools(settings).own.max_queue_depth
+    metrics.depth_limit.set(max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -107,7 +109,7 @@ def create_app(settings: Settings) -> InferenceApp:
             settings=settings,
             queue=queue,
             factory=JobFactory(settings, gateway_id, relay.is_subscribed),
-            submitter=Submitter(queue, settings.max_queue_depth, metrics),
+            submitter=Submitter(queue, max_queue_depth, metrics),
             relay=relay,
             streams=streams,
             fleet=fleet,

@@ -291,7 +291,11 @@ async def test_what_is_refused_was_not_built() -> None:
 
 async def test_a_large_bodys_errors_are_those_of_a_small_one() -> None:
     padding = b'"p": "' + b"x" * 100_000 + b'"'
-    for wrong, words in ((b'"a": 1, "a": 2', "duplicate"), (b'"a": NaN', "NaN"), (b'"a": 01', "valid")):
+    for wrong, words in (
+        (b'"a": 1, "a": 2', "duplicate"),
+        (b'"a": NaN', "NaN"),
+        (b'"a": 01', "valid"),
+    ):
         with pytest.raises(BadRequest, match=words):
             await parse_json(b"{" + padding + b"," + wrong + b"}", LIMITS, dict)
 

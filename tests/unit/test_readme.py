@@ -38,6 +38,13 @@ def test_every_file_that_it_links_to_exists() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_every_heading_that_it_links_to_exists() -> None:
+    for file, heading in re.findall(r"\]\(([\w/.]+\.md)#([^)]+)\)", TEXT):
+        headings = re.findall(r"^#+ (.*)$", (ROOT / file).read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+        assert heading in slugs, f"{file} has no heading {heading}"
+
+
 def test_the_map_answers_the_first_ten_questions() -> None:
     rows = re.findall(r"^\| \*\*(.*?)\*\* \| .*\]\(", TEXT, re.MULTILINE)
     assert len(rows) == 10

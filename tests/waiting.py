@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, instead of sleeping for a fixed time."""
+"""Wait for a condition with a deadline, instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_S = 0.01
 
 
 def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """Poll `condition` until its value is true; return it. Fails after `deadline_s` seconds."""
+    """Return the condition's first true value; fails after `deadline_s`."""
     until = time.monotonic() + deadline_s
     while not (value := condition()):
         assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"
@@ -25,7 +25,7 @@ def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE
 async def eventually(
     condition: Callable[[], Awaitable[T]], what: str, deadline_s: float = DEADLINE_S
 ) -> T:
-    """Do the same with a condition that has to be awaited."""
+    """`wait_for` with a condition that is awaited."""
     until = time.monotonic() + deadline_s
     while not (value := await condition()):
         assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"

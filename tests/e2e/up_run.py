@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.launcher import ports
+from tests.redis_server import free_port
 from tests.waiting import DEADLINE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ class Up:
         **environment: str,
     ) -> None:
         self.folder = folder
-        self.port = ports.free_port("127.0.0.1")
+        self.port = free_port()
         self.output = folder / "output"
         self.environment = {
             **{name: value for name, value in os.environ.items() if "FLOTILLA" not in name},

@@ -1,4 +1,4 @@
-"""The run's engine, lent to workers of the tests' own."""
+"""A shared engine for workers that tests start and stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker.engines.protocol import Engine
 
 
 class Lasting:
-    """An engine whose starting and closing is not the worker's."""
+    """An engine that a worker can't start or close: it stays up for the next test."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -20,8 +20,8 @@ import httpx
 import pytest
 import redis
 
-from gateway.launcher import ports
 from tests.e2e.up_run import PATIENCE_S, REAL, ROOT, STAND_INS, Up, children, lives, until
+from tests.redis_server import free_port
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_what_is_in_use_is_said_in_one_line(up: Callable[..., Up]) -> None:
 
 
 def test_an_own_redis_that_does_not_answer(up: Callable[..., Up]) -> None:
-    port = ports.free_port("127.0.0.1")
+    port = free_port()
     fleet = up("1", FLOTILLA_REDIS_URL=f"redis://user:secret@127.0.0.1:{port}/0")
     fleet.until_says(f"waiting for Redis at redis://127.0.0.1:{port}/0")
     fleet.process.send_signal(signal.SIGINT)
@@ -269,7 +269,7 @@ def test_ctrl_c_under_make_is_no_error(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         "PYTHONPATH": str(ROOT),
-        "FLOTILLA_PORT": str(ports.free_port("127.0.0.1")),
+        "FLOTILLA_PORT": str(free_port()),
         "FLOTILLA_WORKER_PORT": "0",
     }
     script = "import os, sys; os.chdir(sys.argv[1]); os.execvpe('make', ['make', 'up'], os.environ)"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.launcher import ports
+from tests.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = (sys.executable, str(Path(__file__).parent / "stand_ins" / "run_up.py"))
@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_
 
 
 def lives(pid: int) -> bool:
-    """A zombie that its parent has not asked for is dead."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +54,7 @@ class Up:
         **environment: str,
     ) -> None:
         self.folder = folder
-        self.port = ports.free_port("127.0.0.1")
+        self.port = free_port()
         self.output = folder / "output"
         self.environment = {
             **{name: value for name, value in os.environ.items() if "FLOTILLA" not in name},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.engines.simulated.batch import Generation
+from worker.engines.simulated.generation import Generation
 from worker.engines.simulated.request import ChatBody, sampling
 
 

@@ -74,7 +74,10 @@ async def _run(url: str, pool: str) -> None:
     )
     engine.runs = executor.runs
     control = Subscription(
-        url, keys.control_channel(_WORKER), executor.on_control_message, executor.on_reconnect
+        url,
+        keys.control_channel(_WORKER),
+        executor.control.on_message,
+        executor.control.on_reconnect,
     )
     await asyncio.gather(executor.run(), executor.publisher.run(), control.run())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -36,7 +35,6 @@ __all__ = [
     "connect",
     "connect_blocking",
     "server_name",
-    "server_names",
     "unwritable",
     "weaknesses",
 ]
@@ -75,11 +73,6 @@ def server_name(redis: Any) -> str:
     options = redis.connection_pool.connection_kwargs
     where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{where}/{options.get('db') or 0}"
-
-
-def server_names(urls: Iterable[str]) -> str:
-    """The same for addresses, comma separated."""
-    return ", ".join(server_name(connect(url, max_connections=1)) for url in urls)
 
 
 async def weaknesses(redis: Redis) -> list[str]:

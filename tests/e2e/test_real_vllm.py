@@ -291,7 +291,7 @@ async def test_errors_through_the_sdk(sdk: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_aborts_the_engines_request(
+async def test_a_disconnect_aborts_the_engines_request(
     stream: bool, api: httpx.AsyncClient, vllm_engine: Engine
 ) -> None:
     body = {
@@ -354,7 +354,7 @@ async def test_running_text_and_cancel(api: httpx.AsyncClient, vllm_engine: Engi
     await eventually(idle, "the engine's running count is back to 0")
 
 
-async def test_vllms_own_metrics_stand_beside_ours(vllm_engine: Engine) -> None:
+async def test_vllms_own_metrics_are_exported_too(vllm_engine: Engine) -> None:
     from prometheus_client import REGISTRY, generate_latest
 
     assert b"vllm:num_requests_running" in generate_latest(REGISTRY)
@@ -386,7 +386,7 @@ async def test_the_readmes_examples(number: int, gateway: Process) -> None:
 
 
 async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> None:
-    """Others' tokens leave between them."""
+    """The tokens of other requests are sent between them."""
     from vllm.sampling_params import SamplingParams
 
     from worker.engines.vllm.journal import JournalledEngine

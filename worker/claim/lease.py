@@ -73,9 +73,8 @@ class Lease:
             for stream in streams:
                 stream.fence_token = renewal.fence_token
                 if stream.job.id in renewal.lost:
-                    stream.set_watchers(
-                        "", watched=False
-                    )  # whoever ended it has notified the gateways
+                    # Whoever ended the job has notified the gateways.
+                    stream.set_watchers("", watched=False)
                     self._on_lost(stream.job, renewal.lost[stream.job.id])
                 else:
                     watchers, watched = renewal.watchers[stream.job.id]

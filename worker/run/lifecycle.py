@@ -183,7 +183,7 @@ class Worker:
     def _subscribe(self, executor: Executor) -> list[Subscription]:
         channel = keys.control_channel(self._id)
         return [
-            Subscription(url, channel, executor.on_control_message, executor.on_reconnect)
+            Subscription(url, channel, executor.control.on_message, executor.control.on_reconnect)
             for url in self._settings.server_urls
         ]
 

@@ -30,8 +30,8 @@ from load_tests.systems.vllm_server.models import (
 )
 from load_tests.systems.vllm_server.request import ChatRequest
 from shared.platform.settings import load_settings
-from worker.engines.simulated.batch import Delta, Generation, Prompt
 from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.generation import Delta, Generation, Prompt
 
 _HEADERS = (
     "endpoint-load-metrics-format",

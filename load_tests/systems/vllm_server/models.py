@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from worker.engines.simulated.batch import Delta
+from worker.engines.simulated.generation import Delta
 
 _log = logging.getLogger(__name__)
 

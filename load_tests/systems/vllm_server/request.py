@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from load_tests.systems.vllm_server.messages import Message
 from load_tests.systems.vllm_server.models import OpenAIBaseModel
-from worker.engines.simulated.batch import Generation, Prompt, Sampling
+from worker.engines.simulated.generation import Generation, Prompt, Sampling
 
 _INT64 = 2**63
 _LONGEST_SALT = 128

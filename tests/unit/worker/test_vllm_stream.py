@@ -51,7 +51,7 @@ def test_an_unknown_generator_is_left_unchanged(caplog: pytest.LogCaptureFixture
         vllm_stream.install(state)
     assert not vars(serving)
     assert len(caplog.records) == 1
-    assert "openai_serving_completion.completion_stream_generator" in caplog.text
+    assert "completion_stream_generator" in caplog.text
 
 
 def test_an_application_without_the_routes_is_left_unchanged(

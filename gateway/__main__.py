@@ -57,6 +57,11 @@ def main() -> None:
     _Server(config, app, settings.grace_s).run(sockets=[listener])
 
 
+_SLOW_TICKS = fast_paths.FastPath(
+    "uvicorn's main loop", lambda: fast_paths.parameters_differ(_Server.on_tick, "self counter")
+)
+
+
 class _Server(uvicorn.Server):
     """Looks at the clock once a second, not ten times: each look wakes the process.
 
@@ -72,10 +77,14 @@ class _Server(uvicorn.Server):
         self._grace_s = grace_s
 
     async def main_loop(self) -> None:
+        """Run until the server is told to end."""
         self._told_to_end = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup
             self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        if not _SLOW_TICKS.enabled():
+            await super().main_loop()
+            return
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):

@@ -68,7 +68,6 @@ LAYERS: dict[str, set[str]] = {
 LAYER_EXCEPTIONS = {
     ("shared/platform/metrics.py", "shared/protocol/states.py"): "label values that start at 0",
     ("shared/platform/metrics.py", "shared/api/errors.py"): "label values that start at 0",
-    ("shared/platform/settings.py", "shared/fleet/autoscale_policy.py"): "checks a setting",
 }
 
 

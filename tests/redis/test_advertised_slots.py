@@ -253,7 +253,7 @@ async def test_slots_of_lost_workers_are_removed(
     assert store.zcard(keys.advertised(0, POOL)) == 1
 
 
-async def test_what_a_step_tells_is_advertised(
+async def test_the_update_of_a_step_is_advertised(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 1, offer=1)

@@ -1,7 +1,8 @@
-"""Every vLLM route in the table of endpoints: queue the request, follow its job.
+"""The endpoints: queue a request as a job and answer with the job's output.
 
-This is the path of every token, so it is plain ASGI and stands before FastAPI, not in it: no layer
-wraps `send`, and no framework looks at the request. Everything else passes through.
+A request's path: `gateway/http` -> here -> `jobs/admission.py` -> `jobs/job_factory.py` ->
+`jobs/submitter.py`. The answer comes from `streaming/answer.py`. Every token passes this
+application's `send`, so it is plain ASGI in front of FastAPI and not a route of it.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class InferenceApp:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None or scope["method"] != "POST":
             await self._fastapi(scope, receive, send)

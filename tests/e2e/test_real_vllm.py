@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry
 
 from shared.platform.settings import Settings
 from tests.asgi_client import call
-from tests.e2e.lasting import Lasting
 from tests.e2e.processes import Process, Stack
+from tests.e2e.shared_engine import SharedEngine
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
@@ -59,7 +59,7 @@ async def gateway(
     with redis_server.client() as client:
         client.flushall()
     settings = Settings(redis_url=redis_server.url, worker_port=0)
-    worker = Worker(settings, Lasting(vllm_engine), CollectorRegistry())  # type: ignore[arg-type]
+    worker = Worker(settings, SharedEngine(vllm_engine), CollectorRegistry())  # type: ignore[arg-type]
     running = asyncio.create_task(worker.run())
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("vllm"))
     gateway = await asyncio.to_thread(stack.gateway, lease_s=settings.lease_s)

@@ -56,9 +56,9 @@ class ControlChannel:
     def on_message(self, message: bytes) -> None:
         """Handle one message. A malformed one is logged and ignored."""
         try:
-            kind, words = decode_control(message)
-            jobs = parse_jobs(*words) if kind is ControlKind.JOBS else []
-            ended_id = words[0].decode() if kind is ControlKind.DROP else ""
+            kind, parts = decode_control(message)
+            jobs = parse_jobs(*parts) if kind is ControlKind.JOBS else []
+            ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
         except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
             log.error("ignored malformed control message: %r", error)
             return

@@ -27,8 +27,8 @@ _RENEWALS_PER_LEASE = 3
 class Lease:
     """One worker's leases: per shard, the fencing token under which it may write.
 
-    `held_jobs` returns the jobs in the worker's hands. `on_lost(job, state)` is called for each job
-    that turns out to be another worker's or ended; `state` is the job's state now.
+    `held_jobs` returns the jobs that the worker holds. `on_lost(job, state)` is called for each job
+    whose lease is another worker's or that has ended; `state` is the job's state now.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class Outcome(Enum):
 
 
 class JobRun:
-    """A job in this worker's hands. `started` is when its lease arrived, on the monotonic clock."""
+    """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock."""
 
     def __init__(
         self, job: LeasedJob, engine: Engine, publisher: Publisher, metrics: WorkerMetrics

@@ -1,6 +1,6 @@
 """A worker's life: load the model, serve, drain, end.
 
-First SIGTERM (or Ctrl-C): claim nothing more, finish the jobs in hand within the drain deadline,
+First SIGTERM (or Ctrl-C): claim nothing more, finish the running jobs within the drain deadline,
 release the rest. Second signal: release them at once. A dead engine: release them and exit with
 code 1; the supervisor of the process starts a new one.
 """

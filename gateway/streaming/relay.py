@@ -2,7 +2,7 @@
 
 Token path: Redis pub/sub (shared/platform/subscription.py) -> here -> streaming/reader.py.
 
-Pub/sub may lose messages. The log of a job is what counts: readers read it where frames are missing.
+Pub/sub may lose messages. A job's log is the truth: readers read it where frames are missing.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Relay:
 
     def report_malformed(self, job_id: str, error: Exception) -> None:
         """Count and log a frame, or (with no job id) a message, that could not be decoded."""
-        self._metrics.malformed_frames.inc()
+        self._metrics.malformed.labels("frame").inc()
         self._warn_malformed("malformed frame of %s; reading the log: %r", job_id or "?", error)
 
     def _wake_due_readers(self) -> None:

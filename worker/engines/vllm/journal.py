@@ -26,7 +26,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from worker.engines.protocol import JOURNAL, Journal
 from worker.engines.vllm.collector import LATEST, Collector
-from worker.engines.vllm.stream import TAP, Take
+from worker.engines.vllm.stream import INTERCEPT, Interceptor
 
 log = logging.getLogger("flotilla.engine")
 
@@ -104,12 +104,12 @@ class JournalledEngine:
                 for part in output.outputs:
                     journal.delta(call, part.index, part.token_ids, part.text)
                 collector = collector or LATEST.get()
-                tap = partial(_tap, collector, journal, call)
+                set_interceptor = partial(_set_interceptor, collector, journal, call)
                 if whole:
                     gather(output)
-                    tap(gather_unfinished)
+                    set_interceptor(gather_unfinished)
                 else:
-                    TAP.set(tap)
+                    INTERCEPT.set(set_interceptor)
                     yield output
         finally:
             # Closing the inner generator aborts the request now, not when it is collected.
@@ -119,16 +119,18 @@ class JournalledEngine:
             yield gathered
 
 
-def _tap(collector: Collector | None, journal: Journal, call: int, take: Take) -> None:
+def _set_interceptor(
+    collector: Collector | None, journal: Journal, call: int, intercept: Interceptor
+) -> None:
     """Have the collector's next outputs taken, up to the first that is not."""
     if collector is None:
         return
 
-    def take_now(output: Any) -> bool:
+    def handle(output: Any) -> bool:
         if isinstance(output, Exception):
             return False
         try:
-            chunk = take(output)
+            chunk = intercept(output)
         except Exception:  # the caller is vLLM's output handler, which serves all requests
             log.exception("a delta could not be taken at once")
             return False
@@ -140,7 +142,7 @@ def _tap(collector: Collector | None, journal: Journal, call: int, take: Take) -
             journal.chunk(chunk.encode())
         return True
 
-    collector.tap = take_now
+    collector.interceptor = handle
 
 
 def _call_number(request_id: str) -> int:

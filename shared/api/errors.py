@@ -146,6 +146,12 @@ class TooManyAttempts(JobFailed):
     code = "too_many_attempts"
 
 
+class RecordDamaged(JobFailed):
+    """The job's record in Redis could not be read."""
+
+    code = "record_damaged"
+
+
 class LogLost(JobFailed):
     code = "log_lost"
 
@@ -181,6 +187,10 @@ class StreamReset(FlotillaError):
 _ENDS: dict[str, tuple[type[JobFailed], str]] = {
     "worker_lost": (WorkerLost, "The worker was lost in the middle of this answer; try again."),
     "too_many_attempts": (TooManyAttempts, "Every worker that tried this job was lost with it."),
+    "record_damaged": (
+        RecordDamaged,
+        "This job's record in Redis was damaged, so the job has ended; try again.",
+    ),
     "log_lost": (LogLost, "Redis has lost tokens of this answer; try again."),
     "cancelled": (
         Cancelled,

@@ -126,18 +126,18 @@ async def test_the_end_of_one_job_is_no_reason_to_ask_about_the_others(queue: Jo
     assert await queue.emit(0, WORKER, fence_token, make_step([output(second, 1)])) == {}
 
 
-async def test_what_a_call_that_failed_had_in_mind_the_next_one_does_not_do(
+async def test_writes_that_a_failed_call_deferred_are_not_done_by_the_next(
     queue: JobQueue, store: Redis
 ) -> None:
-    for _ in range(2):
+    for _ in range(3):
         await submit(queue)
-    broken, sound = await take(queue)
-    store.set(keys.log(0, broken.id), "no list")
-    with pytest.raises(ResponseError, match="WRONGTYPE"):
-        await finish(queue, broken, 1, answer())
+    broken, malformed, sound = await take(queue)
+    not_packed = (JobStream(malformed), b"", FinalEntry(1, b"\xc1", answer()))
+    with pytest.raises(ResponseError, match="compare"):
+        await emit(queue, [silent_end(broken, 1, answer()), not_packed])
     assert await finish(queue, sound, 1, answer()) == "ok"
     assert entries_of(store, broken.id) == [DEFAULT]
-    assert pending(store) == 1
+    assert pending(store) == 2
 
 
 async def test_the_second_word_does_not_change_the_first(queue: JobQueue) -> None:

@@ -18,7 +18,21 @@ from shared.protocol.states import TRANSITIONS, JobState
 from shared.protocol.step_log import STEPS
 
 _FOLDER = Path(__file__).parent
-COMMON = ("prelude",)
+COMMON = (
+    "keys",
+    "dead_letters",
+    "deferred_writes",
+    "log",
+    "queue",
+    "job",
+    "step_log",
+    "wake_ups",
+    "advertised_slots",
+    "finish",
+    "lease",
+    "requeue",
+    "begin",
+)
 """The parts of `common/`, in the order in which they need each other."""
 
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))

@@ -1,4 +1,4 @@
-"""`python -m gateway`: one gateway process. Settings come from the environment."""
+"""`python -m gateway` runs one gateway process. Settings come from the environment."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shared.platform import eviction, fast_paths, logs
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
 
 _CLOSE_S = 1
-"""For answers to end and to be read, once they have been given up."""
+"""Seconds for aborted answers to be sent to their clients."""
 
 
 def main() -> None:
-    """Serves until a signal."""
+    """Serve until a signal. Exits with 2 if a setting is wrong."""
     try:
         settings = load_settings()
-        _check_reach(settings)
+        _check_keys(settings)
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
         asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
@@ -47,21 +47,22 @@ def main() -> None:
         app,
         loop="uvloop",
         http=connection,
-        ws="none",  # there is nothing to upgrade to: such a request is answered as any other
+        ws="none",  # no websockets: a request with `Upgrade` is answered as HTTP
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing looks at who a client says it is
+        proxy_headers=False,  # headers with a client's address are not trusted
         timeout_graceful_shutdown=settings.grace_s + _CLOSE_S,
     )
     _Server(config, app, settings.grace_s).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Looks at the clock once a second, not ten times: each look wakes the process.
+    """uvicorn's server, with a tick each second instead of ten, and with an end to open answers.
 
-    SIGTERM: what is not answered after `grace_s` ends with an error. SIGHUP, which the kernel sends
-    when `flotilla up` has died (cli/child.py) and a terminal when it is closed: the same at once.
+    SIGTERM: answers that are not complete after `grace_s` seconds end with an error. SIGHUP: they
+    do at once; it is sent by the kernel when `flotilla up` has died (launcher/child.py), and by a
+    terminal that is closed.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -72,48 +73,51 @@ class _Server(uvicorn.Server):
         self._grace_s = grace_s
 
     async def main_loop(self) -> None:
-        self._told_to_end = asyncio.Event()
+        self._exit_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup
-            self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+            self._loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
-                    await self._told_to_end.wait()
+                    await self._exit_requested.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._told_to_end.set)
+            self._loop.call_soon_threadsafe(self._exit_requested.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        giving_up = asyncio.get_running_loop().call_later(self._grace_s, self._give_up)
+        aborting = asyncio.get_running_loop().call_later(self._grace_s, self._fail_open_streams)
         await super().shutdown(sockets)
-        giving_up.cancel()
+        aborting.cancel()
 
-    def _give_up(self) -> None:
+    def _fail_open_streams(self) -> None:
         error = GatewayStopped("This gateway was stopped before the answer was complete.")
         self._app.fail_open_streams(error)
 
-    def _hang_up(self) -> None:
-        self._give_up()
+    def _on_hang_up(self) -> None:
+        self._fail_open_streams()
         self.should_exit = True
-        self._told_to_end.set()
-        # Redis may have died, too: what waits for it or for a slow client is not worth more time.
+        self._exit_requested.set()
+        # Do not wait longer for Redis, which may have ended too, or for slow clients.
         asyncio.get_running_loop().call_later(_CLOSE_S, os._exit, os.EX_OK)
 
 
-def _check_reach(settings: Settings) -> None:
-    """Nobody serves a GPU to the world by accident."""
+def _check_keys(settings: Settings) -> None:
+    """Raises SettingsError if other hosts can connect and no keys are configured."""
     if settings.host not in LOOPBACK and not settings.keyless and not settings.tenants():
         raise SettingsError(
             f"FLOTILLA_HOST={settings.host} can be reached by others: set FLOTILLA_API_KEYS "
-            "(or FLOTILLA_API_KEYS_FILE) first, or keep to 127.0.0.1"
+            "(or FLOTILLA_API_KEYS_FILE) first, or listen on 127.0.0.1"
         )
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """Bound before anything starts, so that a port in use is the first thing said."""
+    """The listening socket, opened first so that a port in use is the first error.
+
+    Raises SettingsError.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)

@@ -1,4 +1,4 @@
-"""The gateway's application: what it is made of and what runs beside it."""
+"""Makes the gateway's application: its objects, background tasks, middleware and routes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from gateway.routes import (
 )
 from gateway.routes import metrics as metrics_route
 from gateway.routes.inference import InferenceApp
-from gateway.streaming.answer import cancellations_sent
+from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
+from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import eviction, logs
@@ -52,12 +53,12 @@ from shared.queue.reaper import Reaper
 
 log = logging.getLogger("flotilla.gateway")
 
-# Requests that arrive before the subscription stands would live on the log alone.
+# Before the relay is subscribed, answers come from the job log only, which is slower.
 _SUBSCRIBE_S = 5.0
 
 
-async def _warn(servers: Servers) -> None:
-    """Say what is wrong with Redis' settings, if it can be asked."""
+async def _warn_of_redis_settings(servers: Servers) -> None:
+    """Log settings of Redis that endanger jobs, as far as the servers can be asked."""
     for redis in servers.all:
         with contextlib.suppress(connections.RedisError, OSError):
             for weakness in await connections.weaknesses(redis):
@@ -65,7 +66,10 @@ async def _warn(servers: Servers) -> None:
 
 
 def create_app(settings: Settings) -> InferenceApp:
-    """An application that connects to Redis when it starts. Raises SettingsError."""
+    """The ASGI application of one gateway; it connects to Redis when it starts.
+
+    Raises SettingsError.
+    """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
@@ -73,7 +77,8 @@ def create_app(settings: Settings) -> InferenceApp:
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
-    metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
+    max_queue_depth = load_pools(settings).own.max_queue_depth
+    metrics.depth_limit.set(max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -94,6 +99,7 @@ def create_app(settings: Settings) -> InferenceApp:
             settings,
             queue,
             relay,
+            Cancellations(queue),
             metrics,
             fleet.wait_reason,
             partial(job_object.full, queue, fleet),
@@ -103,7 +109,7 @@ def create_app(settings: Settings) -> InferenceApp:
             settings=settings,
             queue=queue,
             factory=JobFactory(settings, gateway_id, relay.is_subscribed),
-            submitter=Submitter(queue, settings.max_queue_depth, metrics),
+            submitter=Submitter(queue, max_queue_depth, metrics),
             relay=relay,
             streams=streams,
             fleet=fleet,
@@ -120,26 +126,26 @@ def create_app(settings: Settings) -> InferenceApp:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SUBSCRIBE_S):
                 await relay.connected()
-        await _warn(servers)
+        await _warn_of_redis_settings(servers)
         gc.collect()
-        gc.freeze()  # what the imports made stays; later collections need not look at it
-        log.info("gateway %s serves on http://%s:%d", gateway_id, settings.host, settings.port)
+        gc.freeze()  # objects made by imports stay: exclude them from later collections
+        log.info("gateway %s listens on http://%s:%d", gateway_id, settings.host, settings.port)
         try:
             yield
         finally:
-            await cancellations_sent()
+            await streams.cancellations.drain()
             await tasks.stop()
             await queue.close()
             await servers.close()
             access.write()
-            log.info("gateway has ended")
+            log.info("gateway %s has ended", gateway_id)
 
     app = FastAPI(
         title="Flotilla",
         version=version("flotilla"),
         description="OpenAI-compatible inference; every request is a durable job.",
         lifespan=lifespan,
-        docs_url=None,  # docs.py has one that loads nothing from foreign hosts
+        docs_url=None,  # routes/docs.py serves one without files from other hosts
         redoc_url=None,
     )
     errors.install(app, metrics)

@@ -1,4 +1,4 @@
-"""What Flotilla costs and how fast it is, beside other ways to serve the same engine.
+"""Measurements of Flotilla beside other ways to serve the same engine.
 
-`python -m load_tests run` measures; see `load_tests/__main__.py`.
+`python -m load_tests -h` lists the commands; README.md describes them.
 """

@@ -1,4 +1,4 @@
-"""`python -m load_tests [COMMAND]`: what Flotilla costs and how fast it is."""
+"""`python -m load_tests [COMMAND]`: measure Flotilla's cost, speed and behaviour in faults."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ import argparse
 import sys
 from typing import Protocol, cast
 
-from load_tests.autoscale import command as autoscale_simulation
+from load_tests.autoscale import command as autoscale
 from load_tests.bench import compare, run
 from load_tests.faults import command as faults
-from load_tests.job_queue import command as queue_depth
+from load_tests.job_queue import command as queue
 from load_tests.soak import command as soak
-from load_tests.vllm import command as real_vllm
+from load_tests.vllm import command as vllm
 
 
 class Command(Protocol):
-    """A module that is a command."""
+    """A module that implements a command."""
 
     HELP: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Its own options."""
+        """Add the command's options."""
 
     def main(self, arguments: argparse.Namespace) -> int:
-        """Returns the exit code."""
+        """Run the command; return its exit status."""
 
 
 COMMANDS = {
     "run": cast(Command, run),
     "compare": cast(Command, compare),
-    "queue": cast(Command, queue_depth),
-    "autoscale": cast(Command, autoscale_simulation),
+    "queue": cast(Command, queue),
+    "autoscale": cast(Command, autoscale),
     "soak": cast(Command, soak),
     "faults": cast(Command, faults),
-    "vllm": cast(Command, real_vllm),
+    "vllm": cast(Command, vllm),
 }
 
 
 def main() -> int:
+    """Run the command that the command line names, `run` by default."""
     parser = argparse.ArgumentParser(prog="python -m load_tests", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():

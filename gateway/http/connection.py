@@ -1,12 +1,12 @@
-"""One connection of a client: uvicorn's, with limits on what it costs before its key is known.
+"""A client's connection: uvicorn's protocol, with limits on what a client without a key costs.
 
-The parser keeps what is no body (request line, headers, trailers) until it is complete; here is
-what limits that, in bytes, number and time. What all connections may take together is
-connections.py's business.
+The parser keeps the request line, headers and trailers in memory until they are complete. This
+class limits their size, number and time. The limits for all connections together are in
+`connection_limits.py`.
 
-Every request of a connection learns when it ends. uvicorn marks only the newest one as
-disconnected: a stream with another request queued behind it (pipelining) would go on writing to a
-connection that has ended, and its job would go on without a client.
+When a connection ends, all its requests are marked as disconnected. uvicorn marks only the newest:
+with pipelining, an earlier stream would go on writing to the closed connection, and its job would
+go on without a client.
 """
 
 from __future__ import annotations
@@ -33,52 +33,63 @@ from shared.api.errors import (
     TooManyConnections,
 )
 
-_PIECE_BYTES = 16 << 10
-"""What is parsed at once; the limits are looked at in between."""
-_MOST_HEADERS = 200
-_BODY = frozenset({b"content-length", b"transfer-encoding"})
-_MOST_AHEAD = 16
-"""Requests that may be sent before an earlier one is answered; each costs memory at once."""
-_MOST_UNWANTED = 1 << 20
-"""Bytes that are read of a client that has been refused."""
-_READ_AHEAD = 4
-"""So many queued requests a connection may have and still be read: only who reads sees its end."""
+_PARSE_BYTES = 16 << 10
+"""Bytes given to the parser at once; the limits are checked in between."""
+_MAX_HEADERS = 200
+_BODY_HEADERS = frozenset({b"content-length", b"transfer-encoding"})
+_MAX_PIPELINED = 16
+"""Requests that may be sent before the first is answered; each takes memory when it arrives."""
+_MAX_DISCARDED_BYTES = 1 << 20
+"""Bytes that are read and discarded after a client was refused."""
+_READ_WHILE_PIPELINED = 4
+"""Up to this many queued requests the connection is still read, to detect when it is closed.
+
+uvicorn stops reading at the first one."""
 
 
 class Connection(HttpToolsProtocol):
-    """As uvicorn's, which makes one for each connection that it accepts."""
+    """uvicorn makes one for each connection that it accepts."""
 
     def __init__(self, all_connections: Connections, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.source = ""
-        """The client's address, as it is counted."""
+        """The client's address, see `auth.source_of`."""
         self.peer = Peer()
-        self.app_state = {**self.app_state, PEER: self.peer}  # each request's `state` is a copy
+        self.app_state = {
+            **self.app_state,
+            PEER: self.peer,
+        }  # copied into the `state` of each request
         self.deadline = inf
-        """While the client is waited for: until when, on the monotonic clock."""
+        """Monotonic time by which the client has to send or read something; infinite: no limit."""
         self.was_waiting = False
-        """It was waited for at the last look, too."""
+        """It had a deadline at the last check of `Connections` already."""
         self.kept_bytes = 0
-        """Of an unfinished head, as far as it is counted."""
+        """Bytes of an unfinished head that `Connections` has counted."""
         self._all = all_connections
-        self._unparsed = 0  # bytes that came since the latest end of a head or piece of a body
+        self._unparsed = 0  # bytes since the last end of a head or part of a body
         self._in_head = False
         self._refused = False
-        self._unwanted = 0  # bytes that came after the refusal
-        self._upgrading = False  # what follows may be another protocol's, and is not read
+        self._discarded_bytes = 0  # bytes after the refusal
+        self._upgrading = False  # what follows may be of another protocol, and is discarded
         self._earlier: tuple[RequestResponseCycle, ...] = ()
-        """Requests before the newest that may still be open. Empty unless a client pipelines."""
+        """Requests before the newest that may not be answered yet. Empty without pipelining."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by asyncio: refuse the connection if there are too many."""
         super().connection_made(transport)
         self.source = source_of(self.client[0]) if self.client else ""
         if self._all.has_room(self.connections):
             self._all.wait_for(self)
         else:
-            self._refuse(TooManyConnections("This gateway has as many connections as it can."))
+            self._refuse(
+                TooManyConnections(
+                    "This gateway has reached its limit of connections; try again later."
+                )
+            )
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Called by asyncio: mark all requests of the connection as disconnected."""
         self._all.forget(self)
         for cycle in self._earlier:
             if not cycle.response_complete:
@@ -88,25 +99,27 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Called by asyncio: parse what the client has sent."""
         if self._refused or self._upgrading:
-            # Read, so that the client gets to read its answer; not for ever, as reading costs time.
-            self._unwanted += len(data)
-            if self._unwanted > _MOST_UNWANTED:
+            # Still read, because closing with unread data resets the connection and the client
+            # could lose its answer; but not for ever, because reading costs time.
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > _MAX_DISCARDED_BYTES:
                 self.drop()
             return
         self._unset_keepalive_if_required()
-        if len(data) <= _PIECE_BYTES:
+        if len(data) <= _PARSE_BYTES:
             self._parse(data)
         else:
-            for start in range(0, len(data), _PIECE_BYTES):
-                self._parse(data[start : start + _PIECE_BYTES])
+            for start in range(0, len(data), _PARSE_BYTES):
+                self._parse(data[start : start + _PARSE_BYTES])
                 if self._refused:
                     return
         if not self._busy():
             self._all.wait_for(self)
 
     def _busy(self) -> bool:
-        """A request is being answered: it is not the client that is waited for."""
+        """A request is being answered, so the client has no deadline."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _parse(self, data: bytes) -> None:
@@ -114,7 +127,7 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except HttpParserUpgrade:
-            return  # answered as HTTP, see on_headers_complete; what follows is no HTTP
+            return  # answered as HTTP by on_headers_complete; what follows is discarded
         except HttpParserError as error:
             cause = error.__context__
             if not isinstance(cause, FlotillaError):
@@ -122,67 +135,75 @@ class Connection(HttpToolsProtocol):
             self._refuse(cause)
             return
         if self._unparsed > self._all.max_header_bytes or (
-            self._in_head  # rare: most heads come in one piece
-            and (len(self.headers) > _MOST_HEADERS or not self._all.may_keep(self, self._unparsed))
+            self._in_head  # rare: most heads arrive at once
+            and (len(self.headers) > _MAX_HEADERS or not self._all.may_keep(self, self._unparsed))
         ):
             self._refuse(self._too_large())
 
-    # --- the parser's callbacks; what they raise reaches `_parse` as a HttpParserError ---
+    # --- callbacks of the parser; exceptions reach `_parse` as the context of HttpParserError ---
 
     def on_message_begin(self) -> None:
+        """Called by the parser at the first byte of a request."""
         super().on_message_begin()
         self._in_head = True
 
     def on_headers_complete(self) -> None:
-        if len(self.headers) > _MOST_HEADERS:
+        """Called by the parser: check the limits, then start the application."""
+        if len(self.headers) > _MAX_HEADERS:
             raise self._too_large()
-        if self._unparsed > self._all.max_header_bytes:  # with a part of the body, it may be
+        if self._unparsed > self._all.max_header_bytes:  # perhaps with a part of the body
             size = sum(len(name) + len(value) + 4 for name, value in self.headers)
             if len(self.url) + size > self._all.max_header_bytes:
                 raise self._too_large()
-        if len(self.pipeline) >= _MOST_AHEAD:
-            raise BadRequest("Too many requests were sent before the first was answered.")
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise BadRequest(
+                f"At most {_MAX_PIPELINED} requests may be sent before the first is answered."
+            )
         if self.parser.should_upgrade() and any(
-            name in _BODY and value != b"0" for name, value in self.headers
+            name in _BODY_HEADERS and value != b"0" for name, value in self.headers
         ):
-            # The parser takes the body for another protocol's.
-            raise BadRequest("There is only HTTP/1.1 here: send a body without `Upgrade`.")
+            # The parser would take the body for data of the other protocol.
+            raise BadRequest("This server speaks only HTTP/1.1: send no `Upgrade` with a body.")
         before = self.cycle
         super().on_headers_complete()
         if self.pipeline:
             still_open = [cycle for cycle in self._earlier if not cycle.response_complete]
             self._earlier = (*still_open, before)
-            if len(self.pipeline) <= _READ_AHEAD:
+            if len(self.pipeline) <= _READ_WHILE_PIPELINED:
                 self.flow.resume_reading()  # uvicorn has just paused it
         self._in_head = False
         self._unparsed = 0
-        self.headers = []  # what still comes are trailers, which are not used
+        self.headers = []  # from here on they are trailers, which are not used
         self._all.serve(self)
         if self.parser.should_upgrade():
             self._upgrading = True
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
+        """Called by the parser for each part of a body."""
         self._unparsed = 0
         super().on_body(body)
 
     def _should_upgrade(self) -> bool:
-        return False  # to whatever: there is only HTTP/1.1 here, and a server may ignore the wish
+        return False  # only HTTP/1.1 is supported, and a server may ignore `Upgrade`
 
-    # --- waiting for the client ---
+    # --- deadlines ---
 
     def on_response_complete(self) -> None:
+        """Called by uvicorn: the client has to send the next request."""
         super().on_response_complete()
-        if not self.peer.proven and not self._busy():
-            self.cycle.body = bytearray()  # of a request that was refused
+        if not self.peer.authenticated and not self._busy():
+            self.cycle.body = bytearray()  # the body of a refused request is not needed
             self._all.wait_for(self)
 
     def pause_writing(self) -> None:
+        """Called by asyncio: the client does not read fast enough."""
         super().pause_writing()
-        if not self.peer.proven:
-            self._all.wait_for(self)  # it does not read its answers
+        if not self.peer.authenticated:
+            self._all.wait_for(self)  # it does not read its answer
 
     def resume_writing(self) -> None:
+        """Called by asyncio: the client has read enough."""
         super().resume_writing()
         if self._busy():
             self._all.serve(self)
@@ -192,16 +213,16 @@ class Connection(HttpToolsProtocol):
         return self.timeout_keep_alive_task is not None
 
     def expire(self) -> None:
-        """The client was waited for long enough."""
+        """The deadline has passed: refuse an unfinished request, or close the connection."""
         if self._in_head and not self._refused and not self._busy():
-            self._refuse(HeadersTimeout("The request's headers were not complete in time."))
+            self._refuse(HeadersTimeout("The headers of the request did not arrive in time."))
         else:
             if not self._refused:
                 self._all.count_closed("time")
             self.drop()
 
     def drop(self) -> None:
-        """Close it without a word."""
+        """Close the connection without an answer."""
         self._all.forget(self)
         self._refused = True
         self.transport.abort()
@@ -211,33 +232,33 @@ class Connection(HttpToolsProtocol):
     def _too_large(self) -> HeadersTooLarge:
         limit = self._all.max_header_bytes
         return HeadersTooLarge(
-            f"The request's headers are larger than {limit} bytes, or more than {_MOST_HEADERS}."
+            f"The headers of the request exceed the limit of {limit} bytes or {_MAX_HEADERS} lines."
         )
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls if a request is none."""
+        """Called by uvicorn if a request is invalid."""
         self._refuse(BadRequest(msg))
 
     def _refuse(self, error: FlotillaError) -> None:
-        """Answer what is no request that the application could answer, and end the connection."""
+        """Answer with `error` instead of calling the application, and end the connection."""
         self._refused = True
         self._forget_head()
         self._all.count_refused(error)
-        if self._busy():  # the answer to an earlier request is being written
+        if self._busy():  # an earlier request is being answered
             self.transport.close()
             self._all.linger(self)
             return
-        if self.cycle is None or self._in_head:  # else: in a request that has its answer
+        if self.cycle is None or self._in_head:  # else: inside of a request that has been answered
             self._write(error)
-        # Not closed yet: with unread bytes of the client the kernel would reset the connection,
-        # and the client might not get to read the answer.
+        # Not closed yet: with unread data the kernel would reset the connection, and the client
+        # could lose the answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._all.linger(self)
 
     def _forget_head(self) -> None:
-        """Give back the memory of what the parser has kept."""
-        self.parser = None  # type: ignore[assignment]  # as uvicorn does at the end
+        """Free the memory of the parser."""
+        self.parser = None  # type: ignore[assignment]  # uvicorn does the same at the end
         self.headers = []
 
     def _write(self, error: FlotillaError) -> None:

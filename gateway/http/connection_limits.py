@@ -1,9 +1,9 @@
-"""What all connections of clients may take together: time, memory and file descriptors.
+"""Limits for all client connections together: time, memory and file descriptors.
 
-A gateway waits for a client that has to send something: the rest of its headers, a request, or its
-reading of an answer. Such connections are looked through once a second, by one timer for all.
-Connections whose requests are being answered cost nothing here, nor do those between two requests
-on which a key was valid once: uvicorn closes these after a few seconds.
+A connection has a deadline while its client has to act: to send a request or the rest of its
+headers, or to read its answer. One timer checks all deadlines once a second. Connections whose
+requests are being answered have none, nor do those between two requests that have sent a valid key:
+uvicorn closes these after a few seconds.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from shared.platform.settings import Settings
 
 log = logging.getLogger("flotilla.gateway")
 
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 _LINGER_S = 2.0
-"""For a refused client to read why."""
+"""Time for a refused client to read its answer."""
 _KEPT_BYTES = 2 << 20
-"""Of unfinished heads, of one address."""
-# The program's own files, and what shared/platform/redis_client.py may open to each server.
+"""Bytes of unfinished heads that one address may have."""
+# Files of the process itself, and connections of shared/platform/redis_client.py to each server.
 _OWN_DESCRIPTORS = 32
 _DESCRIPTORS_PER_REDIS = 72
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process open as many files as it may; how many these are."""
+    """Raise this process' limit of open files to the hard limit; returns the new limit."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:  # not on Linux
         return now if now != most else 1 << 20
@@ -45,7 +45,7 @@ def raise_descriptor_limit() -> int:
 
 
 def most_connections(descriptors: int, redis_servers: int) -> int:
-    """How many connections of clients there may be, so that Redis' have room beside them."""
+    """How many client connections fit into `descriptors`, beside those to Redis."""
     reserve = _OWN_DESCRIPTORS + _DESCRIPTORS_PER_REDIS * redis_servers
     return descriptors - min(reserve, descriptors // 2)
 
@@ -85,10 +85,9 @@ class Connections:
         self._most = most
         self._metrics = metrics
         self._open: Collection[Any] = ()
-        # Those that may be waited for, the oldest first: until a key was valid, and then while a
-        # head or a body that nobody wants is unfinished.
+        # Connections that may have a deadline, the oldest first.
         self._watched: dict[LimitedConnection, None] = {}
-        self._kept: Counter[str] = Counter()
+        self._kept: Counter[str] = Counter()  # bytes of unfinished heads by address
         self._timer: asyncio.TimerHandle | None = None
         self._shed_at = 0.0
         self._warn_crowded = RareWarning(log)
@@ -97,13 +96,16 @@ class Connections:
         metrics.connections_limit.set(most)
 
     def has_room(self, open_connections: Collection[Any]) -> bool:
-        """For a connection that has just been accepted and is among these; made, if need be."""
+        """Whether a connection that was just accepted may stay; `open_connections` includes it.
+
+        Closes others for it, if need be: first silent ones, then those between two requests.
+        """
         self._open = open_connections
         if len(open_connections) <= self._most:
             return True
         self._warn_full(
-            "%d connections of clients, as many as file descriptors allow: "
-            "those that send nothing are closed, then new ones",
+            "%d client connections, the limit of file descriptors: closing silent ones, and "
+            "refusing new ones if there are none",
             len(open_connections),
         )
         for connection in self._watched:
@@ -113,59 +115,59 @@ class Connections:
         return self._shed_idle() > 0
 
     def _shed_idle(self) -> int:
-        """Close connections between two requests; how many there were."""
+        """Close connections between two requests; returns how many."""
         now = monotonic()
-        if now < self._shed_at:  # not again for each new one: it looks at all of them
+        if now < self._shed_at:  # at most once a second, because it checks all connections
             return 0
-        self._shed_at = now + _LOOK_S
+        self._shed_at = now + _CHECK_S
         idle = [connection for connection in self._open if connection.is_idle()]
         for connection in idle:
             self._drop(connection, "descriptors")
         return len(idle)
 
-    # --- what connections tell ---
+    # --- called by connections ---
 
     def wait_for(self, connection: LimitedConnection) -> None:
-        """The client has to send something now, or to read; nothing new if it had before."""
+        """The client has to send or read something now. A deadline that it has already stays."""
         if connection.deadline == inf:
             self._watch(connection, self._timeout_s)
 
     def linger(self, connection: LimitedConnection) -> None:
-        """The client has got its last answer."""
+        """The client was refused and gets no other answer."""
         self._watch(connection, _LINGER_S)
 
     def serve(self, connection: LimitedConnection) -> None:
-        """A request has come, with all its headers."""
+        """The headers of a request are complete, so its answer begins."""
         connection.deadline = inf
         connection.was_waiting = False
         self._keep(connection, 0)
-        if connection.peer.proven:
+        if connection.peer.authenticated:
             self._watched.pop(connection, None)
 
     def forget(self, connection: LimitedConnection) -> None:
-        """It has been closed."""
+        """The connection is closed."""
         connection.deadline = inf
         self._keep(connection, 0)
         self._watched.pop(connection, None)
 
     def may_keep(self, connection: LimitedConnection, n_bytes: int) -> bool:
-        """So many bytes of an unfinished head are kept: whether its address may."""
+        """Count `n_bytes` of an unfinished head; whether its address is within the limit."""
         self._keep(connection, n_bytes)
         return self._kept[connection.source] <= _KEPT_BYTES
 
     def count_refused(self, error: FlotillaError) -> None:
-        """A client is told this."""
+        """Count a request that a connection answers itself."""
         self._metrics.refused.labels(error.code or error.type).inc()
 
     def count_closed(self, limit: str) -> None:
-        """A client is not told anything."""
+        """Count a connection that is closed without an answer because of this limit."""
         self._metrics.connections_closed.labels(limit).inc()
 
     def _watch(self, connection: LimitedConnection, seconds: float) -> None:
         connection.deadline = monotonic() + seconds
         self._watched[connection] = None
         if self._timer is None:
-            self._timer = connection.loop.call_later(_LOOK_S, self._look, connection.loop)
+            self._timer = connection.loop.call_later(_CHECK_S, self._check, connection.loop)
 
     def _keep(self, connection: LimitedConnection, n_bytes: int) -> None:
         if connection.kept_bytes == n_bytes:
@@ -181,25 +183,27 @@ class Connections:
 
     # --- once a second ---
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         now = monotonic()
         waiting: dict[str, list[LimitedConnection]] = {}
         for connection in list(self._watched):
             if connection.deadline == inf:
-                if connection.peer.proven:
+                if connection.peer.authenticated:
                     del self._watched[connection]
             elif connection.deadline <= now:
                 connection.expire()
             elif not connection.was_waiting:
-                # It may have sent all long ago: in a rush, connections are accepted before the
-                # first of them is read.
+                # Its request may have arrived: under load, many connections are accepted before
+                # the first of them is read.
                 connection.was_waiting = True
-            elif not connection.peer.proven:
+            elif not connection.peer.authenticated:
                 waiting.setdefault(connection.source, []).append(connection)
         for source, connections in waiting.items():
             n_excess = len(connections) - self._most_waiting
             if n_excess > 0:
-                self._warn_crowded("%s has %d silent connections", source, len(connections))
+                self._warn_crowded(
+                    "%s has %d silent connections: closing the oldest", source, len(connections)
+                )
             for connection in connections[: max(0, n_excess)]:
                 self._drop(connection, "address")
-        self._timer = loop.call_later(_LOOK_S, self._look, loop) if self._watched else None
+        self._timer = loop.call_later(_CHECK_S, self._check, loop) if self._watched else None

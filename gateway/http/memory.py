@@ -1,7 +1,6 @@
-"""Memory that large requests leave behind goes back to the operating system.
+"""Returns the memory of large requests to the operating system.
 
-The C library keeps what was freed for the next request: after a few large bodies that is hundreds
-of megabytes which nobody uses.
+The C library keeps freed memory for later use: after a few large bodies, hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any
 from weakref import WeakSet
 
 _AFTER_S = 1.0
-"""Most of what a request needs is freed by then, and many requests are served by one call."""
+"""By then most of a request's memory is freed, and one call serves many requests."""
 
 
 _waiting: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
 
 
 def _malloc_trim() -> Any:
-    """Glibc's function; None with any other C library."""
+    """The function of glibc; None with another C library."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
@@ -27,7 +26,7 @@ _trim = _malloc_trim()
 
 
 def return_soon() -> None:
-    """Return what is free in a second, in a thread; once a second at most. Call it on the loop."""
+    """Return free memory in a second, in a thread; at most once a second. Needs a running loop."""
     loop = asyncio.get_running_loop()
     if _trim is not None and loop not in _waiting:
         _waiting.add(loop)

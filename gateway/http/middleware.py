@@ -47,6 +47,7 @@ class RequestId:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -91,6 +92,7 @@ class Head:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         # Not for event streams: the answer to HEAD would take as long as the stream.
         if scope.get("method") == "HEAD" and not scope["path"].endswith("/events"):
             scope = {**scope, "method": "GET"}
@@ -106,6 +108,7 @@ class Authentication:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         if (
             scope["type"] == "websocket"
         ):  # there are none here; without this line they would pass without a key

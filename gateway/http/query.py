@@ -1,4 +1,4 @@
-"""A query parameter that its route does not know is refused: no filter is ignored silently."""
+"""Unknown query parameters are refused, so that no filter is silently ignored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def _check(request: Request) -> None:
         if name not in known:
             these = ", ".join(sorted(known)) or "none"
             raise BadRequest(
-                f"Unknown query parameter {name[:64]!r}; known here: {these}.", name[:64]
+                f"Unknown query parameter {name[:64]!r}; this route has: {these}.", name[:64]
             )
 
 
 known_only = Depends(_check)
-"""For `dependencies` of a router or a route."""
+"""A dependency for a router or a route."""

@@ -1,4 +1,4 @@
-"""Server-sent events: the few bytes around what vLLM has made already."""
+"""Server-sent events: the bytes that the gateway puts around what vLLM has made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADERS = [
 
 
 def comment(text: str) -> bytes:
-    """Ignored by clients; keeps proxies and people from giving up."""
+    """A line that clients ignore; it keeps proxies from closing a silent connection."""
     return f": {text}\n\n".encode()
 
 
@@ -30,11 +30,11 @@ def event(name: str, data: Any, event_id: str = "") -> bytes:
 
 
 def raw_event(name: str, data: bytes, event_id: str = "") -> bytes:
-    """A named event whose data is one line already."""
+    """As `event`, of data that is one line of text already."""
     head = f"event: {name}\n" + (f"id: {event_id}\n" if event_id else "")
     return head.encode() + b"data: " + data + b"\n\n"
 
 
 def split(chunk: bytes) -> list[bytes]:
-    """The data of each event in a log entry's chunk: `data: {...}` events back to back."""
+    """The data of each event in the chunk of a log entry: `data: {...}` events back to back."""
     return [part.removeprefix(b"data: ") for part in chunk.split(b"\n\n") if part]

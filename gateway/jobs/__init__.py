@@ -1,1 +1,1 @@
-"""From a request to a queued job, and the job as the API shows it."""
+"""From a request to a queued job, and a job as the API shows it."""

@@ -80,7 +80,7 @@ class FleetView:
         raise ModelNotFound(f"The model {name[:100]!r} does not exist; available models: {known}.")
 
     async def _refresh_once(self) -> None:
-        """One refresh for all callers that wait at the same time, `_MIN_REFRESH_S` after the last."""
+        """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""
         asked = time.monotonic()
         async with self._refreshing:
             if self._read_at < asked:

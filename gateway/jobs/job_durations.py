@@ -20,7 +20,7 @@ class JobDurations:
         self._read_at_s: float | None = None
 
     def update(self, workers: Sequence[WorkerInfo], at_s: float) -> None:
-        """Take in the workers' counters as they were read at `at_s`, a monotonic time in seconds."""
+        """Add the workers' counters, read at `at_s`, a monotonic time in seconds."""
         first = self._read_at_s is None
         decay = 0.0 if self._read_at_s is None else math.exp((self._read_at_s - at_s) / WINDOW_S)
         self._read_at_s = at_s

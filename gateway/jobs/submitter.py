@@ -1,4 +1,8 @@
-"""Submitting jobs: what comes while a call is on its way leaves together with the next one."""
+"""Submits jobs to the queue in batches.
+
+The station before is `job_factory.py`, the one after `shared/queue/job_queue.py`. Jobs that arrive
+while a call to a server is in flight are sent together in the next one.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from shared.protocol.job import NewJob
 from shared.queue.job_queue import JobQueue
 
 _CALL_BYTES = 1 << 20
+"""Bytes of bodies in one call; a single larger body has a call of its own."""
 
 
 class _Waiting(NamedTuple):
@@ -24,15 +29,15 @@ class _Waiting(NamedTuple):
 
 
 class Submitter:
-    """One gateway process' way into the queue."""
+    """The submissions of one gateway process."""
 
     def __init__(self, queue: JobQueue, max_depth: int, metrics: GatewayMetrics) -> None:
         self._queue = queue
         self._max_depth = max_depth
         self._metrics = metrics
-        # By server: one that does not answer must not keep the others waiting.
+        # By server, so that one that does not answer delays only its own jobs.
         self._waiting: list[list[_Waiting]] = [[] for _ in range(len(queue.servers))]
-        self._calls = [0] * len(queue.servers)  # under way
+        self._calls = [0] * len(queue.servers)  # in flight, by server
         self._loop = asyncio.get_running_loop()
 
     def submit(
@@ -41,15 +46,18 @@ class Submitter:
         *,
         on_error: Callable[[Exception], None] | None = None,
     ) -> asyncio.Future[None]:
-        """Done when the job is queued; its exception is QueueFull or one of redis' errors, which
-        `on_error` is told of.
+        """A future that is done when the job is queued.
+
+        It fails with QueueFull or an error of redis; `on_error` is called with that error.
         """
         queued: asyncio.Future[None] = self._loop.create_future()
         server = server_index(job.shard, len(self._calls))
         waiting = self._waiting[server]
         waiting.append(_Waiting(job, queued, on_error))
         if not self._calls[server] and len(waiting) == 1:
-            self._loop.call_soon(self._send, server)  # with what else comes in this turn
+            self._loop.call_soon(
+                self._send, server
+            )  # together with other jobs of this turn of the event loop
         return queued
 
     def _send(self, server: int) -> None:
@@ -66,7 +74,7 @@ class Submitter:
         jobs = [each.job for each in batch]
         try:
             reply = self._queue.start_submit(shard, jobs, self._max_depth)
-        except Exception as error:  # others must not wait for ever behind what can't be sent
+        except Exception as error:  # a job that can't be packed must not block those after it
             reply = self._loop.create_future()
             reply.set_exception(error)
         reply.add_done_callback(partial(self._sent, shard, batch, last))
@@ -76,43 +84,43 @@ class Submitter:
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
         if isinstance(error, RedisConnectionError) and not last:
-            # Lost under the call, perhaps with its reply: what is queued already stays as it is.
+            # The connection broke during the call. Jobs that are queued already stay as they are.
             self._call(shard, batch, last=True)
             return
         if error is not None:
             for each in batch:
-                _refuse(each, error)
+                _fail(each, error)
         else:
-            self._tell(batch, reply.result())
+            self._resolve(batch, reply.result())
         server = server_index(shard, len(self._calls))
         self._calls[server] -= 1
         if self._waiting[server] and not self._calls[server]:
             self._send(server)
 
-    def _tell(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
+    def _resolve(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
         depths = self._queue.parse_submit([each.job for each in batch], reply)
         for each, depth in zip(batch, depths, strict=True):
             if isinstance(depth, int):
                 self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
             if isinstance(depth, QueueFull):
-                _refuse(each, depth)
+                _fail(each, depth)
             elif not each.queued.done():
                 each.queued.set_result(None)
 
 
-def _refuse(waiting: _Waiting, error: BaseException) -> None:
+def _fail(waiting: _Waiting, error: BaseException) -> None:
     queued = waiting.queued
     if queued.done():
         return
     queued.set_exception(error)
-    # A callback of the future would be called for every job that is queued, too.
+    # A callback of the future would also be called for every job that was queued.
     if waiting.on_error is not None and isinstance(error, Exception):
-        queued.exception()  # it has been heard of
+        queued.exception()  # mark it as retrieved
         waiting.on_error(error)
 
 
 def _batches(batch: list[_Waiting]) -> list[list[_Waiting]]:
-    """In the same order; large bodies must not add up to more than Redis takes in one argument."""
+    """Split a batch, in order, so that the bodies fit into one argument of a Redis call."""
     batches: list[list[_Waiting]] = []
     size = _CALL_BYTES
     for each in batch:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from shared.platform.settings import Settings
+from shared.fleet.pools import Pool
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVER_TIMEOUT_S = 20.0
@@ -35,9 +35,9 @@ def gpus(environment: Mapping[str, str]) -> list[str]:
     return [line.removeprefix("GPU ").partition(":")[0] for line in lines]
 
 
-def shares(settings: Settings, environment: Mapping[str, str]) -> list[str]:
+def shares(pool: Pool, environment: Mapping[str, str]) -> list[str]:
     """What each worker gets of this machine's GPUs; empty where there is nothing to share out."""
-    return groups(gpus(environment), settings.engine_args) if settings.engine == "vllm" else []
+    return groups(gpus(environment), pool.engine_args) if pool.engine == "vllm" else []
 
 
 def groups(devices: Sequence[str], engine_args: str) -> list[str]:

@@ -28,7 +28,7 @@ from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.welcome import progress, welcome
 from gateway.launcher.workers import Workers
 from gateway.maintenance import liveness_file
-from shared.fleet.registry import pool_name
+from shared.fleet.pools import load_pools
 from shared.platform import redis_client as connections
 from shared.platform.settings import Settings, to_environment
 from shared.platform.tasks import end
@@ -77,6 +77,7 @@ class Supervisor:
     ) -> None:
         """`workers`: at least and at most; where these differ, the autoscaler says how many."""
         self._settings = settings
+        self._pool = load_pools(settings).own
         self._least, self._most = workers
         self._commands = commands
         self._folder = folder
@@ -105,7 +106,7 @@ class Supervisor:
             self._service,
             lambda **changes: self._command(commands.worker, **changes),
             self._serves,
-            devices.shares(settings, to_environment(settings)),
+            devices.shares(self._pool, to_environment(settings)),
         )
         # Proxies are for the world outside, never for this machine.
         self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False)
@@ -158,7 +159,7 @@ class Supervisor:
         try:
             yield Scaler(
                 self._workers,
-                settings.pool or pool_name(settings.announced_model()),
+                self._pool.name,
                 redis,
                 start=self._start,
                 grace_s=settings.drain_deadline_s + _WORKER_MARGIN_S,
@@ -297,7 +298,7 @@ class Supervisor:
         return welcome(
             url=self._gateway_url,
             model=await self._model(),
-            simulated=self._settings.engine == "simulated",
+            simulated=self._pool.engine == "simulated",
             workers=self._how_many() + ", as the load asks" * (self._least < self._most),
             logs=self._logs,
             with_key=bool(self._settings.api_keys or self._settings.api_keys_file),
@@ -315,7 +316,7 @@ class Supervisor:
                 if models := (await self._http.get(url, headers=headers)).json()["data"]:
                     return str(models[0]["id"])
                 await asyncio.sleep(_LIST_POLL_S)
-        return self._settings.announced_model()
+        return self._pool.served_model_name
 
     def _how_many(self) -> str:
         return f"{self._least}" if self._least == self._most else f"{self._least} to {self._most}"

@@ -12,7 +12,7 @@ from gateway.launcher.console import Console, wants_colours
 from gateway.launcher.run_file import FOLDER
 from gateway.launcher.service import USAGE_ERROR
 from gateway.launcher.supervisor import EXIT_FAILED, CannotStartError, Commands, Supervisor
-from shared.fleet.autoscale_policy import parse_autoscale
+from shared.fleet.pools import load_pools
 from shared.platform import eviction
 from shared.platform.settings import Settings, SettingsError, to_environment
 
@@ -66,13 +66,14 @@ def _how_many(settings: Settings, workers: int) -> tuple[int, int]:
             "to autoscale, the model's name must be known: FLOTILLA_SERVED_MODEL_NAME, "
             "not in FLOTILLA_ENGINE_ARGS"
         )
-    ranges = parse_autoscale(settings.autoscale)
-    model = settings.announced_model()
-    if list(ranges) != [model]:
+    pools = load_pools(settings)
+    limits = pools.own.autoscale
+    if limits is None or pools.others:
+        model = pools.own.served_model_name
         raise SettingsError(
             f"FLOTILLA_AUTOSCALE={settings.autoscale}: here it can only be {model}=MIN:MAX"
         )
-    return ranges[model]
+    return limits.min, limits.max
 
 
 def _check_folder(folder: Path) -> None:

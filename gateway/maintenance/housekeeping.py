@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 
 from gateway.maintenance.scan import Step, scan_server
-from shared.fleet.registry import Registry, pool_name
+from shared.fleet.registry import Registry
 from shared.platform.redis_client import UNAVAILABLE
 from shared.protocol import keys
 from shared.protocol.scripts.repair import Repaired
@@ -72,23 +72,23 @@ class Housekeeping:
                 break
         self._scans[server] = steps
 
-    async def prune(self, models: Collection[str], tasks: Collection[str]) -> None:
+    async def prune(self, pools: Collection[str], tasks: Collection[str]) -> None:
         """Remove records of workers, pools and maintenance tasks that no longer exist.
 
-        `models` are the autoscaled models of the settings, `tasks` the names of all tasks.
+        `pools` are the names of the autoscaled pools of the settings, `tasks` the names of all tasks.
         Raises redis' errors.
         """
         redis = self._queue.servers.primary
         before = await redis.scard(keys.WORKERS)
         workers = await self._registry.workers()  # removes those that have expired
         dropped = {"worker": max(0, before - len(workers))}
-        pools = {worker.pool for worker in workers} | {pool_name(model) for model in models}
-        pools |= {model.pool for model in (await self._registry.models()).values()}
+        used = {worker.pool for worker in workers} | set(pools)
+        used |= {model.pool for model in (await self._registry.models()).values()}
         pipeline = self._queue.servers.pipeline()
         for shard in range(self._queue.shards):
             pipeline.of(shard).smembers(keys.pool_names(shard))
-        pools |= {pool.decode() for found in await pipeline.execute() for pool in found}
-        known = {make(pool) for pool in pools for make in (keys.scale, keys.scaling_events)}
+        used |= {pool.decode() for found in await pipeline.execute() for pool in found}
+        known = {make(pool) for pool in used for make in (keys.scale, keys.scaling_events)}
         async for key in redis.scan_iter(keys.SCALE_PATTERN, _KEYS_PER_STEP):
             if key.decode() not in known:
                 dropped["scale"] = dropped.get("scale", 0) + await redis.delete(key)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.autoscaler import tick as autoscaler
 from gateway.maintenance.housekeeping import Housekeeping
-from shared.fleet.autoscale_policy import parse_autoscale
+from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.platform.redis_client import UNAVAILABLE, RedisError
 from shared.platform.servers import Servers
@@ -53,10 +53,10 @@ class MaintenanceTasks:
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings)
         registry = Registry(servers.primary)
         housekeeping = Housekeeping(self._queue, registry)
-        models = parse_autoscale(settings.autoscale)
+        pools = [pool.name for pool in load_pools(settings).autoscaled]
         self._work: Mapping[str, Callable[[], Awaitable[None]]] = {
             REPAIR: housekeeping.repair,
-            PRUNE: functools.partial(housekeeping.prune, models, self._intervals_s),
+            PRUNE: functools.partial(housekeeping.prune, pools, self._intervals_s),
             AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings),
         }
 

@@ -1,1 +1,1 @@
-"""One file for each noun of the HTTP API."""
+"""One file for each group of routes of the HTTP API."""

@@ -1,4 +1,4 @@
-"""What operators look at. Whoever has a valid key may: nothing here shows a prompt or an answer."""
+"""Routes for operators. Any valid key may call them: they show no prompts and no answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HISTORY = 20
 
 @router.get("/autoscale")
 async def get_autoscale(gateway: GatewayDep) -> dict[str, Any]:
-    """Each autoscaled pool: wanted and actual workers, why, what was seen, the last decisions."""
+    """Each autoscaled pool: wanted and actual workers, reasons, observations, last decisions."""
     fleet = gateway.fleet
     await fleet.refresh()
     pools = [

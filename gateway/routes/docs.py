@@ -1,7 +1,7 @@
-"""The API's description for people: Swagger UI, from this server alone.
+"""Swagger UI for the API's description, without files from other hosts.
 
-Its files are those of the package fastapi-offline. They and the description need no API key: a
-browser could not send one, and they tell nothing that is not public.
+Its files come with the package fastapi-offline. They and the description need no API key: a browser
+could not send one, and they contain nothing secret.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ async def docs() -> Response:
         swagger_js_url="/docs/swagger-ui-bundle.js",
         swagger_css_url="/docs/swagger-ui.css",
         swagger_favicon_url="/docs/favicon.png",
-        swagger_ui_parameters={"validatorUrl": None},  # it is a foreign host
+        swagger_ui_parameters={"validatorUrl": None},  # would be asked on another host
     )
 
 
 @router.get("/docs/{name}")
 async def asset(name: str) -> Response:
-    """A file of Swagger UI's."""
+    """A file of Swagger UI."""
     if name not in _ASSETS:
-        raise NotFound(f"There is no GET /docs/{name[:100]} here.")
+        raise NotFound(f"This server has no route GET /docs/{name[:100]}.")
     content = (files("fastapi_offline") / "static" / name).read_bytes()
     return Response(content, media_type=_ASSETS[name], headers={"cache-control": "max-age=86400"})

@@ -1,7 +1,8 @@
-"""Every vLLM route in the table of endpoints: queue the request, follow its job.
+"""The endpoints: queue a request as a job and answer with the job's output.
 
-This is the path of every token, so it is plain ASGI and stands before FastAPI, not in it: no layer
-wraps `send`, and no framework looks at the request. Everything else passes through.
+A request's path: `gateway/http` -> here -> `jobs/admission.py` -> `jobs/job_factory.py` ->
+`jobs/submitter.py`. The answer comes from `streaming/answer.py`. Every token passes this
+application's `send`, so it is plain ASGI in front of FastAPI and not a route of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, check_request
 from gateway.streaming.answer import JobAnswer
-from gateway.streaming.reader import ReadMode
+from gateway.streaming.log_event import ReadMode
 from shared.api.endpoints import ENDPOINTS, Endpoint
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
@@ -44,6 +45,7 @@ class InferenceApp:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
         if endpoint is None or scope["method"] != "POST":
             await self._fastapi(scope, receive, send)

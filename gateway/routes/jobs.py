@@ -1,4 +1,4 @@
-"""Jobs: submit now, look later. A call of a /v1 route is a job too and can be looked at here."""
+"""Routes of jobs: submit now, fetch the answer later. A call of an endpoint is a job, too."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_object import full, summaries
-from gateway.streaming.answer import whole_answer
-from gateway.streaming.events import Place, events
-from gateway.streaming.reader import ReadMode
+from gateway.streaming.events import EventPosition, events
+from gateway.streaming.log_event import ReadMode
+from gateway.streaming.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS, BodyKind
 from shared.api.errors import BadRequest, NotFound, StreamReset
 from shared.platform.settings import Settings
@@ -30,15 +30,15 @@ from shared.queue.listing import page
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
-# Between two looks at a job that somebody waits for; its end is told at once, its start is not.
-_LOOK_S = 1.0
+# `?wait` reads the job so often: a message reports its end at once, but not its start.
+_POLL_S = 1.0
 _SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
-_PAGE_SCAN = 1000
-"""Most jobs that one page of a filtered list looks at; the cursor goes on from there."""
+_MAX_SCAN = 1000
+"""Jobs that one page of a filtered list examines; the cursor continues from there."""
 
 
 class JobRequest(BaseModel):
-    """POST /jobs."""
+    """The body of POST /jobs."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -53,7 +53,7 @@ class JobRequest(BaseModel):
 
 @router.post("", status_code=202, response_model=None)
 async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
-    """Queue a request. 202, `Location`, and the job."""
+    """Queue a request of an endpoint. Answers 202 with the job and `Location`."""
     settings = gateway.settings
     raw = await read_body(
         request.scope,
@@ -88,15 +88,15 @@ async def list_jobs(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$")] = None,
 ) -> dict[str, Any]:
-    """Newest first. Go on with `cursor=next_cursor` while `has_more`."""
+    """The tenant's jobs, newest first. `cursor=next_cursor` continues while `has_more` is true."""
     before = int(cursor) if cursor else None
     found: list[Job] = []
     scanned = 0
     more = True
-    at_once = limit if state is None and model is None else _PAGE_SCAN // 10
-    while more and len(found) < limit and scanned < _PAGE_SCAN:
-        rows = await page(gateway.queue, tenant, before, at_once)
-        more = len(rows) == at_once
+    page_size = limit if state is None and model is None else _MAX_SCAN // 10
+    while more and len(found) < limit and scanned < _MAX_SCAN:
+        rows = await page(gateway.queue, tenant, before, page_size)
+        more = len(rows) == page_size
         for created_us, _, job in rows:
             before = created_us
             scanned += 1
@@ -120,7 +120,7 @@ async def get_job(
     tenant: TenantDep,
     wait: Annotated[float, Query(ge=0, le=60)] = 0,
 ) -> Response:
-    """The job now; with `wait`, as soon as its state changes, or after so many seconds."""
+    """The job now; with `wait`, when its state has changed, at the latest after so many seconds."""
     job = await _job(gateway, tenant, job_id)
     if wait and not job.state.terminal:
         job = await _changed(gateway, tenant, job, wait)
@@ -130,7 +130,7 @@ async def get_job(
 
 @router.get("/{job_id}/result", response_model=None)
 async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
-    """Exactly what the endpoint itself would have answered; 202 with the job until there is one."""
+    """The answer that the endpoint would have given; 202 with the job until there is one."""
     job = await _job(gateway, tenant, job_id)
     if not job.state.terminal:
         headers = _job_header(job) | {"retry-after": "1"}
@@ -141,7 +141,7 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
         return Response(whole.body, whole.status, headers)
     entries = await gateway.queue.entries(job.id, 0)
     if not entries or tokens_missing(entries):
-        raise StreamReset("The log of this job has lost tokens.")
+        raise StreamReset("Redis has lost tokens of this job's log; submit it again.")
     decoder = DeltaDecoder()
     body = b"".join([decoder.decode(entry.items) for entry in entries])
     return Response(body, headers=_job_header(job) | _SSE_HEADERS)
@@ -154,22 +154,22 @@ async def get_events(
     tenant: TenantDep,
     last_event_id: Annotated[str, Header(max_length=40)] = "0",
 ) -> Response:
-    """What has happened to the job, then what happens, as server-sent events (see events.py)."""
+    """The job's events so far, then live ones, as server-sent events (see events.py)."""
     job = await _job(gateway, tenant, job_id)
-    place = Place.parse(last_event_id)
+    after = EventPosition.parse(last_event_id)
     if job.state.terminal:
         last = await gateway.queue.last_entry(job_id)
-        if last is not None and place.entry > last.seq:
-            raise BadRequest(f"Last-Event-ID is behind the last event, {last.seq}.")
-        if last is not None and place.entry == last.seq:
+        if last is not None and after.entry > last.seq:
+            raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
+        if last is not None and after.entry == last.seq:
             return Response(status_code=204)  # tells an EventSource to stop
     headers = _job_header(job) | _SSE_HEADERS
-    return StreamingResponse(events(gateway.streams, job, place), headers=headers)
+    return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 
 
 @router.post("/{job_id}/cancel")
 async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
-    """End the job; what it has generated so far is kept. A job that has ended stays as it is."""
+    """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
     if await gateway.queue.cancel(job_id, tenant) is None:
         raise _not_found(gateway, job_id)
     return await full(gateway.queue, gateway.fleet, await _job(gateway, tenant, job_id))
@@ -178,20 +178,20 @@ async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[st
 def _check_job_request(
     raw: bytes, fields: dict[str, Any], settings: Settings
 ) -> tuple[JobRequest, CheckedRequest, bytes]:
-    """What the body of POST /jobs asks for, and the endpoint's own body as it stands in it.
+    """The fields of POST /jobs without `body`, what was checked of `body`, and its JSON text.
 
-    The parsed body is not among them: it may be large. Raises BadRequest.
+    The parsed `body` is not returned, because it may be large. Raises BadRequest.
     """
     try:
         wanted = JobRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        param = ".".join(str(name) for name in first["loc"])
         if first["type"] == "extra_forbidden":
             known = ", ".join(JobRequest.model_fields)
-            message = f"There is no field `{place[:64]}`; known: {known}."
-            raise BadRequest(message, place) from error
-        raise BadRequest(f"{place}: {first['msg']}", place) from error
+            message = f"There is no field `{param[:64]}`; known: {known}."
+            raise BadRequest(message, param) from error
+        raise BadRequest(f"{param}: {first['msg']}", param) from error
     if wanted.endpoint not in ENDPOINTS:
         known = ", ".join(ENDPOINTS)
         raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
@@ -207,7 +207,7 @@ def _check_job_request(
 
 async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
     job = await gateway.queue.get(job_id)
-    # Another tenant's job must look like none.
+    # Another tenant's job must look as if it did not exist.
     if job is None or job.tenant != tenant:
         raise _not_found(gateway, job_id)
     return job
@@ -221,7 +221,7 @@ def _not_found(gateway: Gateway, job_id: str) -> NotFound:
     kept, kept_attached = gateway.settings.result_ttl_s, gateway.settings.stream_ttl_s
     return NotFound(
         f"There is no job {job_id[:64]!r}: the id is wrong, or it has expired. A job is kept for "
-        f"{_duration(kept)} after its end, that of a /v1 call for {_duration(kept_attached)}."
+        f"{_duration(kept)} after its end, the job of a /v1 call for {_duration(kept_attached)}."
     )
 
 
@@ -232,7 +232,7 @@ def _duration(seconds: float) -> str:
 
 
 async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Job:
-    """The job as soon as its state is another one, or after `wait_s`."""
+    """The job when its state has changed, at the latest after `wait_s` seconds."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_s
     reader = gateway.relay.open(job.id, ReadMode.END)
@@ -241,7 +241,7 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
         reader.resync()  # it may have ended before we watched
         state = job.state
         while job.state is state and (left := until - loop.time()) > 0:
-            await reader.next(min(left, _LOOK_S))
+            await reader.next(min(left, _POLL_S))
             job = await _job(gateway, tenant, job.id)
     finally:
         gateway.relay.close(reader)

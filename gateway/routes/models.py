@@ -1,4 +1,4 @@
-"""The models that workers of this fleet serve, or have served: jobs for those wait."""
+"""The models that workers serve or have served. Jobs for a model without workers wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 @router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(gateway: GatewayDep) -> dict[str, Any]:
-    """OpenAI's list; `flotilla` in each entry says who serves it."""
+    """OpenAI's list of models. `flotilla` in each entry has its pool, workers and slots."""
     await gateway.fleet.refresh()
     models = gateway.fleet.models.values()
     return {"object": "list", "data": [_card(gateway, model) for model in models]}
@@ -24,7 +24,7 @@ async def list_models(gateway: GatewayDep) -> dict[str, Any]:
 
 @router.get("/v1/models/{name:path}")
 async def get_model(name: str, gateway: GatewayDep) -> dict[str, Any]:
-    """One model."""
+    """One entry of the list."""
     return _card(gateway, await gateway.fleet.model(name))
 
 

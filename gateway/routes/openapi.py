@@ -1,7 +1,7 @@
-"""The description of the HTTP API that `/openapi.json` gives and `/docs` shows.
+"""The OpenAPI description of the HTTP API: `/openapi.json`, shown by `/docs`.
 
-FastAPI knows the routes and their parameters. Bodies are read and answered without it, so what goes
-in and what comes back is described here.
+FastAPI describes the routes and their parameters. Bodies are parsed and answered without FastAPI,
+so their schemas are here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAYBE_OBJECT: Schema = {"type": ["object", "null"]}
 
 
 def _object(required: str, /, **properties: Schema) -> Schema:
-    """Other properties may stand in it, too."""
+    """An object that may have other properties, too. `required`: names with spaces between."""
     return {"type": "object", "required": required.split(), "properties": properties}
 
 
@@ -42,7 +42,7 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_ASKED: dict[str, Schema] = {
+_REQUEST_FIELDS: dict[str, Schema] = {
     "model": _TEXT | {"description": "one of GET /v1/models"},
     "stream": _YES_NO | {"default": False, "description": "server-sent events"},
     "stream_options": _object("", include_usage=_YES_NO),
@@ -54,10 +54,10 @@ _ASKED: dict[str, Schema] = {
     "stop": {"anyOf": [_TEXT, _list(_TEXT)]},
     "service_tier": {
         "enum": ["auto", "default", "flex", "priority", None],
-        "description": "the lane in which the request waits; the answer names it",
+        "description": "selects the lane in which the request waits; the answer names it",
     },
 }
-_ANSWERED: dict[str, Schema] = {
+_RESPONSE_FIELDS: dict[str, Schema] = {
     "id": _TEXT,
     "object": _TEXT,
     "created": _WHOLE,
@@ -80,7 +80,7 @@ _SCHEMAS: dict[str, Schema] = {
     ),
     "ChatRequest": _object(
         "model messages",
-        **_ASKED,
+        **_REQUEST_FIELDS,
         messages=_list(_object("role", role=_TEXT, content={"type": ["string", "array", "null"]})),
         max_completion_tokens=_WHOLE,
         tools=_list(_ANYTHING),
@@ -98,7 +98,7 @@ _SCHEMAS: dict[str, Schema] = {
     },
     "ChatCompletion": _object(
         "id object created model choices",
-        **_ANSWERED,
+        **_RESPONSE_FIELDS,
         choices=_list(
             _object(
                 "index message finish_reason",
@@ -109,7 +109,7 @@ _SCHEMAS: dict[str, Schema] = {
     ),
     "CompletionRequest": _object(
         "model prompt",
-        **_ASKED,
+        **_REQUEST_FIELDS,
         prompt={"anyOf": [_TEXT, {"type": "array"}]},
         logprobs=_WHOLE,
         echo=_YES_NO,
@@ -120,7 +120,7 @@ _SCHEMAS: dict[str, Schema] = {
     },
     "Completion": _object(
         "id object created model choices",
-        **_ANSWERED,
+        **_RESPONSE_FIELDS,
         choices=_list(_object("index text finish_reason", **_CHOICE, text=_TEXT)),
     ),
     "Job": _object(
@@ -143,10 +143,10 @@ _SCHEMAS: dict[str, Schema] = {
         status_code={"type": ["integer", "null"]},
         error=_MAYBE_OBJECT,
         links=_ANYTHING,
-        position={"type": ["integer", "null"], "description": "while it waits"},
-        estimated_wait_s=_MAYBE_NUMBER | {"description": "null: not known"},
-        wait_reason=_TEXT | {"description": "if no worker is ready"},
-        text=_TEXT | {"description": "of the first choice, so far"},
+        position={"type": ["integer", "null"], "description": "while it is queued"},
+        estimated_wait_s=_MAYBE_NUMBER | {"description": "null: unknown"},
+        wait_reason=_TEXT | {"description": "why it waits, if no worker is ready"},
+        text=_TEXT | {"description": "the first choice so far"},
         choices=_list(_ANYTHING),
         result=_ANYTHING | {"description": "the whole answer, if it was not streamed"},
     ),
@@ -162,7 +162,7 @@ _SCHEMAS: dict[str, Schema] = {
 }
 
 _BODIES = {path: row.request_schema for path, row in ENDPOINTS.items()} | {"/jobs": "JobRequest"}
-_ANSWERS: dict[tuple[str, str], dict[str, str]] = {
+_RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     **{("post", path): {"200": row.response_schema} for path, row in ENDPOINTS.items()},
     ("get", "/v1/models"): {"200": "ModelList"},
     ("get", "/v1/models/{name}"): {"200": "Model"},
@@ -177,17 +177,17 @@ _JSON = "application/json"
 
 
 def install(app: FastAPI, *, with_keys: bool) -> None:
-    """Have `app` describe itself so. `with_keys`: a request needs one."""
+    """Replace FastAPI's description of `app`. `with_keys`: requests need an API key."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
-            app.openapi_schema = _described(app, with_keys=with_keys)
+            app.openapi_schema = _describe(app, with_keys=with_keys)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _described(app: FastAPI, *, with_keys: bool) -> Schema:
+def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
     schema = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes
     )
@@ -213,9 +213,11 @@ def _complete(operation: Schema, method: str, path: str) -> None:
         content = {_JSON: {"schema": _ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
     answers = operation["responses"]
-    answers.pop("422", None)  # wrong parameters are 400 here, in the shape of all other errors
-    for status, name in _ANSWERS.get((method, path), {}).items():
-        answer = answers.setdefault(status, {"description": "The job: there is no answer yet"})
+    answers.pop(
+        "422", None
+    )  # wrong parameters are answered with 400, like all other invalid requests
+    for status, name in _RESPONSES.get((method, path), {}).items():
+        answer = answers.setdefault(status, {"description": "The job; there is no answer yet"})
         answer["content"] = {_JSON: {"schema": _ref(name)}}
     if path in _EVENT_STREAMS:
         content = answers["200"].setdefault("content", {})

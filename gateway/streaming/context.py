@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.relay import Relay
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
@@ -21,6 +22,7 @@ class StreamContext:
     settings: Settings
     queue: JobQueue
     relay: Relay
+    cancellations: Cancellations
     metrics: GatewayMetrics
     wait_reason: Callable[[str], str]
     """Why the jobs of a pool wait, in words; empty if a worker is ready."""

@@ -1,4 +1,4 @@
-"""A job as a stream of events: what has happened (from the log), then what happens (live).
+"""A job as a stream of server-sent events: what has happened (from the log), then what happens.
 
 | event | data | id |
 |---|---|---|
@@ -7,10 +7,12 @@
 | `chunk` | an OpenAI chunk, if the request asked for a stream | yes |
 | `delta` | `{"choices": [{index, text}]}`, if it did not | yes |
 | `completed`, `failed`, `cancelled`, `expired` | the job; the last event | yes |
-| `error` | OpenAI's error object, if the events can't be gone on with | |
+| `error` | OpenAI's error object, if the stream of events can't be continued | |
 
 An id is the number of a log entry, or `number.k` for the k-th of several chunks in one entry. Sent
-back as `Last-Event-ID`, to any gateway, it goes on with the very next event.
+back to any gateway as `Last-Event-ID`, it continues with the event after it.
+
+Token path: streaming/reader.py -> here -> the response of `GET /jobs/{id}/events`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import NamedTuple
 
 from gateway.http import sse
 from gateway.streaming.context import StreamContext
-from gateway.streaming.reader import LogEvent, Reader, ReadMode
+from gateway.streaming.log_event import LogEvent, ReadMode
+from gateway.streaming.reader import Reader
 from shared.api.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import FrameKind
@@ -33,34 +36,37 @@ from shared.queue.depths import position
 _DONE = b"[DONE]"
 
 
-class Place(NamedTuple):
-    """Where a reader stopped: it has `entry` whole, and `parts` chunks of the next one."""
+class EventPosition(NamedTuple):
+    """What a client has had: entries up to number `entry`, and `chunks` chunks of the next one."""
 
     entry: int
-    parts: int
+    chunks: int
 
     @classmethod
-    def parse(cls, event_id: str) -> Place:
-        """Raises BadRequest for what is no id of ours."""
-        entry, dot, part = event_id.partition(".")
-        sound = entry.isdecimal() and len(entry) < 16 and (not dot or part.isdecimal())
-        if not sound or (dot and int(entry) == 0):
+    def parse(cls, event_id: str) -> EventPosition:
+        """The position behind the event with this id. Raises BadRequest for any other text."""
+        entry, dot, chunk = event_id.partition(".")
+        valid = entry.isdecimal() and len(entry) < 16 and (not dot or chunk.isdecimal())
+        if not valid or (dot and int(entry) == 0):
             raise BadRequest("Last-Event-ID is not an id of this stream.")
-        return cls(int(entry) - 1, int(part)) if dot else cls(int(entry), 0)
+        return cls(int(entry) - 1, int(chunk)) if dot else cls(int(entry), 0)
 
 
-async def events(context: StreamContext, job: Job, place: Place) -> AsyncIterator[bytes]:
-    """SSE bytes from `place` to the job's end. Never raises FlotillaError: it becomes an event."""
-    want = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
-    reader = context.relay.open(job.id, want, place.entry)
+async def events(context: StreamContext, job: Job, after: EventPosition) -> AsyncIterator[bytes]:
+    """The events behind a position, up to the job's end, as bytes of the response.
+
+    Never raises FlotillaError: it becomes the last event.
+    """
+    mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
+    reader = context.relay.open(job.id, mode, after.entry)
     try:
-        async for data in _follow(context, reader, job.id, place.parts):
+        async for data in _follow(context, reader, job.id, after.chunks):
             yield data
     except FlotillaError as failure:
         yield sse.raw_event("error", failure.to_openai())
     except (RedisError, OSError):
-        away = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
-        yield sse.raw_event("error", away.to_openai())
+        unavailable = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
+        yield sse.raw_event("error", unavailable.to_openai())
     finally:
         context.relay.close(reader)
 
@@ -68,34 +74,35 @@ async def events(context: StreamContext, job: Job, place: Place) -> AsyncIterato
 async def _follow(
     context: StreamContext, reader: Reader, job_id: str, skip: int
 ) -> AsyncIterator[bytes]:
+    """`skip`: chunks of the first entry that the client has had."""
     yield b"retry: 1000\n\n"
     await context.queue.watch(job_id, context.gateway_id, follow=True)
-    reader.resync()  # the log first: it holds what was before we watched
-    waits = True
+    reader.resync()  # the log holds what was published before this gateway watched
+    queued = True
     while True:
-        if waits:
+        if queued:
             job = await _job(context, job_id)
-            waits = job.state is JobState.QUEUED
-            if waits:
+            queued = job.state is JobState.QUEUED
+            if queued:
                 yield await _queued(context, job)
             elif job.started_at is not None:
                 yield _in_progress(job)
-        pieces = await reader.next(context.settings.keepalive_s)
-        if waits and pieces:
-            waits = False
+        log_events = await reader.next(context.settings.keepalive_s)
+        if queued and log_events:
+            queued = False
             job = await _job(context, job_id)
             if job.started_at is not None:
                 yield _in_progress(job)
-        elif not waits and not pieces:
+        elif not queued and not log_events:
             yield sse.comment("in progress")
-        for piece in pieces:
-            if piece.last:
+        for event in log_events:
+            if event.last:
                 job = await _job(context, job_id)
-                yield sse.event(job.state, await context.job_object(job), str(piece.seq))
+                yield sse.event(job.state, await context.job_object(job), str(event.seq))
                 return
-            for data in _render(piece)[skip:]:
+            for data in _render(event)[skip:]:
                 yield data
-            if piece.seq:
+            if event.seq:
                 skip = 0
 
 
@@ -103,21 +110,12 @@ def _in_progress(job: Job) -> bytes:
     return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS})
 
 
-def _render(piece: LogEvent) -> list[bytes]:
-    if piece.kind == FrameKind.DELTAS:
-        texts: dict[tuple[int, int], str] = {}
-        for delta in piece.payload:
-            if isinstance(delta, Delta):  # a slow Redis gets several steps at once
-                place = (delta.call, delta.choice)
-                texts[place] = texts.get(place, "") + delta.text
-        choices = [{"index": choice, "text": text} for (_, choice), text in texts.items()]
-        if not choices:
-            return []
-        data = json.dumps({"choices": choices}, ensure_ascii=False).encode()
-        return [sse.raw_event("delta", data, str(piece.seq))]
-    if piece.kind == FrameKind.CHUNK:
-        chunks = [data for data in sse.split(piece.payload) if data != _DONE]
-        ids = [f"{piece.seq}.{k}" for k in range(1, len(chunks))] + [str(piece.seq)]
+def _render(event: LogEvent) -> list[bytes]:
+    if event.kind == FrameKind.DELTAS:
+        return _render_deltas(event)
+    if event.kind == FrameKind.CHUNK:
+        chunks = [data for data in sse.split(event.payload) if data != _DONE]
+        ids = [f"{event.seq}.{k}" for k in range(1, len(chunks))] + [str(event.seq)]
         return [
             sse.raw_event("chunk", data, event_id)
             for data, event_id in zip(chunks, ids[: len(chunks)], strict=True)
@@ -125,9 +123,23 @@ def _render(piece: LogEvent) -> list[bytes]:
     return []
 
 
+def _render_deltas(event: LogEvent) -> list[bytes]:
+    """One event with the text of each choice; several steps of one are joined."""
+    texts: dict[tuple[int, int], str] = {}
+    for delta in event.payload:
+        if isinstance(delta, Delta):
+            sequence = (delta.call, delta.choice)
+            texts[sequence] = texts.get(sequence, "") + delta.text
+    choices = [{"index": choice, "text": text} for (_, choice), text in texts.items()]
+    if not choices:
+        return []
+    data = json.dumps({"choices": choices}, ensure_ascii=False).encode()
+    return [sse.raw_event("delta", data, str(event.seq))]
+
+
 async def _queued(context: StreamContext, job: Job) -> bytes:
-    place = await position(context.queue, job)
-    return sse.event("queued", {"id": job.id, "state": job.state, "position": place})
+    data = {"id": job.id, "state": job.state, "position": await position(context.queue, job)}
+    return sse.event("queued", data)
 
 
 async def _job(context: StreamContext, job_id: str) -> Job:

@@ -1,7 +1,8 @@
-"""The relay: a gateway process' subscription at each Redis server, fanned out to readers in memory.
+"""The relay: a gateway's subscription at each Redis server, dispatched to readers in memory.
 
-Pub/sub is the fast path and may lose messages; the job's log is the truth, and what a reader
-(reader.py) hands out.
+Token path: Redis pub/sub (shared/platform/subscription.py) -> here -> streaming/reader.py.
+
+Pub/sub may lose messages. The log of a job is what counts: readers read it where frames are missing.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from functools import partial
 from math import inf
 from time import monotonic
 
-from msgpack.exceptions import UnpackException
-
-from gateway.streaming.reader import Reader, ReadMode
+from gateway.streaming.log_event import ReadMode
+from gateway.streaming.reader import Reader
 from shared.api.errors import StreamReset
+from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisError
 from shared.platform.servers import server_index
@@ -28,16 +29,16 @@ from shared.queue.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.relay")
 
-_COARSE_S = 0.1
-"""Readers are not looked through more often than this."""
-_LOOK_S = 0.5
-"""How often Redis is asked which jobs have ended: a frame may be lost, a record deleted."""
-_AT_ONCE = 1000
+_WAKEUP_INTERVAL_S = 0.1
+"""All readers are checked for due wake-ups at most so often."""
+_POLL_S = 0.5
+"""Between two polls of Redis for jobs that have ended."""
+_JOBS_PER_CALL = 1000
 """Most jobs in one such call, which blocks Redis while it runs."""
 
 
 class Relay:
-    """The subscriptions of one gateway process. Start `run` as a task."""
+    """The subscriptions and readers of one gateway process. Start `run` as a task."""
 
     def __init__(
         self,
@@ -47,50 +48,58 @@ class Relay:
         metrics: GatewayMetrics,
         buffer_bytes: int,
     ) -> None:
-        self.queue = queue
-        self.metrics = metrics
+        """`urls`: the Redis servers of the shards, in order. `buffer_bytes`: for one reader."""
+        self.source = queue
         self.buffer_bytes = buffer_bytes
         self.now = 0.0
         """When the latest message came, on the monotonic clock: one reading for all its frames."""
         self.gaps: dict[float, int] = {}
-        """How long clients that this message is_subscribed had got nothing -> how many of them; those of
-        one batch hear at the same times, so it is one number for most."""
+        """Seconds since the write before -> how many clients the current message was written to.
+        Streams of one batch are written together, so this is one number for most."""
+        self._queue = queue
+        self._metrics = metrics
+        self._warn_malformed = logs.RareWarning(log)
         channel = keys.tokens_channel(gateway_id)
         self._subscriptions = [
-            Subscription(url, channel, self._dispatch, partial(self._resync_server, place))
-            for place, url in enumerate(urls)
+            Subscription(url, channel, self._dispatch, partial(self._resync_server, server))
+            for server, url in enumerate(urls)
         ]
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._wake_at = inf  # on the monotonic clock
+        self._wake_at = inf  # when the timer fires, on the monotonic clock
         metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
 
     async def run(self) -> None:
-        """Listen for ever; ends by cancellation."""
-        places = range(len(self._subscriptions))
+        """Receive for ever; ends by cancellation."""
         await asyncio.gather(
-            *(each.run() for each in self._subscriptions), *(self._look(place) for place in places)
+            *(subscription.run() for subscription in self._subscriptions),
+            *(self._poll_ended_jobs(server) for server, _ in enumerate(self._subscriptions)),
         )
 
     async def connected(self) -> None:
-        """Returns when frames can come from everywhere."""
+        """Returns when all subscriptions are connected."""
         for subscription in self._subscriptions:
             await subscription.connected.wait()
 
     def is_subscribed(self, shard: int) -> bool:
-        """Frames of the shard's jobs can come; without them readers live on the log alone."""
-        place = server_index(shard, len(self._subscriptions))
-        return self._subscriptions[place].connected.is_set()
+        """Whether frames of the shard's jobs can arrive; else readers have nothing but the log."""
+        server = server_index(shard, len(self._subscriptions))
+        return self._subscriptions[server].connected.is_set()
 
-    def open(self, job_id: str, want: ReadMode, after: int = 0) -> Reader:
-        """A reader; open it before the job is submitted or watched, and `close` it."""
-        reader = Reader(self, job_id, want, after)
+    # --- readers ---
+
+    def open(self, job_id: str, mode: ReadMode, after: int = 0) -> Reader:
+        """A reader of the job's log behind entry number `after`.
+
+        Open it before the job is submitted or watched, and `close` it.
+        """
+        reader = Reader(self, job_id, mode, after)
         key = job_id.encode()
         self._readers[key] = (*self._readers.get(key, ()), reader)
         return reader
 
     def close(self, reader: Reader) -> None:
-        """The reader's client has all it wants."""
+        """The reader gets no more frames."""
         key = reader.job_id.encode()
         others = tuple(each for each in self._readers[key] if each is not reader)
         if others:
@@ -104,75 +113,101 @@ class Relay:
             for reader in readers:
                 reader.fail(error)
 
+    # --- what readers use (ReaderHost) ---
+
     def schedule_wakeup(self, at: float) -> None:
-        """Ring all whose time has come then, on the monotonic clock, or a little later."""
-        # One timer for all readers: one each is made and cancelled with every request.
+        """Call `on_wakeup` of readers that are due at `at`, on the monotonic clock, or just after.
+
+        One timer serves all readers: one each would be made and cancelled with every request.
+        """
         if at >= self._wake_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._wake_at = at
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at - monotonic()), self._ring)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, at - monotonic()), self._wake_due_readers)
 
-    def _ring(self) -> None:
+    def count_gap(self) -> None:
+        """A frame was lost."""
+        self._metrics.gaps.inc()
+
+    def report_malformed(self, job_id: str, error: Exception) -> None:
+        """Count and log a frame, or (with no job id) a message, that could not be decoded."""
+        self._metrics.malformed_frames.inc()
+        self._warn_malformed("malformed frame of %s; reading the log: %r", job_id or "?", error)
+
+    def _wake_due_readers(self) -> None:
         self._timer, self._wake_at = None, inf
         now, soonest = monotonic(), inf
         for readers in self._readers.values():
             for reader in readers:
                 if reader.wake_at <= now:
-                    reader.ring()
+                    reader.on_wakeup()
                 else:
                     soonest = min(soonest, reader.wake_at)
         if soonest < inf:
-            self.schedule_wakeup(max(soonest, now + _COARSE_S))
+            self.schedule_wakeup(max(soonest, now + _WAKEUP_INTERVAL_S))
 
-    async def _look(self, place: int) -> None:
-        """Find the readers of jobs that are gone or have ended: a deleted record sends no frame,
-        and a frame can be lost."""
-        n_servers = len(self._subscriptions)
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            shards: dict[int, list[str]] = {}
-            for readers in self._readers.values():
-                job_id = readers[0].job_id
-                shard = shard_in(job_id)
-                if server_index(shard, n_servers) == place and any(each.waits for each in readers):
-                    shards.setdefault(shard, []).append(job_id)
-            try:
-                for shard, job_ids in shards.items():
-                    for first in range(0, len(job_ids), _AT_ONCE):
-                        part = job_ids[first : first + _AT_ONCE]
-                        self._ended(await self.queue.ended(shard, part))
-            except (RedisError, OSError) as error:
-                log.debug("ended jobs not looked for: %s", error)
-
-    def _ended(self, states: Mapping[str, str]) -> None:
-        for job_id, state in states.items():
-            for reader in self._readers.get(job_id.encode(), ()):
-                if not reader.waits:
-                    continue
-                if state == "gone":
-                    reader.fail(StreamReset("The queue has lost this job."))
-                else:
-                    reader.resync()  # its log tells of the end
-
-    def _resync_server(self, place: int) -> None:
-        for job_id, readers in self._readers.items():
-            if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == place:
-                for reader in readers:
-                    reader.resync()
+    # --- from Redis ---
 
     def _dispatch(self, message: bytes) -> None:
+        """Hand the frames of one message to their readers. Never raises."""
         self.now = monotonic()
         try:
             for frame in decode(message):
                 for reader in self._readers.get(frame[0], ()):
-                    reader.feed(frame)
-        except (ValueError, TypeError, LookupError, UnpackException) as error:
-            # Not a worker's; whatever it stood in for, the log has it.
-            log.error("malformed frames, reading the logs: %r", error)
-            for place, _ in enumerate(self._subscriptions):
-                self._resync_server(place)
-        for gap, times in self.gaps.items():
-            self.metrics.itl.observe(gap, times)
+                    reader.on_frame(frame)
+        except Exception as error:
+            # The rest of the message is skipped; whatever it was, the logs have it.
+            self.report_malformed("", error)
+            for server, _ in enumerate(self._subscriptions):
+                self._resync_server(server)
+        for gap, n_clients in self.gaps.items():
+            self._metrics.itl.observe(gap, n_clients)
         self.gaps.clear()
+
+    def _resync_server(self, server: int) -> None:
+        """Have all readers of this server's jobs read the log: messages may have been missed."""
+        for job_id, readers in self._readers.items():
+            if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == server:
+                for reader in readers:
+                    reader.resync()
+
+    async def _poll_ended_jobs(self, server: int) -> None:
+        """Find readers whose job has ended or is gone without a frame of it.
+
+        A frame may be lost, and no frame is sent for a record that was deleted.
+        """
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                for shard, job_ids in self._awaited_jobs(server).items():
+                    for first in range(0, len(job_ids), _JOBS_PER_CALL):
+                        part = job_ids[first : first + _JOBS_PER_CALL]
+                        self._on_ended(await self._queue.ended(shard, part))
+            except (RedisError, OSError) as error:
+                log.debug("could not poll for ended jobs: %s", error)
+
+    def _awaited_jobs(self, server: int) -> dict[int, list[str]]:
+        """Shard of this server -> its jobs whose end a reader waits for."""
+        shards: dict[int, list[str]] = {}
+        for readers in self._readers.values():
+            job_id = readers[0].job_id
+            shard = shard_in(job_id)
+            if server_index(shard, len(self._subscriptions)) == server and any(
+                reader.awaits_end for reader in readers
+            ):
+                shards.setdefault(shard, []).append(job_id)
+        return shards
+
+    def _on_ended(self, states: Mapping[str, str]) -> None:
+        """`states`: job id -> terminal state, or `gone` without a record."""
+        for job_id, state in states.items():
+            for reader in self._readers.get(job_id.encode(), ()):
+                if not reader.awaits_end:
+                    continue
+                if state == "gone":
+                    reader.fail(StreamReset("The queue has lost this job."))
+                else:
+                    reader.resync()  # the log has the end

@@ -1,6 +1,6 @@
-"""Loads over time for the autoscaler's simulation: when jobs come, and how long each runs.
+"""Loads over time for the simulation: when jobs arrive, and how long each runs.
 
-All are drawn at random, the same for the same seed.
+They are random, but equal for equal seeds.
 """
 
 from __future__ import annotations
@@ -12,106 +12,112 @@ from dataclasses import dataclass
 from itertools import cycle
 
 _JOB_S = 10.0
-"""On average."""
+"""Mean run time of a job."""
 _SPREAD = 0.8
-"""Of the logarithm of a job's time: one in a hundred runs for more than six times the median."""
+"""Standard deviation of the logarithm of a run time: 1 % of jobs take over six medians."""
 TOKENS_PER_S = 50.0
 _TOKENS_SPREAD = 0.3
-"""How wrong the estimate of a job's tokens is, as a logarithm."""
+"""Standard deviation of the logarithm of the error of a job's estimated tokens."""
 _DAY_S = 86_400.0
 
 Times = Callable[[random.Random], Iterator[float]]
-"""When jobs come, in seconds since the start, rising."""
+"""Arrival times in seconds since the start, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job."""
+    """A job that arrives."""
 
     at_s: float
     job_s: float
-    """How long it keeps its slot."""
+    """Seconds that it occupies a slot."""
     tokens: float
-    """What an observer takes it for while it waits."""
+    """Its estimated tokens while it waits."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A load, and between how many workers a policy may choose."""
+class LoadShape:
+    """A load, and the range of workers that a policy may choose from."""
 
     name: str
-    about: str
+    description: str
     seconds: float
     times: Times
-    least: int = 1
-    most: int = 12
+    min_workers: int = 1
+    max_workers: int = 12
 
     def arrivals(self, seed: int) -> list[Arrival]:
-        """The same for the same seed."""
-        chance = random.Random(f"{self.name} {seed}")
+        """Return the jobs; equal seeds give equal jobs."""
+        rng = random.Random(f"{self.name} {seed}")
         centre = math.log(_JOB_S) - _SPREAD**2 / 2
         arrivals = []
-        for at_s in list(self.times(chance)):
-            job_s = chance.lognormvariate(centre, _SPREAD)
-            tokens = TOKENS_PER_S * job_s * chance.lognormvariate(0, _TOKENS_SPREAD)
+        for at_s in list(self.times(rng)):
+            job_s = rng.lognormvariate(centre, _SPREAD)
+            tokens = TOKENS_PER_S * job_s * rng.lognormvariate(0, _TOKENS_SPREAD)
             arrivals.append(Arrival(at_s, job_s, tokens))
         return arrivals
 
 
-def shapes() -> Mapping[str, Shape]:
-    """By name."""
+def load_shapes() -> Mapping[str, LoadShape]:
+    """Return all loads by name."""
     known = [
-        Shape("step", "0.5, then 4, then 0.5 jobs/s", 5400, poisson(_step, 4, 5400)),
-        Shape("ramp", "0.2 to 5 jobs/s and back", 5400, poisson(_ramp, 5, 5400)),
-        Shape("day", "24 h, 0.1 jobs/s at night, 2.9 at noon", _DAY_S, poisson(_day, 2.9, _DAY_S)),
-        Shape("burst", "400 at once, every half hour", 7200, _bursts(400, 1800, 7200), least=0),
-        Shape("spikes", "1 job/s, a minute of 8 each 15", 7200, poisson(_spikes, 8, 7200)),
-        Shape("square", "1 and 4 jobs/s, 6 min each", 7200, poisson(_square, 4, 7200)),
-        Shape("gusts", "held out: gusts of 30 s, 5.5 jobs/s", 3600, _spells(_gusts, 3600)),
-        Shape("drift", "held out: new rate every 1 to 20 min", 14400, _spells(_drift, 14400)),
-        Shape("rare", "held out: one job in 200 s", 36000, poisson(_rare, 0.005, 36000), least=0),
+        LoadShape("step", "0.5, then 4, then 0.5 jobs/s", 5400, poisson(_step, 4, 5400)),
+        LoadShape("ramp", "0.2 to 5 jobs/s and back", 5400, poisson(_ramp, 5, 5400)),
+        LoadShape(
+            "day", "24 h, 0.1 jobs/s at night, 2.9 at noon", _DAY_S, poisson(_day, 2.9, _DAY_S)
+        ),
+        LoadShape(
+            "burst", "400 at once, every half hour", 7200, _bursts(400, 1800, 7200), min_workers=0
+        ),
+        LoadShape("spikes", "1 job/s, a minute of 8 each 15", 7200, poisson(_spikes, 8, 7200)),
+        LoadShape("square", "1 and 4 jobs/s, 6 min each", 7200, poisson(_square, 4, 7200)),
+        LoadShape("gusts", "held out: gusts of 30 s, 5.5 jobs/s", 3600, _periods(_gusts, 3600)),
+        LoadShape("drift", "held out: new rate every 1 to 20 min", 14400, _periods(_drift, 14400)),
+        LoadShape(
+            "rare", "held out: one job in 200 s", 36000, poisson(_rare, 0.005, 36000), min_workers=0
+        ),
     ]
     return {shape.name: shape for shape in known}
 
 
 def poisson(rate: Callable[[float], float], peak: float, seconds: float) -> Times:
-    """Arrivals at `rate(second)` a second, which is never above `peak`."""
+    """Return Poisson arrivals at `rate(second)` jobs a second, which must not exceed `peak`."""
 
-    def times(chance: random.Random) -> Iterator[float]:
-        at_s = chance.expovariate(peak)
+    def times(rng: random.Random) -> Iterator[float]:
+        at_s = rng.expovariate(peak)
         while at_s < seconds:
-            if chance.random() * peak < rate(at_s):
+            if rng.random() * peak < rate(at_s):
                 yield at_s
-            at_s += chance.expovariate(peak)
+            at_s += rng.expovariate(peak)
 
     return times
 
 
 def _bursts(size: int, every_s: float, seconds: float) -> Times:
-    """So many jobs within a second, again and again."""
+    """`size` jobs within a second, every `every_s` seconds."""
 
-    def times(chance: random.Random) -> Iterator[float]:
+    def times(rng: random.Random) -> Iterator[float]:
         start_s = 60.0
         while start_s < seconds:
-            yield from sorted(start_s + chance.random() for _ in range(size))
+            yield from sorted(start_s + rng.random() for _ in range(size))
             start_s += every_s
 
     return times
 
 
-def _spells(
-    spells: Callable[[random.Random], Iterator[tuple[float, float]]], seconds: float
+def _periods(
+    periods: Callable[[random.Random], Iterator[tuple[float, float]]], seconds: float
 ) -> Times:
-    """One spell after the other, each of so many seconds with so many arrivals a second."""
+    """Periods one after the other; `periods` yields (seconds, arrivals a second) of each."""
 
-    def times(chance: random.Random) -> Iterator[float]:
+    def times(rng: random.Random) -> Iterator[float]:
         start_s = 0.0
-        for length_s, rate in spells(chance):
+        for length_s, rate in periods(rng):
             end_s = min(seconds, start_s + length_s)
-            at_s = start_s + chance.expovariate(rate)
+            at_s = start_s + rng.expovariate(rate)
             while at_s < end_s:
                 yield at_s
-                at_s += chance.expovariate(rate)
+                at_s += rng.expovariate(rate)
             start_s = end_s
             if start_s >= seconds:
                 return
@@ -119,18 +125,18 @@ def _spells(
     return times
 
 
-def _gusts(chance: random.Random) -> Iterator[tuple[float, float]]:
-    """As code completion comes: on and off, in busy and calm times of five minutes each."""
+def _gusts(rng: random.Random) -> Iterator[tuple[float, float]]:
+    """Like code completion: on and off, in busy and quiet times of five minutes each."""
     start_s = 0.0
     for mean_s, rate in cycle([(45.0, 0.3), (30.0, 5.5)]):
-        length_s = chance.expovariate(1 / mean_s)
+        length_s = rng.expovariate(1 / mean_s)
         yield length_s, rate * (1 + 0.5 * math.sin(2 * math.pi * start_s / 600))
         start_s += length_s
 
 
-def _drift(chance: random.Random) -> Iterator[tuple[float, float]]:
+def _drift(rng: random.Random) -> Iterator[tuple[float, float]]:
     while True:
-        yield chance.uniform(60, 1200), chance.uniform(0.1, 5.0)
+        yield rng.uniform(60, 1200), rng.uniform(0.1, 5.0)
 
 
 def _step(at_s: float) -> float:

@@ -1,4 +1,4 @@
-"""What a policy and its tunings can do: how long jobs wait at what cost. Pure."""
+"""The best trade-offs between cost and wait that a policy's tunings reach (Pareto front). Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from itertools import pairwise
 from typing import NamedTuple
 
 
-class Point(NamedTuple):
-    """One tuning under one load."""
+class CostAndWait(NamedTuple):
+    """What one tuning of a policy reaches under one load."""
 
     cost: float
+    """Worker-seconds."""
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The tunings that no other one beats in both; the cheapest is the first."""
+    """The tunings that no other tuning beats in both cost and wait; the cheapest first."""
 
-    points: Sequence[Point]
+    points: Sequence[CostAndWait]
 
     def wait_s(self, cost: float) -> float | None:
-        """At that cost; None if none of them is as cheap.
+        """Return the wait at this cost; None if all tunings cost more.
 
-        Between two tunings the logarithm of the wait is taken to be straight: waits fall steeply
-        with the first workers and slowly with the last.
+        Between two tunings the logarithm of the wait is interpolated: waits fall steeply with the
+        first workers and slowly with the last.
         """
         if cost < self.points[0].cost:
             return None
@@ -38,9 +39,9 @@ class Frontier:
         return self.points[-1].wait_s
 
 
-def frontier(points: Iterable[Point]) -> Frontier:
-    """Of at least one tuning."""
-    best: list[Point] = []
+def frontier(points: Iterable[CostAndWait]) -> Frontier:
+    """Return the frontier of at least one tuning."""
+    best: list[CostAndWait] = []
     for point in sorted(points):
         if not best or point.wait_s < best[-1].wait_s:
             best.append(point)

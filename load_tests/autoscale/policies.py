@@ -1,4 +1,4 @@
-"""The policies that are compared: ours, fixed sizes, and what KEDA with the HPA does by default."""
+"""The compared policies: Flotilla's, fixed sizes, and KEDA with the HPA at their defaults."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _STABILIZATION_S = 300.0
 _PODS_AT_ONCE = 4
 
 
-class Flotilla:
-    """shared/fleet/autoscale_policy.py, asked as often as the maintenance process asks it."""
+class FlotillaPolicy:
+    """shared/fleet/autoscale_policy.py, called as often as the maintenance process calls it."""
 
     every_s = 2.0
-    stops_loading = False
+    stops_starting_first = False
 
     def __init__(self, limits: Limits, name: str = "Flotilla") -> None:
         self.name = name
@@ -27,53 +27,55 @@ class Flotilla:
         self._memory: PolicyState | None = None
 
     def wanted(self, now: Observation) -> int:
-        """How many workers to have."""
+        """Return the number of workers to have now."""
         decision = decide(now, self._limits, self._memory)
         self._memory = decision.memory
         return decision.wanted
 
 
-class Fixed:
-    """Always so many."""
+class FixedPolicy:
+    """Always the same number of workers."""
 
     every_s = 60.0
-    stops_loading = False
+    stops_starting_first = False
 
     def __init__(self, workers: int) -> None:
         self.name = f"{workers} fixed"
         self.workers = workers
 
     def wanted(self, now: Observation) -> int:
-        """How many workers to have."""
+        """Return the number of workers to have now."""
         return self.workers
 
 
-class Keda:
-    """A ScaledObject with so many jobs a replica as its target, and nothing else said.
+class KedaPolicy:
+    """A KEDA ScaledObject with a target of jobs per replica and defaults for the rest.
 
-    So every 30 s KEDA looks whether there is anything, and makes one of no replicas; it takes the
-    last one away when for 300 s there was nothing. Between that the HPA looks every 15 s, ignores a
-    tenth of difference, at most doubles or adds four, and goes down no lower than to the most that
-    it wanted in 300 s.
+    KEDA checks every 30 s for jobs: it starts the first replica if there are any, and stops the
+    last one when there were none for 300 s. With at least one replica the HPA decides every 15 s:
+    it ignores differences up to a tenth, at most doubles the replicas or adds four, and scales down
+    no lower than the highest advice of the last 300 s.
     """
 
     every_s = _SYNC_S
-    stops_loading = True
+    stops_starting_first = True
 
-    def __init__(self, target: float, least: int, most: int, *, running: bool = False) -> None:
-        """Jobs are those that wait, which is the lag; with `running` those that run as well."""
+    def __init__(
+        self, target: float, min_workers: int, max_workers: int, *, running: bool = False
+    ) -> None:
+        """`target`: waiting jobs (the lag) per replica; with `running` also running jobs."""
         self.name = f"{'waiting + running' if running else 'lag'} / {target:g}"
         self._target = target
-        self._least = least
-        self._most = most
+        self._min = min_workers
+        self._max = max_workers
         self._running = running
-        self._replicas = least
+        self._replicas = min_workers
         self._polled_at_s = -math.inf
         self._active_at_s = -math.inf
         self._advised: deque[tuple[float, int]] = deque()
 
     def wanted(self, now: Observation) -> int:
-        """How many workers to have."""
+        """Return the number of workers to have now."""
         jobs = now.waiting + (now.running if self._running else 0)
         if now.at_s - self._polled_at_s >= _POLLING_S:
             self._polled_at_s = now.at_s
@@ -86,7 +88,7 @@ class Keda:
         if jobs:
             self._active_at_s = at_s
             self._replicas = max(1, self._replicas)
-        elif not self._least and at_s - self._active_at_s >= _COOLDOWN_S:
+        elif not self._min and at_s - self._active_at_s >= _COOLDOWN_S:
             self._replicas = 0
             self._advised.clear()
 
@@ -94,7 +96,7 @@ class Keda:
         ratio = jobs / (self._target * self._replicas)
         near = abs(ratio - 1) <= _TOLERANCE
         advice = self._replicas if near else math.ceil(jobs / self._target)
-        advice = min(max(advice, self._least, 1), self._most)
+        advice = min(max(advice, self._min, 1), self._max)
         while self._advised and at_s - self._advised[0][0] >= _STABILIZATION_S:
             self._advised.popleft()
         self._advised.append((at_s, advice))

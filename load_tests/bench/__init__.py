@@ -1,1 +1,1 @@
-"""`run` and `compare`: CPU time and latency of each system at points of load, judged by targets."""
+"""`run` and `compare`: each system's CPU time and latency at points of load, checked by targets."""

@@ -1,10 +1,11 @@
-"""Compare a run with a stored baseline: only ratios to `direct`, so that any machine will do.
+"""`compare`: compare the results of a run with a stored baseline.
 
     python -m load_tests compare load_tests/baseline.json load_tests/results/<date>.json
 
-Only Flotilla's own ratios. One that has grown by more than 15 % is a warning. It fails the
-comparison only when it has grown by more than 25 % and the quartiles do not meet either. Whole runs
-differ by more than the rounds of one, so make a baseline (`--update`) of several.
+Only Flotilla's ratios to `direct` are compared, which depend less on the machine than times do. A
+ratio that grew by more than 15 % is a warning. It fails the comparison only if it grew by more than
+25 % and the quartiles do not overlap. Whole runs differ by more than the rounds of one run, so make
+a baseline (`--update`) of several runs.
 """
 
 from __future__ import annotations
@@ -19,45 +20,46 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from load_tests.bench.figures import Figures, Spread
+from load_tests.bench.figures import Figures
 from load_tests.bench.measurement import Results, load_results, parse_results
 from load_tests.bench.targets import PRODUCT
+from load_tests.harness.spread import Spread, show_spread
 
-HELP = "hold a result against a baseline"
-WARNS_AT = 0.15
-FAILS_AT = 0.25
+HELP = "compare results with a stored baseline"
+WARNING_GROWTH = 0.15
+FAILURE_GROWTH = 0.25
 _QUANTITIES = ("total_us", "front_us")
 
 Ratios = Mapping[str, Spread]
-"""By `<point> <system> <quantity>`; smaller is better."""
+"""Ratios to `direct` by `<point> <system> <figure>`; smaller is better."""
 
 
-class Change(Enum):
-    """What became of a ratio."""
+class RatioChange(Enum):
+    """How a ratio changed from the baseline to the result."""
 
     BETTER = "better"
-    SAME = "same"
+    UNCHANGED = "unchanged"
     WORSE = "worse"
     FAILED = "FAILED"
     MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One ratio, then and now."""
+class RatioComparison:
+    """One ratio in the baseline and in the result."""
 
     name: str
-    change: Change
+    change: RatioChange
     baseline: Spread
     result: Spread | None
 
     def __str__(self) -> str:
-        now = "-" if self.result is None else _shown(self.result)
-        return f"{self.change.value:8} {self.name:32} {_shown(self.baseline)} -> {now}"
+        now = show_spread(self.result)
+        return f"{self.change.value:9} {self.name:32} {show_spread(self.baseline)} -> {now}"
 
 
 def ratios(results: Results) -> dict[str, Spread]:
-    """The product's paired ratios of a run; they say something on any machine."""
+    """Return Flotilla's ratios to `direct` of a run."""
     figures = Figures(results)
     found = {}
     for point in figures.points:
@@ -70,7 +72,7 @@ def ratios(results: Results) -> dict[str, Spread]:
 
 
 def pooled(runs: Iterable[Ratios]) -> dict[str, Spread]:
-    """Several runs: the median of their medians, their lowest and their highest quartile."""
+    """Combine runs: the median of their medians, their lowest and their highest quartile."""
     by_name: dict[str, list[Spread]] = {}
     for run in runs:
         for name, spread in run.items():
@@ -90,27 +92,27 @@ def _is_product(system: str) -> bool:
     return system.split("-")[0] == PRODUCT
 
 
-def compare(baseline: Ratios, result: Ratios) -> list[Comparison]:
-    """Every ratio of the baseline; what is new in the result is not compared."""
+def compare(baseline: Ratios, result: Ratios) -> list[RatioComparison]:
+    """Compare each ratio of the baseline; ratios that only the result has are ignored."""
     return [
-        Comparison(name, _change(then, result.get(name)), then, result.get(name))
-        for name, then in baseline.items()
+        RatioComparison(name, _change(before, result.get(name)), before, result.get(name))
+        for name, before in baseline.items()
     ]
 
 
-def _change(then: Spread, now: Spread | None) -> Change:
+def _change(before: Spread, now: Spread | None) -> RatioChange:
     if now is None:
-        return Change.MISSING
-    growth = now.median / then.median - 1
-    if growth > FAILS_AT and now.low > then.high:
-        return Change.FAILED
-    if growth > WARNS_AT:
-        return Change.WORSE
-    return Change.BETTER if growth < -WARNS_AT else Change.SAME
+        return RatioChange.MISSING
+    growth = now.median / before.median - 1
+    if growth > FAILURE_GROWTH and now.low > before.high:
+        return RatioChange.FAILED
+    if growth > WARNING_GROWTH:
+        return RatioChange.WORSE
+    return RatioChange.BETTER if growth < -WARNING_GROWTH else RatioChange.UNCHANGED
 
 
 def load_ratios(path: Path) -> dict[str, Spread]:
-    """From a baseline or from a whole result. Raises OSError, ValueError."""
+    """Read the ratios of a baseline or of a result file. Raises OSError, ValueError."""
     data = json.loads(path.read_text())
     if "ratios" not in data:
         return ratios(parse_results(data))
@@ -118,14 +120,16 @@ def load_ratios(path: Path) -> dict[str, Spread]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
     parser.add_argument("baseline", type=Path)
-    parser.add_argument("result", type=Path, nargs="+", help="several are taken together")
+    parser.add_argument("result", type=Path, nargs="+", help="result file; several are combined")
     parser.add_argument(
-        "--update", action="store_true", help="make the results the baseline instead"
+        "--update", action="store_true", help="write the results as the new baseline"
     )
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
     try:
         result = pooled(map(load_ratios, arguments.result))
         if arguments.update:
@@ -137,10 +141,10 @@ def main(arguments: argparse.Namespace) -> int:
         return 2
     for item in found:
         print(item)
-    failed = [item.name for item in found if item.change is Change.FAILED]
-    warned = [item.name for item in found if item.change is Change.WORSE]
+    failed = [item.name for item in found if item.change is RatioChange.FAILED]
+    warned = [item.name for item in found if item.change is RatioChange.WORSE]
     if warned:
-        print(f"worse, but not beyond doubt: {', '.join(warned)}")
+        print(f"worse, but within the fluctuation or below the limit: {', '.join(warned)}")
     print(f"BASELINE failed: {', '.join(failed)}" if failed else "BASELINE kept")
     return 1 if failed else 0
 
@@ -151,7 +155,3 @@ def _write(path: Path, machine: Mapping[str, Any], ratios: Ratios) -> None:
         for name, spread in ratios.items()
     }
     path.write_text(json.dumps({"machine": machine, "ratios": rounded}, indent=1) + "\n")
-
-
-def _shown(spread: Spread) -> str:
-    return f"{spread.median:.2f} ({spread.low:.2f}..{spread.high:.2f})"

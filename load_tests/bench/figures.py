@@ -1,52 +1,31 @@
-"""From raw measurements to figures. Pure.
+"""Computes the figures of the tables from raw measurements. Pure.
 
-Systems are compared within a round: the ratio to the other system's value in the same round, then
-the median of those ratios. A ratio of two medians would compare minutes, not systems.
+Systems are compared within a round: the ratio to the other system's value of the same round, then
+the median of those ratios. Machines change their speed from minute to minute, so a ratio of two
+medians would compare different minutes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from statistics import median, quantiles
 
 from load_tests.bench.measurement import Measurement, Results
+from load_tests.harness.spread import Spread, spread
 
 BASE = "direct"
-"""What everything is compared with."""
+"""The system that all others are compared with."""
 
-_MOST_STOLEN = 0.05
-_FEWEST_PAIRS = 3
+_MAX_STOLEN = 0.05
+_MIN_PAIRS = 3
 
 Quantity = Callable[[Measurement], float]
 Combine = Callable[[float, float], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Several values of one thing: the median, the quartiles, and how many there were."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-
-def spread(values: Iterable[float]) -> Spread | None:
-    """None without values. NaN stands for a value that was not measured."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return None
-    if len(known) == 1:
-        return Spread(known[0], known[0], known[0], 1)
-    low, _, high = quantiles(known, n=4, method="inclusive")
-    return Spread(median(known), low, high, len(known))
-
-
 def added_ttft_ms(measurement: Measurement, time_s: float) -> float:
-    """What a time to the first token has above the engine's shortest."""
+    """Return milliseconds of a time to first token beyond one engine step."""
     return 1e3 * (time_s - measurement.step_s)
 
 
@@ -67,33 +46,34 @@ QUANTITIES: Mapping[str, Quantity] = {
         / m.units
     ),
 }
-"""Figures by name; CPU microseconds, milliseconds, counts and bytes are per unit of the point."""
+"""How to compute each figure; `_us`, commands and bytes are per token or request."""
 
 
 class Figures:
-    """Questions to the results of one run."""
+    """Computes figures of one run's results."""
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self._by_place: dict[tuple[str, str], dict[int, Measurement]] = {}
+        self._by_point_and_system: dict[tuple[str, str], dict[int, Measurement]] = {}
         for m in results.measurements:
-            self._by_place.setdefault((m.point, m.system), {})[m.round] = m
+            self._by_point_and_system.setdefault((m.point, m.system), {})[m.round] = m
 
     @property
     def systems(self) -> list[str]:
-        """In the order of the run."""
+        """Names of the measured systems, in the order of the run."""
         return list(dict.fromkeys(m.system for m in self.results.measurements))
 
     @property
     def points(self) -> list[str]:
+        """Names of the measured points, in the order of the run."""
         return list(dict.fromkeys(m.point for m in self.results.measurements))
 
     def measured(self, point: str, system: str) -> Sequence[Measurement]:
-        """One per round."""
-        return list(self._by_place.get((point, system), {}).values())
+        """Return the measurements of a system at a point, one per round."""
+        return list(self._by_point_and_system.get((point, system), {}).values())
 
     def processes(self, system: str) -> list[str]:
-        """The system's processes, front first."""
+        """Return the labels of a system's processes, those with role `front` first."""
         roles: dict[str, str] = {}
         for m in self.results.measurements:
             if m.system == system:
@@ -101,49 +81,57 @@ class Figures:
         return sorted(roles, key=lambda label: (roles[label] != "front", label))
 
     def of(self, point: str, system: str, quantity: Quantity | str) -> Spread | None:
-        """Over the rounds."""
+        """Return the spread of a figure over the rounds; None if it was not measured."""
         measure = _quantity(quantity)
         return spread(measure(m) for m in self.measured(point, system))
 
     def process(self, point: str, system: str, label: str) -> Spread | None:
-        """CPU microseconds per unit of one process."""
+        """Return CPU microseconds per token or request of one process."""
         return self.of(point, system, lambda m: m.process_us(label))
 
     def ratio(
-        self, point: str, system: str, above: str, below: str = "total_us", base: str = BASE
+        self,
+        point: str,
+        system: str,
+        numerator: str,
+        denominator: str = "total_us",
+        base: str = BASE,
     ) -> Spread | None:
-        """`above` of the system over `below` of the base, paired by round."""
-        return self._paired((point, system, above), (point, base, below), _divide)
+        """Return `numerator` of a system / `denominator` of `base`, paired by round."""
+        return self._paired((point, system, numerator), (point, base, denominator), _divide)
 
     def time_ratio(self, point: str, system: str, quantity: str) -> Spread | None:
-        """Of one wall time, system over the base, paired by round; see `_undisturbed`."""
+        """Return a wall time of a system / that of `direct`, of undisturbed rounds only."""
         return self._undisturbed(point, system, quantity, _divide)
 
     def time_difference(
         self, point: str, system: str, quantity: str, base: str = BASE
     ) -> Spread | None:
-        """Of one wall time, system minus the base, paired by round; see `_undisturbed`."""
+        """Return a wall time of a system minus that of `base`, of undisturbed rounds only."""
         return self._undisturbed(point, system, quantity, lambda a, b: a - b, base)
 
     def _undisturbed(
         self, point: str, system: str, quantity: str, combine: Combine, base: str = BASE
     ) -> Spread | None:
-        """In the rounds in which the host left the machine its CPUs: where they are taken away for
-        tens of milliseconds, a wall time is that. None if there are too few of them."""
-        ours, theirs = (self._by_place.get((point, name), {}) for name in (system, base))
-        calm = {
-            n_round
-            for n_round in ours.keys() & theirs.keys()
-            if max(ours[n_round].stolen, theirs[n_round].stolen) <= _MOST_STOLEN
+        """Combine wall times of the rounds in which the host took at most 5 % of CPU time.
+
+        A host that takes a CPU away for tens of milliseconds decides a wall time. None if too few
+        such rounds are left.
+        """
+        ours, theirs = (self._by_point_and_system.get((point, name), {}) for name in (system, base))
+        undisturbed = {
+            round_index
+            for round_index in ours.keys() & theirs.keys()
+            if max(ours[round_index].stolen, theirs[round_index].stolen) <= _MAX_STOLEN
         }
-        if len(calm) < min(_FEWEST_PAIRS, len(ours)):
+        if len(undisturbed) < min(_MIN_PAIRS, len(ours)):
             return None
         return self._paired(
-            (point, system, quantity), (point, base, quantity), combine, calm.__contains__
+            (point, system, quantity), (point, base, quantity), combine, undisturbed.__contains__
         )
 
     def growth(self, system: str, quantity: str, point: str, smaller: str) -> Spread | None:
-        """A quantity at one point over the same at another point of the same round."""
+        """Return a figure at `point` / the same figure at `smaller`, paired by round."""
         return self._paired((point, system, quantity), (smaller, system, quantity), _divide)
 
     def _paired(
@@ -151,15 +139,15 @@ class Figures:
         left: tuple[str, str, str],
         right: tuple[str, str, str],
         combine: Combine,
-        counts: Callable[[int], bool] = lambda n_round: True,
+        counts: Callable[[int], bool] = lambda round_index: True,
     ) -> Spread | None:
-        ours = self._by_place.get(left[:2], {})
-        theirs = self._by_place.get(right[:2], {})
+        ours = self._by_point_and_system.get(left[:2], {})
+        theirs = self._by_point_and_system.get(right[:2], {})
         measure, measure_base = _quantity(left[2]), _quantity(right[2])
         pairs = [
-            (measure(ours[n_round]), measure_base(theirs[n_round]))
-            for n_round in ours
-            if n_round in theirs and counts(n_round)
+            (measure(ours[round_index]), measure_base(theirs[round_index]))
+            for round_index in ours
+            if round_index in theirs and counts(round_index)
         ]
         return spread(combine(a, b) for a, b in pairs)
 

@@ -1,4 +1,4 @@
-"""What a run brings home: raw measurements of a machine on a day, as JSON."""
+"""The raw measurements of a run, as they are stored in a JSON file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from load_tests.clients.load_client import Result
+from load_tests.clients.load_client import LoadResult
 
 VERSION = 1
 
@@ -24,35 +24,36 @@ class Measurement:
     """What CPU time is divided by."""
     step_s: float
     """The engine's shortest time to a first token at this point."""
-    client: Result
+    client: LoadResult
     cpu_s: dict[str, float]
-    """Seconds on a CPU by process."""
+    """CPU seconds by process label."""
     roles: dict[str, str]
-    """Process -> `front` or `engine`."""
+    """`front` or `engine` by process label."""
     redis: dict[str, float] = field(default_factory=dict)
-    """How much Redis' counters grew: `net_input_bytes`, `net_output_bytes`, `commands`, and the
-    calls of each command. Commands inside scripts count too."""
+    """Growth of Redis' counters: `net_input_bytes`, `net_output_bytes`, `commands`, and the calls
+    of each command, including those inside scripts."""
     load_average: float = 0.0
-    """Of the last minute, before the point."""
+    """The machine's one-minute load average before the measurement."""
     stolen: float = 0.0
-    """Share of the machine's CPU time that its host gave to others meanwhile."""
+    """Share of CPU time (0 to 1) that the machine's host gave to others meanwhile (steal)."""
 
     @property
     def units(self) -> int:
+        """Tokens or requests that were completed, at least 1."""
         return max(1, self.client.tokens if self.unit == "token" else self.client.done)
 
     @property
     def total_us(self) -> float:
-        """CPU of all processes per unit."""
+        """CPU microseconds of all processes per unit."""
         return self._us(list(self.cpu_s))
 
     @property
     def front_us(self) -> float:
-        """CPU of everything before the engine host per unit."""
+        """CPU microseconds of all processes but the engine's per unit."""
         return self._us([label for label in self.cpu_s if self.roles[label] == "front"])
 
     def process_us(self, label: str) -> float:
-        """CPU of one process per unit; 0 if the system has none of that name."""
+        """Return CPU microseconds of one process per unit; 0 if there is none of that label."""
         return self._us([label])
 
     def _us(self, labels: list[str]) -> float:
@@ -61,30 +62,32 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One run."""
+    """All measurements of one run."""
 
     machine: dict[str, Any]
     measurements: list[Measurement]
     stream_memory: dict[str, dict[str, float]] = field(default_factory=dict)
-    """System -> process -> private bytes that one open, silent stream takes."""
+    """Private bytes that one open stream without tokens takes, by system and process."""
     log_bytes: dict[str, float] = field(default_factory=dict)
-    """System -> bytes of Redis memory that a token takes in its job's log."""
+    """Bytes of Redis memory that a token takes in its job's log, by system."""
 
     def save(self, path: Path) -> None:
+        """Write a JSON file; creates its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
 
 def load_results(path: Path) -> Results:
-    """Raises OSError, ValueError."""
+    """Read a result file. Raises OSError, ValueError."""
     return parse_results(json.loads(path.read_text()))
 
 
 def parse_results(data: Mapping[str, Any]) -> Results:
-    """Raises ValueError."""
+    """Make Results of decoded JSON. Raises ValueError for another format version."""
     if data.get("version") != VERSION:
-        raise ValueError(f"results of version {VERSION} are wanted, not {data.get('version')}")
+        raise ValueError(f"format version {VERSION} expected, found {data.get('version')}")
     measurements = [
-        Measurement(**{**item, "client": Result(**item["client"])}) for item in data["measurements"]
+        Measurement(**{**item, "client": LoadResult(**item["client"])})
+        for item in data["measurements"]
     ]
     return Results(data["machine"], measurements, data["stream_memory"], data["log_bytes"])

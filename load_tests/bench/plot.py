@@ -1,12 +1,13 @@
-"""The results as a picture: who spends how much on a token and on a request. Needs matplotlib."""
+"""A run's results as a picture: CPU time per token and per request, and its growth with streams."""
 
 from __future__ import annotations
 
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from load_tests.bench.figures import Figures
+from load_tests.harness.picture import save_picture
 
 _COLOURS = {"engine": "#b8c4d0", "gateway": "#2b6cb0", "redis": "#c0392b", "proxy": "#d98e04"}
 _OTHER = "#777777"
@@ -15,22 +16,13 @@ _STREAMS = ("c1", "c16", "c64", "c256", "c1024")
 
 
 def plot(figures: Figures, path: Path) -> str:
-    """Write a PNG; a line that says what became of it."""
-    try:
-        import_module("matplotlib").use("Agg")
-        plt = import_module("matplotlib.pyplot")
-    except ImportError:
-        return "no picture: matplotlib is not installed"
-    drawing, axes = plt.subplots(1, 3, figsize=(17, 5), layout="constrained")
-    for axis, (point, title) in zip(axes, _BARS, strict=False):
-        _stack(axis, figures, point, title)
-    _lines(axes[2], figures)
-    drawing.savefig(path, dpi=110)
-    plt.close(drawing)
-    return f"picture: {path}"
+    """Write a PNG file; return a line that says where it is, or why there is none."""
+    bars = [partial(_bars, figures, point, title) for point, title in _BARS]
+    return save_picture(path, 17, [*bars, partial(_growth, figures)])
 
 
-def _stack(axis: Any, figures: Figures, point: str, title: str) -> None:
+def _bars(figures: Figures, point: str, title: str, axis: Any) -> None:
+    """Draw one bar per system, made up of its processes."""
     systems = [system for system in figures.systems if figures.measured(point, system)]
     labelled = set()
     for row, system in enumerate(systems):
@@ -52,7 +44,8 @@ def _stack(axis: Any, figures: Figures, point: str, title: str) -> None:
         axis.legend()
 
 
-def _lines(axis: Any, figures: Figures) -> None:
+def _growth(figures: Figures, axis: Any) -> None:
+    """Draw a line per system over the number of streams."""
     for system in figures.systems:
         spreads = [(point, figures.of(point, system, "total_us")) for point in _STREAMS]
         known = [(int(point[1:]), spread) for point, spread in spreads if spread]

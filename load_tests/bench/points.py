@@ -1,8 +1,8 @@
-"""The points of load that are measured: how many streams or requests, how long, how fast an engine.
+"""The points of load: streams or requests at once, their total, and the engine's speed.
 
-Streams: c connections, each sends its next request when its answer is complete. Requests: the same
-with answers of one token that are not streamed. The totals are small enough for a round of seconds
-and large enough for hundreds of requests or thousands of tokens at every point but c1.
+Streams: each connection sends its next request when its answer is complete. Requests: the same with
+answers of one token that are not streamed. The totals are small enough for rounds of seconds, and
+large enough for hundreds of requests or thousands of tokens at every point but c1.
 """
 
 from __future__ import annotations
@@ -22,61 +22,62 @@ class Point:
 
     name: str
     connections: int
-    """At once; of an open loop, about so many."""
+    """Open at once; in an open loop about this many."""
     requests: int
+    """In all."""
     tokens: int
-    """Of every answer."""
+    """Of each answer."""
     stream: bool = True
     rate: float = 0.0
-    """Requests a second of an open loop; 0 is a closed loop."""
+    """Requests a second of an open loop; 0: a closed loop."""
     timing: EngineTiming = PACED
-    most_rounds: int = 3
-    """The points whose CPU time decides get as many as are asked for."""
+    max_rounds: int = 3
+    """Points whose CPU time is compared with a target get as many rounds as asked for."""
 
     @property
     def unit(self) -> Literal["token", "request"]:
-        """What its CPU time is divided by."""
+        """What CPU time is divided by."""
         return "token" if self.stream else "request"
 
     @property
     def step_s(self) -> float:
-        """The engine's, with all connections running: its part of the time to the first token."""
+        """Seconds of an engine step with all connections: its part of the time to first token."""
         return self.timing.step_s(self.connections)
 
     @property
     def ramp_s(self) -> float:
-        """Between two connections at the start: they spread over half an answer's length."""
+        """Seconds between the starts of two connections, which spread over half an answer."""
         if not self.stream:
             return _REQUEST_RAMP_S
         return min(_LONGEST_RAMP_S, (self.tokens + 1) * self.step_s / self.connections / 2)
 
     @property
     def shortest_s(self) -> float:
-        """With nothing but the engine's steps."""
+        """Seconds that the load takes if everything but the engine takes no time."""
         if self.rate:
             return self.requests / self.rate
         return self.requests / self.connections * (self.tokens + 2) * self.step_s
 
 
 OPEN_STREAMS = "open-streams"
-"""The measurement of memory, among a system's `skipped_points`."""
+"""The measurement of memory, as a name among a system's `skipped_points`."""
 
 _ALL_ROUNDS = 1000
-# An answer of 64 tokens in steps of 10 ms takes 0.65 s: 60 a second keep 40 running. From there on
-# steps grow with the batch, and 62.5 a second are as many as the engine answers at all.
+# An answer of 64 tokens in steps of 10 ms takes 0.65 s: 60 a second keep 40 running. Beyond that
+# steps grow with the batch, and 62.5 a second are the most that the engine can answer.
 _POISSON_RATE = 60.0
 
 POINTS = {
     point.name: point
     for point in (
-        Point("c1", 1, 30, 12, most_rounds=5),
+        Point("c1", 1, 30, 12, max_rounds=5),
         Point("c16", 16, 64, 64),
-        Point("c64", 64, 128, 64, most_rounds=_ALL_ROUNDS),
+        Point("c64", 64, 128, 64, max_rounds=_ALL_ROUNDS),
         Point("c256", 256, 640, 32),
         Point("c1024", 1024, 1536, 16),
         Point("req1", 1, 100, 1, stream=False),
         Point("req16", 16, 800, 1, stream=False),
-        Point("req64", 64, 1920, 1, stream=False, most_rounds=_ALL_ROUNDS),
+        Point("req64", 64, 1920, 1, stream=False, max_rounds=_ALL_ROUNDS),
         Point("poisson40", 40, 240, 64, rate=_POISSON_RATE),
         Point("sat64", 64, 256, 200, timing=FAST),
     )

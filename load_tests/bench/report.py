@@ -1,58 +1,29 @@
-"""The results as a table, in plain text and in Markdown."""
+"""The tables that `run` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
-from load_tests.bench.figures import BASE, Figures, Spread
-from load_tests.bench.targets import Judgement, Verdict
-
-_NONE = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of text; the first column is aligned to the left, the others to the right."""
-
-    title: str
-    head: Sequence[str]
-    """A column's name may have several lines."""
-    rows: Sequence[Sequence[str]]
-
-    def text(self) -> str:
-        """For a terminal."""
-        heads = [name.split("\n") for name in self.head]
-        depth = max(len(lines) for lines in heads)
-        top = [[""] * (depth - len(lines)) + lines for lines in heads]
-        lines = [*zip(*top, strict=True), *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
-        ruled = [_aligned(line, widths) for line in lines]
-        ruled.insert(depth, "-" * max(map(len, ruled)))
-        return "\n".join([self.title, "", *ruled])
-
-    def markdown(self) -> str:
-        """For a README."""
-        head = [name.replace("\n", " ") for name in self.head]
-        rule = ["---", *["---:"] * (len(head) - 1)]
-        rows = [f"| {' | '.join(cells)} |" for cells in (head, rule, *self.rows)]
-        return "\n".join([f"**{self.title}**", "", *rows])
+from load_tests.bench.figures import BASE, Figures
+from load_tests.bench.targets import TargetResult, Verdict
+from load_tests.harness.spread import NOT_MEASURED, show_median, show_spread
+from load_tests.harness.table import Table
 
 
-def tables(figures: Figures, judgements: Sequence[Judgement]) -> list[Table]:
-    """What a run shows, the verdict last."""
-    return [_growth(figures), _main(figures), _targets(judgements)]
+def tables(figures: Figures, results: Sequence[TargetResult]) -> list[Table]:
+    """Return growth, main and target table."""
+    return [_growth(figures), _main(figures), _targets(results)]
 
 
 def heading(figures: Figures) -> str:
-    """Where and when."""
+    """Return a line with date, machine, versions and disturbance of a run."""
     machine = figures.results.machine
     return (
         f"{machine['date']}: {machine['cores']} x {machine['cpu']}, Linux {machine['kernel']}, "
         f"Python {machine['python']}, Redis {machine['redis']}; load average "
-        f"{machine['load_average']:.1f} at the start; its host gave {_stolen(figures)} of its CPU "
-        "time to others"
+        f"{machine['load_average']:.1f} at the start; its host took {_stolen(figures)} of its CPU "
+        "time (steal)"
     )
 
 
@@ -89,25 +60,25 @@ def _main(figures: Figures) -> Table:
                 system,
                 _pair(figures, "c1", system),
                 _pair(figures, "c64", system),
-                _cell(figures.of("c64", system, "gap_sd_ms"), 1),
-                _cell(figures.of("sat64", system, "tokens_per_s"), 0),
-                _cell(figures.of("req64", system, "requests_per_s"), 0),
+                show_median(figures.of("c64", system, "gap_sd_ms"), 1),
+                show_median(figures.of("sat64", system, "tokens_per_s"), 0),
+                show_median(figures.of("req64", system, "requests_per_s"), 0),
                 _parts(figures, "c64", system),
-                _cell(figures.of("c64", system, "total_us"), 0),
-                _cell(figures.ratio("c64", system, "front_us"), 2),
-                _cell(figures.ratio("c64", system, "total_us"), 2),
+                show_median(figures.of("c64", system, "total_us"), 0),
+                show_median(figures.ratio("c64", system, "front_us"), 2),
+                show_median(figures.ratio("c64", system, "total_us"), 2),
                 _parts(figures, "req64", system),
-                _cell(figures.of("req64", system, "total_us"), 0),
-                _cell(figures.ratio("req64", system, "total_us"), 2),
-                _cell(figures.of("c64", system, "redis_commands"), 2),
-                _cell(figures.of("c64", system, "redis_bytes"), 0),
-                _NONE if log_bytes is None else f"{log_bytes:.0f}",
+                show_median(figures.of("req64", system, "total_us"), 0),
+                show_median(figures.ratio("req64", system, "total_us"), 2),
+                show_median(figures.of("c64", system, "redis_commands"), 2),
+                show_median(figures.of("c64", system, "redis_bytes"), 0),
+                NOT_MEASURED if log_bytes is None else f"{log_bytes:.0f}",
                 _memory(figures, system),
             ]
         )
     title = (
-        "Medians over rounds; ratios are paired within a round. TTFT+ is what comes on top of the "
-        "engine's step. *: by process, in the order of the table above."
+        "Medians over rounds; ratios are paired within a round. TTFT+ is the time to first "
+        "token beyond one engine step. *: by process, in the order of the table above."
     )
     return Table(title, head, rows)
 
@@ -117,7 +88,7 @@ def _growth(figures: Figures) -> Table:
     rows = [
         [
             f"{system} ({'/'.join(figures.processes(system))})",
-            *(_with_range(figures.of(point, system, "total_us")) for point in points),
+            *(show_spread(figures.of(point, system, "total_us"), 0) for point in points),
         ]
         for system in figures.systems
     ]
@@ -125,56 +96,36 @@ def _growth(figures: Figures) -> Table:
     return Table(title, ["system", *points], rows)
 
 
-def _targets(judgements: Sequence[Judgement]) -> Table:
+def _targets(results: Sequence[TargetResult]) -> Table:
     rows = [
         [
-            judgement.target.name,
-            _with_range(judgement.measured, judgement.target.digits),
-            f"{judgement.target.must:g}",
-            f"{judgement.target.aim:g}",
-            judgement.target.unit,
-            judgement.verdict.value.upper()
-            if judgement.verdict is Verdict.MISSED
-            else judgement.verdict.value,
+            result.target.name,
+            show_spread(result.measured, result.target.digits),
+            f"{result.target.limit:g}",
+            f"{result.target.goal:g}",
+            result.target.unit,
+            result.verdict.value.upper()
+            if result.verdict is Verdict.MISSED
+            else result.verdict.value,
         ]
-        for judgement in judgements
+        for result in results
     ]
-    return Table("Targets", ["target", "measured", "must <=", "aim <=", "unit", "verdict"], rows)
-
-
-def _cell(spread: Spread | None, digits: int) -> str:
-    return _NONE if spread is None else f"{spread.median:.{digits}f}"
-
-
-def _with_range(spread: Spread | None, digits: int = 0) -> str:
-    if spread is None:
-        return _NONE
-    if spread.n == 1:
-        return f"{spread.median:.{digits}f}"
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}..{spread.high:.{digits}f})"
+    return Table("Targets", ["target", "measured", "limit <=", "goal <=", "unit", "verdict"], rows)
 
 
 def _pair(figures: Figures, point: str, system: str) -> str:
     p50 = figures.of(point, system, "ttft_p50_ms")
     p99 = figures.of(point, system, "ttft_p99_ms")
-    return _NONE if p50 is None else f"{_cell(p50, 1)}/{_cell(p99, 1)}"
+    return NOT_MEASURED if p50 is None else f"{show_median(p50, 1)}/{show_median(p99, 1)}"
 
 
 def _parts(figures: Figures, point: str, system: str) -> str:
-    parts = [_cell(figures.process(point, system, p), 0) for p in figures.processes(system)]
-    return "+".join(parts) if figures.measured(point, system) else _NONE
+    parts = [show_median(figures.process(point, system, p), 0) for p in figures.processes(system)]
+    return "+".join(parts) if figures.measured(point, system) else NOT_MEASURED
 
 
 def _memory(figures: Figures, system: str) -> str:
     per_stream = figures.results.stream_memory.get(system)
     if not per_stream:
-        return _NONE
+        return NOT_MEASURED
     return "+".join(f"{per_stream[label] / 1e3:.1f}" for label in figures.processes(system))
-
-
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *rest = (
-        cell.rjust(width) if column else cell.ljust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *rest]).rstrip()

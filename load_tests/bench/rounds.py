@@ -1,8 +1,8 @@
-"""Rounds of measurements: in each, every system runs a point, back to back; every other backwards.
+"""Rounds of measurements: in each, all systems run a point one after the other.
 
-A machine's speed changes from minute to minute, so figures are compared within a round only. A
-wrong answer of the product, or of what it is judged by, ends the run: nothing that it does fast
-would count.
+Every other round runs the systems in reverse order. A machine's speed changes from minute to
+minute, so figures are compared only within a round. A wrong answer of Flotilla or of `direct` ends
+the run: its speed would mean nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import math
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from http.client import HTTPConnection
 from typing import Any
 
 from load_tests.bench.measurement import Measurement
 from load_tests.bench.points import Point
-from load_tests.clients.load_client import Result, Spec
+from load_tests.clients.load_client import LoadResult, LoadSpec
 from load_tests.harness import machine
-from load_tests.harness.processes import ProcessError, Processes, python
+from load_tests.harness.errors import RunError, WrongAnswerError
+from load_tests.harness.http import post_json
+from load_tests.harness.processes import Processes, python_command
+from load_tests.harness.session import Progress
 from load_tests.systems.engine import request_body
 from load_tests.systems.registry import SYSTEMS
 from load_tests.systems.system import System
@@ -30,86 +32,88 @@ from load_tests.systems.system import System
 _SETTLE_S = 0.05
 _CLIENT_EXTRA_S = 15.0
 _CHECKED_TOKENS = 64
-_LABEL = "[simulated]"
-_FEWEST_REQUESTS = 30
-_LOGGED = Point("log", 16, 16, 64)
+_ANSWER_PREFIX = "[simulated]"
+_MIN_REQUESTS = 30
+_LOG_SIZE = Point("log-size", 16, 16, 64)
 _WARM_UP = (Point("warm-up", 8, 32, 8), Point("warm-up", 8, 32, 1, stream=False))
-
-Say = Callable[[str], None]
-
-
-class WrongAnswer(RuntimeError):
-    """A system does not answer as it must."""
 
 
 def measure(
-    processes: Processes, names: Sequence[str], points: Sequence[Point], rounds: int, say: Say
+    processes: Processes,
+    names: Sequence[str],
+    points: Sequence[Point],
+    rounds: int,
+    progress: Progress,
 ) -> tuple[list[Measurement], dict[str, float]]:
-    """All points, and what a token takes in the logs; `points` share one speed of the engine.
+    """Measure systems at points that share one engine speed.
 
-    Raises ProcessError, WrongAnswer.
+    Returns the measurements, and the bytes of Redis memory per token of log by system.
+    Raises ProcessError, WrongAnswerError.
     """
     (timing,) = {point.timing for point in points}
     systems, log_bytes, measurements = [], {}, []
     for name in names:
         system = SYSTEMS[name](processes, timing)
-        with some_may_fail(system, say):
+        with tolerate_failure(system, progress):
             system.start()
-            run_point(system, _LOGGED, 0)
-            logged = system.log_bytes()
-            if logged is not None:
-                log_bytes[name] = logged / (_LOGGED.requests * _LOGGED.tokens)
+            run_point(system, _LOG_SIZE, 0)
+            size = system.log_bytes()
+            if size is not None:
+                log_bytes[name] = size / (_LOG_SIZE.requests * _LOG_SIZE.tokens)
             check_answers(system)
             for point in _WARM_UP:
                 run_point(system, point, 0)
             systems.append(system)
-    for n_round, point, system in schedule(systems, points, rounds):
-        with some_may_fail(system, say):
-            measurement = run_point(system, point, n_round)
-            say(line(measurement))
+    for round_index, point, system in schedule(systems, points, rounds):
+        with tolerate_failure(system, progress):
+            measurement = run_point(system, point, round_index)
+            progress(progress_line(measurement))
             measurements.append(measurement)
     return measurements, log_bytes
 
 
 @contextlib.contextmanager
-def some_may_fail(system: System, say: Say) -> Iterator[None]:
-    """What the product is only compared with may fail: one line tells it, and the run goes on."""
+def tolerate_failure(system: System, progress: Progress) -> Iterator[None]:
+    """If a system with `may_fail` fails, print a line and go on; errors of others are raised."""
     try:
         yield
-    except (ProcessError, WrongAnswer) as error:
+    except RunError as error:
         if not system.may_fail:
             raise
-        say(f"{system.name} is left out here: {' '.join(str(error).split())[:300]}")
+        progress(f"{system.name} is left out here: {' '.join(str(error).split())[:300]}")
 
 
 def schedule(
     systems: Sequence[System], points: Sequence[Point], rounds: int
 ) -> Iterator[tuple[int, Point, System]]:
-    """Who runs what when."""
-    for n_round in range(rounds):
+    """Yield (round, point, system) in the order in which they are measured."""
+    for round_index in range(rounds):
         for point in points:
-            if n_round >= point.most_rounds:
+            if round_index >= point.max_rounds:
                 continue
-            for system in systems if n_round % 2 == 0 else reversed(systems):
+            for system in systems if round_index % 2 == 0 else reversed(systems):
                 if point.name not in system.skipped_points:
-                    yield n_round, point, system
+                    yield round_index, point, system
 
 
-def run_point(system: System, point: Point, n_round: int) -> Measurement:
-    """Load, and what everybody used meanwhile. Raises WrongAnswer."""
+def run_point(system: System, point: Point, round_index: int) -> Measurement:
+    """Run a point's load; measure the CPU time of the system's processes meanwhile.
+
+    Raises WrongAnswerError.
+    """
     load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
     redis_before = system.redis_counters()
     before = system.cpu_s()
-    client = run_client(spec_of(system, point, seed=n_round + 1))
+    client = run_client(load_spec(system, point, seed=round_index + 1))
     time.sleep(_SETTLE_S)
     after = system.cpu_s()
     redis_after = system.redis_counters()
     if client.errors:
-        raise WrongAnswer(f"{system.name} at {point.name}: {'; '.join(client.problems)}")
+        raise WrongAnswerError(f"{system.name} at {point.name}: {'; '.join(client.problems)}")
     return Measurement(
         system=system.name,
         point=point.name,
-        round=n_round,
+        round=round_index,
         unit=point.unit,
         step_s=point.step_s,
         client=client,
@@ -121,76 +125,76 @@ def run_point(system: System, point: Point, n_round: int) -> Measurement:
     )
 
 
-def spec_of(system: System, point: Point, seed: int = 1) -> Spec:
-    """What the load client is told."""
-    fewest = max(point.connections, min(point.requests, _FEWEST_REQUESTS))
-    return Spec(
+def load_spec(system: System, point: Point, seed: int = 1) -> LoadSpec:
+    """Return what the load client sends to this system at this point."""
+    minimum = max(point.connections, min(point.requests, _MIN_REQUESTS))
+    return LoadSpec(
         ports=tuple(system.ports),
         path=system.path,
         headers=dict(system.headers),
         body=json.dumps(request_body(tokens=point.tokens, stream=point.stream)),
         mode="open" if point.rate else "closed",
         connections=point.connections,
-        requests=max(fewest, point.requests // system.fewer_requests),
+        requests=max(minimum, point.requests // system.requests_divisor),
         ramp_s=point.ramp_s,
         rate=point.rate,
         seed=seed,
         tokens=point.tokens,
         events=point.tokens + system.extra_events if point.stream else 0,
-        contains="" if point.stream else _LABEL,
+        contains="" if point.stream else _ANSWER_PREFIX,
         timeout_s=20 + 10 * point.shortest_s,
     )
 
 
-def run_client(spec: Spec) -> Result:
-    """Raises WrongAnswer if the client fails."""
+def run_client(spec: LoadSpec) -> LoadResult:
+    """Run the load client in a process of its own. Raises WrongAnswerError if it fails."""
     client = subprocess.run(
-        python("load_tests.clients.load_client"),
+        python_command("load_tests.clients.load_client"),
         input=json.dumps(asdict(spec)) + "\n",
         capture_output=True,
         text=True,
         timeout=spec.timeout_s + _CLIENT_EXTRA_S,
     )
     if client.returncode:
-        raise WrongAnswer(f"the load client failed:\n{client.stderr[-2000:]}")
-    return Result(**json.loads(client.stdout))
+        raise WrongAnswerError(f"the load client failed:\n{client.stderr[-2000:]}")
+    return LoadResult(**json.loads(client.stdout))
 
 
 def check_answers(system: System) -> None:
-    """Both kinds must say the same, and as much as was asked for. Raises WrongAnswer."""
-    text = json.loads(_ask(system, stream=False))["choices"][0]["message"]["content"]
+    """Compare a streamed answer with one that is not; both must have the tokens asked for.
+
+    Raises WrongAnswerError.
+    """
+    text = json.loads(_request(system, stream=False))["choices"][0]["message"]["content"]
     streamed = "".join(
         choice["delta"].get("content") or ""
-        for event in _events(_ask(system, stream=True))
+        for event in _events(_request(system, stream=True))
         for choice in event["choices"]
     )
-    if not text.startswith(_LABEL) or len(text.split()) != _CHECKED_TOKENS or text != streamed:
-        raise WrongAnswer(f"{system.name}: whole answer {text!r}, streamed {streamed!r}")
+    if (
+        not text.startswith(_ANSWER_PREFIX)
+        or len(text.split()) != _CHECKED_TOKENS
+        or text != streamed
+    ):
+        raise WrongAnswerError(f"{system.name}: answer {text!r}, streamed {streamed!r}")
 
 
-def _ask(system: System, *, stream: bool) -> bytes:
-    connection = HTTPConnection("127.0.0.1", system.ports[0], timeout=30)
-    try:
-        body = json.dumps(request_body(tokens=_CHECKED_TOKENS, stream=stream))
-        headers = {"content-type": "application/json", **system.headers}
-        connection.request("POST", system.path, body, headers)
-        response = connection.getresponse()
-        answer = response.read()
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise WrongAnswer(f"{system.name}: status {response.status}: {answer[:500]!r}")
+def _request(system: System, *, stream: bool) -> str:
+    body = request_body(tokens=_CHECKED_TOKENS, stream=stream)
+    status, answer = post_json(system.ports[0], system.path, body, system.headers)
+    if status != 200:
+        raise WrongAnswerError(f"{system.name}: status {status}: {answer[:500]!r}")
     return answer
 
 
-def _events(stream: bytes) -> Iterator[dict[str, Any]]:
-    for part in stream.split(b"\n\n"):
-        if part.startswith(b"data: {"):
-            yield json.loads(part.removeprefix(b"data: "))
+def _events(stream: str) -> Iterator[dict[str, Any]]:
+    for part in stream.split("\n\n"):
+        if part.startswith("data: {"):
+            yield json.loads(part.removeprefix("data: "))
 
 
-def line(measurement: Measurement) -> str:
-    """One measurement, for those who watch."""
+def progress_line(measurement: Measurement) -> str:
+    """Return the line that is printed after a measurement."""
     client = measurement.client
     cpu = " ".join(
         f"{label} {measurement.process_us(label):.0f}" for label in sorted(measurement.cpu_s)

@@ -1,8 +1,7 @@
-"""What the product must reach, and what it aims at. Pure.
+"""The targets: a limit and a goal for each figure of `flotilla`. Pure.
 
-Every target bounds one figure of `flotilla` from above. Figures are paired within a round; a target
-is met if the median is within the bound. One whose peer or point was not measured is not judged,
-nor a wall time on a machine whose host gives its CPUs to others.
+A target is met if the median over the rounds is at most the limit. A target is not evaluated if its
+peer or point was not measured, nor a wall time if the machine's host took too much CPU time.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from load_tests.bench.figures import Figures, Spread, spread
+from load_tests.bench.figures import Figures
+from load_tests.harness.spread import Spread, spread
 
 PRODUCT = "flotilla"
 
@@ -19,9 +19,9 @@ Figure = Callable[[Figures], Spread | None]
 
 
 class Verdict(Enum):
-    """How a target stands."""
+    """Whether a figure reaches its goal or its limit."""
 
-    AIM = "aim reached"
+    GOAL = "goal reached"
     MET = "met"
     MISSED = "missed"
     NOT_MEASURED = "not measured"
@@ -29,38 +29,39 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A bound on one figure."""
+    """Limit and goal of one figure; smaller is better."""
 
     name: str
-    must: float
-    aim: float
+    limit: float
+    """The target is missed above it."""
+    goal: float
     figure: Figure
     unit: str = ""
-    """Of the figure and its bounds; empty is a ratio."""
+    """Unit of the figure; empty for a ratio."""
     peer: str = ""
-    """The system besides `direct` that has to be measured too."""
+    """The other project's system with which the figure compares; empty: none."""
 
     @property
     def digits(self) -> int:
-        """Decimals that tell a figure from its bound."""
-        return 3 if 0 < self.must < 0.1 else 2
+        """Decimals with which the figure is printed."""
+        return 3 if 0 < self.limit < 0.1 else 2
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """A target and what was measured."""
+class TargetResult:
+    """A target, the measured figure, and the verdict."""
 
     target: Target
     measured: Spread | None
     verdict: Verdict
 
     def __str__(self) -> str:
-        """The figure and the bound."""
+        """Return figure and limit as text."""
         unit = f" {self.target.unit}" if self.target.unit else ""
         if self.measured is None:
             return f"{self.target.name}: not measured"
         figure = f"{self.measured.median:.{self.target.digits}f}"
-        return f"{self.target.name} {figure}{unit}, must be <= {self.target.must:g}{unit}"
+        return f"{self.target.name} {figure}{unit}, limit {self.target.limit:g}{unit}"
 
 
 def _front(point: str, peer: str = "") -> Figure:
@@ -121,30 +122,30 @@ TARGETS = (
         1.0,
         lambda figures: figures.growth(PRODUCT, "total_us", "c256", "c64"),
     ),
-    Target("gateway memory per open, silent stream", 16.0, 12.0, _stream_kb, "KB"),
+    Target("gateway memory per open stream without tokens", 16.0, 12.0, _stream_kb, "KB"),
     Target("Redis log per token", 60.0, 30.0, _log_bytes, "bytes"),
 )
 
 
-def judge(figures: Figures, *, peers: bool) -> list[Judgement]:
-    """Every target that the run could be judged by: those against peers only if `peers`."""
-    return [_judge(target, figures) for target in TARGETS if peers or not target.peer]
+def evaluate(figures: Figures, *, peers: bool) -> list[TargetResult]:
+    """Compare a run with all targets; with those that compare with peers only if `peers`."""
+    return [_evaluate(target, figures) for target in TARGETS if peers or not target.peer]
 
 
-def last_line(judgements: list[Judgement]) -> str:
-    """The run in one line."""
-    missed = [str(item) for item in judgements if item.verdict is Verdict.MISSED]
+def last_line(results: list[TargetResult]) -> str:
+    """Return the verdict on the whole run in one line."""
+    missed = [str(item) for item in results if item.verdict is Verdict.MISSED]
     if missed:
         return f"TARGETS missed: {'; '.join(missed)}"
-    unknown = [item.target.name for item in judgements if item.verdict is Verdict.NOT_MEASURED]
+    unknown = [item.target.name for item in results if item.verdict is Verdict.NOT_MEASURED]
     return f"TARGETS met, but not measured: {'; '.join(unknown)}" if unknown else "TARGETS met"
 
 
-def _judge(target: Target, figures: Figures) -> Judgement:
+def _evaluate(target: Target, figures: Figures) -> TargetResult:
     measured = target.figure(figures)
     if measured is None:
-        return Judgement(target, None, Verdict.NOT_MEASURED)
-    if measured.median > target.must:
-        return Judgement(target, measured, Verdict.MISSED)
-    verdict = Verdict.AIM if measured.median <= target.aim else Verdict.MET
-    return Judgement(target, measured, verdict)
+        return TargetResult(target, None, Verdict.NOT_MEASURED)
+    if measured.median > target.limit:
+        return TargetResult(target, measured, Verdict.MISSED)
+    verdict = Verdict.GOAL if measured.median <= target.goal else Verdict.MET
+    return TargetResult(target, measured, verdict)

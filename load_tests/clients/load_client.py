@@ -1,18 +1,22 @@
-"""The load client: one thread, `epoll`, plain sockets. `python -m load_tests.clients.load_client` < spec.
+"""The load client: one thread, `epoll`, plain sockets.
 
-A spec (JSON) comes on stdin, the result (JSON) goes to stdout. It is a process of its own, so that
-its work is not counted as anybody else's, and it does next to nothing per token: one `recv`, one
-clock reading, one count of bytes. An asyncio client would cost as much as the servers it measures.
+`python -m load_tests.clients.load_client` reads a `LoadSpec` (one line of JSON) from stdin and
+prints a `LoadResult` (JSON). It is a process of its own, so that its CPU time is not counted as a
+server's, and it does little per token: one `recv`, one clock reading, one count of bytes. An
+asyncio client would cost as much as the servers that it measures.
 
-A closed loop keeps `connections` requests open until `requests` have been answered. An open loop
-sends at the times of a Poisson process of `rate` requests a second, whatever has been answered.
-`hold` opens `connections` streams, says so in one line when all have their first event, and closes
-them when it is sent a line.
+Three modes:
 
-Times are seconds, on the monotonic clock. The time to the first token counts from the last byte of
-the request to the first event of the answer; every server sends its first event with the first
-token. A gap is the time between two reads that brought events; events that came in one read have
-gaps of 0.
+- `closed`: `connections` requests are open at any time until `requests` have been answered.
+- `open`: requests are sent at the times of a Poisson process of `rate` requests a second, however
+  many have been answered.
+- `hold`: opens `connections` streams, prints one line when each has had its first event, and closes
+  them when it receives a line on stdin.
+
+Times are seconds of the monotonic clock. The time to the first token is counted from the last byte
+of the request to the first event of the response; every server sends its first event with the first
+token. A gap is the time between two reads that contained events; further events of the same read
+have gaps of 0.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from load_tests.clients.response_parser import Answer
+from load_tests.clients.response_parser import ResponseParser
 
 _READ_BYTES = 1 << 15
 _CONNECT_S = 10.0
@@ -39,8 +43,8 @@ _SHOWN_PROBLEMS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """One run of the client."""
+class LoadSpec:
+    """What one run of the client sends, and what it checks."""
 
     ports: tuple[int, ...]
     body: str
@@ -50,27 +54,27 @@ class Spec:
     connections: int = 1
     requests: int = 1
     ramp_s: float = 0.0
-    """Between the first requests of two connections; a herd is not what is measured."""
+    """Seconds between the first requests of two connections, so that not all start at once."""
     rate: float = 0.0
     """Requests a second of an open loop."""
     seed: int = 1
     tokens: int = 1
-    """What an answer must have."""
+    """Tokens of each response; only used to count them."""
     events: int = 0
-    """What a streamed answer must have, `[DONE]` included; 0 if it is not streamed."""
+    """What a streamed response must have, `[DONE]` included; 0 if it is not streamed."""
     least_events: int = 0
-    """So many are enough, because events may bring several tokens; 0: it must be `events`."""
+    """Fewest events, where one event may carry several tokens; 0: exactly `events`."""
     contains: str = ""
-    """What an answer that is not streamed must contain."""
+    """Text that a response that is not streamed must contain."""
     timeout_s: float = 60.0
 
 
 @dataclass(slots=True)
-class Result:
-    """What came of it. Times are seconds; those of no measurement are NaN."""
+class LoadResult:
+    """What one run measured. Times are seconds; NaN means not measured."""
 
     done: int = 0
-    """Answers that were complete and right."""
+    """Responses that passed all checks."""
     errors: int = 0
     problems: list[str] = field(default_factory=list)
     """The most common reasons for errors."""
@@ -84,19 +88,19 @@ class Result:
     e2e_p50_s: float = math.nan
     e2e_p99_s: float = math.nan
     late_p99_s: float = math.nan
-    """How much later than planned an open loop's requests were sent."""
+    """How much later than planned an open loop sent its requests."""
     running_mean: float = math.nan
-    """Requests that were open at once, over the run."""
+    """Mean number of requests open at once."""
     bytes_read: int = 0
     reads: int = 0
     cpu_s: float = 0.0
-    """The client's own."""
+    """CPU seconds of the client itself."""
     opened: int = 0
-    """Connections."""
+    """Connections opened."""
 
 
 class _Connection:
-    __slots__ = ("answer", "first", "last", "port", "reused", "sent", "socket", "started")
+    __slots__ = ("first", "last", "port", "response", "reused", "sent", "socket", "started")
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -104,20 +108,20 @@ class _Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.reused = False
-        self.answer: Answer | None = None
+        self.response: ResponseParser | None = None
         self.started = self.sent = self.first = self.last = 0.0
 
 
 class LoadClient:
-    """Runs one spec."""
+    """Runs one LoadSpec."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
         self._request = _request(spec)
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
         self._free: deque[_Connection] = deque()
-        self._result = Result()
+        self._result = LoadResult()
         self._problems: Counter[str] = Counter()
         self._ttft: list[float] = []
         self._gaps: list[float] = []
@@ -128,7 +132,8 @@ class LoadClient:
         self._n_ended = 0
         self._n_first = 0
 
-    def run(self) -> Result:
+    def run(self) -> LoadResult:
+        """Send the load and wait for the responses, at most `timeout_s` seconds."""
         cpu_s, began = time.process_time(), time.perf_counter()
         until = began + self._spec.timeout_s
         if self._spec.mode == "open":
@@ -150,7 +155,7 @@ class LoadClient:
                 self._start(self._connect())
             while self._free and self._n_started + to_open < spec.requests:
                 self._start(self._free.popleft())
-            self._turn(due - now if to_open else _POLL_S)
+            self._poll_once(due - now if to_open else _POLL_S)
 
     def _open_loop(self, began: float, until: float) -> None:
         spec = self._spec
@@ -161,7 +166,7 @@ class LoadClient:
                 self._late.append(now - due)
                 self._start(self._free.pop() if self._free else self._connect())
                 due += draw.expovariate(spec.rate)
-            self._turn(due - now if self._n_started < spec.requests else _POLL_S)
+            self._poll_once(due - now if self._n_started < spec.requests else _POLL_S)
 
     def _hold(self, began: float, until: float) -> None:
         to_open = self._spec.connections
@@ -175,10 +180,10 @@ class LoadClient:
                 to_open -= 1
                 due += self._spec.ramp_s
                 self._start(self._connect())
-            self._turn(due - now if to_open else _POLL_S)
+            self._poll_once(due - now if to_open else _POLL_S)
         print(json.dumps({"held": self._n_first}), flush=True)
         self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
-        while self._turn(_POLL_S) and time.perf_counter() < until:
+        while self._poll_once(_POLL_S) and time.perf_counter() < until:
             pass
 
     def _connect(self) -> _Connection:
@@ -195,7 +200,7 @@ class LoadClient:
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
-        connection.answer = Answer()
+        connection.response = ResponseParser()
         connection.first = 0.0
         try:
             n_sent = connection.socket.send(self._request)
@@ -204,11 +209,11 @@ class LoadClient:
                 connection.socket.sendall(self._request[n_sent:])
                 connection.socket.setblocking(False)
         except OSError:
-            pass  # the read that follows finds the connection's end
+            pass  # the next read finds that the connection is closed
         connection.sent = time.perf_counter()
 
-    def _turn(self, wait_s: float) -> bool:
-        """Read what there is, or wait for it; False if stdin has something."""
+    def _poll_once(self, wait_s: float) -> bool:
+        """Wait at most `wait_s` for data and handle it; return False if stdin has data."""
         result = self._result
         for fd, _ in self._epoll.poll(max(0.0, wait_s)):
             connection = self._connections.get(fd)
@@ -223,11 +228,11 @@ class LoadClient:
             now = time.perf_counter()
             result.reads += 1
             result.bytes_read += len(data)
-            answer = connection.answer
-            if not data or answer is None:
-                self._ended(connection, now)
+            response = connection.response
+            if not data or response is None:
+                self._on_close(connection, now)
                 continue
-            new = answer.feed(data)
+            new = response.feed(data)
             if new:
                 if connection.first:
                     self._gaps.append(now - connection.last)
@@ -238,14 +243,14 @@ class LoadClient:
                     self._no_gaps += new - 1
                     self._n_first += 1
                 connection.last = now
-            if answer.done:
-                self._answered(connection, answer, now)
+            if response.done:
+                self._on_response(connection, response, now)
         return True
 
-    def _answered(self, connection: _Connection, answer: Answer, now: float) -> None:
+    def _on_response(self, connection: _Connection, response: ResponseParser, now: float) -> None:
         self._n_ended += 1
-        connection.answer = None
-        problem = _problem(self._spec, answer)
+        connection.response = None
+        problem = _problem(self._spec, response)
         if problem:
             self._problems[problem] += 1
         else:
@@ -254,45 +259,45 @@ class LoadClient:
             self._e2e.append(now - connection.started)
             if not self._spec.events:
                 self._ttft.append(now - connection.sent)
-        if answer.closing:
-            self._drop(connection)
+        if response.closing:
+            self._close(connection)
             connection = self._connect()
         connection.reused = True
         self._free.append(connection)
 
-    def _ended(self, connection: _Connection, now: float) -> None:
-        """The server has closed the connection, or says something that nobody asked for."""
-        answer = connection.answer
-        self._drop(connection)
-        if answer is None:
+    def _on_close(self, connection: _Connection, now: float) -> None:
+        """The server closed the connection, or sent data without a request."""
+        response = connection.response
+        self._close(connection)
+        if response is None:
             if connection in self._free:
                 self._free.remove(connection)
                 if self._spec.mode == "closed":
                     self._free.append(self._connect())
             return
-        if connection.reused and not answer.started:
-            # Kept alive for too long: whoever keeps connections sends the request again.
+        if connection.reused and not response.started:
+            # The server closed an idle kept-alive connection: send the request again.
             again = self._connect()
             again.started = connection.started
             self._send(again)
             return
-        answer.end()
-        if answer.done:
-            answer.closing = False
+        response.end()
+        if response.done:
+            response.closing = False
             replacement = self._connect()
             replacement.started, replacement.sent = connection.started, connection.sent
-            self._answered(replacement, answer, now)
+            self._on_response(replacement, response, now)
             return
         self._n_ended += 1
-        self._problems["the connection ended before the answer did"] += 1
+        self._problems["the connection closed before the end of the response"] += 1
         if self._spec.mode == "closed":
             self._free.append(self._connect())
 
-    def _drop(self, connection: _Connection) -> None:
+    def _close(self, connection: _Connection) -> None:
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
 
-    def _finish(self, wall_s: float, cpu_s: float) -> Result:
+    def _finish(self, wall_s: float, cpu_s: float) -> LoadResult:
         result = self._result
         if self._spec.mode != "hold":
             missing = self._spec.requests - self._n_ended
@@ -311,12 +316,12 @@ class LoadClient:
         result.late_p99_s = _p50_p99(self._late)[1]
         result.running_mean = sum(self._e2e) / wall_s
         for connection in list(self._connections.values()):
-            self._drop(connection)
+            self._close(connection)
         self._epoll.close()
         return result
 
 
-def _request(spec: Spec) -> bytes:
+def _request(spec: LoadSpec) -> bytes:
     body = spec.body.encode()
     headers = {
         "Host": f"127.0.0.1:{spec.ports[0]}",
@@ -329,20 +334,20 @@ def _request(spec: Spec) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def _problem(spec: Spec, answer: Answer) -> str:
-    """Why an answer is wrong, if it is."""
-    if answer.status != 200:
-        return f"status {answer.status}: {answer.body[:200]!r}"
-    enough = spec.least_events and answer.events >= spec.least_events
-    if answer.events != spec.events and not enough:
-        return f"{answer.events} events instead of {spec.events}"
-    if spec.contains.encode() not in answer.body:
-        return f"no {spec.contains!r} in {answer.body[:200]!r}"
+def _problem(spec: LoadSpec, response: ResponseParser) -> str:
+    """Return why a response is wrong, or an empty string."""
+    if response.status != 200:
+        return f"status {response.status}: {response.body[:200]!r}"
+    enough = spec.least_events and response.events >= spec.least_events
+    if response.events != spec.events and not enough:
+        return f"{response.events} events instead of {spec.events}"
+    if spec.contains.encode() not in response.body:
+        return f"no {spec.contains!r} in {response.body[:200]!r}"
     return ""
 
 
 def _p50_p99(values: list[float]) -> tuple[float, float]:
-    """Nearest rank; sorts in place."""
+    """Return two percentiles (nearest rank); sorts the list in place."""
     if not values:
         return math.nan, math.nan
     values.sort()
@@ -358,11 +363,13 @@ def _deviation(values: Iterable[float]) -> float:
     return math.sqrt(sum((item - mean) ** 2 for item in items) / len(items))
 
 
-def parse_spec(data: dict[str, Any]) -> Spec:
-    return Spec(**{**data, "ports": tuple(data["ports"])})
+def parse_spec(data: dict[str, Any]) -> LoadSpec:
+    """Make a LoadSpec of decoded JSON."""
+    return LoadSpec(**{**data, "ports": tuple(data["ports"])})
 
 
 def main() -> None:
+    """Read a spec from stdin, run it, print the result."""
     gc.disable()
     spec = parse_spec(json.loads(sys.stdin.readline()))
     print(json.dumps(asdict(LoadClient(spec).run())), flush=True)

@@ -1,9 +1,10 @@
-"""All kinds of clients at once, each of which knows what it must get.
+"""Clients of all kinds at once, each of which checks its answer against the expected text.
 
-`python -m load_tests.clients.mixed_client SPEC RESULT`: two files in JSON, `MixedSpec` and `MixedResult`.
+`python -m load_tests.clients.mixed_client SPEC RESULT`: two JSON files, `MixedSpec` (read) and
+`MixedResult` (written).
 
-The simulated engine's answer is a function of the request, so every client compares what it got
-with the text that it computes itself: a token that is missing, doubled or somebody else's is found.
+The simulated engine's answer is a function of the request, so each client computes the text that it
+must get: a token that is missing, doubled or another request's is detected.
 """
 
 from __future__ import annotations
@@ -22,19 +23,28 @@ from typing import Any
 import httpx
 import uvloop
 
-from load_tests.systems.engine import MODEL
-from worker.engines.simulated.batch import Generation
-from worker.engines.simulated.request import ChatBody, sampling
+from load_tests.clients.expected_text import expected_text
+from load_tests.clients.token_difference import find_difference, tokens_of
+from load_tests.harness.errors import WrongAnswerError
+from load_tests.systems.engine import CHAT_PATH, MODEL
 
-CHAT = "/v1/chat/completions"
-MIX = {"stream": 40, "plain": 25, "job": 10, "follow": 5, "leave": 10, "give_up": 5, "cancel": 5}
-"""Methods of `MixedClient`: what one client does, and how many in a hundred do it."""
+MIX = {
+    "stream": 40,
+    "call": 25,
+    "poll_job": 10,
+    "follow_events": 5,
+    "disconnect": 10,
+    "time_out": 5,
+    "cancel_job": 5,
+}
+"""Methods of `MixedClient`, each one kind of client, and how many of a hundred clients call it."""
 
 _TIMEOUT_S = 60.0
-_SHORT, _USUAL, _ENDLESS = (1, 8), (8, 64), (2000, 2001)
-"""Tokens of an answer; nobody waits for the end of the last."""
-_PATIENCE_S = (0.1, 1.0)
-_SHOWN = 300
+_SHORT, _MEDIUM, _LONG = (1, 8), (8, 64), (2000, 2001)
+"""Tokens of an answer (from, below); no client reads a long one to its end."""
+_CLIENT_TIMEOUT_S = (0.1, 1.0)
+_MAX_REASON = 300
+"""Characters."""
 
 Headers = dict[str, str]
 Json = dict[str, Any]
@@ -42,53 +52,38 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MixedSpec:
-    """What the clients do."""
+    """How many clients come, and as whom."""
 
     url: str
     api_keys: list[str]
-    """Each is a tenant."""
+    """One per tenant."""
     seconds: float
-    """In which clients come; they are waited for."""
+    """How long new clients start; all are then awaited."""
     rate: float
-    """Clients a second, at the times of a Poisson process."""
+    """New clients a second, at the times of a Poisson process."""
     seed: int = 1
 
 
 @dataclass(slots=True)
 class MixedResult:
-    """What they saw."""
+    """What all clients got."""
 
     right: dict[str, int] = field(default_factory=dict)
-    """By kind of client."""
+    """Clients whose checks all passed, by kind."""
     wrong: dict[str, int] = field(default_factory=dict)
-    """By kind of client and reason."""
+    """The others, by kind and reason."""
     tokens: int = 0
-    """In right answers that were read to their end."""
+    """Tokens of the answers that were read to their end and right."""
     seconds: float = 0.0
     cpu_s: float = 0.0
-    """The clients' own."""
-
-
-class Wrong(Exception):
-    """An answer is not what it must be."""
-
-
-async def expected(body: Json) -> str:
-    """What the simulated engine says to a chat request."""
-    asked = ChatBody.model_validate(body)
-    generation = Generation(stream=False, journal=None)
-    generation.add(0, asked.prompt(), sampling(asked, None), asked.max_tokens or 1)
-    (sequence,) = generation.sequences
-    while sequence.finish_reason is None:
-        sequence.advance()
-    return "".join(delta.text for delta in await generation.next_deltas())
+    """CPU seconds of the process of the clients."""
 
 
 class MixedClient:
-    """Runs one spec."""
+    """Runs one MixedSpec."""
 
     def __init__(self, spec: MixedSpec, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """`transport` replaces the network."""
+        """`transport` replaces the network in tests."""
         self._spec = spec
         self._draw = random.Random(spec.seed)
         self._result = MixedResult()
@@ -98,7 +93,7 @@ class MixedClient:
         )
 
     async def run(self) -> MixedResult:
-        """Returns when all have ended."""
+        """Start all clients and wait until each has ended."""
         began, cpu_s = time.monotonic(), time.process_time()
         due = began
         async with self._http, asyncio.TaskGroup() as clients:
@@ -117,19 +112,17 @@ class MixedClient:
             async with asyncio.timeout(_TIMEOUT_S):
                 await getattr(self, kind)(headers)
         except Exception as error:
-            reason = f"{kind}: {error!r}"[:_SHOWN]
+            reason = f"{kind}: {error!r}"[:_MAX_REASON]
             self._result.wrong[reason] = self._result.wrong.get(reason, 0) + 1
             print(time.strftime("%X"), reason, file=sys.stderr, flush=True)
         else:
             self._result.right[kind] = self._result.right.get(kind, 0) + 1
 
-    # --- what clients do ---
-
     async def stream(self, headers: Headers) -> None:
-        """Reads a stream to its end."""
-        body = self._body(_USUAL, stream=True)
+        """Read a streamed answer to its end."""
+        body = self._body(_MEDIUM, stream=True)
         text, ends = "", []
-        async for data in self._read("POST", CHAT, headers, body):
+        async for data in self._read("POST", CHAT_PATH, headers, body):
             if data == "[DONE]":
                 ends.append(data)
                 continue
@@ -139,30 +132,30 @@ class MixedClient:
                 ends.append(choice["finish_reason"])
         await self._check(text, body)
         if ends not in (["stop", "[DONE]"], ["length", "[DONE]"]):
-            raise Wrong(f"the stream ends with {ends}")
+            raise WrongAnswerError(f"the stream ends with {ends}")
 
-    async def plain(self, headers: Headers) -> None:
-        """Gets a short answer in one piece."""
+    async def call(self, headers: Headers) -> None:
+        """Get a short answer that is not streamed."""
         body = self._body(_SHORT)
-        answer = _ok(await self._http.post(CHAT, json=body, headers=headers))
+        answer = _checked_json(await self._http.post(CHAT_PATH, json=body, headers=headers))
         await self._check(answer["choices"][0]["message"]["content"], body)
 
-    async def job(self, headers: Headers) -> None:
-        """Submits a job and polls it."""
-        body = self._body(_USUAL)
+    async def poll_job(self, headers: Headers) -> None:
+        """Submit a job and poll it until it has ended."""
+        body = self._body(_MEDIUM)
         path = await self._submit(headers, body)
         job: Json = {"state": "queued"}
         while job["state"] in ("queued", "in_progress"):
-            job = _ok(await self._http.get(path, params={"wait": 5}, headers=headers))
+            job = _checked_json(await self._http.get(path, params={"wait": 5}, headers=headers))
         if job["state"] != "completed":
-            raise Wrong(f"the job is {job['state']}: {job['error']}")
+            raise WrongAnswerError(f"the job is {job['state']}: {job['error']}")
         if job["text"] != job["result"]["choices"][0]["message"]["content"]:
-            raise Wrong("the job's journal and its result differ")
+            raise WrongAnswerError("the job's text and its result differ")
         await self._check(job["text"], body)
 
-    async def follow(self, headers: Headers) -> None:
-        """Submits a job and reads its events."""
-        body = self._body(_USUAL)
+    async def follow_events(self, headers: Headers) -> None:
+        """Submit a job and read its events as a stream."""
+        body = self._body(_MEDIUM)
         path = await self._submit(headers, body)
         text, job = "", Json()
         async for data in self._read("GET", f"{path}/events", headers):
@@ -172,42 +165,40 @@ class MixedClient:
             else:
                 text += event["choices"][0]["text"]
         if job["state"] != "completed" or job["text"] != text:
-            raise Wrong(f"the job is {job['state']}, its events say {text!r}")
+            raise WrongAnswerError(f"the job is {job['state']}, its events contain {text!r}")
         await self._check(text, body)
 
-    async def leave(self, headers: Headers) -> None:
-        """Reads a few chunks of a long stream."""
-        body = self._body(_ENDLESS, stream=True, ignore_eos=True)
+    async def disconnect(self, headers: Headers) -> None:
+        """Close the connection after a few chunks of a long stream."""
+        body = self._body(_LONG, stream=True, ignore_eos=True)
         chunks, text = self._draw.randrange(1, 20), ""
-        async with aclosing(self._read("POST", CHAT, headers, body)) as events:
+        async with aclosing(self._read("POST", CHAT_PATH, headers, body)) as events:
             async for data in events:
                 text += json.loads(data)["choices"][0]["delta"].get("content") or ""
                 chunks -= 1
                 if not chunks:
                     break
-        _check_beginning(text, await expected(body))
+        _compare(text, await expected_text(body), complete=False)
 
-    async def give_up(self, headers: Headers) -> None:
-        """Leaves before a long answer in one piece has come."""
-        body = self._body(_ENDLESS, ignore_eos=True)
+    async def time_out(self, headers: Headers) -> None:
+        """Close the connection before a long answer that is not streamed arrives."""
+        body = self._body(_LONG, ignore_eos=True)
         try:
-            async with asyncio.timeout(self._draw.uniform(*_PATIENCE_S)):
-                _ok(await self._http.post(CHAT, json=body, headers=headers))
+            async with asyncio.timeout(self._draw.uniform(*_CLIENT_TIMEOUT_S)):
+                _checked_json(await self._http.post(CHAT_PATH, json=body, headers=headers))
         except TimeoutError:
             return
-        raise Wrong("the answer came too soon")
+        raise WrongAnswerError("a long answer arrived too early")
 
-    async def cancel(self, headers: Headers) -> None:
-        """Submits a long job and cancels it."""
-        body = self._body(_ENDLESS, ignore_eos=True)
+    async def cancel_job(self, headers: Headers) -> None:
+        """Submit a long job and cancel it."""
+        body = self._body(_LONG, ignore_eos=True)
         path = await self._submit(headers, body)
-        await asyncio.sleep(self._draw.uniform(*_PATIENCE_S))
-        job = _ok(await self._http.post(f"{path}/cancel", headers=headers))
+        await asyncio.sleep(self._draw.uniform(*_CLIENT_TIMEOUT_S))
+        job = _checked_json(await self._http.post(f"{path}/cancel", headers=headers))
         if job["state"] != "cancelled":
-            raise Wrong(f"the job is {job['state']}")
-        _check_beginning(job["text"], await expected(body))
-
-    # --- what they have in common ---
+            raise WrongAnswerError(f"the job is {job['state']}")
+        _compare(job["text"], await expected_text(body), complete=False)
 
     def _body(self, tokens: tuple[int, int], **fields: Any) -> Json:
         words = " ".join(["Say it again."] * self._draw.randrange(1, 60))
@@ -220,54 +211,43 @@ class MixedClient:
         }
 
     async def _submit(self, headers: Headers, body: Json) -> str:
-        wanted = {"endpoint": CHAT, "body": body}
+        wanted = {"endpoint": CHAT_PATH, "body": body}
         response = await self._http.post("/jobs", json=wanted, headers=headers)
-        _ok(response, 202)
+        _checked_json(response, 202)
         return response.headers["location"]
 
     async def _read(
         self, method: str, path: str, headers: Headers, body: Json | None = None
     ) -> AsyncGenerator[str, None]:
-        """The data of an answer's events."""
+        """Yield the data of each event of a stream."""
         async with self._http.stream(method, path, json=body, headers=headers) as response:
             if response.status_code != 200:
-                raise Wrong(f"status {response.status_code}: {await response.aread()!r}")
+                raise WrongAnswerError(f"status {response.status_code}: {await response.aread()!r}")
             async for line in response.aiter_lines():
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
 
     async def _check(self, text: str, body: Json) -> None:
-        whole = await expected(body)
-        if text != whole:
-            raise Wrong(difference(text, whole))
+        _compare(text, await expected_text(body), complete=True)
         self._result.tokens += len(text.split())
 
 
-def _ok(response: httpx.Response, status: int = 200) -> Json:
+def _checked_json(response: httpx.Response, status: int = 200) -> Json:
     if response.status_code != status:
-        raise Wrong(f"status {response.status_code}: {response.text}")
+        raise WrongAnswerError(f"status {response.status_code}: {response.text}")
     answer: Json = response.json()
     return answer
 
 
-def _check_beginning(text: str, whole: str) -> None:
-    if not whole.startswith(text):
-        raise Wrong(difference(text, whole))
-
-
-def difference(text: str, whole: str) -> str:
-    """Where a text leaves the right one."""
-    found, right = text.split(" "), whole.split(" ")
-    n = next((i for i, (a, b) in enumerate(zip(found, right, strict=False)) if a != b), -1)
-    if n < 0:
-        n = min(len(found), len(right))
-    return (
-        f"token {n + 1} is {found[n : n + 3]} instead of {right[n : n + 3]}, "
-        f"of {len(found)} instead of {len(right)}"
-    )
+def _compare(text: str, expected: str, *, complete: bool) -> None:
+    """Raise WrongAnswerError if the text differs; one that is not `complete` may end early."""
+    difference = find_difference(tokens_of(text), tokens_of(expected), complete=complete)
+    if difference is not None:
+        raise WrongAnswerError(str(difference))
 
 
 def main() -> None:
+    """Run the spec of the first file; write the result into the second."""
     spec, result = map(Path, sys.argv[1:])
     client = MixedClient(MixedSpec(**json.loads(spec.read_text())))
     found = uvloop.run(client.run())

@@ -1,4 +1,7 @@
-"""One HTTP/1.1 answer as the load client reads it: its head once, then events counted as bytes."""
+"""Parses one HTTP/1.1 response for the load client, at the lowest cost per token.
+
+The head is parsed once; in the body only the events of a stream are counted.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ _EVENT = b"data: "
 _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"\n0\r\n\r\n"
 _KEPT = len(_EVENT) - 1
-assert len(_LAST_CHUNK) == _KEPT + 1, "both are found across two reads by the same kept bytes"
+"""Bytes kept from one read to the next, to find a pattern that is split between them."""
+assert len(_LAST_CHUNK) == _KEPT + 1, "the kept bytes must serve for both patterns"
 
 
-class Answer:
-    """Feed it what was read until it is `done`.
+class ResponseParser:
+    """Counts events and finds the end of one response. Call `feed` until `done`.
 
-    Chunks are not taken apart: an event that a proxy has cut in two inside the word `data: ` is not
-    counted, and its answer then fails the client's count.
+    HTTP chunks are not decoded: an event whose `data: ` is split by a chunk boundary is not
+    counted, and the response then fails the client's check of the number of events.
     """
 
     __slots__ = (
@@ -33,7 +37,7 @@ class Answer:
         self.events = 0
         self.done = False
         self.closing = False
-        """The server ends the connection behind this answer."""
+        """The server closes the connection after this response."""
         self._head: bytes | None = b""
         self._left = 0
         self._chunked = False
@@ -42,16 +46,16 @@ class Answer:
 
     @property
     def started(self) -> bool:
-        """Something of it has come."""
+        """Whether any byte of it was received."""
         return self._head is None or bool(self._head)
 
     @property
     def body(self) -> bytes:
-        """What is not an event stream is kept, framing included."""
+        """The body, with its chunk framing; empty for an event stream, which is not kept."""
         return b"".join(self._parts or ())
 
     def feed(self, data: bytes) -> int:
-        """How many events begin in `data`."""
+        """Parse received bytes; return how many events begin in them."""
         if self._head is not None:
             data = self._read_head(self._head + data)
             if self._head is not None:
@@ -72,11 +76,11 @@ class Answer:
         return new
 
     def end(self) -> None:
-        """The connection has ended: so has an answer of unknown length."""
+        """The connection was closed, which ends a response of unknown length."""
         self.done = self._head is None and not self._chunked and self._left < 0
 
     def _read_head(self, data: bytes) -> bytes:
-        """What follows the head, if that is complete."""
+        """Return the bytes after the head, or nothing while the head is incomplete."""
         head, end, rest = data.partition(_HEAD_END)
         if not end:
             self._head = data
@@ -94,5 +98,5 @@ class Answer:
         if not fields.get(b"content-type", b"").startswith(b"text/event-stream"):
             self._parts = []
         if self._chunked:
-            self._part = b"\n"  # the last chunk may be the first
+            self._part = b"\n"  # the terminating chunk may be the first one
         return rest

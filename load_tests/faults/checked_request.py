@@ -1,33 +1,32 @@
-"""A request of a test client, and the tokens that an undisturbed fleet answers."""
+"""A request whose right answer is known, so that a client can check every token of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from load_tests.clients.mixed_client import expected
-from load_tests.clients.token_difference import words
+from load_tests.clients.expected_text import expected_text
+from load_tests.clients.token_difference import tokens_of
 from load_tests.systems.engine import MODEL
-
-CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The simulated engine's answer is a function of the request, so it is known beforehand."""
+class CheckedRequest:
+    """A chat completion request to the simulated engine, and the tokens of its answer."""
 
     tag: str
-    """In the prompt, and in no other: the answer is nobody else's."""
+    """Part of this prompt only: no other request has the same answer."""
     body: dict[str, Any]
     tokens: tuple[str, ...]
 
     @property
     def stream(self) -> bool:
+        """Whether the answer is streamed."""
         return bool(self.body["stream"])
 
 
-async def question(tag: str, tokens: int, *, stream: bool) -> Question:
-    """One whose answer has exactly so many tokens."""
+async def checked_request(tag: str, tokens: int, *, stream: bool) -> CheckedRequest:
+    """Make a request whose answer has exactly `tokens` tokens."""
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": f"Say something. {tag}"}],
@@ -35,4 +34,4 @@ async def question(tag: str, tokens: int, *, stream: bool) -> Question:
         "ignore_eos": True,
         "stream": stream,
     }
-    return Question(tag, body, tuple(words(await expected(body))))
+    return CheckedRequest(tag, body, tuple(tokens_of(await expected_text(body))))

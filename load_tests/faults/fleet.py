@@ -1,4 +1,4 @@
-"""The fleet that is broken: single processes with known pids, and a Redis of its own."""
+"""The fleet into which faults are injected: child processes with known pids and their own Redis."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import Any
 
 import redis
 
-from load_tests.harness.processes import Process, Processes, RedisServer, answers, python, wait_for
+from load_tests.harness.http import free_port, responds_ok
+from load_tests.harness.processes import Process, Processes, python_command, wait_for
+from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
-from load_tests.systems.system import free_port
 from shared.protocol import keys
 
 _DOWN_S = 0.5
 _END_S = 40.0
-"""A worker has 30 s to drain."""
+"""More than the 30 s that a worker has to drain."""
 
 
-class Fleet:
-    """Workers and gateways keep their number in `workers` and `gateways` when they are replaced."""
+class FaultFleet:
+    """Redis, gateways and workers; a replacement takes its predecessor's index in the lists."""
 
     def __init__(
         self,
@@ -37,6 +38,11 @@ class Fleet:
         descriptors: int | None = None,
         **settings: Any,
     ) -> None:
+        """Start the fleet and wait until it is ready. Raises ProcessError.
+
+        `step_ms` is the length of an engine step, `descriptors` the gateway's limit of open files;
+        `settings` are Flotilla's.
+        """
         folder.mkdir(parents=True)
         self.lease_s = lease_s
         self._processes = Processes(folder)
@@ -45,11 +51,11 @@ class Fleet:
         self._descriptors = descriptors
         self._n_started = 0
         self.notes: list[str] = []
-        """What a fault has to say beside the figures."""
+        """Remarks of faults, printed below the table."""
         self.workers: list[Process] = []
         self.gateways: list[Process] = []
         self.ports: list[int] = []
-        """Of the gateways."""
+        """The gateways' ports."""
         self._worker_ids: dict[int, str] = {}
         self._ready: dict[int, Callable[[], bool]] = {}
         try:
@@ -68,20 +74,20 @@ class Fleet:
 
     @property
     def urls(self) -> list[str]:
+        """The gateways' addresses."""
         return [f"http://127.0.0.1:{port}" for port in self.ports]
 
     @property
     def client(self) -> redis.Redis:
-        """Of the fleet's Redis, synchronous."""
+        """A synchronous client of the fleet's Redis."""
         return self.redis.client
 
     def worker_id(self, n: int) -> str:
+        """Return the id of the n-th worker."""
         return self._worker_ids[self.workers[n].popen.pid]
 
-    # --- what faults do ---
-
     def start_worker(self, worker_id: str = "") -> Process:
-        """One more; does not wait until it is ready, and is not in `workers`."""
+        """Start another worker that is not in `workers`; does not wait until it is ready."""
         self._n_started += 1
         worker_id = worker_id or f"w-{self._n_started}"
         port = free_port()
@@ -90,73 +96,74 @@ class Fleet:
         return process
 
     def replace_worker(self, n: int) -> None:
-        """Start a successor in its place; does not wait."""
+        """Start a worker in the place of the n-th; does not wait until it is ready."""
         self.workers[n] = self.start_worker()
 
     def replace_gateway(self, n: int) -> None:
-        """The same on the same port, when the last one has ended."""
+        """Start a gateway on the port of the n-th, which must have ended; does not wait."""
         self.gateways[n] = self._start_gateway(self.ports[n])
 
     def wait_until_ready(self) -> None:
-        """All workers and gateways that should be there. Raises ProcessError."""
+        """Wait until all gateways and workers are ready. Raises ProcessError."""
         for process in (*self.gateways, *self.workers):
             wait_for(self._ready[process.popen.pid], f"{process.label} is ready", [process])
 
     def pause(self, process: Process, seconds: float) -> None:
-        """Stop it with SIGSTOP for so long."""
+        """Stop a process with SIGSTOP for some seconds."""
         send(process, signal.SIGSTOP)
         time.sleep(seconds)
         send(process, signal.SIGCONT)
 
     def restart_redis(self) -> None:
-        """Kill -9, and start it on the same data after a moment."""
+        """Kill Redis with SIGKILL; start it again on the same data after half a second."""
         kill(self.redis.process)
         time.sleep(_DOWN_S)
         self.redis.start()
 
     def since_renewal_s(self, n: int) -> float:
-        """Time since worker `n` renewed its leases; its fence lives for one lease."""
+        """Return the seconds since the n-th worker renewed its leases.
+
+        They are computed from the TTL of its fence key, which is one lease long when renewed.
+        """
         left_ms: Any = self.client.pttl(keys.fence(0, self.worker_id(n)))
         return self.lease_s - max(0, int(left_ms)) / 1e3
 
     def close(self) -> None:
-        """Kill what is left: nothing is lost that anybody wants."""
+        """Kill all processes; their data is not needed any more."""
         for process in (*self.gateways, *self.workers):
             with contextlib.suppress(ProcessLookupError):
                 process.popen.kill()
         self._processes.close()
 
-    # --- processes ---
-
     def _start_gateway(self, port: int) -> Process:
         return self._start("gateway", port, port=port)
 
-    def _start(self, module: str, at: int, **settings: Any) -> Process:
+    def _start(self, module: str, listen_port: int, **settings: Any) -> Process:
         environment = self._timing.environment(
             redis_url=self.redis.url, lease_s=self.lease_s, **settings, **self._settings
         )
-        command: Sequence[str] = python(module)
+        command: Sequence[str] = python_command(module)
         if module == "gateway" and self._descriptors is not None:
             command = ("prlimit", f"--nofile={self._descriptors}:{self._descriptors}", *command)
         process = self._processes.start(module, "front", command, environment)
-        self._ready[process.popen.pid] = lambda: answers(at, "/readyz")
+        self._ready[process.popen.pid] = lambda: responds_ok(listen_port, "/readyz")
         return process
 
 
 def send(process: Process, number: int) -> None:
-    """A signal, if it has not ended."""
+    """Send a signal unless the process has ended."""
     if process.popen.poll() is None:
         os.kill(process.popen.pid, number)
 
 
 def kill(process: Process) -> None:
-    """SIGKILL; returns when it has ended."""
+    """Send SIGKILL and wait for the end."""
     process.popen.kill()
     process.popen.wait(_END_S)
 
 
 def wait_for_end(process: Process) -> int:
-    """Its exit status. Kills it when it takes too long."""
+    """Wait for a process to end; return its exit status. Kills it after 40 s."""
     try:
         return process.popen.wait(_END_S)
     except Exception:

@@ -1,4 +1,4 @@
-"""What jobs have left in Redis when all have ended."""
+"""Counts what ended jobs left in Redis: entries and keys that should be gone."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import redis
 
 from shared.protocol import keys
 
-_SETTLED_S = 10.0
-_MORTAL = {keys.JOB, keys.LOG, keys.STEPS, keys.FENCE}
-"""Keys of these must have a TTL now that no job runs."""
+_SETTLE_S = 10.0
+_EXPIRING = {keys.JOB, keys.LOG, keys.STEPS, keys.FENCE}
+"""Kinds of keys that must have a TTL when no job runs."""
 _WITH_ENTRIES = {keys.WAITING, keys.DEADLINES}
 
 
 def leftovers(client: redis.Redis) -> dict[str, int]:
-    """What is still there after some time, by name; nothing if all is as it should be."""
-    until = time.monotonic() + _SETTLED_S
+    """Return counts of what is left ten seconds after the last job; empty if nothing is."""
+    until = time.monotonic() + _SETTLE_S
     while True:
-        found = {name: count for name, count in look(client).items() if count}
+        found = {name: count for name, count in count_leftovers(client).items() if count}
         if not found or time.monotonic() > until:
             return found
         time.sleep(0.5)
 
 
-def look(client: Any) -> dict[str, int]:
-    """Counts now."""
+def count_leftovers(client: Any) -> dict[str, int]:
+    """Count leftovers now."""
     found: Counter[str] = Counter()
     jobs, logs = set(), set()
     for raw in client.scan_iter("flotilla:*", count=1000):
         parsed = keys.parse(raw.decode())
         if parsed is None:
             continue
-        _, word, rest = parsed
-        if word == keys.JOB:
+        _, kind, rest = parsed
+        if kind == keys.JOB:
             jobs.add(rest)
-        if word == keys.LOG:
+        if kind == keys.LOG:
             logs.add(rest)
-        if word in _MORTAL and client.pttl(raw) == -1:
-            found[f"{word} keys without TTL"] += 1
-        if word in _WITH_ENTRIES:
-            found[f"{word} entries"] += client.zcard(raw)
-        if word == keys.QUEUE:
+        if kind in _EXPIRING and client.pttl(raw) == -1:
+            found[f"{kind} keys without TTL"] += 1
+        if kind in _WITH_ENTRIES:
+            found[f"{kind} entries"] += client.zcard(raw)
+        if kind == keys.QUEUE:
             found["queue entries"] += client.xlen(raw)
             if any(group["name"] == keys.GROUP.encode() for group in client.xinfo_groups(raw)):
                 found["pending entries"] += client.xpending(raw, keys.GROUP)["pending"]

@@ -1,1 +1,1 @@
-"""What every command shares: child processes, result files, the machine's description, tables, figures."""
+"""What every command shares: child processes, progress lines, result files, tables, statistics."""

@@ -1,4 +1,4 @@
-"""What a run was measured on."""
+"""A description of the machine and the package versions that a run used, and its CPU steal time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """JSON; what is not known is left out."""
+    """Return date, CPU, memory, kernel, Python, Redis and package versions, ready for JSON."""
     packages = {name: _version(name) for name in _PACKAGES}
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -44,9 +44,9 @@ def describe() -> dict[str, Any]:
 
 
 def cpu_ticks() -> tuple[int, int]:
-    """Of all CPUs since the start: all ticks, and those that the host gave to others.
+    """Return the ticks of all CPUs since boot: all of them, and those that the host took (steal).
 
-    Linux' `steal`; (0, 0) where that is not told.
+    (0, 0) where `/proc/stat` does not exist.
     """
     with contextlib.suppress(OSError):
         fields = [
@@ -57,7 +57,7 @@ def cpu_ticks() -> tuple[int, int]:
 
 
 def stolen_share(before: tuple[int, int], after: tuple[int, int]) -> float:
-    """Of the CPU time between two `cpu_ticks`."""
+    """Return the share of CPU time (0 to 1) that the host took between two `cpu_ticks`."""
     return (after[1] - before[1]) / max(1, after[0] - before[0])
 
 

@@ -1,4 +1,4 @@
-"""What every command that starts processes does around them."""
+"""Around every command that starts processes: logs, clean-up, progress lines, result files."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from load_tests.harness import machine
-from load_tests.harness.processes import ProcessError, Processes
+from load_tests.harness.errors import RunError
+from load_tests.harness.processes import Processes
 
 RESULTS = Path(__file__).parents[1] / "results"
+
+Progress = Callable[[str], None]
+"""Takes a line that tells how far a run is."""
 
 
 @contextlib.contextmanager
 def session() -> Iterator[Processes]:
-    """Processes with their logs in a folder of their own; they end with it, and on SIGTERM too.
+    """Provide a `Processes` with a log folder; end its processes at the end and on SIGTERM.
 
-    If a process fails, the folder stays, and the command ends with what is known.
+    After a failure the folder is kept. A RunError ends the command with its message and exit
+    status 1.
     """
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     folder = Path(tempfile.mkdtemp(prefix="flotilla-load-"))
     processes = Processes(folder)
     try:
         yield processes
-    except ProcessError as error:
+    except RunError as error:
         sys.exit(f"{error}\n(logs: {folder})")
     except Exception:
         print(f"logs: {folder}", file=sys.stderr)
@@ -40,30 +45,31 @@ def session() -> Iterator[Processes]:
     shutil.rmtree(folder)
 
 
-def default_path(command: str) -> Path:
-    """Where the results of a command go that is not told otherwise."""
-    return RESULTS / f"{command}-{time.strftime('%Y-%m-%dT%H%M%S')}.json"
+def result_path(command: str = "") -> Path:
+    """Return the file for a command's results when no `--json` option names one."""
+    prefix = f"{command}-" if command else ""
+    return RESULTS / f"{prefix}{time.strftime('%Y-%m-%dT%H%M%S')}.json"
 
 
-def save(path: Path, data: dict[str, Any]) -> None:
-    """As JSON, with the machine that it was measured on."""
+def save_result(path: Path, data: dict[str, Any]) -> None:
+    """Write data as JSON, with a description of this machine unless `data` has one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine.describe(), **data}, indent=1) + "\n")
 
 
-def names_of(text: str, known: Iterable[str]) -> list[str]:
-    """What a comma separated option names; an unknown name ends the command."""
-    names, there_are = text.split(","), list(known)
+def parse_names(text: str, known: Iterable[str]) -> list[str]:
+    """Split a comma-separated option; exits with a message if a name is not in `known`."""
+    names, valid = [name for name in text.split(",") if name], list(known)
     for name in names:
-        if name not in there_are:
-            sys.exit(f"there is no {name!r}; there are {', '.join(there_are)}")
+        if name not in valid:
+            sys.exit(f"unknown name {name!r}; valid names: {', '.join(valid)}")
     return names
 
 
-def say(line: str) -> None:
-    """Tell who watches."""
+def print_progress(line: str) -> None:
+    """Print a line at once, also into a pipe."""
     print(line, flush=True)
 
 
-def _leave(number: int, frame: object) -> NoReturn:
+def _exit(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)

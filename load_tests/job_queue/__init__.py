@@ -1,1 +1,1 @@
-"""`queue`: what queue operations cost at growing depth, and how soon an idle worker claims a job."""
+"""`queue`: the cost of queue operations at growing depth, and the latency of a claim."""

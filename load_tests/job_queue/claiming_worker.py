@@ -1,8 +1,8 @@
-"""A worker that tells when it got a job. `python -m load_tests.job_queue.claiming_worker REDIS_URL POOL`
+"""A worker whose answers contain the time at which it claimed the job.
 
-Claiming and waiting are the product's own loop; the engine behind it answers each request at once,
-with the times at which the worker had the job and the engine its request: `{"claimed_s": ...,
-"engine_s": ...}`, on the machine's monotonic clock.
+`python -m load_tests.job_queue.claiming_worker REDIS_URL POOL`. It claims with the real worker's
+executor. Its engine answers each request at once with two times of the machine's monotonic clock:
+`{"claimed_s": ..., "engine_s": ...}`, the claim and the call of the engine.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from worker.engines.protocol import Capacity, Load
 from worker.run.executor import Executor
 from worker.run.job_run import JobRun
 
-_WORKER = "w-clock"
+_WORKER = "w-timestamps"
 
 
-class Clock:
-    """Implements `worker.engines.protocol.Engine`."""
+class TimestampEngine:
+    """An engine (`worker.engines.protocol.Engine`) that answers with timestamps."""
 
-    kind = "clock"
+    kind = "timestamps"
     capacity = Capacity(max_num_seqs=64, kv_cache_tokens=1 << 20, max_model_len=8192)
     dead = False
     on_step: Callable[[], None] = staticmethod(lambda: None)
     runs: Mapping[str, JobRun]
-    """The loop's."""
+    """The executor's runs by job id."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Nothing to start."""
 
     def load(self) -> Load:
+        """Report an idle engine."""
         return Load(unfinished=0, kv_usage=0.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the two times."""
         engine_s = time.monotonic()
         job_id = dict(scope["headers"])[b"x-request-id"].decode()
         times = {"claimed_s": self.runs[job_id].started, "engine_s": engine_s}
@@ -53,26 +56,30 @@ class Clock:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 async def _run(url: str, pool: str) -> None:
-    clock = Clock()
-    loop = Executor(
+    engine = TimestampEngine()
+    executor = Executor(
         JobQueue(Servers(url), shards=1),
         [url],
-        clock,
+        engine,
         WorkerMetrics(CollectorRegistry()),
         pool=pool,
         worker_id=_WORKER,
         lease_s=60.0,
         kv_high_watermark=0.95,
     )
-    clock.runs = loop.runs
+    engine.runs = executor.runs
     control = Subscription(
-        url, keys.control_channel(_WORKER), loop.on_control_message, loop.on_reconnect
+        url,
+        keys.control_channel(_WORKER),
+        executor.control.on_message,
+        executor.control.on_reconnect,
     )
-    await asyncio.gather(loop.run(), loop.publisher.run(), control.run())
+    await asyncio.gather(executor.run(), executor.publisher.run(), control.run())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the queue's operations cost while other jobs wait: submit, claim, finish.
+"""Measures the CPU cost of submit, claim and finish while other jobs wait.
 
-Every depth has a Redis of its own, so that a round can measure all of them within seconds: a
-machine's speed changes from minute to minute, and only costs of one round are compared.
+Each depth has a Redis of its own, so that a round can measure all depths within seconds: a
+machine's speed changes from minute to minute, and only costs of the same round are compared.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from load_tests.harness.processes import ProcessError, RedisServer, wait_for
-from load_tests.harness.session import say
+from load_tests.harness.errors import ProcessError
+from load_tests.harness.processes import wait_for
+from load_tests.harness.redis_server import RedisServer
+from load_tests.harness.session import print_progress
 from shared.platform.servers import Servers
 from shared.protocol.job import LeasedJob, NewJob, new_job_id
 from shared.protocol.lanes import DEFAULT
@@ -28,20 +30,19 @@ from shared.queue.job_queue import JobQueue
 POOL = "load"
 OPERATIONS = ("submit", "claim", "finish")
 JOBS_PER_CALL = (1, 64)
-"""One by one, and in the batches of a busy gateway and a busy worker."""
+"""Single calls, and the batches of a busy gateway or worker."""
 
 _WORKER = "w-load"
 _LEASE_S = 600.0
 _NO_LIMIT = 1 << 40
 _FILL_PER_CALL = 500
 _FIRST_FILL = 10_000
-"""So many jobs tell what one takes of the memory."""
-_MOST_OF_FREE_MEMORY = 0.6
+"""Jobs submitted first, to measure the memory that one takes."""
+_MAX_MEMORY_SHARE = 0.6
 _BATCH = 256
-"""Jobs that are submitted, then claimed, then finished; the depth is never further off."""
+"""Jobs submitted, then claimed, then finished: the depth deviates by no more than this."""
 _BATCHES = 8
-_AT_ONCE = 32
-"""Calls under way."""
+_CONCURRENT_CALLS = 32
 _REWRITE_S = 300.0
 
 _BODY = b'{"model": "load", "messages": [{"role": "user", "content": "Say something short."}]}'
@@ -60,39 +61,40 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """One operation in one round."""
+class OperationCost:
+    """What an operation cost in one round."""
 
     operation: str
     jobs_per_call: int
     depth: int
-    """Jobs that waited meanwhile."""
+    """Other jobs that waited meanwhile."""
     round: int
     jobs: int
-    """How often it was done."""
+    """Jobs the operation was done with."""
     wall_s: float
     client_s: float
-    """CPU of the process that calls."""
+    """CPU seconds of the calling process."""
     redis_s: float
-    """CPU of Redis, its append-only file included."""
+    """CPU seconds of Redis, including its append-only file."""
 
     @property
     def per_s(self) -> float:
+        """Jobs a second."""
         return self.jobs / self.wall_s
 
     @property
     def client_us(self) -> float:
-        """Of CPU, per job."""
+        """CPU microseconds of the client per job."""
         return 1e6 * self.client_s / self.jobs
 
     @property
     def redis_us(self) -> float:
-        """Of CPU, per job."""
+        """CPU microseconds of Redis per job."""
         return 1e6 * self.redis_s / self.jobs
 
     @property
     def total_us(self) -> float:
-        """Of CPU, per job."""
+        """CPU microseconds of both per job."""
         return self.client_us + self.redis_us
 
 
@@ -104,12 +106,12 @@ class FilledQueue:
     queue: JobQueue
     depth: int
     bytes_per_job: float
-    """Redis memory that a waiting job takes; 0 if none waits."""
+    """Bytes of Redis memory that a waiting job takes; 0 if none waits."""
 
 
 @asynccontextmanager
 async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
-    """The product's queue on this Redis."""
+    """Connect Flotilla's job queue to this Redis."""
     servers = Servers(server.socket_url)
     queue = JobQueue(servers, shards=1)
     try:
@@ -121,7 +123,7 @@ async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
 
 
 async def fill(server: RedisServer, queue: JobQueue, depth: int) -> FilledQueue:
-    """Let so many jobs wait, or as many as the memory holds."""
+    """Submit `depth` jobs, or as many as fit into memory; wait until Redis is idle again."""
     before = used_memory(server)
     await submit(queue, min(depth, _FIRST_FILL))
     if not depth:
@@ -129,38 +131,44 @@ async def fill(server: RedisServer, queue: JobQueue, depth: int) -> FilledQueue:
     a_job = (used_memory(server) - before) / min(depth, _FIRST_FILL)
     most = affordable(depth, a_job, free_memory())
     if most < depth:
-        say(f"{depth} waiting jobs of {a_job:.0f} bytes are too much for the memory: {most}")
+        print_progress(
+            f"{depth} waiting jobs of {a_job:.0f} bytes do not fit into memory; submitting {most}"
+        )
     await submit(queue, most - min(depth, _FIRST_FILL))
-    wait_for(lambda: not _rewrites(server), "the file is rewritten", deadline_s=_REWRITE_S)
+    wait_for(
+        lambda: not _is_rewriting(server),
+        "the append-only file is rewritten",
+        deadline_s=_REWRITE_S,
+    )
     filled = (used_memory(server) - before) / most
     return FilledQueue(server, queue, most, filled)
 
 
 def affordable(depth: int, bytes_per_job: float, free_bytes: float) -> int:
-    """As many of `depth` jobs as fit into the part of the memory that a test may take."""
-    return min(depth, max(_FIRST_FILL, int(_MOST_OF_FREE_MEMORY * free_bytes / bytes_per_job)))
+    """Return how many of `depth` jobs fit into the share of memory that a test may use."""
+    return min(depth, max(_FIRST_FILL, int(_MAX_MEMORY_SHARE * free_bytes / bytes_per_job)))
 
 
 def used_memory(server: RedisServer) -> float:
-    """Bytes that Redis' data takes."""
+    """Return the bytes of memory that Redis uses."""
     return float(server.client.info("memory")["used_memory"])
 
 
 def free_memory() -> float:
-    """Bytes that this machine could give to a process now."""
+    """Return the bytes of memory available on this machine. Raises ProcessError."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return float(line.split()[1]) * 1024
-    raise ProcessError("/proc/meminfo does not tell the free memory")
+    raise ProcessError("/proc/meminfo has no MemAvailable")
 
 
-def _rewrites(server: RedisServer) -> bool:
+def _is_rewriting(server: RedisServer) -> bool:
     info: dict[str, Any] = server.client.info("persistence")
     return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
 
 
 def new_job(pool: str = POOL) -> NewJob:
-    """A small request that is answered in one piece."""
+    """Return a job with a small request that is not streamed."""
     return NewJob(
         id=new_job_id(1),
         tenant="load",
@@ -176,16 +184,21 @@ def new_job(pool: str = POOL) -> NewJob:
 
 
 async def submit(queue: JobQueue, count: int, pool: str = POOL) -> None:
-    """Quickly."""
+    """Submit `count` jobs in large batches."""
     for begin in range(0, count, _FILL_PER_CALL):
         n = min(_FILL_PER_CALL, count - begin)
         await _submit(queue, [new_job(pool) for _ in range(n)])
 
 
-async def measure_round(filled: FilledQueue, jobs_per_call: int, n_round: int) -> list[Cost]:
-    """Every operation, `_BATCH * _BATCHES` times. Raises ProcessError if one is refused."""
+async def measure_round(
+    filled: FilledQueue, jobs_per_call: int, round_index: int
+) -> list[OperationCost]:
+    """Measure each operation with `_BATCH * _BATCHES` jobs.
+
+    Raises ProcessError if an operation is refused.
+    """
     queue = filled.queue
-    spent = {operation: _Spent() for operation in OPERATIONS}
+    spent = {operation: _TimeSpent() for operation in OPERATIONS}
     for _ in range(_BATCHES):
         new = _parts([new_job() for _ in range(_BATCH)], jobs_per_call)
         with spent["submit"].measure(filled.server):
@@ -194,11 +207,11 @@ async def measure_round(filled: FilledQueue, jobs_per_call: int, n_round: int) -
             leased = await _all(lambda jobs: _claim(queue, len(jobs)), new)
         await _finish_all(queue, leased, spent["finish"].measure(filled.server))
     return [
-        Cost(
+        OperationCost(
             operation=operation,
             jobs_per_call=jobs_per_call,
             depth=filled.depth,
-            round=n_round,
+            round=round_index,
             jobs=_BATCH * _BATCHES,
             wall_s=of.wall_s,
             client_s=of.client_s,
@@ -208,8 +221,8 @@ async def measure_round(filled: FilledQueue, jobs_per_call: int, n_round: int) -
     ]
 
 
-class _Spent:
-    """Seconds that one operation took so far."""
+class _TimeSpent:
+    """Sums the wall and CPU seconds of one operation."""
 
     def __init__(self) -> None:
         self.wall_s = self.client_s = self.redis_s = 0.0
@@ -256,11 +269,11 @@ def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:
 
 
 async def _all(call: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
-    """Call with each; some calls are under way at once."""
+    """Call with each item, several at the same time; return the results."""
     left = iter(items)
 
     async def caller() -> list[R]:
         return [await call(item) for item in left]
 
-    results = await asyncio.gather(*(caller() for _ in range(_AT_ONCE)))
+    results = await asyncio.gather(*(caller() for _ in range(_CONCURRENT_CALLS)))
     return [result for part in results for result in part]

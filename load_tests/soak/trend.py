@@ -1,4 +1,4 @@
-"""Does a figure stay where it is, or does it grow? Pure."""
+"""Decides whether a figure grows over time or stays flat. Pure."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-SHARE = 0.05
-"""Growth over the judged time that is no growth, as a share of the figure."""
+TOLERATED_SHARE = 0.05
+"""Tolerated growth over the evaluated time, as a share of the figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A line through a figure's samples after the warm-up."""
+    """A straight line through a figure's samples after the warm-up."""
 
     name: str
     start: float
     """The line's value after the warm-up."""
     end: float
     """The line's value at the end."""
-    bound: float
-    """Growth that is allowed."""
+    tolerance: float
+    """Growth that counts as flat."""
     per_hour: float
+    """The line's slope."""
 
     @property
     def flat(self) -> bool:
-        """Falling is flat."""
-        return self.end - self.start <= self.bound
+        """Whether it grows by no more than the tolerance; falling counts as flat."""
+        return self.end - self.start <= self.tolerance
 
 
 def trend(
-    name: str, points: Sequence[tuple[float, float]], *, warm_up_s: float, least: float
+    name: str, points: Sequence[tuple[float, float]], *, warm_up_s: float, tolerance: float
 ) -> Trend:
-    """Of `(seconds, value)`, at least two after the warm-up; growth by less than `least` is none.
+    """Fit a line through `(seconds, value)` points; at least two must lie after the warm-up.
 
-    While it warms up, caches fill and memory finds its place: that is not judged.
+    The warm-up, in which caches fill, is left out. Growth by less than `tolerance` is flat.
 
-    The slope is the median of those between all pairs of points (Theil and Sen): peaks do not move
-    it as long as they are fewer than three in ten.
+    The slope is the median of the slopes between all pairs of points (Theil and Sen), which is
+    robust against peaks as long as they are fewer than three points in ten.
     """
-    judged = [(at, value) for at, value in points if at >= warm_up_s]
-    slope = median((v - u) / (b - a) for (a, u), (b, v) in combinations(judged, 2))
-    offset = median(value - slope * at for at, value in judged)
-    start, end = (offset + slope * at for at in (judged[0][0], judged[-1][0]))
-    return Trend(name, start, end, max(SHARE * abs(start), least), 3600 * slope)
+    evaluated = [(at, value) for at, value in points if at >= warm_up_s]
+    slope = median((v - u) / (b - a) for (a, u), (b, v) in combinations(evaluated, 2))
+    offset = median(value - slope * at for at, value in evaluated)
+    start, end = (offset + slope * at for at in (evaluated[0][0], evaluated[-1][0]))
+    return Trend(name, start, end, max(TOLERATED_SHARE * abs(start), tolerance), 3600 * slope)

@@ -1,1 +1,1 @@
-"""The systems that are measured: one file each. `load_tests/systems/registry.py` lists them."""
+"""The measured systems, one file each; `registry.py` lists them."""

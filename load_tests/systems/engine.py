@@ -1,4 +1,4 @@
-"""The engine that every system serves: the simulated one, with the same settings everywhere."""
+"""The engine behind every system, the simulated one with equal settings, and the request to it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from typing import Any
 from shared.platform.settings import Settings, to_environment
 
 MODEL = "simulated"
-"""The name that clients use."""
+"""The model name in requests."""
+CHAT_PATH = "/v1/chat/completions"
 _PROMPT = "Say something short please. " * 4
 
 
 @dataclass(frozen=True, slots=True)
 class EngineTiming:
-    """How fast the engine is. Prefill costs nothing: what is measured is not the engine."""
+    """How fast the simulated engine is. Prefill takes no time, as the engine is not measured."""
 
     step_ms: float
-    """Shortest step."""
+    """Milliseconds of the shortest step."""
     step_us_per_seq: float
-    """Step time per running sequence."""
+    """Microseconds of step time per running sequence."""
     max_num_seqs: int = 1024
 
     def step_s(self, running: int) -> float:
-        """The length of a step with so many sequences; every one gets a token in it."""
+        """Return the seconds of a step with `running` sequences; each gets one token in it."""
         return max(self.step_ms / 1e3, self.step_us_per_seq * running / 1e6)
 
     def environment(self, **changes: Any) -> dict[str, str]:
-        """For a process that reads Flotilla's settings; all others stay at their defaults."""
+        """Return environment variables for a process that reads Flotilla's settings.
+
+        All settings but the engine's and `changes` have their defaults.
+        """
         return to_environment(
             Settings(),
             engine="simulated",
@@ -40,15 +44,15 @@ class EngineTiming:
 
 
 PACED = EngineTiming(step_ms=10, step_us_per_seq=250)
-"""The pace of a GPU: 100 tokens a second for one stream, 62 each for 64."""
+"""The speed of a GPU: 100 tokens a second for one stream, 62 for each of 64."""
 FAST = EngineTiming(step_ms=0.5, step_us_per_seq=0)
-"""Faster than what is before it: shows where that ends."""
+"""Faster than any server in front of it: shows how many tokens a second that server can send."""
 SLOW = EngineTiming(step_ms=2000, step_us_per_seq=0)
-"""Streams that are open and silent."""
+"""Streams stay open without tokens."""
 
 
 def request_body(*, tokens: int, stream: bool) -> dict[str, Any]:
-    """The same for all systems: an answer of exactly so many tokens."""
+    """Return the request that all systems get; its answer has exactly `tokens` tokens."""
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": _PROMPT}],

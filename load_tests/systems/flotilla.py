@@ -1,16 +1,16 @@
-"""`flotilla`: the product as `flotilla up` runs it: gateway, durable Redis, worker, nothing tuned.
+"""`flotilla`: gateway, durable Redis and worker with default settings, as `flotilla up` runs them.
 
-`flotilla-2gw` has two gateways, `flotilla-2redis` two Redis servers with a shard each.
-`flotilla-tcp` is the same with Redis behind a port, as where each has a machine or a container of
-its own.
+`flotilla-2gw` has two gateways, `flotilla-2redis` two Redis servers with one shard each.
+`flotilla-tcp` reaches Redis by TCP instead of a Unix socket, as on separate machines or containers.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from load_tests.harness.processes import RedisServer, Role, answers, python, wait_for
-from load_tests.systems.system import System, free_port
+from load_tests.harness.http import free_port
+from load_tests.harness.redis_server import RedisServer
+from load_tests.systems.system import System
 from shared.protocol import keys
 
 
@@ -20,50 +20,46 @@ class Flotilla(System):
     name = "flotilla"
     n_gateways: ClassVar[int] = 1
     n_servers: ClassVar[int] = 1
-    socket: ClassVar[bool] = True
+    redis_by_socket: ClassVar[bool] = True
 
     def start(self) -> None:
+        """Start Redis, the worker, the gateways."""
         servers = [self.start_redis() for _ in range(self.n_servers)]
-        urls = [redis.socket_url if self.socket else redis.url for redis in servers]
+        urls = [redis.socket_url if self.redis_by_socket else redis.url for redis in servers]
         settings: dict[str, Any] = {"redis_url": urls[0]}
         if len(urls) > 1:
             settings |= {"shards": len(urls), "shard_redis_urls": ",".join(urls)}
         port = free_port()
-        self._start("worker", "engine", "engine", port, **settings, worker_port=port)
+        self.start_flotilla("worker", "engine", "engine", port, **settings, worker_port=port)
         for _ in range(self.n_gateways):
             port = free_port()
-            self._start("gateway", "gateway", "front", port, **settings, port=port)
+            self.start_flotilla("gateway", "gateway", "front", port, **settings, port=port)
             self.ports.append(port)
 
     def log_bytes(self) -> float:
+        """Return the bytes of Redis memory that all job logs take."""
         return sum(map(_log_bytes, self.redis))
-
-    def _start(self, module: str, label: str, role: Role, at: int, **settings: Any) -> None:
-        environment = self._timing.environment(**settings)
-        process = self._processes.start(label, role, python(module), environment)
-        self.processes.append(process)
-        wait_for(lambda: answers(at, "/readyz"), f"the {module} is ready", [process])
 
 
 class FlotillaTwoGateways(Flotilla):
-    """Connections are spread over two gateway processes."""
+    """Two gateway processes; connections are spread over them."""
 
     name = "flotilla-2gw"
     n_gateways = 2
 
 
 class FlotillaTwoRedis(Flotilla):
-    """Two shards, each with a Redis of its own."""
+    """Two shards, each on a Redis server of its own."""
 
     name = "flotilla-2redis"
     n_servers = 2
 
 
 class FlotillaTcp(Flotilla):
-    """Redis behind a port."""
+    """Redis is reached by TCP."""
 
     name = "flotilla-tcp"
-    socket = False
+    redis_by_socket = False
 
 
 def _log_bytes(redis: RedisServer) -> float:

@@ -1,6 +1,6 @@
-"""`lean`: the engine's own ASGI application on uvicorn; no server of it can cost less in Python.
+"""`lean`: the simulated engine's own ASGI application on uvicorn, the cheapest server in Python.
 
-`python -m load_tests.systems.lean PORT`; the engine's settings come from the environment.
+`python -m load_tests.systems.lean PORT`; the engine's settings are read from the environment.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from worker.engines.simulated.engine import SimulatedEngine
 
 
 class Lean(System):
-    """The floor: bytes from a template, no object per chunk, no framework."""
+    """A lower bound: chunks are bytes from a template, without objects or a web framework."""
 
     name = "lean"
 
     def start(self) -> None:
+        """Start the server."""
         self.ports = [self.start_server("load_tests.systems.lean")]
 
 
 class _App:
-    """The engine, started when the server is."""
+    """Starts the engine with the server (ASGI lifespan)."""
 
     def __init__(self) -> None:
         self._engine: SimulatedEngine | None = None

@@ -1,29 +1,33 @@
-"""`naive`: the obvious queue between HTTP and engine, as one would write it in an afternoon.
+"""`naive`: a queue between HTTP and engine, written in the most obvious way.
 
-A pub/sub subscription per request, a PUBLISH per token, a pydantic object per chunk on both sides.
-Nothing is lost on purpose, but nothing is durable, fenced or retried either.
+One pub/sub subscription per request, one PUBLISH per token, one pydantic object per chunk on both
+sides. Nothing is durable, fenced or retried.
 """
 
 from __future__ import annotations
 
-from load_tests.harness.processes import answers, python, wait_for
-from load_tests.systems.system import System, free_port
+from load_tests.harness.http import free_port, responds_ok
+from load_tests.harness.processes import python_command, wait_for
+from load_tests.systems.system import System
 
 
 class Naive(System):
-    """Its gateway and its worker are `naive_gateway.py` and `naive_worker.py`."""
+    """Redis, `naive_gateway.py` and `naive_worker.py`."""
 
     name = "naive"
     may_fail = True
 
     def start(self) -> None:
+        """Start Redis, gateway and worker."""
         redis = self.start_redis()
         port = free_port()
-        command = python("load_tests.systems.naive_gateway", port, redis.url)
+        command = python_command("load_tests.systems.naive_gateway", port, redis.url)
         gateway = self._processes.start("gateway", "front", command)
-        command = python("load_tests.systems.naive_worker", redis.url)
+        command = python_command("load_tests.systems.naive_worker", redis.url)
         environment = self._timing.environment()
         worker = self._processes.start("engine", "engine", command, environment)
         self.processes += [gateway, worker]
-        wait_for(lambda: answers(port, "/health"), "the naive gateway is ready", [gateway, worker])
+        wait_for(
+            lambda: responds_ok(port, "/health"), "the naive gateway is ready", [gateway, worker]
+        )
         self.ports = [port]

@@ -1,4 +1,4 @@
-"""`naive`'s gateway: `python -m load_tests.systems.naive_gateway PORT REDIS_URL`."""
+"""The gateway of `naive`: `python -m load_tests.systems.naive_gateway PORT REDIS_URL`."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ app = FastAPI()
 
 
 def channel(job_id: str) -> str:
-    """Where a job's chunks are published."""
+    """Return the pub/sub channel of a job's chunks."""
     return f"naive:job:{job_id}"
 
 
 @app.get("/health")
 async def health() -> Response:
+    """Answer 200."""
     return Response()
 
 
 @app.post("/v1/chat/completions", response_model=None)
-async def chat(asked: ChatRequest) -> Response:
+async def chat(chat_request: ChatRequest) -> Response:
+    """Subscribe to the job's channel, queue the job, answer with its chunks."""
     redis: Redis = app.state.redis
     job_id = uuid.uuid4().hex
     subscription = redis.pubsub()
     await subscription.subscribe(channel(job_id))
     await redis.hset(f"naive:state:{job_id}", mapping={"state": "queued"})
     await redis.expire(f"naive:state:{job_id}", _JOB_TTL_S)
-    body = asked.model_dump_json(exclude_unset=True)
+    body = chat_request.model_dump_json(exclude_unset=True)
     await redis.xadd(QUEUE, {"id": job_id, "body": body})
     chunks = _chunks(subscription)
-    if asked.stream:
+    if chat_request.stream:
         return StreamingResponse(_stream(chunks), media_type="text/event-stream")
     texts, reason = [], None
     async for chunk in chunks:

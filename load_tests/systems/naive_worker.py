@@ -1,6 +1,6 @@
-"""`naive`'s worker: `python -m load_tests.systems.naive_worker REDIS_URL`.
+"""The worker of `naive`: `python -m load_tests.systems.naive_worker REDIS_URL`.
 
-The engine's settings come from the environment.
+The engine's settings are read from the environment.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLAIM = 64
 
 
 class NaiveWorker:
-    """Claims what fits, runs every job in a task."""
+    """Claims as many jobs as it has free slots; runs each in a task."""
 
     def __init__(self, redis_url: str) -> None:
         settings = load_settings()
@@ -36,6 +36,7 @@ class NaiveWorker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
+        """Claim and run jobs until the process ends."""
         await self._engine.start()
         await self._redis.xgroup_create(QUEUE, _GROUP, id="0", mkstream=True)
         while True:
@@ -53,8 +54,8 @@ class NaiveWorker:
 
     async def _job(self, entry_id: bytes, job_id: str, body: bytes) -> None:
         redis = self._redis
-        asked = ChatRequest.model_validate_json(body)
-        generation, _ = asked.generation()
+        chat_request = ChatRequest.model_validate_json(body)
+        generation, _ = chat_request.generation()
         answer_id, created = f"chatcmpl-{job_id}", int(time.time())
         self._engine.submit(generation)
         chunk = first_chunk(answer_id, created, MODEL)

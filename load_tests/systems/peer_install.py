@@ -1,8 +1,8 @@
-"""Other people's proxies, got on first use: each Python one in a venv of its own, versions pinned.
+"""Installs other projects' proxies on first use: each Python package in a venv, versions pinned.
 
-In the environment, `PEER_<NAME>` is what pip installs in place of the pinned requirement
-(`PEER_PRODUCTION_STACK=/a/checkout` where GitHub can't be reached), `PEERS_PYTHON` the Python that
-makes the venvs. To install again, delete the folder.
+Environment variables: `PEER_<NAME>` is installed instead of the pinned requirement
+(`PEER_PRODUCTION_STACK=/a/checkout` where GitHub can't be reached); `PEERS_PYTHON` is the Python
+that makes the venvs. To install again, delete the folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROBE_S = 30.0
 
 
 class UnavailableError(RuntimeError):
-    """It can't be had on this machine; the message says why in one line."""
+    """A program can't be installed on this machine; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class PythonPeer:
     requirement: str
     program: str
     python: tuple[int, int] = (3, 11)
-    """The oldest that it runs on."""
+    """The oldest version it runs on."""
 
     def path(self) -> Path:
-        """Its program, installed first if it is not yet there. Raises UnavailableError."""
+        """Return its program; installs it first if necessary. Raises UnavailableError."""
         venv = FOLDER / self.name
         done, program = venv / "requirement", venv / "bin" / self.program
         if not done.exists() or done.read_text() != self.requirement:
@@ -59,7 +59,7 @@ class PythonPeer:
 
 
 def system_program(name: str) -> Path:
-    """One that the machine has, sbin included. Raises UnavailableError."""
+    """Return a program of this machine, also from sbin folders. Raises UnavailableError."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if found is None:
         raise UnavailableError(f"there is no {name} in PATH")
@@ -87,8 +87,10 @@ def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S)
     except subprocess.TimeoutExpired:
-        raise UnavailableError(f"not in {_INSTALL_S:.0f} s: {' '.join(command)}") from None
+        raise UnavailableError(
+            f"took longer than {_INSTALL_S:.0f} s: {' '.join(command)}"
+        ) from None
     if done.returncode:
         lines = done.stderr.splitlines() or [f"{command[0]} failed"]
-        said = [line.strip() for line in lines if line.lstrip().startswith(("ERROR", "fatal"))]
-        raise UnavailableError((said or lines)[0])
+        errors = [line.strip() for line in lines if line.lstrip().startswith(("ERROR", "fatal"))]
+        raise UnavailableError((errors or lines)[0])

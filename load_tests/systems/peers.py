@@ -1,6 +1,6 @@
-"""Other people's proxies in front of a `direct` of their own, as a sensible user would run them.
+"""Other projects' proxies, each in front of a `direct` of its own, configured for production.
 
-One process of one worker each, keep-alive to the engine, log levels of production.
+One process with one worker each, keep-alive to the engine, no debug logs.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from load_tests.bench.points import OPEN_STREAMS
-from load_tests.harness.processes import answers, wait_for
+from load_tests.harness.http import free_port, responds_ok
+from load_tests.harness.processes import wait_for
 from load_tests.systems.engine import MODEL
 from load_tests.systems.peer_install import PythonPeer, system_program
-from load_tests.systems.system import System, free_port
+from load_tests.systems.system import System
 
 _KEY = f"sk-{secrets.token_hex(32)}"
 _STARTS_S = 120.0
 
 
 class Proxy(System):
-    """A front of one process, and an engine host."""
+    """One proxy process and a `direct`."""
 
     is_peer = may_fail = True
     ready_path: ClassVar[str] = "/health"
     environment: ClassVar[Mapping[str, str]] = {}
-    """Besides this process' own."""
+    """Environment variables besides those of this process."""
 
     def start(self) -> None:
+        """Start `direct`, then the proxy."""
         engine = self.start_server("load_tests.systems.direct")
         port = free_port()
         environment = {**os.environ, **self.environment}
@@ -38,24 +40,26 @@ class Proxy(System):
         proxy = self._processes.start("proxy", "front", command, environment)
         self.processes.append(proxy)
         what = f"{self.name} is ready"
-        wait_for(lambda: answers(port, self.ready_path), what, [proxy], _STARTS_S)
+        wait_for(lambda: responds_ok(port, self.ready_path), what, [proxy], _STARTS_S)
         self.ports = [port]
 
     @abstractmethod
     def command(self, port: int, engine: int) -> list[str]:
-        """That listens on `port`, in front of the engine's port."""
+        """Return the command line of a proxy on `port` in front of `direct` on port `engine`."""
 
 
 class Nginx(Proxy):
-    """Its access log is off, like everybody's here."""
+    """nginx without access log."""
 
     name = "nginx"
 
     @classmethod
     def prepare(cls) -> None:
+        """Check that nginx is installed."""
         system_program("nginx")
 
     def command(self, port: int, engine: int) -> list[str]:
+        """Write the configuration and return the command line."""
         folder = self.folder / f"nginx-{port}"
         folder.mkdir()
         configuration = folder / "nginx.conf"
@@ -96,16 +100,18 @@ http {{
 
 
 class RustRouter(Proxy):
-    """vLLM's router in Rust, from the package index."""
+    """vLLM's router in Rust, as the package index has it."""
 
     name = "rust-router"
     _package = PythonPeer(name, "vllm-router==0.1.17", "vllm-router")
 
     @classmethod
     def prepare(cls) -> None:
+        """Install the package."""
         cls._package.path()
 
     def command(self, port: int, engine: int) -> list[str]:
+        """Return the command line."""
         options = {
             "host": "127.0.0.1",
             "port": port,
@@ -118,7 +124,7 @@ class RustRouter(Proxy):
 
 
 class ProductionStack(Proxy):
-    """The router of vLLM's production stack, in Python, of 5 August 2026."""
+    """The router of vLLM's production stack, in Python, at its state of 5 August 2026."""
 
     name = "production-stack"
     _package = PythonPeer(
@@ -131,9 +137,11 @@ class ProductionStack(Proxy):
 
     @classmethod
     def prepare(cls) -> None:
+        """Install the package."""
         cls._package.path()
 
     def command(self, port: int, engine: int) -> list[str]:
+        """Return the command line."""
         options = {
             "host": "127.0.0.1",
             "port": port,
@@ -147,13 +155,13 @@ class ProductionStack(Proxy):
 
 
 class LiteLLM(Proxy):
-    """Its proxy without a database; it is overloaded by what the others carry easily."""
+    """LiteLLM's proxy without a database; too slow for the larger points."""
 
     name = "litellm"
     ready_path = "/health/liveliness"
     headers: ClassVar[dict[str, str]] = {"authorization": f"Bearer {_KEY}"}
-    extra_events = 3  # its end has an event of its own
-    fewer_requests = 8
+    extra_events = 3  # the finish reason comes in an event of its own
+    requests_divisor = 8
     skipped_points = frozenset({"c256", "c1024", "poisson40", "sat64", OPEN_STREAMS})
     environment: ClassVar[Mapping[str, str]] = {
         "LITELLM_MASTER_KEY": _KEY,
@@ -165,9 +173,11 @@ class LiteLLM(Proxy):
 
     @classmethod
     def prepare(cls) -> None:
+        """Install the package."""
         cls._package.path()
 
     def command(self, port: int, engine: int) -> list[str]:
+        """Write the configuration and return the command line."""
         parameters = {
             "model": f"hosted_vllm/{MODEL}",
             "api_base": f"http://127.0.0.1:{engine}/v1",
@@ -178,7 +188,7 @@ class LiteLLM(Proxy):
             "general_settings": {"master_key": "os.environ/LITELLM_MASTER_KEY"},
         }
         path = self.folder / f"litellm-{port}.yaml"
-        path.write_text(json.dumps(configuration, indent=1))  # which is YAML too
+        path.write_text(json.dumps(configuration, indent=1))  # JSON is YAML too
         options = {"config": path, "host": "127.0.0.1", "port": port, "num_workers": 1}
         return [str(self._package.path()), *_options(options)]
 

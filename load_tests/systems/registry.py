@@ -1,4 +1,4 @@
-"""Every system by name, in the order of the tables."""
+"""All systems by name, in the order of the tables."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ from load_tests.systems.system import System
 
 OWN = (Direct, Lean, Flotilla, FlotillaTcp, FlotillaTwoGateways, FlotillaTwoRedis, Naive)
 PEERS = (Nginx, RustRouter, ProductionStack, LiteLLM)
-"""Other people's proxies, measured on request only."""
+"""Other projects' proxies, measured only with PEERS=1 or by name."""
 
 SYSTEMS: dict[str, type[System]] = {system.name: system for system in (*OWN, *PEERS)}

@@ -1,4 +1,4 @@
-"""What a system that is measured has to offer: processes with roles, and ports that take requests.
+"""The interface of a measured system: processes with roles, and ports that take requests.
 
 A proxy in front of `direct` starts `direct` with `start_server` (role `engine`) and itself with
 role `front`.
@@ -6,37 +6,37 @@ role `front`.
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from load_tests.harness.processes import Process, Processes, RedisServer, answers, python, wait_for
+from load_tests.harness.http import free_port, responds_ok
+from load_tests.harness.processes import READY_S, Process, Processes, Role, python_command, wait_for
+from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
 
 
 class System(ABC):
-    """One way to serve the engine. `start` it once."""
+    """One way to serve the engine. Call `start` once."""
 
     name: ClassVar[str]
     path: ClassVar[str] = "/v1/chat/completions"
     headers: ClassVar[dict[str, str]] = {}
     extra_events: ClassVar[int] = 2
-    """A stream's events that carry no token: the role's chunk and `[DONE]`."""
+    """Events of a stream that carry no token: the chunk with the role, and `[DONE]`."""
 
     skipped_points: ClassVar[frozenset[str]] = frozenset()
-    """Points that it can't keep up with, so that nothing is learnt from them."""
+    """Points at which it is overloaded, so that measuring them says nothing."""
 
-    fewer_requests: ClassVar[int] = 1
-    """Divides the number of requests of every point, for what takes seconds where others take one.
-    """
+    requests_divisor: ClassVar[int] = 1
+    """Divides the number of requests of each point, for a system that is many times slower."""
 
     is_peer: ClassVar[bool] = False
-    """Other people's: left out with one line where it can't be had."""
+    """Another project's; left out with one line if it can't be installed."""
 
     may_fail: ClassVar[bool] = False
-    """It is there to be compared with: where it fails, that is told in one line, and no more."""
+    """A failure of it is printed in one line and does not end the run."""
 
     def __init__(self, processes: Processes, timing: EngineTiming) -> None:
         self._processes = processes
@@ -44,43 +44,68 @@ class System(ABC):
         self.folder: Path = processes.folder
         self.processes: list[Process] = []
         self.ports: list[int] = []
-        """Where requests go; connections are spread over them."""
+        """Ports for requests; connections are spread over them."""
         self.redis: list[RedisServer] = []
 
-    @classmethod  # noqa: B027 - most need nothing
+    @classmethod  # noqa: B027 - most systems need nothing
     def prepare(cls) -> None:
-        """Get what it needs on this machine. Raises UnavailableError."""
+        """Install what it needs on this machine. Raises UnavailableError."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start the processes; return when requests are answered. Raises ProcessError."""
+        """Start the processes and wait until requests are answered. Raises ProcessError."""
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds on a CPU so far by label; several processes of one label are added up."""
+        """Return CPU seconds so far by label; processes with the same label are added up."""
         seconds: dict[str, float] = {}
         for process in self.processes:
             seconds[process.label] = seconds.get(process.label, 0.0) + process.cpu_s()
         return seconds
 
     def roles(self) -> dict[str, str]:
-        """Label -> role."""
+        """Return role by label."""
         return {process.label: process.role for process in self.processes}
 
     def log_bytes(self) -> float | None:
-        """Redis memory of the logs of all ended jobs; None if it keeps none."""
+        """Return the bytes of Redis memory that all job logs take; None if it keeps no logs."""
         return None
 
     def start_server(self, module: str) -> int:
-        """A server of the engine that takes a port as its argument; the port."""
+        """Start a module that serves the engine and takes a port as argument; return the port."""
         port = free_port()
-        command = python(module, port)
+        command = python_command(module, port)
         server = self._processes.start("engine", "engine", command, self._timing.environment())
         self.processes.append(server)
-        wait_for(lambda: answers(port, "/health"), f"{module} is ready", [server])
+        wait_for(lambda: responds_ok(port, "/health"), f"{module} is ready", [server])
         return port
 
+    def start_flotilla(
+        self,
+        module: str,
+        label: str,
+        role: Role,
+        ready_port: int,
+        ready_s: float = READY_S,
+        /,
+        **settings: Any,
+    ) -> None:
+        """Start Flotilla's gateway or worker and wait until `/readyz` on `ready_port` answers 200.
+
+        Waits at most `ready_s` seconds. Raises ProcessError.
+        """
+        environment = self.flotilla_environment(**settings)
+        process = self._processes.start(label, role, python_command(module), environment)
+        self.processes.append(process)
+        wait_for(
+            lambda: responds_ok(ready_port, "/readyz"), f"{label} is ready", [process], ready_s
+        )
+
+    def flotilla_environment(self, **settings: Any) -> dict[str, str]:
+        """Return the environment of a Flotilla process with these settings."""
+        return self._timing.environment(**settings)
+
     def start_redis(self) -> RedisServer:
-        """Durable, as the product asks."""
+        """Start a Redis with an append-only file, as Flotilla requires it."""
         port = free_port()
         redis = RedisServer(self._processes, port, self.folder / f"redis-{port}")
         self.redis.append(redis)
@@ -88,16 +113,8 @@ class System(ABC):
         return redis
 
     def redis_counters(self) -> dict[str, float]:
-        """RedisServer.counters of all its servers, added up."""
+        """Return RedisServer.counters, added up over its Redis servers."""
         total: Counter[str] = Counter()
         for redis in self.redis:
             total.update(redis.counters())
         return dict(total)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -1,4 +1,4 @@
-"""Serve an application on the port that the command line names, as fast as uvicorn can."""
+"""Serves an ASGI application with uvicorn's fastest settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 
 def serve(app: ASGIApp) -> None:
-    """Until a signal."""
+    """Listen on the port that is the first argument of the command line, until a signal."""
     uvicorn.run(
         app,
         host="127.0.0.1",

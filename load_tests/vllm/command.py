@@ -1,8 +1,8 @@
-"""Real vLLM with the demo model on this machine: `vllm serve` beside Flotilla, the same engine.
+"""`vllm`: real vLLM with the demo model: `vllm serve` and a Flotilla fleet with the same engine.
 
 The engine shares the cores with the servers in front of it, and with a model this small the servers
-are a large part of all work: on a machine with few cores, what they save or cost shows in tokens a
-second. All systems are started once and take turns; those that are not asked anything wait.
+do a large part of all work: on a machine with few cores their CPU time decides the tokens a second.
+All systems are started once and measured in turn; the others are idle meanwhile.
 """
 
 from __future__ import annotations
@@ -12,46 +12,67 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from load_tests.bench.figures import Figures, Spread, spread
+from load_tests.bench.figures import Figures
 from load_tests.bench.measurement import Results
-from load_tests.bench.report import Table
-from load_tests.bench.rounds import WrongAnswer, line
+from load_tests.bench.rounds import progress_line
 from load_tests.harness import machine
+from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.processes import Processes
-from load_tests.harness.session import default_path, names_of, save, say, session
-from load_tests.vllm.rounds import POINTS, Judged, check_answers, judge, run_point
+from load_tests.harness.session import (
+    parse_names,
+    print_progress,
+    result_path,
+    save_result,
+    session,
+)
+from load_tests.harness.spread import show_median, show_spread, spread
+from load_tests.harness.table import Table
+from load_tests.vllm.rounds import (
+    POINTS,
+    BenchServeResult,
+    check_answers,
+    run_bench_serve,
+    run_point,
+)
 from load_tests.vllm.systems import VARIANTS, VllmSystem
 
-HELP = "real vLLM with the demo model: its own server beside Flotilla"
+HELP = "real vLLM with the demo model: its own server and Flotilla"
 BASE = "vllm"
-_JUDGED = POINTS["c32"]
+_BENCH_SERVE_POINT = POINTS["c32"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's options."""
     names = ",".join(VARIANTS)
     parser.add_argument("--systems", default=names, help=f"of {names} (default all)")
     parser.add_argument("--points", default=",".join(POINTS), help=f"of {', '.join(POINTS)}")
-    parser.add_argument("--rounds", type=int, default=5, help="by our client (default 5)")
     parser.add_argument(
-        "--judge-rounds", type=int, default=2, help="by `vllm bench serve` (default 2; 0: none)"
+        "--rounds", type=int, default=5, help="rounds of our load client (default 5)"
     )
-    parser.add_argument("--json", type=Path, help="the results (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
+    parser.add_argument(
+        "--bench-serve-rounds",
+        type=int,
+        default=2,
+        help="rounds of `vllm bench serve` (default 2; 0: none)",
+    )
+    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    path: Path = arguments.json or default_path("vllm")
-    chosen = names_of(arguments.systems, VARIANTS)
-    points = names_of(arguments.points, POINTS)
+    """Run the command; return its exit status."""
+    path: Path = arguments.json or result_path("vllm")
+    chosen = parse_names(arguments.systems, VARIANTS)
+    points = parse_names(arguments.points, POINTS)
     with session() as processes:
         systems = _start(processes, chosen)
         results = _measure(systems, points, arguments.rounds)
-        judged = _judge(systems, arguments.judge_rounds)
+        bench_serve = _run_bench_serve(systems, arguments.bench_serve_rounds)
     figures = Figures(results)
-    for table in (*tables(figures), judged_table(judged)):
+    for table in (*tables(figures), bench_serve_table(bench_serve)):
         if table.rows:
-            print(f"\n{table.markdown() if arguments.markdown else table.text()}")
-    save(path, {**asdict(results), "judged": [asdict(item) for item in judged]})
+            print(f"\n{table.render(markdown=arguments.markdown)}")
+    save_result(path, {**asdict(results), "bench_serve": [asdict(item) for item in bench_serve]})
     print(f"\nresults: {path}")
     return 0
 
@@ -60,7 +81,7 @@ def _start(processes: Processes, names: Sequence[str]) -> list[VllmSystem]:
     systems = []
     for name in names:
         systems.append(VARIANTS[name].start(processes))
-        say(f"{name} is ready")
+        print_progress(f"{name} is ready")
     check_answers(systems)
     return systems
 
@@ -69,29 +90,32 @@ def _measure(systems: list[VllmSystem], points: Sequence[str], rounds: int) -> R
     for system in systems:  # warm up
         run_point(system, POINTS["c32"], 0)
     results = Results(machine.describe(), [])
-    for n_round in range(rounds):
+    for round_index in range(rounds):
         for name in points:
-            for system in systems if n_round % 2 == 0 else reversed(systems):
-                measurement = run_point(system, POINTS[name], n_round)
-                say(line(measurement))
+            for system in systems if round_index % 2 == 0 else reversed(systems):
+                measurement = run_point(system, POINTS[name], round_index)
+                print_progress(progress_line(measurement))
                 results.measurements.append(measurement)
     return results
 
 
-def _judge(systems: list[VllmSystem], rounds: int) -> list[Judged]:
-    judged: list[Judged] = []
+def _run_bench_serve(systems: list[VllmSystem], rounds: int) -> list[BenchServeResult]:
+    results: list[BenchServeResult] = []
     try:
-        for n_round in range(rounds):
-            for system in systems if n_round % 2 == 0 else reversed(systems):
-                judged.append(judge(system, _JUDGED, n_round))
-                say(f"{n_round} judge: {judged[-1].system} {judged[-1].tokens_per_s:.0f} tok/s")
-    except WrongAnswer as error:
-        say(f"no outside judge: {error}")
-    return judged
+        for round_index in range(rounds):
+            for system in systems if round_index % 2 == 0 else reversed(systems):
+                results.append(run_bench_serve(system, _BENCH_SERVE_POINT, round_index))
+                last = results[-1]
+                print_progress(
+                    f"{round_index} bench serve: {last.system} {last.tokens_per_s:.0f} tok/s"
+                )
+    except WrongAnswerError as error:
+        print_progress(f"`vllm bench serve` is left out: {error}")
+    return results
 
 
 def tables(figures: Figures) -> list[Table]:
-    """Figures of every system, and ratios to `vllm serve` of the same round."""
+    """Return a table per point: each system's figures, and ratios to `vllm serve` by round."""
     return [_of_point(figures, point) for point in figures.points]
 
 
@@ -99,18 +123,19 @@ def _of_point(figures: Figures, point: str) -> Table:
     rows = []
     for system in figures.systems:
         parts = [
-            _cell(figures.process(point, system, label), 0) for label in figures.processes(system)
+            show_median(figures.process(point, system, label), 0)
+            for label in figures.processes(system)
         ]
         rows.append(
             [
                 f"{system} ({'/'.join(figures.processes(system))})",
-                _cell(figures.of(point, system, "tokens_per_s"), 0),
-                _spread(figures.ratio(point, system, "tokens_per_s", "tokens_per_s", BASE)),
-                _cell(figures.of(point, system, "ttft_p50_ms"), 1),
-                _spread(figures.time_difference(point, system, "ttft_p50_ms", BASE), "+"),
+                show_median(figures.of(point, system, "tokens_per_s"), 0),
+                show_spread(figures.ratio(point, system, "tokens_per_s", "tokens_per_s", BASE)),
+                show_median(figures.of(point, system, "ttft_p50_ms"), 1),
+                show_spread(figures.time_difference(point, system, "ttft_p50_ms", BASE), sign="+"),
                 "+".join(parts),
-                _cell(figures.of(point, system, "total_us"), 0),
-                _spread(figures.ratio(point, system, "total_us", base=BASE)),
+                show_median(figures.of(point, system, "total_us"), 0),
+                show_spread(figures.ratio(point, system, "total_us", base=BASE)),
             ]
         )
     head = ["system", "tok/s", f"/ {BASE}", "TTFT p50\nms", f"over {BASE}\nms"]
@@ -119,33 +144,24 @@ def _of_point(figures: Figures, point: str) -> Table:
     return Table(title, head, rows)
 
 
-def judged_table(judged: Sequence[Judged]) -> Table:
-    """What the outside judge says."""
+def bench_serve_table(results: Sequence[BenchServeResult]) -> Table:
+    """Return the table of what `vllm bench serve` measured."""
     rows = []
-    bases = {item.round: item for item in judged if item.system == BASE}
-    for system in dict.fromkeys(item.system for item in judged):
-        items = [item for item in judged if item.system == system]
+    bases = {item.round: item for item in results if item.system == BASE}
+    for system in dict.fromkeys(item.system for item in results):
+        items = [item for item in results if item.system == system]
         pairs = [(item, bases[item.round]) for item in items if item.round in bases]
         rows.append(
             [
                 system,
-                _cell(spread(item.tokens_per_s for item in items), 0),
-                _spread(spread(item.tokens_per_s / base.tokens_per_s for item, base in pairs)),
-                _cell(spread(item.ttft_p50_ms for item in items), 1),
-                _cell(spread(item.itl_p50_ms for item in items), 1),
+                show_median(spread(item.tokens_per_s for item in items), 0),
+                show_spread(spread(item.tokens_per_s / base.tokens_per_s for item, base in pairs)),
+                show_median(spread(item.ttft_p50_ms for item in items), 1),
+                show_median(spread(item.itl_p50_ms for item in items), 1),
             ]
         )
     title = (
-        f"`vllm bench serve`, {_JUDGED.connections} streams, random prompts: medians over rounds"
+        f"`vllm bench serve`, {_BENCH_SERVE_POINT.connections} streams, random prompts: "
+        "medians over rounds"
     )
     return Table(title, ["system", "tok/s", f"/ {BASE}", "TTFT p50\nms", "gap p50\nms"], rows)
-
-
-def _cell(of: Spread | None, digits: int) -> str:
-    return "-" if of is None else f"{of.median:.{digits}f}"
-
-
-def _spread(of: Spread | None, sign: str = "") -> str:
-    if of is None:
-        return "-"
-    return f"{of.median:{sign}.2f} ({of.low:{sign}.2f}..{of.high:{sign}.2f})"

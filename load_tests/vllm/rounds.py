@@ -1,4 +1,4 @@
-"""Measurements of real vLLM: by our own client, and by vLLM's benchmark as an outside judge."""
+"""Measurements of real vLLM: by our load client, and by vLLM's own benchmark as a cross-check."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 
 from load_tests.bench.measurement import Measurement
 from load_tests.bench.points import Point
-from load_tests.bench.rounds import WrongAnswer, run_client
-from load_tests.clients.load_client import Spec
+from load_tests.bench.rounds import run_client
+from load_tests.clients.load_client import LoadSpec
 from load_tests.harness import machine
-from load_tests.harness.processes import python
-from load_tests.systems.system import free_port
+from load_tests.harness.errors import WrongAnswerError
+from load_tests.harness.http import free_port
+from load_tests.harness.processes import python_command
 from load_tests.vllm.systems import VllmSystem
 from worker.demo import MODEL_DIR, MODEL_NAME
 
@@ -29,16 +30,16 @@ _BODY = {
     "temperature": 0,
     "ignore_eos": True,
 }
-_LEAST_EVENTS = 4
-"""The role, a first and a last chunk, `[DONE]`: vLLM merges tokens that nobody has taken yet."""
+_MIN_EVENTS = 4
+"""The role, a first and a last chunk, `[DONE]`: vLLM merges tokens that wait to be sent."""
 _SETTLE_S = 0.1
 _TIMEOUT_S = 300.0
 _INPUT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What `vllm bench serve` says of one system in one round."""
+class BenchServeResult:
+    """What `vllm bench serve` measured of one system in one round."""
 
     system: str
     round: int
@@ -47,8 +48,11 @@ class Judged:
     itl_p50_ms: float
 
 
-def run_point(system: VllmSystem, point: Point, n_round: int) -> Measurement:
-    """Load, and what everybody used meanwhile. Raises WrongAnswer."""
+def run_point(system: VllmSystem, point: Point, round_index: int) -> Measurement:
+    """Run a point's load; measure the CPU time of the system's processes meanwhile.
+
+    Raises WrongAnswerError, also if vLLM generated another number of tokens than clients received.
+    """
     name = system.variant.name
     load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
     generated, before = system.generated(), system.cpu_s()
@@ -56,13 +60,15 @@ def run_point(system: VllmSystem, point: Point, n_round: int) -> Measurement:
     time.sleep(_SETTLE_S)
     after, generated = system.cpu_s(), system.generated() - generated
     if client.errors:
-        raise WrongAnswer(f"{name} at {point.name}: {'; '.join(client.problems)}")
+        raise WrongAnswerError(f"{name} at {point.name}: {'; '.join(client.problems)}")
     if generated != client.tokens:
-        raise WrongAnswer(f"{name} generated {generated:.0f} tokens, clients got {client.tokens}")
+        raise WrongAnswerError(
+            f"{name} generated {generated:.0f} tokens, clients received {client.tokens}"
+        )
     return Measurement(
         system=name,
         point=point.name,
-        round=n_round,
+        round=round_index,
         unit=point.unit,
         step_s=0.0,
         client=client,
@@ -73,8 +79,8 @@ def run_point(system: VllmSystem, point: Point, n_round: int) -> Measurement:
     )
 
 
-def _spec(system: VllmSystem, point: Point) -> Spec:
-    return Spec(
+def _spec(system: VllmSystem, point: Point) -> LoadSpec:
+    return LoadSpec(
         ports=tuple(system.ports),
         path=system.path,
         body=json.dumps({**_BODY, "max_tokens": point.tokens, "stream": True}),
@@ -83,26 +89,26 @@ def _spec(system: VllmSystem, point: Point) -> Spec:
         ramp_s=0.005,
         tokens=point.tokens,
         events=point.tokens + system.extra_events,
-        least_events=_LEAST_EVENTS,
+        least_events=_MIN_EVENTS,
         timeout_s=_TIMEOUT_S,
     )
 
 
 def check_answers(systems: list[VllmSystem]) -> None:
-    """All systems must say the same. Raises WrongAnswer."""
+    """Compare the systems' answers to one request. Raises WrongAnswerError if they differ."""
     texts = {}
     for system in systems:
         answer = system.complete({**_BODY, "max_tokens": 48})
         if "choices" not in answer:
-            raise WrongAnswer(f"{system.variant.name}: {answer}")
+            raise WrongAnswerError(f"{system.variant.name}: {answer}")
         texts[system.variant.name] = answer["choices"][0]["message"]["content"]
     if len(set(texts.values())) > 1:
-        raise WrongAnswer(f"answers differ: {texts}")
+        raise WrongAnswerError(f"answers differ: {texts}")
 
 
-def judge(system: VllmSystem, point: Point, n_round: int) -> Judged:
-    """`vllm bench serve` with random prompts, made by the demo model's tokenizer."""
-    result = system.folder / f"judge-{free_port()}.json"
+def run_bench_serve(system: VllmSystem, point: Point, round_index: int) -> BenchServeResult:
+    """Run `vllm bench serve` with random prompts. Raises WrongAnswerError if it fails."""
+    result = system.folder / f"bench-serve-{free_port()}.json"
     options = {
         "backend": "openai-chat",
         "base-url": f"http://127.0.0.1:{system.ports[0]}",
@@ -114,31 +120,40 @@ def judge(system: VllmSystem, point: Point, n_round: int) -> Judged:
         "random-output-len": point.tokens,
         "num-prompts": point.requests,
         "max-concurrency": point.connections,
-        "seed": n_round,
+        "seed": round_index,
         "temperature": 0,
         "result-dir": result.parent,
         "result-filename": result.name,
     }
-    command = python("load_tests.vllm.vllm_cli", "bench", "serve", "--ignore-eos", "--save-result")
+    command = python_command(
+        "load_tests.vllm.vllm_cli", "bench", "serve", "--ignore-eos", "--save-result"
+    )
     for name, value in options.items():
         command += [f"--{name}", str(value)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S
     )
-    if done.returncode or not result.exists():
-        raise WrongAnswer(f"vllm bench serve failed:\n{(done.stderr or done.stdout)[-2000:]}")
-    return parse_judged(system.variant.name, n_round, point, result)
+    if process.returncode or not result.exists():
+        raise WrongAnswerError(
+            f"vllm bench serve failed:\n{(process.stderr or process.stdout)[-2000:]}"
+        )
+    return parse_bench_serve(system.variant.name, round_index, point, result)
 
 
-def parse_judged(system: str, n_round: int, point: Point, path: Path) -> Judged:
-    """Raises WrongAnswer if not everything was answered."""
+def parse_bench_serve(system: str, round_index: int, point: Point, path: Path) -> BenchServeResult:
+    """Read the result file of `vllm bench serve`.
+
+    Raises WrongAnswerError if a request was not answered.
+    """
     found = json.loads(path.read_text())
     if found["completed"] != point.requests:
-        raise WrongAnswer(f"{system}: {found['completed']} of {point.requests} requests answered")
-    return Judged(
+        raise WrongAnswerError(
+            f"{system}: {found['completed']} of {point.requests} requests answered"
+        )
+    return BenchServeResult(
         system,
-        n_round,
+        round_index,
         tokens_per_s=found["output_throughput"],
         ttft_p50_ms=found["median_ttft_ms"],
         itl_p50_ms=found["median_itl_ms"],

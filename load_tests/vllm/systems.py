@@ -1,16 +1,16 @@
-"""Real vLLM with the demo model: its own server, and behind Flotilla. The same engine in both."""
+"""Real vLLM with the demo model, behind its own server and behind Flotilla; the same engine."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
 from dataclasses import dataclass
-from http.client import HTTPConnection
 from typing import Any
 
-from load_tests.harness.processes import Processes, Role, answers, python, wait_for
+from load_tests.harness.http import free_port, get, metric_sum, post_json, responds_ok
+from load_tests.harness.processes import Processes, python_command, wait_for
 from load_tests.systems.engine import PACED
-from load_tests.systems.system import System, free_port
+from load_tests.systems.system import System
 from shared.platform.settings import Settings, to_environment
 from worker.demo import MODEL_DIR, MODEL_NAME
 from worker.engines.vllm.engine import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
@@ -18,7 +18,7 @@ from worker.engines.vllm.engine import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 LOADED_S = 300.0
 _GENERATED = "vllm:generation_tokens_total"
 _ENGINE = DEFAULTS | DEMO_DEFAULTS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""The worker sets the same for itself: with one device, one process for the engine."""
+"""The same environment variables that the worker sets: one process for engine and server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,15 @@ class Variant:
 
     name: str
     fleet: bool
+    """Behind Flotilla; otherwise `vllm serve`."""
     engine_args: str = ""
-    """vLLM's, on top of the demo model's own."""
+    """vLLM options besides the demo model's."""
     fast_paths: str = "auto"
-    """FLOTILLA_FAST_PATHS of a fleet's processes."""
+    """FLOTILLA_FAST_PATHS of the fleet's processes."""
 
     def start(self, processes: Processes) -> VllmSystem:
-        """Returns when it answers. Raises ProcessError."""
-        system = (Fleet if self.fleet else Serve)(processes, self)
+        """Start it and wait until it is ready. Raises ProcessError."""
+        system = (VllmFleet if self.fleet else VllmServe)(processes, self)
         system.start()
         return system
 
@@ -49,87 +50,74 @@ VARIANTS = {
         Variant("fleet-8", fleet=True, engine_args="--stream-interval 8"),
     )
 }
-"""`-8` sends every eighth token only, with the seven before it."""
+"""`-8`: a chunk for every eighth token, which contains eight tokens."""
 
 
 class VllmSystem(System):
-    """Has vLLM's own metrics somewhere."""
+    """A system with vLLM; `metrics_port` serves vLLM's metrics."""
 
     metrics_port: int
 
     def __init__(self, processes: Processes, variant: Variant) -> None:
-        super().__init__(processes, PACED)  # of no meaning here: this engine is as fast as it is
+        super().__init__(processes, PACED)  # the timing is the simulated engine's: unused
         self.variant = variant
 
     @abstractmethod
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Start the processes and wait until they are ready. Raises ProcessError."""
+
+    def flotilla_environment(self, **settings: Any) -> dict[str, str]:
+        """Return the environment of a Flotilla process: all other settings are the defaults."""
+        return to_environment(Settings(), **settings)
 
     def generated(self) -> float:
-        """Tokens that the engine has generated so far, as it says itself."""
-        text = _get(self.metrics_port, "/metrics").splitlines()
-        return sum(float(line.split()[-1]) for line in text if line.startswith(_GENERATED))
+        """Return the number of tokens generated so far, as vLLM's metrics count them."""
+        return metric_sum(get(self.metrics_port, "/metrics")[1], _GENERATED)
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request."""
-        connection = HTTPConnection("127.0.0.1", self.ports[0], timeout=60)
-        try:
-            headers = {"content-type": "application/json"}
-            connection.request("POST", self.path, json.dumps(body), headers)
-            answer: dict[str, Any] = json.loads(connection.getresponse().read())
-            return answer
-        finally:
-            connection.close()
+        """Send a request; return the decoded answer."""
+        answer: dict[str, Any] = json.loads(post_json(self.ports[0], self.path, body)[1])
+        return answer
 
 
-class Serve(VllmSystem):
+class VllmServe(VllmSystem):
     """`vllm serve`."""
 
     name = "vllm"
 
     def start(self) -> None:
+        """Start `vllm serve`."""
         port = self.metrics_port = free_port()
         options = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port}"
         options += f" --disable-uvicorn-access-log {DEMO_ARGS} {self.variant.engine_args}"
-        command = python("load_tests.vllm.vllm_cli", "serve", MODEL_DIR, *options.split())
+        command = python_command("load_tests.vllm.vllm_cli", "serve", MODEL_DIR, *options.split())
         environment = to_environment(Settings()) | _ENGINE
         self.ports = [port]
         process = self._processes.start("vllm", "engine", command, environment)
         self.processes.append(process)
-        wait_for(lambda: answers(port, "/health"), "vLLM is ready", [process], LOADED_S)
+        wait_for(lambda: responds_ok(port, "/health"), "vLLM is ready", [process], LOADED_S)
 
 
-class Fleet(VllmSystem):
-    """Gateway, durable Redis, one worker."""
+class VllmFleet(VllmSystem):
+    """A gateway, a durable Redis, one worker with vLLM."""
 
     name = "fleet"
 
     def start(self) -> None:
+        """Start Redis, the worker, the gateway."""
         variant, redis_url = self.variant, self.start_redis().url
         port = self.metrics_port = free_port()
-        self._start(
+        self.start_flotilla(
+            "worker",
             "worker",
             "engine",
             port,
+            LOADED_S,
             redis_url=redis_url,
             worker_port=port,
             engine_args=variant.engine_args,
             fast_paths=variant.fast_paths,
         )
         port = free_port()
-        self._start("gateway", "front", port, redis_url=redis_url, port=port)
+        self.start_flotilla("gateway", "gateway", "front", port, redis_url=redis_url, port=port)
         self.ports = [port]
-
-    def _start(self, module: str, role: Role, at: int, **settings: Any) -> None:
-        environment = to_environment(Settings(), **settings)
-        process = self._processes.start(module, role, python(module), environment)
-        self.processes.append(process)
-        wait_for(lambda: answers(at, "/readyz"), f"the {module} is ready", [process], LOADED_S)
-
-
-def _get(port: int, path: str) -> str:
-    connection = HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()

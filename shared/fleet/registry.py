@@ -7,9 +7,7 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
-from hashlib import sha256
 from typing import Any, NoReturn
 
 from pydantic import TypeAdapter
@@ -72,12 +70,6 @@ class ModelInfo:
 
 _WORKER = TypeAdapter(WorkerInfo)
 _MODEL = TypeAdapter(ModelInfo)
-
-
-def pool_name(model: str) -> str:
-    """The pool of a model's workers: readable, unique, and safe in a key."""
-    slug = re.sub(r"[^a-z0-9.-]+", "-", model.lower()).strip("-")[:40] or "model"
-    return slug if slug == model else f"{slug}-{sha256(model.encode()).hexdigest()[:8]}"
 
 
 def _loads(raw: bytes) -> Any:

@@ -260,6 +260,11 @@ class GatewayMetrics:
             "Times a reader fell back to the job log because pub/sub lost a frame",
             registry=registry,
         )
+        self.malformed_frames = Counter(
+            "flotilla_malformed_frames_total",
+            "Frames or whole pub/sub messages that could not be decoded; the log was read instead",
+            registry=registry,
+        )
         self.cancelled_by_disconnect = Counter(
             "flotilla_disconnects_total",
             "Clients that disconnected before the end of their answer",
@@ -311,7 +316,13 @@ class GatewayMetrics:
         )
         self.dead_letters = Gauge(
             "flotilla_dead_letters",
-            "Jobs set aside: out of attempts or unreadable; about 10,000 are kept",
+            "Jobs out of attempts, and data set aside as unreadable; about 1,000 per shard are kept",
+            registry=registry,
+        )
+        self.dead_letters_written = Gauge(
+            "flotilla_dead_letters_written",
+            "Dead letters ever written, by what was set aside (job, attempts, log, key, ...)",
+            ["what"],
             registry=registry,
         )
         self.maintenance = Gauge(

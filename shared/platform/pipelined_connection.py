@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from shared.platform.redis_client import server_name
 from shared.platform.redis_link import Link, open_link
 
 log = logging.getLogger("flotilla.redis")
@@ -45,6 +46,7 @@ class PipelinedConnection:
         error reply, before its caller gets it.
         """
         self._pool: Any = redis.connection_pool
+        self._server = server_name(redis)
         self._timeout_s = timeout_s
         self._on_message = on_message
         self._on_error = on_error
@@ -77,7 +79,7 @@ class PipelinedConnection:
         """
         link = self._link
         if link is None:
-            raise RedisConnectionError("Connection to Redis lost")
+            raise RedisConnectionError(f"Connection to Redis {self._server} lost")
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(reply)
         link.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
@@ -139,7 +141,7 @@ class PipelinedConnection:
 
     def _on_lost(self, error: Exception | None) -> None:
         reason = error or "closed by server"
-        self._break(RedisConnectionError(f"Connection to Redis lost: {reason}"))
+        self._break(RedisConnectionError(f"Connection to Redis {self._server} lost: {reason}"))
 
     def _check_replies(self) -> None:
         """Give the connection up if calls wait and nothing came since the timer was set."""
@@ -147,7 +149,7 @@ class PipelinedConnection:
         if not self._waiting:
             return
         if self._n_replies_checked == self._n_replies:
-            self._break(RedisTimeoutError("Redis does not answer"))
+            self._break(RedisTimeoutError(f"Redis {self._server} does not answer"))
             return
         self._n_replies_checked = self._n_replies
         self._timeout = self._loop.call_later(self._timeout_s, self._check_replies)

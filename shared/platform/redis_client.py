@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -37,7 +36,6 @@ __all__ = [
     "connect_blocking",
     "is_wrong_type",
     "server_name",
-    "server_names",
     "unwritable",
     "weaknesses",
 ]
@@ -76,11 +74,6 @@ def server_name(redis: Any) -> str:
     options = redis.connection_pool.connection_kwargs
     where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{where}/{options.get('db') or 0}"
-
-
-def server_names(urls: Iterable[str]) -> str:
-    """The same for addresses, comma separated."""
-    return ", ".join(server_name(connect(url, max_connections=1)) for url in urls)
 
 
 async def weaknesses(redis: Redis) -> list[str]:

@@ -12,7 +12,7 @@ import random
 import time
 
 from shared.platform.metrics import ReaperMetrics
-from shared.platform.redis_client import RedisError
+from shared.platform.redis_client import RedisError, server_name
 from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.states import JobState
@@ -51,7 +51,8 @@ class Reaper:
             try:
                 await self.round(place)
             except (RedisError, OSError) as error:
-                log.warning("Redis is not available: %s", error)
+                where = server_name(self._queue.servers.all[place])
+                log.warning("Redis %s is not available: %s", where, error)
 
     async def round(self, place: int = 0) -> None:
         """One pass over all shards of a server."""

@@ -1,4 +1,4 @@
-"""A stack of real processes for each test that asks for one."""
+"""A stack of real processes for one test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.e2e.processes import Stack
 
 @pytest.fixture
 def stack(redis_url: str, tmp_path: Path) -> Iterator[Stack]:
-    """Nothing runs in it yet but Redis."""
+    """Only Redis runs in it yet."""
     stack = Stack(redis_url, tmp_path)
     yield stack
     stack.close()

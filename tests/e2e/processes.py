@@ -1,4 +1,4 @@
-"""Gateways, workers and maintenance as the processes that users run, on ports of their own."""
+"""Gateways, workers and maintenance as child processes, each on a free port."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.redis_server import free_port
 from tests.waiting import wait_for
 
 LEASE_S = 2.0
-"""Short, so that tests of lost workers are quick."""
+"""Shorter than the default, so that tests of lost workers are fast."""
 
 
 @dataclass
 class Process:
-    """One process of the product."""
+    """A gateway, worker or maintenance process."""
 
     name: str
     url: str
@@ -31,10 +31,11 @@ class Process:
     log: Path
 
     def check(self) -> None:
-        """Fails if the process has ended, with what it said."""
+        """Fail with the end of its log if the process has ended."""
         assert self.popen.poll() is None, f"{self.name} ended:\n{self.log.read_text()[-3000:]}"
 
     def ready(self) -> bool:
+        """Return whether `/readyz` answers 200."""
         self.check()
         try:
             return httpx.get(f"{self.url}/readyz").status_code == 200
@@ -42,29 +43,29 @@ class Process:
             return False
 
     def kill(self) -> None:
-        """SIGKILL, to this process alone."""
+        """Send SIGKILL to this process alone and wait for its end."""
         self.popen.kill()
         self.popen.wait(20)
 
     def terminate(self) -> None:
-        """SIGTERM; does not wait."""
+        """Send SIGTERM; does not wait."""
         self.popen.terminate()
 
     def stop(self, number: int) -> None:
-        """SIGSTOP or SIGCONT."""
+        """Send SIGSTOP or SIGCONT."""
         os.kill(self.popen.pid, number)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Sum the samples of a metric that have these labels."""
         return metric(self.url, name, **labels)
 
     def has(self, name: str, **labels: str) -> bool:
-        """A sample of the metric has these labels."""
+        """Return whether a sample of the metric has these labels."""
         return bool(_samples(self.url, name, labels))
 
 
 def metric(url: str, name: str, **labels: str) -> float:
-    """The sum of the samples of a metric at `url`/metrics that have these labels."""
+    """Sum the samples of a metric at `url`/metrics that have these labels."""
     return sum(_samples(url, name, labels))
 
 
@@ -80,16 +81,16 @@ def _samples(url: str, name: str, labels: dict[str, str]) -> list[float]:
 
 @dataclass
 class Stack:
-    """A Redis' processes; `close` ends what is left."""
+    """Processes that use one Redis; `close` ends those that still run."""
 
     redis_url: str
     folder: Path
     processes: list[Process] = field(default_factory=list)
     launcher: tuple[str, ...] = ()
-    """What starts the program of each process, with its command as arguments."""
+    """A program that starts each process, with the process's command as its arguments."""
 
     def gateway(self, **changes: Any) -> Process:
-        """A gateway; returns when it is ready."""
+        """Start a gateway and wait until it is ready; `changes` are settings."""
         port = free_port()
         values = {"port": port, "lease_s": LEASE_S, **changes}
         process = self._start("gateway", f"http://127.0.0.1:{port}", values)
@@ -97,7 +98,7 @@ class Stack:
         return process
 
     def worker(self, *, wait: bool = True, **changes: Any) -> Process:
-        """A simulated worker, unless told otherwise; returns when it is ready."""
+        """Start a worker, by default with the simulated engine, and wait until it is ready."""
         port = free_port()
         values = {"engine": "simulated", "worker_port": port, "lease_s": LEASE_S, **changes}
         process = self._start("worker", f"http://127.0.0.1:{port}", values)
@@ -106,11 +107,11 @@ class Stack:
         return process
 
     def start(self, module: str, **changes: Any) -> Process:
-        """A process that has no address of its own; does not wait."""
+        """Start a process that serves no HTTP; does not wait."""
         return self._start(module, "", {"lease_s": LEASE_S, **changes})
 
     def maintenance(self, **changes: Any) -> Process:
-        """A maintenance process; it has no port to ask at."""
+        """Start a maintenance process, which serves no HTTP; does not wait."""
         return self._start("gateway.maintenance", "", {"lease_s": LEASE_S, **changes})
 
     def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:
@@ -129,6 +130,7 @@ class Stack:
         return process
 
     def close(self) -> None:
+        """Terminate all processes; kill those that still run after 20 s."""
         for process in self.processes:
             if process.popen.poll() is None:
                 os.kill(process.popen.pid, signal.SIGCONT)

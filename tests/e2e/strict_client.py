@@ -1,6 +1,6 @@
-"""An HTTP client of one connection that accepts nothing but what the server owes it, byte by byte.
+"""An HTTP client of one connection that checks every byte that the server sends.
 
-httpx forgives or hides a stray byte; for a test of whose bytes go where it must not be forgiven.
+httpx tolerates or hides a stray byte; tests of whether bytes reach the wrong client must see it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ CHUNK_ID = re.compile(rb'"id":"[a-z]+-([^"]+)"')
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
-class Broken(AssertionError):
-    """The server sent what is no answer to what was asked."""
+class ProtocolViolation(AssertionError):
+    """The server sent bytes that are not a valid response to the request."""
 
 
 class Reply(NamedTuple):
-    """One answer."""
+    """A response."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -35,7 +35,7 @@ class Reply(NamedTuple):
 
 
 class StrictClient:
-    """One connection. Each method gives up after a while."""
+    """One connection. Each method fails after 30 s."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -50,57 +50,57 @@ class StrictClient:
         self._writer.write(data)
 
     async def head(self) -> tuple[int, dict[bytes, bytes]]:
-        """The status line and the headers of an answer."""
+        """Read status line and headers of a response."""
         match = re.fullmatch(rb"HTTP/1\.1 (\d{3}) [ -~]*\r\n", line := await self._line())
         if match is None:
-            raise Broken(f"no status line: {line!r}")
+            raise ProtocolViolation(f"not a status line: {line!r}")
         headers = {}
         while (line := await self._line()) != b"\r\n":
             field = re.fullmatch(rb"([a-z0-9-]+): ([^\r\n]*)\r\n", line)
             if field is None:
-                raise Broken(f"no header: {line!r}")
+                raise ProtocolViolation(f"not a header: {line!r}")
             headers[field[1]] = field[2]
         return int(match[1]), headers
 
     async def chunk(self, job_id: bytes) -> bytes:
-        """The next chunk of a chunked body; empty at its end. All that it tells of is `job_id`."""
+        """Read the next chunk of a body, empty at its end; all its events must be of `job_id`."""
         size = await self._line()
         if re.fullmatch(rb"[0-9a-f]+\r\n", size) is None:
-            raise Broken(f"no chunk size: {size!r}")
+            raise ProtocolViolation(f"not a chunk size: {size!r}")
         data = await self._exactly(int(size, 16) + 2)
         if not data.endswith(b"\r\n"):
-            raise Broken(f"no end of a chunk: {data!r}")
+            raise ProtocolViolation(f"not the end of a chunk: {data!r}")
         data = data[:-2]
         if data and not re.fullmatch(rb"((data: [^\n]+|: [^\n]*)\n\n)+", data):
-            raise Broken(f"no events: {data!r}")
+            raise ProtocolViolation(f"not events: {data!r}")
         others = set(CHUNK_ID.findall(data)) - {job_id}
         if others:
-            raise Broken(f"a chunk of {others} for {job_id!r}")
+            raise ProtocolViolation(f"a chunk of {others} for {job_id!r}")
         return data
 
     async def reply(self) -> Reply:
-        """A whole answer."""
+        """Read a complete response."""
         status, headers = await self.head()
         if b"content-length" in headers:
             return Reply(status, headers, await self._exactly(int(headers[b"content-length"])))
         if headers.get(b"transfer-encoding") != b"chunked":
-            raise Broken(f"neither length nor chunks: {headers}")
+            raise ProtocolViolation(f"neither length nor chunks: {headers}")
         body = b""
         while data := await self.chunk(headers.get(b"x-flotilla-job-id", b"")):
             body += data
         return Reply(status, headers, body)
 
-    async def nothing_more(self, wait_s: float) -> None:
-        """That long nothing comes."""
+    async def expect_silence(self, wait_s: float) -> None:
+        """Fail if any data arrives within `wait_s` seconds."""
         try:
             async with asyncio.timeout(wait_s):
                 data = await self._reader.read(1 << 16)
         except TimeoutError:
             return
-        raise Broken(f"nobody asked for {data!r}")
+        raise ProtocolViolation(f"unexpected data: {data!r}")
 
-    async def all_that_comes(self, wait_s: float) -> bytes:
-        """What comes in that time, or until the server closes the connection."""
+    async def read_for(self, wait_s: float) -> bytes:
+        """Return all data of `wait_s` seconds, or until the server closes the connection."""
         data = b""
         with contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(wait_s):
@@ -109,25 +109,25 @@ class StrictClient:
         return data
 
     def close(self) -> None:
-        """Leave; the server gets a FIN, or a RST if it has sent what was not read."""
+        """Close the connection with a FIN, or with a RST if there is unread data."""
         self._writer.transport.abort()
 
     def reset(self) -> None:
-        """Leave with a RST."""
+        """Close the connection with a RST."""
         self._writer.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER
         )
         self._writer.transport.abort()
 
     def half_close(self) -> None:
-        """Send nothing more, but read on."""
+        """Close the sending side only."""
         self._writer.write_eof()
 
     async def _line(self) -> bytes:
         async with asyncio.timeout(_DEADLINE_S):
             line = await self._reader.readline()
         if not line.endswith(b"\n"):
-            raise Broken(f"the connection ended with {line!r}")
+            raise ProtocolViolation(f"the connection ended with {line!r}")
         return line
 
     async def _exactly(self, size: int) -> bytes:
@@ -135,13 +135,13 @@ class StrictClient:
             async with asyncio.timeout(_DEADLINE_S):
                 return await self._reader.readexactly(size)
         except asyncio.IncompleteReadError as error:
-            raise Broken(f"the connection ended with {error.partial!r}") from error
+            raise ProtocolViolation(f"the connection ended with {error.partial!r}") from error
 
 
 def request(
     method: str, path: str, key: str, body: Any = None, *headers: str, pad: int = 0
 ) -> bytes:
-    """A request as bytes; `pad` bytes more in its JSON."""
+    """Return a request as bytes, with `pad` spaces after its JSON."""
     content = b"" if body is None else json.dumps(body).encode()
     content += b" " * pad
     lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Authorization: Bearer {key}", *headers]

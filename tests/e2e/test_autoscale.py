@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.up_run import PATIENCE_S, REAL, Up, children, lives
-from tests.waiting import wait_for
+from tests.e2e.up_run import REAL, Up, children, is_alive
+from tests.waiting import DEADLINE_S, wait_for
 
 JOBS = 500
 MODEL = "simulated"
@@ -41,7 +41,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     yield start
     for one in started:
         if one.process.poll() is None:
-            for pid in filter(lives, {one.process.pid, *one.pids, *children(one.process.pid)}):
+            for pid in filter(is_alive, {one.process.pid, *one.pids, *children(one.process.pid)}):
                 os.kill(pid, signal.SIGKILL)
             one.process.wait()
 
@@ -58,7 +58,7 @@ def explain(fleet: Up, *arguments: str) -> str:
         cwd=fleet.folder,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=DEADLINE_S,
         env={name: value for name, value in os.environ.items() if "FLOTILLA" not in name},
     )
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ def jobs(api: httpx.Client, url: str) -> list[dict[str, Any]]:
 
 
 def test_a_burst_from_zero_and_back_to_zero(up: Callable[..., Up], api: httpx.Client) -> None:
-    fleet = up("--autoscale", "0:3").until_ready()
+    fleet = up("--autoscale", "0:3").wait_until_ready()
     url = f"http://127.0.0.1:{fleet.port}"
     assert "0 to 3, as the load asks" in fleet.text()
     assert "worker-1" not in fleet.text()
@@ -127,19 +127,19 @@ def test_a_burst_from_zero_and_back_to_zero(up: Callable[..., Up], api: httpx.Cl
     assert "wanted   0 workers, of 0 to 3" in text
     assert "actual   none" in text
     assert "jobs wait" in text
-    drained = fleet.until_says(r"drains (worker-\d)")
+    drained = fleet.wait_for_output(r"drains (worker-\d)")
     assert len(drained) >= 2
 
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0, fleet.text()
-    fleet.until_nothing_left()
+    assert fleet.wait_for_exit() == 0, fleet.text()
+    fleet.wait_until_all_ended()
     assert not (fleet.folder / ".flotilla" / "run.json").exists()
 
 
 def test_who_waits_for_a_cold_fleet_is_told_and_ctrl_c_ends_it(
     up: Callable[..., Up], api: httpx.Client
 ) -> None:
-    fleet = up("--autoscale", "0:2", FLOTILLA_SIM_FAULTS="slow_start_s=60").until_ready()
+    fleet = up("--autoscale", "0:2", FLOTILLA_SIM_FAULTS="slow_start_s=60").wait_until_ready()
     url = f"http://127.0.0.1:{fleet.port}"
     job_id = submit(api, url, 0)
 
@@ -148,10 +148,10 @@ def test_who_waits_for_a_cold_fleet_is_told_and_ctrl_c_ends_it(
 
     wait_for(lambda: "one is being started" in told(), "the job says what it waits for")
     wait_for(lambda: pool(fleet)["workers"] == {"starting": 1}, "the worker that loads counts")
-    fleet.until_says("starts worker-1")
+    fleet.wait_for_output("starts worker-1")
     run_file = fleet.folder / ".flotilla" / "run.json"
     assert run_file.stat().st_mode & 0o777 == 0o600
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0, fleet.text()
-    fleet.until_nothing_left()
+    assert fleet.wait_for_exit() == 0, fleet.text()
+    fleet.wait_until_all_ended()
     assert not run_file.exists()

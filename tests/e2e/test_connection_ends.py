@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.processes import Process, Stack
-from tests.e2e.strict_client import CHUNK_ID, Broken, StrictClient, request
+from tests.e2e.strict_client import CHUNK_ID, ProtocolViolation, StrictClient, request
 from tests.redis_server import RedisServer
 from tests.waiting import eventually, wait_for
 
@@ -147,7 +147,7 @@ async def another(gateway: Process, n: int) -> None:
     client = await StrictClient.connect(gateway.url)
     try:
         if n % 3 == 0:
-            await client.nothing_more(0.02)
+            await client.expect_silence(0.02)
         if n % 3 == 2:
             client.send(request("GET", "/v1/models", key))
             answer = await client.reply()
@@ -160,7 +160,7 @@ async def another(gateway: Process, n: int) -> None:
             assert answer.body.endswith(b"data: [DONE]\n\n")
             job_id = answer.headers[b"x-flotilla-job-id"]
             assert answer.body.count(b'"id":"chatcmpl-' + job_id + b'"') >= 6
-        await client.nothing_more(0.02)
+        await client.expect_silence(0.02)
     finally:
         client.close()
 
@@ -174,7 +174,7 @@ async def leave(gateway: Process, behind: bytes, end: Callable[[StrictClient], N
         end(client)
         if end is StrictClient.half_close:
             # The gateway need not see it behind many requests: it may go on with the stream.
-            rest = await client.all_that_comes(0.2)
+            rest = await client.read_for(0.2)
             own_bytes(rest, job_id)
     finally:
         client.close()
@@ -185,7 +185,7 @@ def own_bytes(data: bytes, job_id: bytes) -> None:
     stream, *_ = data.partition(b"HTTP/1.1 ")
     others = set(CHUNK_ID.findall(stream)) - {job_id}
     if others or b"secret" in data or b"another" in data:
-        raise Broken(f"{others} for {job_id!r}: {data[:300]!r}")
+        raise ProtocolViolation(f"{others} for {job_id!r}: {data[:300]!r}")
 
 
 async def in_rounds(play: Callable[[int], Any]) -> None:
@@ -193,7 +193,7 @@ async def in_rounds(play: Callable[[int], Any]) -> None:
     for n in range(ROUNDS):
         try:
             await play(n)
-        except (Broken, AssertionError, ExceptionGroup) as error:
+        except (ProtocolViolation, AssertionError, ExceptionGroup) as error:
             broken.append(error)
     assert not broken, f"{len(broken)} of {ROUNDS} rounds, the last: {_told(broken[-1])}"
 
@@ -307,7 +307,7 @@ async def test_a_shutdown_under_streams_logs_nothing_and_cancels_them(stack: Sta
         streams[n][0].send(BEHIND[behind])
     ending.terminate()
     for client, job_id in streams:
-        rest = await client.all_that_comes(20)
+        rest = await client.read_for(20)
         own_bytes(rest, job_id)
         assert b'"code": "gateway_stopped"' in rest
         client.close()
@@ -322,7 +322,7 @@ async def test_a_connection_that_is_kept_alive_in_vain_is_closed(gateway: Proces
     client, job_id = await streaming(gateway, tokens=10)
     while await client.chunk(job_id):
         pass
-    assert await client.all_that_comes(20) == b""
+    assert await client.read_for(20) == b""
     client.close()
     await another(gateway, 0)
     await nothing_goes_on(gateway)
@@ -341,7 +341,7 @@ async def test_an_upgrade_is_answered_as_a_plain_request_and_ends_the_connection
     assert (status, headers[b"connection"]) == (200, b"close")
     if not at_once:
         client.send(hidden)
-    body = await client.all_that_comes(10)
+    body = await client.read_for(10)
     assert len(body) == int(headers[b"content-length"])  # no answer to what is behind it
     client.close()
 
@@ -356,5 +356,5 @@ async def test_the_body_of_an_upgrade_is_no_request(gateway: Process, at_once: b
     assert (status, headers[b"connection"]) == (400, b"close")
     if not at_once:
         client.send(HEALTH)
-    assert len(await client.all_that_comes(10)) == int(headers[b"content-length"])
+    assert len(await client.read_for(10)) == int(headers[b"content-length"])
     client.close()

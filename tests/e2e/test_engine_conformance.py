@@ -1,4 +1,4 @@
-"""What every engine keeps: vLLM's wire formats, the journal, aborts, the step signal.
+"""What every engine implements: vLLM's wire formats, the journal, aborts, the step callback.
 
 The `engine` fixture gives a started engine; all engines answer the same assertions. What is
 compared are names, types and arithmetic, never the words of an answer.
@@ -167,7 +167,7 @@ async def test_completion(engine: Engine) -> None:
     assert journal.texts == {(0, 0): choice["text"]}
 
 
-async def test_an_id_is_made_up_without_the_header(engine: Engine) -> None:
+async def test_an_id_is_generated_without_the_header(engine: Engine) -> None:
     body = {"messages": MESSAGES, "max_tokens": 1}
     ids = [(await call(engine, "POST", CHAT, body)).json()["id"] for _ in range(2)]
     assert all(re.fullmatch(r"chatcmpl-[0-9a-f]{16,}", one) for one in ids)
@@ -330,7 +330,7 @@ async def test_completion_stream(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("ask", [chat, complete])
-async def test_a_stream_says_what_the_whole_answer_says(engine: Engine, ask: Any) -> None:
+async def test_a_stream_has_the_text_of_the_full_answer(engine: Engine, ask: Any) -> None:
     (whole,) = (await ask(engine, max_tokens=24)).json()["choices"]
     events = (await ask(engine, max_tokens=24, stream=True)).events()
     assert text_of(events) == (whole["message"]["content"] if "message" in whole else whole["text"])
@@ -656,7 +656,7 @@ async def test_cancelling_the_call_aborts(engine: Engine) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("usage", [False, True])
-async def test_plain_chunks_pass_the_application_and_are_the_same(
+async def test_plain_chunks_bypass_the_application_and_are_the_same(
     engine: Engine, path: str, usage: bool
 ) -> None:
     ask = chat if path == CHAT else complete
@@ -671,7 +671,9 @@ async def test_plain_chunks_pass_the_application_and_are_the_same(
 
 
 @pytest.mark.parametrize("fields", [{"n": 2, "temperature": 1}, {"logprobs": True}])
-async def test_other_chunks_are_the_applications(engine: Engine, fields: dict[str, Any]) -> None:
+async def test_other_chunks_come_from_the_application(
+    engine: Engine, fields: dict[str, Any]
+) -> None:
     journal = Recorder()
     reply = await chat(engine, journal, stream=True, **fields)
     assert reply.events()

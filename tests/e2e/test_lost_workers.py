@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, drained or whose engine dies: what becomes of their jobs."""
+"""Workers that are killed, paused or drained, or whose engine dies: what happens to their jobs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_a_job_whose_worker_is_killed_before_its_first_token_completes_elsewhere
     assert [attempt["outcome"] for attempt in done["attempts"]] == ["worker_lost", "completed"]
 
 
-def test_a_plain_job_whose_worker_is_killed_in_the_middle_is_started_again(stack: Stack) -> None:
+def test_a_job_without_a_stream_whose_worker_is_killed_in_the_middle_is_restarted(
+    stack: Stack,
+) -> None:
     gateway = stack.gateway()
     victim = stack.worker(**FAST)
     call = Call(gateway, request("plain", max_tokens=400, ignore_eos=True))
@@ -87,7 +89,7 @@ def test_a_plain_job_whose_worker_is_killed_in_the_middle_is_started_again(stack
     assert json.loads(call.lines[0])["usage"]["completion_tokens"] == 400
 
 
-def test_a_streamed_answer_whose_worker_is_killed_in_the_middle_ends_with_an_honest_error(
+def test_a_streamed_answer_whose_worker_is_killed_in_the_middle_ends_with_an_error(
     stack: Stack,
 ) -> None:
     gateway = stack.gateway()
@@ -146,7 +148,7 @@ def test_two_workers_share_a_queue(stack: Stack) -> None:
     assert min(shares) >= 4
 
 
-def test_a_worker_that_is_told_to_end_finishes_its_streams_and_claims_nothing_more(
+def test_a_draining_worker_finishes_its_streams_and_claims_nothing_more(
     stack: Stack,
 ) -> None:
     gateway = stack.gateway()
@@ -190,7 +192,7 @@ def test_a_second_signal_ends_a_draining_worker_at_once(stack: Stack) -> None:
     assert worker.popen.wait(20) == 0
 
 
-def test_a_worker_whose_engine_dies_hands_its_jobs_back_and_leaves_with_an_error(
+def test_a_worker_whose_engine_dies_releases_its_jobs_and_exits_with_an_error(
     stack: Stack,
 ) -> None:
     gateway = stack.gateway()
@@ -220,7 +222,7 @@ def test_a_hung_engine_loses_its_jobs(stack: Stack) -> None:
     assert call.status == 200
 
 
-def test_a_poison_job_takes_down_so_many_workers_and_no_more(stack: Stack) -> None:
+def test_a_job_that_kills_its_workers_fails_after_max_attempts(stack: Stack) -> None:
     gateway = stack.gateway(max_attempts=2)
     poison = {"sim_faults": "kill_on_prompt=POISON", "max_attempts": 2, **FAST}
     victim = stack.worker(**poison)
@@ -233,7 +235,7 @@ def test_a_poison_job_takes_down_so_many_workers_and_no_more(stack: Stack) -> No
     assert json.loads(call.lines[0])["error"]["code"] == "too_many_attempts"
 
 
-def test_a_stopped_worker_that_wakes_up_can_not_write(stack: Stack) -> None:
+def test_a_worker_that_was_paused_can_not_write_any_more(stack: Stack) -> None:
     gateway = stack.gateway()
     zombie = stack.worker(**SLOW_FIRST_TOKEN)
     call = Call(gateway, request("a prompt " * 10, max_tokens=5, stream=True))

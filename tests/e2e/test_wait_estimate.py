@@ -10,8 +10,8 @@ from tests.e2e.processes import Stack
 from tests.waiting import wait_for
 
 SLOTS = 4
-TOKENS = 300
-"""Of 10 ms each: a job takes 3 s."""
+TOKENS = 150
+"""Of 10 ms each: a job takes 1.5 s."""
 
 
 def test_a_burst_is_told_about_what_it_waits(stack: Stack) -> None:

@@ -1,4 +1,4 @@
-"""One `flotilla up` as a subprocess, and the processes below it."""
+"""Runs `flotilla up` as a child process, and finds its descendants."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from gateway.launcher import ports
+from tests.redis_server import free_port
+from tests.waiting import DEADLINE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = (sys.executable, str(Path(__file__).parent / "stand_ins" / "run_up.py"))
-"""`flotilla up` with stand-ins for gateway and worker."""
+"""`flotilla up` with stand-ins instead of gateway and worker."""
 REAL = (str(Path(sys.executable).with_name("flotilla")), "up")
-PATIENCE_S = 60.0
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def lives(pid: int) -> bool:
-    """A zombie that its parent has not asked for is dead."""
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -35,16 +26,16 @@ def lives(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """All living processes below `pid`."""
+    """Return all running descendants of `pid`."""
     try:
         direct = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return [p for child in direct for p in (child, *children(child)) if lives(p)]
+    return [p for child in direct for p in (child, *children(child)) if is_alive(p)]
 
 
 class Up:
-    """One `flotilla up` in a folder of its own."""
+    """A `flotilla up` in a folder of its own."""
 
     def __init__(
         self,
@@ -54,7 +45,7 @@ class Up:
         **environment: str,
     ) -> None:
         self.folder = folder
-        self.port = ports.free_port("127.0.0.1")
+        self.port = free_port()
         self.output = folder / "output"
         self.environment = {
             **{name: value for name, value in os.environ.items() if "FLOTILLA" not in name},
@@ -78,26 +69,34 @@ class Up:
         self.pids: set[int] = set()
 
     def text(self) -> str:
+        """Return the output so far."""
         return self.output.read_text()
 
-    def until_says(self, pattern: str, count: int = 1, timeout_s: float = PATIENCE_S) -> list[str]:
-        """All matches of `pattern`, once there are `count`."""
+    def wait_for_output(
+        self, pattern: str, count: int = 1, timeout_s: float = DEADLINE_S
+    ) -> list[str]:
+        """Wait for `count` matches of a regular expression in the output; return all matches."""
 
-        def said() -> bool:
+        def found() -> bool:
             self.pids.update(children(self.process.pid))
             assert self.process.poll() is None or re.search(pattern, self.text()), self.text()
             return len(re.findall(pattern, self.text())) >= count
 
-        until(said, f"{pattern!r} {count} times in:\n{self.text()}", timeout_s)
+        wait_for(found, f"{pattern!r} {count} times in:\n{self.text()}", timeout_s)
         return re.findall(pattern, self.text())
 
-    def until_ready(self, timeout_s: float = PATIENCE_S) -> Up:
-        self.until_says("Ctrl-C stops everything", timeout_s=timeout_s)
+    def wait_until_ready(self, timeout_s: float = DEADLINE_S) -> Up:
+        """Wait until all processes are ready."""
+        self.wait_for_output("Ctrl-C stops everything", timeout_s=timeout_s)
         return self
 
-    def status(self) -> int:
-        return self.process.wait(PATIENCE_S)
+    def wait_for_exit(self) -> int:
+        """Wait for the end; return the exit status."""
+        return self.process.wait(DEADLINE_S)
 
-    def until_nothing_left(self) -> None:
-        assert self.pids, "the test saw no process"
-        until(lambda: not any(map(lives, self.pids)), f"{self.pids} are gone:\n{self.text()}")
+    def wait_until_all_ended(self) -> None:
+        """Wait until all descendants seen so far have ended."""
+        assert self.pids, "the test found no descendants"
+        wait_for(
+            lambda: not any(map(is_alive, self.pids)), f"{self.pids} have ended:\n{self.text()}"
+        )

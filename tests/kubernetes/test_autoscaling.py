@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from shared.fleet.registry import pool_name
+from shared.fleet.pools import pool_name
 from shared.platform.metrics import GatewayMetrics
 from shared.protocol import keys
 from shared.protocol.lanes import DEFAULT

@@ -1,4 +1,4 @@
-"""Handing over: a job that finds a free slot on offer is leased in the step that submits it."""
+"""Advertised slots: a job that finds one is leased by the script that submits it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from tests.redis.conftest import (
     submit,
     take,
 )
-from tests.redis.loops import chat, serving
+from tests.redis.executors import chat, serving
 from tests.waiting import eventually
-from worker.run import executor as module
+from worker.claim import control_channel as module
 from worker.run.executor import Executor
 
-OFFERER = keys.advertiser(WORKER, LEASE_S)
+ADVERTISER = keys.advertiser(WORKER, LEASE_S)
 
 
-def on_offer(store: Redis, shard: int = 0) -> dict[str, int]:
+def advertised(store: Redis, shard: int = 0) -> dict[str, int]:
     """Slots by worker, of those that have any."""
     offers = store.zrangebyscore(keys.advertised(shard, POOL), 1, "+inf", withscores=True)
     return {who.decode().split()[0]: int(slots) for who, slots in offers}
@@ -60,7 +60,7 @@ def other(store: Redis) -> Iterator[Listener]:
     listener.close()
 
 
-async def test_a_job_goes_to_the_worker_that_has_a_slot(
+async def test_a_job_is_assigned_to_a_worker_with_an_advertised_slot(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     assert await take(queue, 4, offer=4) == []
@@ -74,14 +74,14 @@ async def test_a_job_goes_to_the_worker_that_has_a_slot(
     assert seen is not None
     assert (seen.state, seen.attempts[0].worker) == (JobState.IN_PROGRESS, WORKER)
     assert await position(queue, seen) is None
-    assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
+    assert (pending(store), advertised(store)) == (1, {WORKER: 3})
     assert store.llen(keys.wake_ups(0, POOL)) == 0
     assert await take(queue) == []
     assert await finish(queue, leased, 1, answer()) == "ok"
     assert (pending(store), entries_of(store, job.id)) == (0, [])
 
 
-async def test_what_a_worker_is_handed_it_may_speak_of_in_its_fence_token(
+async def test_an_assigned_job_may_be_written_under_the_workers_fencing_token(
     queue: JobQueue, store: Redis, control: Listener, gateway: Listener
 ) -> None:
     await take(queue, 4, offer=4)
@@ -97,7 +97,7 @@ async def test_what_a_worker_is_handed_it_may_speak_of_in_its_fence_token(
     assert [frame[0].decode() for frame in gateway.frames()] == [second.id]
 
 
-async def test_a_job_that_is_lost_on_its_way_is_told_by_the_renewal(
+async def test_a_renewal_reports_a_job_that_was_cancelled_before_it_arrived(
     queue: JobQueue, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
@@ -106,16 +106,18 @@ async def test_a_job_that_is_lost_on_its_way_is_told_by_the_renewal(
     (leased,) = control.handed(queue)
     await queue.cancel(job.id, TENANT)
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [leased])
-    assert leased.fence_token != after.fence_token, "so the worker asks before it speaks of the job"
+    assert leased.fence_token != after.fence_token, (
+        "so the worker renews before it writes about the job"
+    )
     assert after.lost == {job.id: "cancelled"}
 
 
-async def test_its_depth_says_that_it_need_not_wait(queue: JobQueue, control: Listener) -> None:
+async def test_the_depth_of_an_assigned_job_is_zero(queue: JobQueue, control: Listener) -> None:
     await take(queue, 1, offer=1)
     assert [await queue.submit(make_job(), 10) for _ in range(3)] == [0, 1, 2]
 
 
-async def test_no_more_than_on_offer_and_the_rest_waits_in_order(
+async def test_no_more_jobs_are_assigned_than_slots_and_the_rest_is_queued_in_order(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 2, offer=2)
@@ -123,15 +125,15 @@ async def test_no_more_than_on_offer_and_the_rest_waits_in_order(
     assert await queue.submit_all(0, jobs, 10) == [0, 0, 1, 2, 3]
     messages = control.messages()
     assert len(messages) == 1, "jobs of one call come in one message"
-    assert on_offer(store) == {}
+    assert advertised(store) == {}
     assert [job.id for job in await take(queue)] == [job.id for job in jobs[2:]]
 
 
-async def test_no_job_overtakes_one_that_waits(
+async def test_no_job_overtakes_a_queued_one(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     waiting = await submit(queue, lane=FLEX)
-    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 8, UNKNOWN))
+    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 8, UNKNOWN))
     for lane in (FLEX, DEFAULT, PRIORITY):
         await submit(queue, lane=lane)
     assert control.messages() == []
@@ -139,25 +141,25 @@ async def test_no_job_overtakes_one_that_waits(
     assert (len(got), got[-2].id) == (4, waiting.id)
 
 
-async def test_who_takes_all_that_it_asked_for_offers_nothing(
+async def test_a_worker_whose_claim_was_filled_advertises_nothing(
     queue: JobQueue, store: Redis
 ) -> None:
     for _ in range(3):
         await submit(queue)
     await take(queue, 2, offer=8)
-    assert on_offer(store) == {}
+    assert advertised(store) == {}
     await take(queue, 2, offer=8)
-    assert on_offer(store) == {WORKER: 7}
+    assert advertised(store) == {WORKER: 7}
 
 
-async def test_a_worker_that_does_not_listen_gets_nothing(queue: JobQueue, store: Redis) -> None:
+async def test_a_worker_that_is_not_subscribed_gets_nothing(queue: JobQueue, store: Redis) -> None:
     await take(queue, 4, offer=4)
     job = await submit(queue)
-    assert on_offer(store) == {}
+    assert advertised(store) == {}
     assert [leased.id for leased in await take(queue, worker="w-3")] == [job.id]
 
 
-async def test_the_worker_with_most_to_spare_goes_first(
+async def test_the_worker_with_most_free_slots_comes_first(
     queue: JobQueue, store: Redis, control: Listener, other: Listener
 ) -> None:
     await take(queue, 1, offer=3)
@@ -166,10 +168,10 @@ async def test_the_worker_with_most_to_spare_goes_first(
     for _ in range(4):
         await submit(queue)
     assert (len(control.handed(queue)), len(other.handed(queue))) == (1, 3)
-    assert on_offer(store) == {WORKER: 2, "w-2": 2}
+    assert advertised(store) == {WORKER: 2, "w-2": 2}
 
 
-async def test_jobs_of_one_call_are_shared_out_by_slots_each_worker_s_in_order(
+async def test_jobs_of_one_call_are_shared_by_slots_and_keep_their_order(
     queue: JobQueue, store: Redis, control: Listener, other: Listener
 ) -> None:
     await take(queue, 1, offer=3)
@@ -185,21 +187,21 @@ async def test_jobs_of_one_call_are_shared_out_by_slots_each_worker_s_in_order(
         for share in shares:
             places = [ids.index(job_id) for job_id in share if job_id in ids]
             assert places == sorted(places)
-    assert on_offer(store) == {}
+    assert advertised(store) == {}
     assert {leased.id for leased in await take(queue)} == {job.id for job in jobs[8:]}
 
 
-async def test_twice_in_one_call_it_is_one_job(
+async def test_a_job_that_is_submitted_twice_in_one_call_is_assigned_once(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
     job = make_job()
     assert await queue.submit_all(0, [job, job], 10) == [0, 0]
     assert [leased.id for leased in control.handed(queue)] == [job.id]
-    assert (pending(store), on_offer(store)) == (1, {WORKER: 3})
+    assert (pending(store), advertised(store)) == (1, {WORKER: 3})
 
 
-async def test_a_job_whose_entry_can_t_be_read_waits(
+async def test_a_job_whose_entry_can_not_be_read_is_queued(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
@@ -213,70 +215,68 @@ async def test_a_job_whose_entry_can_t_be_read_waits(
     assert [leased.id for leased in await take(queue)] == [job.id]
 
 
-async def test_jobs_on_their_way_take_slots(
-    queue: JobQueue, store: Redis, control: Listener
-) -> None:
+async def test_jobs_in_flight_take_slots(queue: JobQueue, store: Redis, control: Listener) -> None:
     await take(queue, 4, offer=4)
     for _ in range(6):
         await submit(queue)  # the worker has heard of none of them yet
     assert len(control.handed(queue)) == 4
     assert await take(queue, 4, offer=4, told=4) == []
-    assert on_offer(store) == {}
+    assert advertised(store) == {}
     # It has heard of three, and one has ended: there is a slot for one of the two that wait.
     assert len(await take(queue, 2, offer=2, told=-3)) == 1
     # It has heard of the fourth, and two more have ended.
     assert len(await take(queue, 2, offer=2, told=-1)) == 1
-    assert on_offer(store) == {WORKER: 1}
+    assert advertised(store) == {WORKER: 1}
 
 
-async def test_jobs_on_their_way_are_counted_when_a_step_tells(
+async def test_jobs_in_flight_are_subtracted_from_the_update_of_a_step(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
     for _ in range(3):
         await submit(queue)
     # It has heard of one, which has ended: four are free, two of them only until it hears.
-    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 4, 3))
-    assert on_offer(store) == {WORKER: 2}
-    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 2, 2))
-    assert on_offer(store) == {WORKER: 2}
+    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 4, 3))
+    assert advertised(store) == {WORKER: 2}
+    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 2, 2))
+    assert advertised(store) == {WORKER: 2}
 
 
-async def test_offers_of_workers_that_are_gone_are_swept(
+async def test_slots_of_lost_workers_are_removed(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 1, offer=3)
     await take(queue, 1, offer=3, worker="gone")
     await submit(queue, pool=POOL)
     await queue.sweep(0)
-    assert on_offer(store) == {WORKER: 2}
+    assert advertised(store) == {WORKER: 2}
     assert store.zcard(keys.advertised(0, POOL)) == 1
 
 
-async def test_what_a_step_tells_is_on_offer(
+async def test_the_update_of_a_step_is_advertised(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 1, offer=1)
     await submit(queue)
     (job,) = control.handed(queue)
-    await emit(queue, [output(job, 1)], offer=SlotUpdate(POOL, OFFERER, 2, 0))
-    assert on_offer(store) == {WORKER: 2}
+    await emit(queue, [output(job, 1)], offer=SlotUpdate(POOL, ADVERTISER, 2, 0))
+    assert advertised(store) == {WORKER: 2}
     await emit(queue, [output(job, 2)])
-    assert on_offer(store) == {WORKER: 2}
-    await emit(queue, [output(job, 3)], offer=SlotUpdate(POOL, OFFERER, 0, 2))
-    assert on_offer(store) == {}
+    assert advertised(store) == {WORKER: 2}
+    await emit(queue, [output(job, 3)], offer=SlotUpdate(POOL, ADVERTISER, 0, 2))
+    assert advertised(store) == {}
 
 
-async def test_what_was_withdrawn_is_not_given_away(
+async def test_withdrawn_slots_are_not_assigned(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
     await queue.withdraw_slots(POOL, WORKER, LEASE_S)
     await submit(queue)
-    assert (on_offer(store), control.messages()) == ({}, [])
+    assert (advertised(store), control.messages()) == ({}, [])
 
 
-async def test_a_silent_worker_gets_nothing_more(
+async def test_a_worker_without_a_lease_gets_nothing_more(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
@@ -284,20 +284,18 @@ async def test_a_silent_worker_gets_nothing_more(
     (leased,) = control.handed(queue)
     grow_old(store, leased)
     assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
-    assert on_offer(store) == {}
+    assert advertised(store) == {}
     assert [(again.id, again.attempt) for again in await take(queue)] == [(job.id, 2)]
 
 
-async def test_a_large_request_is_fetched(queue: JobQueue, store: Redis, control: Listener) -> None:
+async def test_a_large_request_is_claimed(queue: JobQueue, store: Redis, control: Listener) -> None:
     await take(queue, 4, offer=4)
     job = await submit(queue, body=b"x" * (1 << 17))
-    assert (control.messages(), on_offer(store)) == ([], {WORKER: 4})
+    assert (control.messages(), advertised(store)) == ([], {WORKER: 4})
     assert [leased.id for leased in await take(queue)] == [job.id]
 
 
-async def test_a_repeated_submit_hands_nothing_over_twice(
-    queue: JobQueue, control: Listener
-) -> None:
+async def test_a_repeated_submit_assigns_no_job_twice(queue: JobQueue, control: Listener) -> None:
     await take(queue, 4, offer=4)
     job = make_job()
     await queue.submit(job, 10)
@@ -305,7 +303,7 @@ async def test_a_repeated_submit_hands_nothing_over_twice(
     assert [leased.id for leased in control.handed(queue)] == [job.id]
 
 
-async def test_a_deadline_holds_for_it_too(
+async def test_an_assigned_job_has_a_deadline_too(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 4, offer=4)
@@ -316,7 +314,7 @@ async def test_a_deadline_holds_for_it_too(
     assert control.dropped() == [job.id]
 
 
-async def test_what_a_worker_has_not_received_it_hands_back(
+async def test_a_worker_rejects_assigned_jobs_that_it_did_not_receive(
     queue: JobQueue, store: Redis, control: Listener
 ) -> None:
     await take(queue, 8, offer=8)
@@ -337,7 +335,7 @@ async def test_what_a_worker_has_not_received_it_hands_back(
 
 
 @pytest.mark.parametrize("damage", ["gone", "ended", "forgotten"])
-async def test_what_else_lies_in_the_lane_does_no_harm(
+async def test_other_entries_in_the_lane_do_no_harm(
     queue: JobQueue, store: Redis, control: Listener, damage: str
 ) -> None:
     stray = await submit(queue)
@@ -346,22 +344,22 @@ async def test_what_else_lies_in_the_lane_does_no_harm(
         store.delete(keys.job(0, stray.id))
     elif damage == "ended":
         store.hset(keys.job(0, stray.id), "state", "cancelled")
-    await emit(queue, [], offer=SlotUpdate(POOL, OFFERER, 4, UNKNOWN))
+    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 4, UNKNOWN))
     job = await submit(queue)
     handed = [leased.id for leased in control.handed(queue)]
     assert handed == ([stray.id, job.id] if damage == "forgotten" else [job.id])
     assert pending(store) == len(handed)
 
 
-async def test_a_worker_offers_what_it_has_and_takes_it_back_when_it_drains(
+async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, redis_url, slots=4) as executor:
 
-        async def offers_all() -> bool:
-            return on_offer(store) == {WORKER: 4}
+        async def advertises_all() -> bool:
+            return advertised(store) == {WORKER: 4}
 
-        await eventually(offers_all, "the idle worker offers its slots")
+        await eventually(advertises_all, "the idle worker advertises its slots")
         jobs = []
         for n in range(30):
             job = make_job(stream=bool(n % 2), body=chat(3), gateway="")
@@ -372,62 +370,62 @@ async def test_a_worker_offers_what_it_has_and_takes_it_back_when_it_drains(
             ended = [await queue.get(job.id) for job in jobs]
             return all(job is not None and job.state is JobState.COMPLETED for job in ended)
 
-        await eventually(all_done, "every job is done, handed over or fetched")
-        await eventually(offers_all, "what came free is on offer again")
-        loop.drain()
+        await eventually(all_done, "every job is done, assigned or claimed")
+        await eventually(advertises_all, "all slots are advertised again")
+        executor.drain()
 
-        async def offers_nothing() -> bool:
-            return on_offer(store) == {}
+        async def advertises_nothing() -> bool:
+            return advertised(store) == {}
 
-        await eventually(offers_nothing, "a draining worker offers nothing")
+        await eventually(advertises_nothing, "a draining worker advertises nothing")
 
 
-async def test_a_cancelled_job_is_dropped_by_its_worker(
+async def test_a_cancelled_job_is_aborted_by_its_worker(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, redis_url, slots=4) as executor:
 
-        async def offers_all() -> bool:
-            return on_offer(store) == {WORKER: 4}
+        async def advertises_all() -> bool:
+            return advertised(store) == {WORKER: 4}
 
-        await eventually(offers_all, "the idle worker offers its slots")
+        await eventually(advertises_all, "the idle worker advertises its slots")
         job = make_job(body=chat(4000, ignore_eos=True))
         assert await queue.submit(job, 100) == 0
 
         async def runs() -> bool:
-            return job.id in loop.runs
+            return job.id in executor.runs
 
         await eventually(runs, "the job runs")
         assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
 
-        async def dropped() -> bool:
-            return not loop.runs
+        async def aborted() -> bool:
+            return not executor.runs
 
-        await eventually(dropped, "the run has ended")
-        await eventually(offers_all, "its slot is on offer again")
+        await eventually(aborted, "the run has ended")
+        await eventually(advertises_all, "its slot is advertised again")
 
 
-async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
+async def test_a_lost_control_message_delays_the_job_and_does_not_lose_it(
     queue: JobQueue, store: Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_DELIVERY_S", 0.05)
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, redis_url, slots=4) as executor:
 
-        async def offers_all() -> bool:
-            return on_offer(store) == {WORKER: 4}
+        async def advertises_all() -> bool:
+            return advertised(store) == {WORKER: 4}
 
-        await eventually(offers_all, "the idle worker offers its slots")
+        await eventually(advertises_all, "the idle worker advertises its slots")
         lost: list[bytes] = []
-        with monkeypatch.context() as deaf:
-            deaf.setattr(loop, "on_control_message", lost.append)
+        with monkeypatch.context() as patch:
+            patch.setattr(executor.control, "on_message", lost.append)
             job = make_job(body=chat(3), gateway="")
             assert await queue.submit(job, 100) == 0
 
-            async def told() -> bool:
+            async def published() -> bool:
                 return bool(lost)
 
-            await eventually(told, "the worker was told")
-        loop.on_reconnect()  # as the subscription does when it stands again
+            await eventually(published, "the message was published")
+        executor.control.on_reconnect()  # as the subscription does
 
         async def done() -> bool:
             ended = await queue.get(job.id)
@@ -436,28 +434,28 @@ async def test_a_message_that_was_lost_costs_a_moment_not_the_job(
         await eventually(done, "the job is done")
         ended = await queue.get(job.id)
         assert ended is not None
-        await eventually(offers_all, "the slot of the lost message is on offer again")
+        await eventually(advertises_all, "the slot of the lost message is advertised again")
         assert [attempt.outcome for attempt in ended.attempts] == ["not_received", "completed"]
 
 
-async def test_in_a_rush_no_worker_holds_more_than_it_has_slots_for(
+async def test_no_worker_ever_holds_more_jobs_than_slots(
     queue: JobQueue, redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0
     start = Executor._start
 
-    def count(loop: Executor, job: LeasedJob) -> None:
+    def count(executor: Executor, job: LeasedJob) -> None:
         nonlocal most
-        start(loop, job)
-        entering = sum(map(loop.slots._is_starting, loop.slots._starting))
-        most = max(most, loop._engine.load().unfinished + entering)
+        start(executor, job)
+        entering = sum(map(executor.slots._is_starting, executor.slots._starting))
+        most = max(most, executor._engine.load().unfinished + entering)
 
     monkeypatch.setattr(Executor, "_start", count)
     async with contextlib.AsyncExitStack() as workers:
         for name in ("w-1", "w-2", "w-3"):
             await workers.enter_async_context(serving(queue, redis_url, slots=4, worker=name))
         jobs = [make_job(body=chat(1 + n % 7), gateway="") for n in range(400)]
-        for n in range(0, 400, 20):  # in gusts, each larger than what is free
+        for n in range(0, 400, 20):  # in bursts, each larger than the free slots
             await asyncio.gather(*(queue.submit(job, 1000) for job in jobs[n : n + 20]))
             await asyncio.sleep(0.003 * (n % 3))
 

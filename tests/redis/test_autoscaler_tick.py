@@ -15,7 +15,8 @@ from gateway.autoscaler import tick as autoscale
 from gateway.autoscaler.tick import tick
 from gateway.jobs.fleet_view import FleetView
 from shared.fleet.autoscale_policy import Decision, Limits, Observation, PolicyState
-from shared.fleet.registry import Registry, WorkerInfo, pool_name
+from shared.fleet.pools import pool_name
+from shared.fleet.registry import Registry, WorkerInfo
 from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
 from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
@@ -245,7 +246,7 @@ async def test_an_actuator_that_fails_leaves_the_decision_readable(
     queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaf = Deaf()
-    monkeypatch.setattr(autoscale, "actuator", lambda settings: deaf)
+    monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: deaf)
     await submit(queue)
     await tick(queue, registry, SETTINGS)
     assert deaf.asked == [1]
@@ -256,7 +257,7 @@ async def test_what_was_told_to_drain_is_remembered(
     queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drains = Drains()
-    monkeypatch.setattr(autoscale, "actuator", lambda settings: drains)
+    monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: drains)
     for _ in range(3):
         await tick(queue, registry, SETTINGS)
     assert drains.told_to_drain == [[], ["c0"], ["c0", "c1"]]

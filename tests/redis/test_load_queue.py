@@ -1,4 +1,4 @@
-"""The queue's benchmark runs: on the product's own calls, at a small size."""
+"""The benchmark of the queue, at a small size."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.harness.processes import Processes, RedisServer
+from load_tests.harness.http import free_port
+from load_tests.harness.processes import Processes
+from load_tests.harness.redis_server import RedisServer
 from load_tests.job_queue import costs as queue_costs
 from load_tests.job_queue.claim_latency import measure_latencies
 from load_tests.job_queue.costs import OPERATIONS, fill, measure_round, open_queue
-from load_tests.systems.system import free_port
 from shared.queue.depths import depths
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    """Ended with the test."""
+    """Child processes that end with the test."""
     processes = Processes(tmp_path)
     yield processes
     processes.close()
 
 
 @pytest.mark.parametrize("jobs_per_call", [1, 8])
-async def test_every_operation_is_measured_and_leaves_the_depth(
+async def test_every_operation_is_measured_and_the_depth_stays(
     processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs_per_call: int
 ) -> None:
     monkeypatch.setattr(queue_costs, "_BATCH", 64)
@@ -41,7 +42,7 @@ async def test_every_operation_is_measured_and_leaves_the_depth(
     assert all(cost.wall_s > 0 and cost.client_s > 0 and cost.redis_s > 0 for cost in costs)
 
 
-async def test_an_idle_worker_has_a_job_before_its_engine(
+async def test_a_claim_is_timed_before_the_engine_call(
     processes: Processes, tmp_path: Path
 ) -> None:
     server = RedisServer(processes, free_port(), tmp_path / "redis")

@@ -34,7 +34,7 @@ def own_pulse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What the maintenance process logs."""
     log = logging.getLogger("flotilla")
     before = log.propagate
@@ -67,7 +67,7 @@ async def test_a_round_is_bounded_and_the_next_continues(
     queue: JobQueue,
     store: Redis,
     monkeypatch: pytest.MonkeyPatch,
-    told: pytest.LogCaptureFixture,
+    logged: pytest.LogCaptureFixture,
     bound: str,
     value: float,
 ) -> None:
@@ -85,8 +85,8 @@ async def test_a_round_is_bounded_and_the_next_continues(
         rounds.append(store.xlen(STREAM) - before)
     assert max(rounds) < 100
     assert len(await take(queue, 1000)) == 300
-    assert "repaired: " in told.text
-    assert re.search(r"repaired: \d+ entries \(job_\w+, job_\w+, job_\w+, .*\)", told.text)
+    assert "repaired: " in logged.text
+    assert re.search(r"repaired: \d+ entries \(job_\w+, job_\w+, job_\w+, .*\)", logged.text)
 
 
 async def test_a_scan_that_failed_starts_again(
@@ -107,7 +107,7 @@ async def test_a_scan_that_failed_starts_again(
 
 
 async def test_stale_records_are_removed(
-    queue: JobQueue, store: Redis, told: pytest.LogCaptureFixture
+    queue: JobQueue, store: Redis, logged: pytest.LogCaptureFixture
 ) -> None:
     registry = Registry(queue.servers.primary)
     await registry.register_models("served", [{"id": "m"}])
@@ -127,10 +127,10 @@ async def test_stale_records_are_removed(
     assert {key.decode() for key in store.keys("flotilla:{fleet}:scal*")} == set(kept)
     assert store.hkeys(keys.MAINTENANCE_RUNS) == [REPAIR.encode()]
     line = "removed stale records: 1 worker record, 2 scale records, 1 task record"
-    assert line in told.text
-    told.clear()
+    assert line in logged.text
+    logged.clear()
     await keeper.prune(["named"], [REPAIR])
-    assert told.text == ""
+    assert logged.text == ""
 
 
 # --- once a round ---
@@ -173,7 +173,7 @@ async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(
     store: Redis,
     tasks: MaintenanceTasks,
     monkeypatch: pytest.MonkeyPatch,
-    told: pytest.LogCaptureFixture,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     async def fail() -> None:
         raise ZeroDivisionError
@@ -185,20 +185,20 @@ async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(
     for work, line in ((fail, "repair: failed"), (hang, "repair: cancelled after 0.5 s")):
         monkeypatch.setitem(tasks._work, REPAIR, work)  # type: ignore[index]
         await tasks.run(REPAIR)
-        assert line in told.text
+        assert line in logged.text
         assert 0 < store.pttl(keys.maintenance_lock(REPAIR)) <= 30_000
         store.delete(keys.maintenance_lock(REPAIR))
     assert store.hgetall(keys.MAINTENANCE_RUNS) == {}
 
 
 async def test_a_task_fails_while_redis_is_away_and_runs_when_it_is_back(
-    own_redis: RedisServer, told: pytest.LogCaptureFixture
+    own_redis: RedisServer, logged: pytest.LogCaptureFixture
 ) -> None:
     tasks = MaintenanceTasks(Settings(redis_url=own_redis.url))
     await tasks.run(PRUNE)
     own_redis.stop(kill=True)
     await tasks.run(REPAIR)
-    assert "repair: failed in this round: " in told.text
+    assert "repair: failed in this round: " in logged.text
     own_redis.start()  # the idle connections are dead
     await tasks.run(REPAIR)
     with own_redis.client() as client:
@@ -243,7 +243,7 @@ def quick_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_checks")
 async def test_celery_is_killed_when_repairs_are_overdue_although_redis_answers(
-    own_redis: RedisServer, told: pytest.LogCaptureFixture
+    own_redis: RedisServer, logged: pytest.LogCaptureFixture
 ) -> None:
     settings = Settings(redis_url=own_redis.url)
     async with watching(settings) as celery:
@@ -251,7 +251,7 @@ async def test_celery_is_killed_when_repairs_are_overdue_although_redis_answers(
         assert liveness_file.problem(settings) != "", "the health check fails meanwhile"
         own_redis.stop(kill=True)
         await until(lambda: liveness_file.problem(settings) == "", "it waits for Redis")
-    assert "no repair for 0 s although Redis answers" in told.text
+    assert "no repair for 0 s although Redis answers" in logged.text
 
 
 @pytest.mark.usefixtures("quick_checks")
@@ -270,7 +270,7 @@ async def test_without_a_folder_for_temporary_files_only_the_health_check_fails(
     redis_url: str,
     tasks: MaintenanceTasks,
     monkeypatch: pytest.MonkeyPatch,
-    told: pytest.LogCaptureFixture,
+    logged: pytest.LogCaptureFixture,
 ) -> None:
     def none() -> str:
         raise FileNotFoundError("No usable temporary directory found")
@@ -280,8 +280,8 @@ async def test_without_a_folder_for_temporary_files_only_the_health_check_fails(
     await tasks.run(REPAIR)
     settings = Settings(redis_url=redis_url)
     async with watching(settings) as celery:
-        await until(lambda: "the health check will fail" in told.text, "it is logged")
-    assert told.text.count("the health check will fail: No usable temporary directory") == 1
+        await until(lambda: "the health check will fail" in logged.text, "it is logged")
+    assert logged.text.count("the health check will fail: No usable temporary directory") == 1
     assert liveness_file.problem(settings).startswith("the liveness file was never touched: ")
     assert celery.kills == 0
 
@@ -294,9 +294,9 @@ async def test_a_redis_without_a_database_for_celery(
 ) -> None:
     assert await broker.problem(Settings(redis_url=redis_url)) == ""
     last = redis_url.replace("/0", "/15")
-    said = await broker.problem(Settings(redis_url=last))
-    assert said.startswith("FLOTILLA_MAINTENANCE_REDIS_URL: ")
-    assert "DB index is out of range" in said
+    problem = await broker.problem(Settings(redis_url=last))
+    assert problem.startswith("FLOTILLA_MAINTENANCE_REDIS_URL: ")
+    assert "DB index is out of range" in problem
     assert await broker.problem(Settings(redis_url=last, maintenance_redis_url=redis_url)) == ""
     own_redis.stop(kill=True)
     assert await broker.problem(Settings(redis_url=own_redis.url)) == ""  # it may come back
@@ -309,7 +309,7 @@ async def test_a_cluster_is_refused(tmp_path: Path) -> None:
     server.options = {"cluster-enabled": "yes"}
     server.start()
     try:
-        said = await broker.problem(Settings(redis_url=server.url))
-        assert "Celery can't use a cluster" in said
+        problem = await broker.problem(Settings(redis_url=server.url))
+        assert "Celery can't use a cluster" in problem
     finally:
         server.stop()

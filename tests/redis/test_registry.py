@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from redis import Redis
 
-from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, pool_name
+from shared.fleet.pools import pool_name
+from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
 from shared.platform.malformed import MalformedValues
 from shared.protocol import keys
 from shared.protocol.states import WorkerState

@@ -31,7 +31,7 @@ from tests.redis.conftest import (
     submit,
     take,
 )
-from tests.redis.loops import chat, serving
+from tests.redis.executors import chat, serving
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 

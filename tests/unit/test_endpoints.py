@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,12 +156,3 @@ async def test_a_worker_refuses_an_endpoint_that_it_does_not_have() -> None:
     assert called == []
     assert (result.status, result.error_code) == (404, "rejected")
     assert b"does not serve /v1/from-the-future" in result.body
-
-
-async def test_a_job_that_generates_nothing_takes_no_second_slot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    other: Any = "embed"
-    monkeypatch.setitem(ENDPOINTS, "/e", replace(ROWS[0], path="/e", task=other))
-    run, _, _ = await run_job("/e")
-    assert run.buffer.reached_engine

@@ -1,8 +1,9 @@
-"""The README's lists are those of the code."""
+"""The README is true: its lists are those of the code, and the files that it names exist."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 
 from gateway.http.not_supported import NOT_SUPPORTED
 from shared.api.errors import FlotillaError
@@ -29,3 +30,37 @@ def test_every_error_code_is_in_the_table() -> None:
 def test_every_route_that_is_not_supported_is_in_the_list() -> None:
     paths = {path.rstrip("/") for path in re.findall(r"`(/[\w/]+)`", section("Not supported yet"))}
     assert paths - {"/docs"} == set(NOT_SUPPORTED)
+
+
+def test_every_file_that_it_links_to_exists() -> None:
+    links = re.findall(r"\]\((?!http)([^)#]+)", TEXT)
+    assert len(links) > 60
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_heading_that_it_links_to_exists() -> None:
+    for file, heading in re.findall(r"\]\(([\w/.]+\.md)#([^)]+)\)", TEXT):
+        headings = re.findall(r"^#+ (.*)$", (ROOT / file).read_text(), re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+        assert heading in slugs, f"{file} has no heading {heading}"
+
+
+def test_the_map_answers_the_first_ten_questions() -> None:
+    rows = re.findall(r"^\| \*\*(.*?)\*\* \| .*\]\(", TEXT, re.MULTILINE)
+    assert len(rows) == 10
+
+
+def test_every_term_of_the_glossary_is_a_name_in_the_code() -> None:
+    table = TEXT.split("## Words\n", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (`[^|]+) \|$", table, re.MULTILINE)
+    assert 15 <= len(rows) <= 30
+    names = [name for _, cell in rows for name in re.findall(r"`([\w.]+)`", cell)]
+    missing = [name for name in names if not in_code(name)]
+    assert missing == []
+
+
+def in_code(name: str) -> bool:
+    """Whether a name is spelt like that in the three packages, as a name or a part of one."""
+    folders = [str(ROOT / package) for package in ("shared", "gateway", "worker")]
+    command = ["grep", "-rqE", "--include=*.py", "--include=*.lua"]
+    return subprocess.run([*command, rf"{re.escape(name)}\b", *folders]).returncode == 0

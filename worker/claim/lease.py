@@ -27,8 +27,8 @@ _RENEWALS_PER_LEASE = 3
 class Lease:
     """One worker's leases: per shard, the fencing token under which it may write.
 
-    `held_jobs` returns the jobs in the worker's hands. `on_lost(job, state)` is called for each job
-    that turns out to be another worker's or ended; `state` is the job's state now.
+    `held_jobs` returns the jobs that the worker holds. `on_lost(job, state)` is called for each job
+    whose lease is another worker's or that has ended; `state` is the job's state now.
     """
 
     def __init__(
@@ -73,9 +73,8 @@ class Lease:
             for stream in streams:
                 stream.fence_token = renewal.fence_token
                 if stream.job.id in renewal.lost:
-                    stream.set_watchers(
-                        "", watched=False
-                    )  # whoever ended it has notified the gateways
+                    # Whoever ended the job has notified the gateways.
+                    stream.set_watchers("", watched=False)
                     self._on_lost(stream.job, renewal.lost[stream.job.id])
                 else:
                     watchers, watched = renewal.watchers[stream.job.id]

@@ -1,6 +1,6 @@
 """The executor claims, starts, aborts and releases the jobs that one engine runs.
 
-Request path: `worker/claim/claimer.py`, or the worker's control channel -> here ->
+Request path: `worker/claim/claimer.py`, or `worker/claim/control_channel.py` -> here ->
 `worker/run/job_run.py`.
 """
 
@@ -12,20 +12,17 @@ import logging
 import time
 from collections.abc import Sequence
 
-from msgpack.exceptions import UnpackException
-
 from shared.platform import logs
 from shared.platform import redis_client as connections
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
-from shared.protocol.frames import ControlKind, decode_control
 from shared.protocol.job import LeasedJob
-from shared.protocol.scripts.acquire import parse_jobs
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
 from worker.claim.admission import ClaimDecision
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.claimer import Claimer
+from worker.claim.control_channel import ControlChannel
 from worker.claim.lease import Lease
 from worker.claim.queue_consumer import QueueConsumer
 from worker.engines.protocol import Engine
@@ -35,9 +32,6 @@ from worker.run.slots import SlotAccounting
 from worker.run.totals import WorkTotals
 
 log = logging.getLogger("flotilla.executor")
-
-# A control message that was published longer ago has arrived, or is lost.
-_DELIVERY_S = 0.25
 
 
 class Executor:
@@ -73,6 +67,15 @@ class Executor:
             self.on_lease_lost,
         )
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
+        self.control = ControlChannel(
+            queue,
+            self.advertised_slots,
+            pool=pool,
+            worker_id=worker_id,
+            start=self._start,
+            abort=self._abort,
+            known_jobs=lambda: [*self.runs, *(run.job.id for run in self._to_release)],
+        )
         self._queue = queue
         self._engine = engine
         self._metrics = metrics
@@ -81,7 +84,6 @@ class Executor:
         self._lease_s = lease_s
         self._to_release: list[JobRun] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rejecting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Event()
         self._blocking = [connections.connect_blocking(url) for url in urls]
         self._claimers = [
@@ -112,7 +114,7 @@ class Executor:
         try:
             await asyncio.gather(*(claimer.run() for claimer in self._claimers))
         finally:
-            self._rejecting.cancel()
+            self.control.stop()
             self.advertised_slots.stop()
             with contextlib.suppress(RedisError, OSError):
                 await self._queue.withdraw_slots(self._pool, self._worker_id, self._lease_s)
@@ -129,47 +131,6 @@ class Executor:
         requested = sum(claimer.requested for claimer in self._claimers)
         return self.slots.decide(requested, len(self._claimers))
 
-    # --- the control channel ---
-
-    def on_control_message(self, message: bytes) -> None:
-        """Start the jobs that were assigned to this worker; abort one that was ended by others."""
-        try:
-            kind, words = decode_control(message)
-            jobs = parse_jobs(*words) if kind is ControlKind.JOBS else []
-            ended_id = words[0].decode() if kind is ControlKind.DROP else ""
-        except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
-            log.error("ignored malformed control message: %r", error)
-            return
-        for job in jobs:
-            self.advertised_slots.job_assigned(job.shard)
-            self._start(job)
-        if ended_id in self.runs:
-            # Redis would refuse the job's next write anyway; this saves the engine the work.
-            self.runs[ended_id].abort()
-
-    def on_reconnect(self) -> None:
-        """The control channel is subscribed again: messages may have been lost before."""
-        self._rejecting.cancel()
-        self._rejecting = asyncio.create_task(self._reject_unreceived(), name="reject_unreceived")
-
-    async def _reject_unreceived(self) -> None:
-        await asyncio.sleep(2 * _DELIVERY_S)
-        # Two turns of the event loop: if it was blocked, messages that have arrived are read first.
-        for _ in range(2):
-            await asyncio.sleep(0)
-        self.advertised_slots.reset()
-        with contextlib.suppress(RedisError, OSError):  # then their leases expire
-            known = [*self.runs, *(run.job.id for run in self._to_release)]
-            lost = await self._queue.reject_unreceived(
-                self._pool, self._worker_id, known, _DELIVERY_S
-            )
-            for job_id, state in lost.items():
-                log.warning(
-                    "returned a job whose assignment was not received, it is %s now",
-                    state,
-                    extra={"job_id": job_id},
-                )
-
     # --- one job ---
 
     def _start(self, job: LeasedJob) -> None:
@@ -184,6 +145,10 @@ class Executor:
         task = asyncio.create_task(self._execute(run), name=run.job.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _abort(self, job_id: str) -> None:
+        if job_id in self.runs:
+            self.runs[job_id].abort()
 
     async def _execute(self, run: JobRun) -> None:
         logs.bind_contextvars(job_id=run.job.id, attempt=run.job.attempt)

@@ -43,7 +43,7 @@ class Outcome(Enum):
 
 
 class JobRun:
-    """A job in this worker's hands. `started` is when its lease arrived, on the monotonic clock."""
+    """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock."""
 
     def __init__(
         self, job: LeasedJob, engine: Engine, publisher: Publisher, metrics: WorkerMetrics
@@ -109,9 +109,6 @@ class JobRun:
             self._exchange.status, self._exchange.content_type = error.status, "application/json"
             self._exchange.body += error.to_openai()
             return None
-        if not self._endpoint.generates:
-            # The journal gets no prompt of it, and its slot is counted in the engine's load alone.
-            self.buffer.reached_engine = True
         request_id = (b"x-request-id", self.job.id.encode())
         try:
             await self._exchange.run(

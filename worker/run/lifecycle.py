@@ -1,6 +1,6 @@
 """A worker's life: load the model, serve, drain, end.
 
-First SIGTERM (or Ctrl-C): claim nothing more, finish the jobs in hand within the drain deadline,
+First SIGTERM (or Ctrl-C): claim nothing more, finish the running jobs within the drain deadline,
 release the rest. Second signal: release them at once. A dead engine: release them and exit with
 code 1; the supervisor of the process starts a new one.
 """
@@ -20,7 +20,8 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from shared.fleet.registry import Registry, pool_name
+from shared.fleet.pools import load_pools
+from shared.fleet.registry import Registry
 from shared.platform import logs
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
@@ -60,6 +61,7 @@ class Worker:
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         self._queue = JobQueue(servers, shards=settings.shards)
+        self._pool = load_pools(settings).own
         self._metrics = WorkerMetrics(registry)
         self._executor: Executor | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,7 +75,7 @@ class Worker:
             self._metrics,
             worker_id=self._id,
             # A guess until the engine has loaded: a worker that loads counts for its pool.
-            pool=settings.pool or pool_name(settings.announced_model()),
+            pool=self._pool.name,
             status=self._status,
             metrics_port=lambda: self._health.port,
         )
@@ -131,7 +133,9 @@ class Worker:
         gc.collect()
         gc.freeze()  # exclude what loading created from later collections
         registration.models = await self._model_cards()
-        registration.pool = self._settings.pool or pool_name(registration.models[0]["id"])
+        registration.pool = self._pool.model_copy(
+            update={"served_model_name": registration.models[0]["id"]}
+        ).name
         self._metrics.info.labels(self._id, registration.pool, engine.kind).set(1)
         # Loading may have taken longer than the id was reserved for.
         await registration.reserve_id()
@@ -183,7 +187,7 @@ class Worker:
     def _subscribe(self, executor: Executor) -> list[Subscription]:
         channel = keys.control_channel(self._id)
         return [
-            Subscription(url, channel, executor.on_control_message, executor.on_reconnect)
+            Subscription(url, channel, executor.control.on_message, executor.control.on_reconnect)
             for url in self._settings.server_urls
         ]
 

@@ -10,7 +10,7 @@ from worker.run.job_run import JobRun
 
 
 class SlotAccounting:
-    """The slots of one engine. `runs` holds the jobs in the worker's hands, by job id.
+    """The slots of one engine. `runs` are the worker's jobs, by job id.
 
     A job takes one slot from its claim on; once it has reached the engine, the engine's own load
     counts its sequences instead.

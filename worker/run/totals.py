@@ -23,7 +23,7 @@ class WorkTotals:
     completion_tokens: int = 0
 
     def add(self, run: JobRun) -> None:
-        """Count a job that has left the worker's hands and was not released."""
+        """Count a job that has ended, or was lost; released jobs do not count."""
         self.finished += 1
         self.job_seconds += time.monotonic() - run.started
         self.request_bytes += len(run.job.body)

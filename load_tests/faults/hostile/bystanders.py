@@ -1,4 +1,4 @@
-"""What others notice: streams that run on, probes, and memory, each looked at from a thread."""
+"""What other clients notice: streams, health probes and memory, each watched by a thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from load_tests.faults.checked_request import CHAT
-from load_tests.faults.hostile.raw_http import can_connect, post
+from load_tests.faults.hostile.raw_http import is_reachable, post
 from load_tests.harness.processes import Process
+from load_tests.systems.engine import CHAT_PATH
 
 _TIMEOUT_S = 60.0
 _PROBE_EVERY_S = 0.1
@@ -20,20 +20,21 @@ _SAMPLE_EVERY_S = 0.05
 _STREAMS = 4
 
 
-class Witness:
-    """Clients that do nothing odd, and the memory of all processes, from `start` to `end`."""
+class Bystanders:
+    """Ordinary clients, and the memory of all processes, measured from `start` to `end`."""
 
     def __init__(
         self, port: int, model: str, processes: Mapping[str, Process], tokens: int = 2000
     ) -> None:
+        """`processes` by label: whose memory is sampled. `tokens`: length of a stream."""
         self.longest_silence_s = 0.0
-        """Between two reads of a stream, or between a request and its first byte."""
+        """Longest time between two reads of a stream, or from a request to its first byte."""
         self.slowest_probe_s = 0.0
-        """GET /healthz on a new connection."""
+        """Longest `GET /healthz` on a new connection."""
         self.failures: list[str] = []
-        """Streams and probes that did not end well."""
+        """Streams and probes that failed."""
         self.peak: dict[str, int] = {}
-        """Resident bytes by process."""
+        """Highest resident bytes by process."""
         self._port = port
         self._body = {
             "model": model,
@@ -43,27 +44,29 @@ class Witness:
             "stream": True,
         }
         self._processes = processes
-        self._measures = threading.Event()
+        self._measuring = threading.Event()
         self._ended = threading.Event()
         targets = [*[self._read] * _STREAMS, self._probe, self._sample]
         self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
 
     def start(self) -> None:
-        """What comes before `measure` does not count."""
+        """Start the clients; nothing is measured before `measure`."""
         for thread in self._threads:
             thread.start()
 
     def measure(self) -> None:
+        """Start measuring."""
         self.peak = self.memory()
-        self._measures.set()
+        self._measuring.set()
 
     def end(self) -> None:
+        """Stop the clients."""
         self._ended.set()
         for thread in self._threads:
             thread.join(2 * _TIMEOUT_S)
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes by process, now."""
+        """Return the current resident bytes by process."""
         return {label: process.memory().rss for label, process in self._processes.items()}
 
     def _read(self) -> None:
@@ -79,11 +82,11 @@ class Witness:
         with contextlib.closing(socket.create_connection(("127.0.0.1", self._port))) as connection:
             connection.settimeout(_TIMEOUT_S)
             last = time.monotonic()
-            connection.sendall(post(CHAT, self._body))
+            connection.sendall(post(CHAT_PATH, self._body))
             while not self._ended.is_set() and not tail.endswith(b"0\r\n\r\n"):
                 data = connection.recv(1 << 16)
                 now = time.monotonic()
-                if self._measures.is_set():
+                if self._measuring.is_set():
                     self.longest_silence_s = max(self.longest_silence_s, now - last)
                 last = now
                 if not data:
@@ -96,10 +99,10 @@ class Witness:
     def _probe(self) -> None:
         while not self._ended.is_set():
             began = time.monotonic()
-            fine = can_connect(self._port)
-            if self._measures.is_set():
+            reachable = is_reachable(self._port)
+            if self._measuring.is_set():
                 self.slowest_probe_s = max(self.slowest_probe_s, time.monotonic() - began)
-                if not fine:
+                if not reachable:
                     self._fail("probe: no answer in 5 s")
             self._ended.wait(_PROBE_EVERY_S)
 
@@ -114,7 +117,7 @@ class Witness:
 
 
 def _error(tail: bytes) -> str:
-    """The code of the error event that a stream ended with."""
+    """Return the code of the error event at the end of a stream, or the end itself."""
     at = tail.rfind(b'{"error"')
     with contextlib.suppress(ValueError, KeyError, TypeError):
         found: Any = json.JSONDecoder().raw_decode(tail[at:].decode())[0]

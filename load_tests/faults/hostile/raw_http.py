@@ -1,4 +1,4 @@
-"""HTTP on plain sockets, for requests that no library would send."""
+"""HTTP on plain sockets, for requests that no HTTP library sends."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_PIECE = 1 << 20
-_KEPT = 2000
+_SEND_BYTES = 1 << 20
+_MAX_BODY = 2000
 _TIMEOUT_S = 60.0
 KEY = "key-of-the-test"
-"""Of everybody who has one."""
+"""The API key of all clients that have one."""
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """What came of a request."""
+class RawResponse:
+    """What a server answered to a request."""
 
     status: str
-    """Of HTTP, or how the connection ended instead."""
+    """HTTP status, or the error that ended the connection."""
     seconds: float
+    """From the connection to the end of the response."""
     sent: int
-    """Bytes that the server took."""
+    """Bytes of the request that could be sent."""
     body: bytes = b""
-    """Its beginning."""
+    """The first 2,000 bytes."""
 
 
 def request(
@@ -40,7 +41,7 @@ def request(
     key: str | None = KEY,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """As it goes onto the wire."""
+    """Return the bytes of a request; `key` None sends none."""
     lines = [f"{method} {path} HTTP/1.1", "host: test", f"content-length: {len(body)}"]
     if body:
         lines.append("content-type: application/json")
@@ -51,29 +52,29 @@ def request(
 
 
 def post(path: str, body: Mapping[str, Any]) -> bytes:
-    """A request with a JSON body."""
+    """Return the bytes of a POST with a JSON body."""
     return request("POST", path, json.dumps(body).encode())
 
 
-def exchange(port: int, data: bytes, timeout_s: float = _TIMEOUT_S) -> Answered:
-    """Send on a connection of its own, read the answer to its end or until the time is over."""
+def exchange(port: int, data: bytes, timeout_s: float = _TIMEOUT_S) -> RawResponse:
+    """Send bytes on a new connection; read the response to its end or to the time limit."""
     began = time.monotonic()
     sent, body = 0, b""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout_s) as connection:
             try:
                 while sent < len(data):
-                    sent += connection.send(data[sent : sent + _PIECE])
+                    sent += connection.send(data[sent : sent + _SEND_BYTES])
             except OSError:
-                pass  # it may have answered before it closed
+                pass  # the server may have answered before it closed the connection
             status, body = read_answer(connection)
     except OSError as error:
         status = type(error).__name__
-    return Answered(status, time.monotonic() - began, sent, body)
+    return RawResponse(status, time.monotonic() - began, sent, body)
 
 
 def read_answer(connection: socket.socket) -> tuple[str, bytes]:
-    """Status and beginning of the next answer, read to its end where its length is known."""
+    """Read a response, to its end if it has a length; return status and first bytes of the body."""
     head = b""
     while b"\r\n\r\n" not in head:
         data = connection.recv(1 << 16)
@@ -88,10 +89,10 @@ def read_answer(connection: socket.socket) -> tuple[str, bytes]:
     with contextlib.suppress(TimeoutError):
         while left > 0 and (data := connection.recv(1 << 20)):
             left -= len(data)
-            body = (body + data)[:_KEPT]
+            body = (body + data)[:_MAX_BODY]
     return head.split(b" ", 2)[1].decode(), body
 
 
-def can_connect(port: int, timeout_s: float = 5.0) -> bool:
-    """Does somebody else's probe get an answer?"""
+def is_reachable(port: int, timeout_s: float = 5.0) -> bool:
+    """Return whether `GET /healthz` on a new connection is answered with 200."""
     return exchange(port, request("GET", "/healthz", key=None), timeout_s).status == "200"

@@ -1,4 +1,4 @@
-"""One hostile request's row: a fleet, others' streams beside it, and what both noticed."""
+"""Runs one hostile request on a fleet and measures what other clients notice."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from load_tests.bench.report import Table
-from load_tests.faults.fleet import Fleet
-from load_tests.faults.hostile.bystanders import Witness
+from load_tests.faults.fleet import FaultFleet
+from load_tests.faults.hostile.bystanders import Bystanders
 from load_tests.faults.hostile.raw_http import KEY
-from load_tests.faults.hostile.requests import DESCRIPTORS, Hostile, Target
+from load_tests.faults.hostile.requests import DESCRIPTORS, AttackTarget, HostileRequest
 from load_tests.harness.processes import Process, Processes
+from load_tests.harness.table import Table
 from load_tests.vllm.systems import VARIANTS
 from worker.demo import MODEL_NAME
 
@@ -24,25 +24,29 @@ _VLLM_TOKENS = 1000
 
 @dataclass(frozen=True, slots=True)
 class HostileRow:
-    """What others saw of one hostile request."""
+    """What other clients noticed of one hostile request."""
 
     title: str
-    answered: str
+    response: str
+    """What the server answered."""
     stall_ms: float
-    """The longest silence of another stream."""
+    """Longest time without data of another client's stream."""
     probe_ms: float
-    """The slowest GET /healthz."""
+    """Slowest `GET /healthz`."""
     grown_mb: dict[str, float]
-    """Resident memory at its peak, above what it was before; by process."""
+    """Growth of resident memory at its peak, by process."""
     kept_mb: dict[str, float]
-    """The same some time after."""
+    """The same some seconds after the request."""
     failures: dict[str, int]
-    """Streams and probes of others that did not end well."""
+    """Failed streams and probes of other clients, by reason."""
 
 
-def run_hostile(name: str, hostile: Hostile, folder: Path, after_s: float) -> HostileRow:
-    """On a fleet of its own. Raises ProcessError."""
-    fleet = Fleet(
+def run_hostile(name: str, hostile: HostileRequest, folder: Path, after_s: float) -> HostileRow:
+    """Run a hostile request on a new fleet. Raises ProcessError.
+
+    `after_s`: seconds until memory is measured again.
+    """
+    fleet = FaultFleet(
         folder / f"hostile-{name}",
         workers=1,
         lease_s=15.0,
@@ -52,74 +56,74 @@ def run_hostile(name: str, hostile: Hostile, folder: Path, after_s: float) -> Ho
     try:
         gateway = fleet.gateways[0]
         processes = {"gateway": gateway, "redis": fleet.redis.process, "worker": fleet.workers[0]}
-        target = Target(fleet.ports[0], gateway.popen.pid, patience_s=max(after_s, 5.0))
+        target = AttackTarget(fleet.ports[0], gateway.popen.pid, idle_s=max(after_s, 5.0))
         hostile.prepare(target)
         return _observe(
-            hostile, target, processes, Witness(target.port, target.model, processes), after_s
+            hostile, target, processes, Bystanders(target.port, target.model, processes), after_s
         )
     finally:
         fleet.close()
 
 
 def run_hostile_vllm(
-    hostiles: Mapping[str, Hostile], processes: Processes, after_s: float
+    hostiles: Mapping[str, HostileRequest], processes: Processes, after_s: float
 ) -> list[HostileRow]:
-    """On one fleet with real vLLM, which takes a while to start. Raises ProcessError."""
+    """Run hostile requests on one fleet with real vLLM. Raises ProcessError."""
     system = VARIANTS["fleet"].start(processes)
     labels = {process.label: process for process in system.processes}
     port = system.ports[0]
-    target = Target(port, labels["gateway"].popen.pid, after_s, MODEL_NAME)
+    target = AttackTarget(port, labels["gateway"].popen.pid, after_s, MODEL_NAME)
     rows = []
     for hostile in hostiles.values():
-        witness = Witness(port, MODEL_NAME, labels, _VLLM_TOKENS)
-        rows.append(_observe(hostile, target, labels, witness, after_s))
+        bystanders = Bystanders(port, MODEL_NAME, labels, _VLLM_TOKENS)
+        rows.append(_observe(hostile, target, labels, bystanders, after_s))
     return rows
 
 
 def _observe(
-    hostile: Hostile,
-    target: Target,
+    hostile: HostileRequest,
+    target: AttackTarget,
     processes: Mapping[str, Process],
-    witness: Witness,
+    bystanders: Bystanders,
     after_s: float,
 ) -> HostileRow:
-    witness.start()
+    bystanders.start()
     time.sleep(_WARM_UP_S)
-    before = witness.memory()
-    witness.measure()
+    before = bystanders.memory()
+    bystanders.measure()
     try:
-        answered = hostile.attack(target)
-        peak = dict(witness.peak)
+        response = hostile.attack(target)
+        peak = dict(bystanders.peak)
         time.sleep(after_s)
-        after = witness.memory()
-        stall_s, probe_s = witness.longest_silence_s, witness.slowest_probe_s
+        after = bystanders.memory()
+        stall_s, probe_s = bystanders.longest_silence_s, bystanders.slowest_probe_s
     finally:
-        witness.end()
+        bystanders.end()
     return HostileRow(
         title=hostile.title,
-        answered=answered,
+        response=response,
         stall_ms=1e3 * stall_s,
         probe_ms=1e3 * probe_s,
         grown_mb={label: (peak[label] - before[label]) / 1e6 for label in processes},
         kept_mb={label: (after[label] - before[label]) / 1e6 for label in processes},
-        failures=dict(Counter(witness.failures)),
+        failures=dict(Counter(bystanders.failures)),
     )
 
 
 def hostile_table(rows: Sequence[HostileRow], after_s: float) -> Table:
-    """What the command prints."""
+    """Return the table with a row per request."""
     head = [
         "request",
-        "answered",
+        "response",
         "longest stall of\nanother stream ms",
         "slowest probe\nms",
         *(f"{label}\n+MB (after {after_s:.0f} s)" for label in _LABELS),
-        "others' failures",
+        "other clients' failures",
     ]
     cells = [
         [
             row.title,
-            row.answered,
+            row.response,
             f"{row.stall_ms:.0f}",
             f"{row.probe_ms:.0f}",
             *(f"{row.grown_mb[label]:.0f} ({row.kept_mb[label]:.0f})" for label in _LABELS),
@@ -127,4 +131,4 @@ def hostile_table(rows: Sequence[HostileRow], after_s: float) -> Table:
         ]
         for row in rows
     ]
-    return Table("What one request does to others", head, cells)
+    return Table("What one client's requests do to other clients", head, cells)

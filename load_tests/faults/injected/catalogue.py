@@ -1,4 +1,4 @@
-"""The faults of the table, by the names that `--only` takes."""
+"""The faults of the table, by the names that the option `--only` takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FAULTS = {
     "worker-kill": Fault("worker kill -9", process.worker_kill, 20),
     "worker-stop": Fault("worker stopped for two leases", process.worker_stop, 8, 5.0),
     "worker-term": Fault("worker SIGTERM with a successor", process.worker_sigterm, 8, 5.0),
-    "twin": Fault("two workers with one id", process.twin, 1, 12.0),
+    "same-id": Fault("two workers with one id", process.two_workers_with_one_id, 1, 12.0),
     "gateway-kill": Fault("gateway kill -9", process.gateway_kill, 6, 6.0),
     "gateway-term": Fault(
         "gateway SIGTERM, two gateways", process.gateway_sigterm, 6, fleet={"gateways": 2}

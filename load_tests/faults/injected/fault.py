@@ -1,4 +1,4 @@
-"""A fault: what is done to the fleet, how often, and at which distance."""
+"""A fault: what is done to the fleet, how often, and how far apart."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from load_tests.faults.fleet import Fleet
+from load_tests.faults.fleet import FaultFleet
 
-Strike = Callable[[Fleet, int], None]
-"""Does it once, the n-th time; returns when it is over. A replacement need not be ready."""
+Inject = Callable[[FaultFleet, int], None]
+"""Injects the fault for the n-th time; returns when it is over. Replacements may still start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class Fault:
     """One row of the table."""
 
     title: str
-    strike: Strike
+    inject: Inject
     times: int
     every_s: float = 3.0
-    """From the begin of one to the begin of the next, or more if it takes longer."""
+    """Seconds from one injection to the next; more if an injection takes longer."""
     fleet: Mapping[str, Any] = field(default_factory=dict)
-    """What the fleet has beside or instead of the usual."""
+    """Arguments of FaultFleet that differ from its defaults."""

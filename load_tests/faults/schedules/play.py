@@ -1,52 +1,54 @@
-"""Rounds of schedules that a seed draws, or of the given one."""
+"""Runs many rounds of schedules: drawn from a seed, or one fixed schedule repeated."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from load_tests.clients.token_difference import words
+from load_tests.clients.token_difference import tokens_of
+from load_tests.faults.call_outcome import CallOutcome
 from load_tests.faults.clients import Clients
-from load_tests.faults.fleet import Fleet
+from load_tests.faults.fleet import FaultFleet
 from load_tests.faults.leftovers import leftovers
-from load_tests.faults.outcome import Outcome
-from load_tests.faults.schedules.run import Round
-from load_tests.faults.schedules.schedule import Schedule, draw, lost_lease, silent_redis
+from load_tests.faults.schedules.run import ScheduleRun
+from load_tests.faults.schedules.schedule import PauseSchedule, draw, lost_lease, silent_redis
+from load_tests.harness.session import Progress
 
 LEASE_S = 0.9
 STEP_MS = 2.5
-"""After a pause of 0.83 of a lease 60 steps are left of it; a worker's step list keeps 36."""
-GIVEN_LEASE_S = 1.5
-GIVEN = {"lost-lease": lost_lease, "silent-redis": silent_redis}
-"""Schedules that gave clients wrong answers as complete ones."""
-_PATIENCE_S = 25.0
+"""After a pause of 0.83 of a lease 60 steps are left of it; a worker's step log keeps 36."""
+FIXED_LEASE_S = 1.5
+FIXED = {"lost-lease": lost_lease, "silent-redis": silent_redis}
+"""Schedules after which clients once got wrong answers as complete ones."""
+_TIMEOUT_S = 25.0
 
 
 @dataclass(slots=True)
-class Fuzz:
-    """What all rounds have found."""
+class ScheduleResults:
+    """What all rounds found."""
 
     rounds: int = 0
     ends: Counter[str] = field(default_factory=Counter)
-    """Answers by how they ended."""
+    """Number of calls by how they ended."""
     failures: list[str] = field(default_factory=list)
-    """Each round with a wrong answer: what draws it again, what it was, what was wrong."""
+    """One text per round with a wrong answer: its name, its schedule, what was wrong."""
     wrong: int = 0
+    """Wrong answers."""
     hung: list[str] = field(default_factory=list)
-    """Each round with a client that was told nothing until its patience ended."""
+    """One text per round with a call that had not ended at the client's time limit."""
     records_behind: int = 0
-    """Answers that failed, of which the client got more than the record has."""
-    outcomes: list[Outcome] = field(default_factory=list)
-    strikes: list[float] = field(default_factory=list)
-    """When the last pause of each round began."""
-    left: dict[str, int] = field(default_factory=dict)
+    """Failed calls of which the client received more tokens than the record has."""
+    outcomes: list[CallOutcome] = field(default_factory=list)
+    paused_at: list[float] = field(default_factory=list)
+    """When the last pause of each round began, on the monotonic clock."""
+    leftovers: dict[str, int] = field(default_factory=dict)
+    """What jobs left in Redis."""
 
-    def merge(self, other: Fuzz) -> None:
-        """Add what another one has found."""
+    def merge(self, other: ScheduleResults) -> None:
+        """Add the results of other rounds."""
         self.rounds += other.rounds
         self.ends += other.ends
         self.failures += other.failures
@@ -54,22 +56,22 @@ class Fuzz:
         self.hung += other.hung
         self.records_behind += other.records_behind
         self.outcomes += other.outcomes
-        self.strikes += other.strikes
-        for name, count in other.left.items():
-            self.left[name] = self.left.get(name, 0) + count
+        self.paused_at += other.paused_at
+        for name, count in other.leftovers.items():
+            self.leftovers[name] = self.leftovers.get(name, 0) + count
 
-    def add(self, name: str, schedule: Schedule, outcomes: list[Outcome]) -> list[str]:
-        """Returns what is wrong with the round."""
+    def add(self, name: str, schedule: PauseSchedule, outcomes: list[CallOutcome]) -> list[str]:
+        """Add a round; return a line per wrong answer."""
         self.rounds += 1
         self.outcomes += outcomes
-        self.ends.update(o.reason if not o.whole else "whole" for o in outcomes)
-        hung = [f"{o.question.tag} had {len(words(o.text))} tokens" for o in outcomes if o.hung]
+        self.ends.update(o.reason if not o.complete else "complete" for o in outcomes)
+        hung = [f"{o.request.tag} had {len(tokens_of(o.text))} tokens" for o in outcomes if o.hung]
         if hung:
             self.hung.append(f"{name}: {schedule}\n    {'; '.join(hung)}")
-        wrong = [o for o in outcomes if o.differences]
+        wrong = [o for o in outcomes if o.errors]
         self.wrong += len(wrong)
         self.records_behind += sum(o.record_behind > 0 for o in outcomes)
-        lines = [f"{o.question.tag} ({o.reason}): {'; '.join(o.differences)}" for o in wrong]
+        lines = [f"{o.request.tag} ({o.reason}): {'; '.join(o.errors)}" for o in wrong]
         if lines:
             self.failures.append(f"{name}: {schedule}\n    " + "\n    ".join(lines))
         return lines
@@ -83,58 +85,63 @@ async def play_drawn(
     first: int = 0,
     workers: int = 2,
     fleets: int = 1,
-    say: Callable[[str], None] = print,
-) -> Fuzz:
-    """Each round is drawn by seed and number alone, so that one can be repeated by itself.
+    progress: Progress = print,
+) -> ScheduleResults:
+    """Run rounds that are drawn from the seed. Raises ProcessError.
 
-    Several fleets share the rounds: most of the time they are stopped or wait.
+    A round depends on the seed and its number alone, so that it can be repeated by itself. Several
+    fleets share the rounds, as they mostly wait.
     """
 
-    async def play(n_fleet: int) -> Fuzz:
+    async def play(n_fleet: int) -> ScheduleResults:
         fleet = await asyncio.to_thread(
-            lambda: Fleet(folder / str(n_fleet), workers=workers, lease_s=LEASE_S, step_ms=STEP_MS)
+            lambda: FaultFleet(
+                folder / str(n_fleet), workers=workers, lease_s=LEASE_S, step_ms=STEP_MS
+            )
         )
         names = [f"{seed}-{n}" for n in range(first + n_fleet, first + rounds, fleets)]
-        return await _play(fleet, [(name, draw(name, LEASE_S, workers)) for name in names], say)
+        return await _play(
+            fleet, [(name, draw(name, LEASE_S, workers)) for name in names], progress
+        )
 
-    total = Fuzz()
-    for fuzz in await asyncio.gather(*map(play, range(min(fleets, rounds)))):
-        total.merge(fuzz)
+    total = ScheduleResults()
+    for results in await asyncio.gather(*map(play, range(min(fleets, rounds)))):
+        total.merge(results)
     return total
 
 
-async def play_given(
-    name: str, folder: Path, *, rounds: int, say: Callable[[str], None] = print
-) -> Fuzz:
-    """One of GIVEN on a fleet with one worker and a lease of a tenth of the usual one."""
-    step_ms = 25 * GIVEN_LEASE_S / 15
+async def play_fixed(
+    name: str, folder: Path, *, rounds: int, progress: Progress = print
+) -> ScheduleResults:
+    """Run one of FIXED on a fleet with one worker and a tenth of the default lease."""
+    step_ms = 25 * FIXED_LEASE_S / 15
     fleet = await asyncio.to_thread(
-        lambda: Fleet(folder, workers=1, lease_s=GIVEN_LEASE_S, step_ms=step_ms)
+        lambda: FaultFleet(folder, workers=1, lease_s=FIXED_LEASE_S, step_ms=step_ms)
     )
-    schedule = GIVEN[name](GIVEN_LEASE_S)
-    return await _play(fleet, [(f"{name}-{n}", schedule) for n in range(rounds)], say)
+    schedule = FIXED[name](FIXED_LEASE_S)
+    return await _play(fleet, [(f"{name}-{n}", schedule) for n in range(rounds)], progress)
 
 
 async def _play(
-    fleet: Fleet, schedules: list[tuple[str, Schedule]], say: Callable[[str], None]
-) -> Fuzz:
-    fuzz = Fuzz()
-    clients = Clients(fleet.urls, patience_s=_PATIENCE_S)
+    fleet: FaultFleet, schedules: list[tuple[str, PauseSchedule]], progress: Progress
+) -> ScheduleResults:
+    results = ScheduleResults()
+    clients = Clients(fleet.urls, timeout_s=_TIMEOUT_S)
     try:
         for name, schedule in schedules:
             began = time.monotonic()
             await asyncio.to_thread(fleet.wait_until_ready)
-            played = Round(fleet, clients, schedule, name)
-            outcomes = await played.play()
-            fuzz.strikes.append(played.last_pause)
-            wrong = fuzz.add(name, schedule, outcomes)
-            whole = sum(o.whole for o in outcomes)
-            say(
-                f"{name}: {time.monotonic() - began:.1f} s, {whole} of {len(outcomes)} whole"
+            run = ScheduleRun(fleet, clients, schedule, name)
+            outcomes = await run.play()
+            results.paused_at.append(run.paused_at)
+            wrong = results.add(name, schedule, outcomes)
+            complete = sum(o.complete for o in outcomes)
+            progress(
+                f"{name}: {time.monotonic() - began:.1f} s, {complete} of {len(outcomes)} complete"
                 + "".join(f"\n    WRONG {line}" for line in wrong)
             )
-        fuzz.left = await asyncio.to_thread(leftovers, fleet.client)
+        results.leftovers = await asyncio.to_thread(leftovers, fleet.client)
     finally:
         await clients.close()
         await asyncio.to_thread(fleet.close)
-    return fuzz
+    return results

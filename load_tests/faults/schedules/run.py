@@ -1,4 +1,4 @@
-"""Plays a schedule on a fleet, and judges every answer."""
+"""Runs one schedule of pauses on a fleet and checks every answer."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ import signal
 import time
 from collections.abc import Callable
 
+from load_tests.faults.call_outcome import CallOutcome
 from load_tests.faults.clients import Clients
-from load_tests.faults.fleet import Fleet, send
-from load_tests.faults.outcome import Outcome
-from load_tests.faults.schedules.schedule import Pause, Schedule, Target
+from load_tests.faults.fleet import FaultFleet, send
+from load_tests.faults.schedules.schedule import Pause, PauseSchedule, PauseTarget
 from load_tests.harness.processes import Process
 
-_BEGIN_S = 5.0
-"""So long is waited for the tokens that a schedule asks for; then it goes on without them."""
+_TOKENS_DEADLINE_S = 5.0
+"""How long to wait for the tokens that a schedule requires; then it continues without them."""
 
 
-class Round:
-    """One schedule on a fleet that stays for the next one."""
+class ScheduleRun:
+    """One run of a schedule; the fleet and the clients serve several runs."""
 
-    def __init__(self, fleet: Fleet, clients: Clients, schedule: Schedule, tag: str) -> None:
+    def __init__(
+        self, fleet: FaultFleet, clients: Clients, schedule: PauseSchedule, tag: str
+    ) -> None:
         self._fleet = fleet
         self._clients = clients
         self._schedule = schedule
         self._tag = tag
-        self._asked: list[asyncio.Task[Outcome]] = []
+        self._calls: list[asyncio.Task[CallOutcome]] = []
         self._streams: list[str] = []
-        self.last_pause = 0.0
-        """When it began."""
+        self.paused_at = 0.0
+        """When the last pause began, on the monotonic clock."""
 
-    async def play(self) -> list[Outcome]:
-        """Returns when every client has its answer or has lost patience, records compared."""
+    async def play(self) -> list[CallOutcome]:
+        """Run the schedule; return the outcomes of all calls, compared with their records."""
         schedule = self._schedule
         for n in range(schedule.streams):
-            self._ask(f"old-{n}")
+            self._start_call(f"old-{n}")
         for n in range(schedule.jobs):
-            self._ask(f"job-{n}", stream=n % 2 == 0, job=True)
-        await self._until(lambda: self._least_tokens() >= schedule.after)
+            self._start_call(f"job-{n}", stream=n % 2 == 0, job=True)
+        await self._until(lambda: self._min_tokens() >= schedule.after)
         pauses: list[asyncio.Task[None]] = []
         try:
             for n, pause in enumerate(schedule.pauses):
@@ -45,16 +47,16 @@ class Round:
                     await pauses[-1]
                 if pause.wait_for_tokens:
                     before = self._tokens()
-                    await self._until(lambda before=before: self._gone_on(before))  # type: ignore[misc]
+                    await self._until(lambda before=before: self._continued(before))  # type: ignore[misc]
                 await asyncio.sleep(pause.gap_s)
                 pauses.append(asyncio.create_task(self._pause(pause, n)))
             await asyncio.gather(*pauses)
         finally:
             for task in pauses:
                 task.cancel()
-            for process in self._all():
+            for process in self._processes():
                 send(process, signal.SIGCONT)
-        outcomes = list(await asyncio.gather(*self._asked))
+        outcomes = list(await asyncio.gather(*self._calls))
         await self._clients.compare_records(outcomes)
         return outcomes
 
@@ -64,49 +66,49 @@ class Round:
             since = await asyncio.to_thread(self._fleet.since_renewal_s, pause.n)
             seconds = max(0.0, seconds - since)
         process = self._process(pause)
-        self.last_pause = time.monotonic()
-        until = self.last_pause + seconds
+        self.paused_at = time.monotonic()
+        until = self.paused_at + seconds
         send(process, signal.SIGSTOP)
         try:
             for k in range(pause.calls):
-                self._ask(f"new-{n}-{k}")
+                self._start_call(f"new-{n}-{k}")
             await asyncio.sleep(until - time.monotonic())
         finally:
             send(process, signal.SIGCONT)
 
     def _process(self, pause: Pause) -> Process:
-        if pause.target is Target.REDIS:
+        if pause.target is PauseTarget.REDIS:
             return self._fleet.redis.process
-        if pause.target is Target.GATEWAY:
+        if pause.target is PauseTarget.GATEWAY:
             return self._fleet.gateways[0]
         return self._fleet.workers[pause.n]
 
-    def _all(self) -> list[Process]:
+    def _processes(self) -> list[Process]:
         return [*self._fleet.gateways, *self._fleet.workers, self._fleet.redis.process]
 
-    def _ask(self, name: str, *, stream: bool = True, job: bool = False) -> None:
+    def _start_call(self, name: str, *, stream: bool = True, job: bool = False) -> None:
         tag = f"{self._tag}-{name}"
         if not job:
             self._streams.append(tag)
-        ask = self._clients.ask(tag, tokens=self._schedule.tokens, stream=stream, job=job)
-        self._asked.append(asyncio.create_task(ask))
+        call = self._clients.call(tag, tokens=self._schedule.tokens, stream=stream, job=job)
+        self._calls.append(asyncio.create_task(call))
 
     def _tokens(self) -> dict[str, int]:
-        """How many each open stream has."""
+        """Return the number of tokens of each open stream, by tag."""
         open_ = self._clients.open
         return {tag: open_[tag].text.count(" ") for tag in self._streams if tag in open_}
 
-    def _least_tokens(self) -> int:
+    def _min_tokens(self) -> int:
         n_open = len(self._tokens())
         return min(self._tokens().values(), default=0) if n_open == len(self._streams) else -1
 
-    def _gone_on(self, before: dict[str, int]) -> bool:
+    def _continued(self, before: dict[str, int]) -> bool:
         now = self._tokens()
         return all(now[tag] > tokens for tag, tokens in before.items() if tag in now)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + _BEGIN_S
+        until = time.monotonic() + _TOKENS_DEADLINE_S
         while not condition() and time.monotonic() < until:
-            if any(task.done() for task in self._asked):
-                return  # too late: an answer has ended
+            if any(task.done() for task in self._calls):
+                return  # an answer has already ended
             await asyncio.sleep(0.002)

@@ -1,4 +1,4 @@
-"""vLLM 0.32's FastAPI application as far as every request passes through it.
+"""vLLM 0.32's FastAPI application: middleware, routes and exception handlers of each request.
 
 After `entrypoints/launchers/app.py`, `serve/middleware/register.py`, `serve/instrumentator/
 metrics.py` and `serve/exception_handling`: what `vllm serve` has without any option.
@@ -38,7 +38,7 @@ _UNUSED = (
     ("POST", "/ping"),
     ("POST", "/invocations"),
 )
-"""What stands before the chat completion besides health, metrics and models."""
+"""Routes that are tried before the chat completion, besides health, metrics and models."""
 
 _HANDLED = (
     HTTPException,
@@ -52,6 +52,8 @@ _HANDLED = (
 
 
 class ErrorInfo(OpenAIBaseModel):
+    """An error in OpenAI's format."""
+
     message: str
     type: str
     param: str | None = None
@@ -59,11 +61,16 @@ class ErrorInfo(OpenAIBaseModel):
 
 
 class ErrorResponse(OpenAIBaseModel):
+    """The body of an error response."""
+
     error: ErrorInfo
 
 
 def build_app(chat: APIRouter, lifespan: Lifespan) -> FastAPI:
-    """Routes are tried one after the other, twice: for the metrics' label and for the handler."""
+    """Make the application.
+
+    Its routes are tried in order, twice: for the metrics' label and for the handler.
+    """
     app = FastAPI(lifespan=lifespan)
     for method, path in _UNUSED:
         app.add_api_route(path, _unused, methods=[method])
@@ -87,12 +94,13 @@ def build_app(chat: APIRouter, lifespan: Lifespan) -> FastAPI:
 
 
 class ScalingMiddleware:
-    """Elastic expert parallelism: while the model scales, 503."""
+    """vLLM's elastic expert parallelism: answers 503 while the model scales, here never."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Pass the request on."""
         if scope["type"] == "http" and _scaling():
             return JSONResponse({"error": "The model is scaling."}, 503)(scope, receive, send)
         return self._app(scope, receive, send)

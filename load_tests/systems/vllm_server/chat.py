@@ -1,4 +1,4 @@
-"""vLLM 0.32's chat completion over the simulated engine: what `OpenAIServingChat` does around it.
+"""vLLM 0.32's chat completion over the simulated engine, with the work of `OpenAIServingChat`.
 
 After `entrypoints/openai/chat_completion/{api_router,serving}.py`: one task for the handler and one
 for the client's disconnect, one pydantic chunk per token from an async generator.
@@ -30,8 +30,8 @@ from load_tests.systems.vllm_server.models import (
 )
 from load_tests.systems.vllm_server.request import ChatRequest
 from shared.platform.settings import load_settings
-from worker.engines.simulated.batch import Delta, Generation, Prompt
 from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.generation import Delta, Generation, Prompt
 
 _HEADERS = (
     "endpoint-load-metrics-format",
@@ -41,14 +41,14 @@ _HEADERS = (
     "x-session-id",
     "x-vllm-priority",
 )
-"""Looked up for every request."""
+"""Headers that vLLM looks up for each request."""
 
 Handler = Callable[[ChatRequest, Request], Awaitable[Response]]
 router = APIRouter()
 
 
 class RequestMetadata(BaseModel):
-    """Left on the request for middleware."""
+    """Stored in the request's state for middleware."""
 
     request_id: str
     final_usage_info: UsageInfo | None = None
@@ -61,11 +61,11 @@ async def _must_be_json(raw_request: Request) -> None:
 
 
 def _with_cancellation(handler: Handler) -> Callable[..., Awaitable[Response | None]]:
-    """The handler and the client's disconnect race in two tasks."""
+    """Run the handler in a task and wait for a disconnect in another; the first ends both."""
 
     @functools.wraps(handler)
-    async def wrapper(asked: ChatRequest, raw_request: Request) -> Response | None:
-        handling = asyncio.ensure_future(handler(asked, raw_request))
+    async def wrapper(chat_request: ChatRequest, raw_request: Request) -> Response | None:
+        handling = asyncio.ensure_future(handler(chat_request, raw_request))
         leaving = asyncio.create_task(_disconnect(raw_request))
         done, pending = await asyncio.wait([handling, leaving], return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -82,15 +82,16 @@ async def _disconnect(raw_request: Request) -> None:
 
 @router.post("/v1/chat/completions", dependencies=[Depends(_must_be_json)], response_model=None)
 @_with_cancellation
-async def chat(asked: ChatRequest, raw_request: Request) -> Response:
+async def chat(chat_request: ChatRequest, raw_request: Request) -> Response:
+    """Answer a chat completion request, streamed or not."""
     headers = raw_request.headers
-    answer_id = f"chatcmpl-{headers.get('x-request-id') or asked.request_id}"
+    answer_id = f"chatcmpl-{headers.get('x-request-id') or chat_request.request_id}"
     metadata = raw_request.state.request_metadata = RequestMetadata(request_id=answer_id)
     for name in _HEADERS:
         headers.get(name)
     engine: SimulatedEngine = raw_request.app.state.engine
-    generation, prompt = asked.generation()
-    if asked.stream:
+    generation, prompt = chat_request.generation()
+    if chat_request.stream:
         stream = _stream(engine, generation, answer_id, prompt, metadata)
         return StreamingResponse(stream, media_type="text/event-stream")
     answer = await _whole(engine, generation, answer_id, prompt)
@@ -154,4 +155,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def create_app() -> FastAPI:
+    """Make the application; its engine starts with it."""
     return build_app(router, _lifespan)

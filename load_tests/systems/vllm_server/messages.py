@@ -1,6 +1,6 @@
-"""The kinds of messages that vLLM 0.32 tells apart in a request (`renderers/chat_utils.py`).
+"""The types of messages in a request to vLLM 0.32 (`renderers/chat_utils.py`).
 
-pydantic tries every kind on every message.
+pydantic validates each message against every type.
 """
 
 from __future__ import annotations

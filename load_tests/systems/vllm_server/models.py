@@ -18,20 +18,20 @@ from pydantic import (
     model_validator,
 )
 
-from worker.engines.simulated.batch import Delta
+from worker.engines.simulated.generation import Delta
 
 _log = logging.getLogger(__name__)
 
 
 class OpenAIBaseModel(BaseModel):
-    """vLLM's base: extra fields are allowed, and looked at whenever a dict is validated."""
+    """vLLM's base class: extra fields are allowed, and searched whenever a dict is validated."""
 
     model_config = ConfigDict(extra="allow")
     field_names: ClassVar[set[str] | None] = None
 
     @model_validator(mode="wrap")
     @classmethod
-    def _look_at_extra_fields(
+    def _log_extra_fields(
         cls, data: Any, handler: ModelWrapValidatorHandler[OpenAIBaseModel]
     ) -> OpenAIBaseModel:
         result = handler(data)
@@ -45,6 +45,8 @@ class OpenAIBaseModel(BaseModel):
 
 
 class DeltaMessage(OpenAIBaseModel):
+    """What a chunk adds to the message."""
+
     role: str | None = None
     content: str | None = None
     reasoning: str | None = None
@@ -59,6 +61,8 @@ class DeltaMessage(OpenAIBaseModel):
 
 
 class StreamChoice(OpenAIBaseModel):
+    """A choice of a chunk."""
+
     index: int
     delta: SerializeAsAny[DeltaMessage]
     logprobs: dict[str, Any] | None = None
@@ -68,6 +72,8 @@ class StreamChoice(OpenAIBaseModel):
 
 
 class UsageInfo(OpenAIBaseModel):
+    """Token counts."""
+
     prompt_tokens: int = 0
     total_tokens: int = 0
     completion_tokens: int | None = 0
@@ -76,6 +82,8 @@ class UsageInfo(OpenAIBaseModel):
 
 
 class StreamChunk(OpenAIBaseModel):
+    """A chunk of a streamed answer."""
+
     id: str = Field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     created: int = Field(default_factory=lambda: int(time.time()))
@@ -89,6 +97,8 @@ class StreamChunk(OpenAIBaseModel):
 
 
 class ChatMessage(OpenAIBaseModel):
+    """The message of an answer that is not streamed."""
+
     role: str
     content: str | None = None
     refusal: str | None = None
@@ -100,6 +110,8 @@ class ChatMessage(OpenAIBaseModel):
 
 
 class Choice(OpenAIBaseModel):
+    """A choice of an answer that is not streamed."""
+
     index: int
     message: SerializeAsAny[ChatMessage]
     logprobs: dict[str, Any] | None = None
@@ -110,6 +122,8 @@ class Choice(OpenAIBaseModel):
 
 
 class ChatCompletion(OpenAIBaseModel):
+    """An answer that is not streamed."""
+
     id: str = Field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     object: Literal["chat.completion"] = "chat.completion"
     created: int = Field(default_factory=lambda: int(time.time()))
@@ -127,7 +141,7 @@ class ChatCompletion(OpenAIBaseModel):
 
 
 def first_chunk(answer_id: str, created: int, model: str) -> StreamChunk:
-    """The chunk that only names the role."""
+    """Return the first chunk of a stream, which has only the role."""
     choice = StreamChoice(
         index=0,
         delta=DeltaMessage(role="assistant", content=""),
@@ -146,7 +160,7 @@ def first_chunk(answer_id: str, created: int, model: str) -> StreamChunk:
 
 
 def token_chunk(answer_id: str, created: int, model: str, delta: Delta) -> StreamChunk:
-    """The chunk of one token."""
+    """Return the chunk of one token."""
     message = DeltaMessage(content=delta.text)
     if delta.finish_reason is None:
         choice = StreamChoice(
@@ -181,7 +195,7 @@ def whole_answer(
     n_prompt: int,
     n_generated: int,
 ) -> ChatCompletion:
-    """An answer that is not streamed."""
+    """Return an answer that is not streamed."""
     message = ChatMessage(role="assistant", reasoning=None, content=text)
     choice = Choice(
         index=0,

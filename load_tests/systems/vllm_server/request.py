@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from load_tests.systems.vllm_server.messages import Message
 from load_tests.systems.vllm_server.models import OpenAIBaseModel
-from worker.engines.simulated.batch import Generation, Prompt, Sampling
+from worker.engines.simulated.generation import Generation, Prompt, Sampling
 
 _INT64 = 2**63
 _LONGEST_SALT = 128
@@ -25,12 +25,12 @@ _TopLogprobs = Annotated[int, BeforeValidator(lambda value: 0 if value is None e
 
 
 def random_id() -> str:
-    """16 hexadecimal digits, as vLLM's."""
+    """Return 16 hexadecimal digits, as vLLM does."""
     return f"{uuid.uuid4().int & (1 << 64) - 1:016x}"
 
 
 class ChatRequest(OpenAIBaseModel):
-    """The fields are in vLLM's order."""
+    """A chat completion request; the fields are in vLLM's order."""
 
     messages: list[Message]
     model: str | None = None
@@ -112,7 +112,7 @@ class ChatRequest(OpenAIBaseModel):
             "min_p": 0.0,
         }
     )
-    """Nobody reads it here, but pydantic copies it for every request, there too."""
+    """Unused here, but pydantic copies it for each request, as in vLLM."""
 
     @model_validator(mode="before")
     @classmethod
@@ -148,7 +148,7 @@ class ChatRequest(OpenAIBaseModel):
 
     @model_validator(mode="after")
     def _whole_tool_calls(self) -> ChatRequest:
-        """Pydantic makes one-shot iterators of them."""
+        """Replace the one-shot iterators that pydantic makes of tool calls."""
         for message in self.messages:
             if not isinstance(message, dict):
                 continue
@@ -247,13 +247,13 @@ class ChatRequest(OpenAIBaseModel):
 
     @property
     def limit(self) -> int:
-        """Tokens of the answer."""
+        """The maximum number of tokens of the answer."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens or _DEFAULT_TOKENS
 
     def generation(self) -> tuple[Generation, Prompt]:
-        """The engine's work for this request."""
+        """Return the generation for the simulated engine, and its prompt."""
         messages: list[Any] = self.messages
         prompt = Prompt("\n".join(f"{m['role']}: {m.get('content') or ''}" for m in messages))
         how = Sampling(

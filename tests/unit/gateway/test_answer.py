@@ -13,8 +13,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from gateway.streaming.answer import JobAnswer, cancellations_sent
-from gateway.streaming.reader import ReadMode
+from gateway.streaming.answer import JobAnswer
+from gateway.streaming.cancellation import Cancellations
+from gateway.streaming.log_event import ReadMode
 from gateway.streaming.relay import Relay
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
@@ -111,7 +112,9 @@ class Call:
         metrics = GatewayMetrics(self.registry)
         queue: Any = self.queue
         self.relay = Relay(queue, ["redis://nowhere"], "gw", metrics, BUFFER)
+        self.cancellations = Cancellations(queue)
         self.gateway: Any = SimpleNamespace(
+            cancellations=self.cancellations,
             settings=Settings(**({"keepalive_s": DEADLINE_S} | settings)),
             queue=queue,
             relay=self.relay,
@@ -241,12 +244,12 @@ async def test_a_stream_that_finds_no_room_at_its_beginning_is_opened_once(kept:
             await send(message)
             call.client.room.clear()
 
-        call.answer._send = keeps_the_body
+        call.answer._response._send = keeps_the_body
     call.say(event("0"))
     call.say(event("1"))
     assert call.client.body == b""
     assert len(call.client.sent) == (kept == "body")
-    call.answer._send = send
+    call.answer._response._send = send
     await turns()
     call.client.room.set()
     await turns()
@@ -292,13 +295,13 @@ async def test_a_client_that_leaves_at_its_first_chunk_gets_no_other() -> None:
     async def leaves(message: Message) -> None:
         await send(message)
         if message["type"] == "http.response.body":
-            call.answer._leave()
+            call.answer._on_client_left()
 
-    call.answer._send = leaves
+    call.answer._response._send = leaves
     call.say(event("0"), event("1"))
     await call.over()
     assert call.client.body == event("0")
-    await cancellations_sent()
+    await call.cancellations.drain()
     assert call.queue.cancelled == [JOB]
 
 
@@ -371,7 +374,7 @@ async def test_a_client_that_stops_reading_costs_no_memory_and_gets_everything(
         call.say(event(text))
         await turns(2)
     (reader,) = call.relay._readers[JOB.encode()]
-    assert len(reader._pieces) < 20
+    assert len(reader._events) < 20
     call.queue.job = in_state(JobState.COMPLETED)
     call.end()
     call.client.room.set()
@@ -387,7 +390,7 @@ async def test_a_send_that_fails_is_the_business_of_its_call_alone(call: Call) -
     assert [piece.payload for piece in await other.next(DEADLINE_S)] == [b"x"]
     with pytest.raises(RuntimeError, match="broken"):
         await call.over()
-    await cancellations_sent()
+    await call.cancellations.drain()
     assert call.queue.cancelled == [JOB]
 
 
@@ -418,7 +421,7 @@ async def test_a_client_that_leaves_has_its_job_cancelled(call: Call) -> None:
     call.say(event("1"))
     call.client.gone.set()
     await call.over()
-    await cancellations_sent()
+    await call.cancellations.drain()
     assert call.queue.cancelled == [JOB]
     assert not call.client.complete
     assert call.relay._readers == {}
@@ -433,7 +436,7 @@ async def test_a_client_that_leaves_while_the_socket_is_full_is_let_go(call: Cal
     call.client.gone.set()
     call.client.room.set()  # as a server does when its client has left
     await call.over()
-    await cancellations_sent()
+    await call.cancellations.drain()
     assert call.queue.cancelled == [JOB]
 
 

@@ -10,7 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.http import auth
-from gateway.http.auth import ANYBODY, PEER, Authenticator, Peer, WrongKeys, source_of, tenant_of
+from gateway.http.auth import (
+    DEFAULT_TENANT,
+    PEER,
+    Authenticator,
+    Peer,
+    WrongKeys,
+    source_of,
+    tenant_of,
+)
 from shared.api.errors import TooManyWrongKeys, Unauthorized
 from shared.platform.metrics import GatewayMetrics
 
@@ -66,7 +74,7 @@ def test_anything_else_is_nobody(headers: list[bytes]) -> None:
 
 @pytest.mark.parametrize("headers", [[], [b"Bearer whatever"], [b"nonsense", b"twice"]])
 def test_where_no_keys_are_configured_everyone_is_the_same(headers: list[bytes]) -> None:
-    assert tenant_of(headers, {}) == ANYBODY
+    assert tenant_of(headers, {}) == DEFAULT_TENANT
 
 
 @pytest.mark.parametrize(
@@ -118,7 +126,7 @@ async def test_wrong_keys_are_forgotten_after_a_while(
     metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "_DELAY_S", 0)
-    monkeypatch.setattr(auth, "_MOST_SOURCES", 100)
+    monkeypatch.setattr(auth, "_MAX_SOURCES", 100)
     now = 0.0
     monkeypatch.setattr(auth, "monotonic", lambda: now)
     wrong = WrongKeys(1, metrics)
@@ -144,12 +152,12 @@ async def test_a_valid_key_is_not_held_up_and_proves_its_connection(
 
     guesses = [asyncio.create_task(authenticator.tenant(scope(b"Bearer sk-2"))) for _ in range(20)]
     await asyncio.sleep(0)
-    assert not peer.proven
+    assert not peer.authenticated
     async with asyncio.timeout(0.5):
         assert await authenticator.tenant(scope(b"Bearer sk-1")) == "alice"
         with pytest.raises(Unauthorized):  # no key is no guess
             await authenticator.tenant(scope())
-    assert peer.proven
+    assert peer.authenticated
     for guess in guesses:
         guess.cancel()
     await asyncio.gather(*guesses, return_exceptions=True)

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.autoscaler.actuators import actuator
 from gateway.autoscaler.docker import Docker
+from shared.fleet.pools import load_pools
 from shared.platform.settings import Settings
 from shared.protocol.states import WorkerState
 from tests.unit.gateway.test_observation import worker
@@ -176,7 +177,7 @@ async def test_the_settings_choose_it(daemon: Daemon) -> None:
         docker_host=daemon.url.replace("http://", "tcp://"),
         docker_project=PROJECT,
     )
-    await actuator(settings).reconcile(1, [], [])
+    await actuator(settings, load_pools(settings).own).reconcile(1, [], [])
     assert daemon.calls == ["start a"]
-    await actuator(Settings()).reconcile(1, [], [])
+    await actuator(Settings(), load_pools(settings).own).reconcile(1, [], [])
     assert len(daemon.calls) == 1

@@ -1,16 +1,19 @@
-"""Events: a log entry as its reader sees it."""
+"""GET /jobs/{id}/events: how log events are rendered, and what event ids mean."""
 
 from __future__ import annotations
 
 import json
 
-from gateway.streaming.events import _render
-from gateway.streaming.reader import LogEvent
+import pytest
+
+from gateway.streaming.events import EventPosition, _render
+from gateway.streaming.log_event import LogEvent
+from shared.api.errors import BadRequest
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Delta, Prompt
 
 
-def test_steps_that_were_logged_together_are_one_text_per_choice() -> None:
+def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
     records = [
         Prompt(0, 3),
         Delta(0, 0, (1,), "He"),
@@ -29,3 +32,38 @@ def test_steps_that_were_logged_together_are_one_text_per_choice() -> None:
 def test_an_entry_without_text_is_no_event() -> None:
     assert _render(LogEvent(1, FrameKind.DELTAS, [Prompt(0, 3)])) == []
     assert _render(LogEvent(1, FrameKind.STARTED, b"w-1")) == []
+
+
+@pytest.mark.parametrize(
+    ("event_id", "position"),
+    [("0", (0, 0)), ("7", (7, 0)), ("7.1", (6, 1)), ("1.12", (0, 12)), ("007", (7, 0))],
+)
+def test_an_event_id_is_the_position_to_continue_from(
+    event_id: str, position: tuple[int, int]
+) -> None:
+    assert EventPosition.parse(event_id) == position
+
+
+@pytest.mark.parametrize(
+    "event_id",
+    [
+        "",
+        "-1",
+        "x",
+        "1.",
+        ".1",
+        "1.x",
+        "1.2.3",
+        " 1",
+        "1e3",
+        "9" * 16,
+        "1.-1",
+        "1,2",
+        "²",
+        "1.²",
+        "0.1",
+    ],
+)
+def test_any_other_event_id_is_refused(event_id: str) -> None:
+    with pytest.raises(BadRequest, match="Last-Event-ID"):
+        EventPosition.parse(event_id)

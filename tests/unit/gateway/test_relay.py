@@ -6,14 +6,14 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.streaming import reader as module
-from gateway.streaming.reader import LogEvent, Reader, ReadMode
+from gateway.streaming.log_event import LogEvent, ReadMode
+from gateway.streaming.reader import Reader, ReaderState
 from gateway.streaming.relay import Relay
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.metrics import GatewayMetrics
@@ -159,8 +159,8 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def seqs(pieces: list[LogEvent]) -> list[int]:
-    return [piece.seq for piece in pieces]
+def seqs(events: list[LogEvent]) -> list[int]:
+    return [event.seq for event in events]
 
 
 async def test_frames_are_handed_out_in_their_order_without_a_look_at_the_log(
@@ -169,8 +169,8 @@ async def test_frames_are_handed_out_in_their_order_without_a_look_at_the_log(
     reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), chunk(2))
     publish(relay, chunk(3))
-    pieces = await reader.next(LONG_S)
-    assert pieces == [LogEvent(n, FrameKind.CHUNK, b"%d" % n) for n in (1, 2, 3)]
+    events = await reader.next(LONG_S)
+    assert events == [LogEvent(n, FrameKind.CHUNK, b"%d" % n) for n in (1, 2, 3)]
     publish(relay, (4, FrameKind.DONE, b""))
     (end,) = await reader.next(LONG_S)
     assert end.last
@@ -214,8 +214,8 @@ async def test_a_gap_is_filled_from_the_log(
     assert seqs(await reader.next(LONG_S)) == [1]
     log.write(b"1", b"2", b"3", b"4")
     publish(relay, chunk(3), chunk(4))
-    pieces = await reader.next(LONG_S)
-    assert pieces == [LogEvent(n, FrameKind.CHUNK, b"%d" % n) for n in (2, 3, 4)]
+    events = await reader.next(LONG_S)
+    assert events == [LogEvent(n, FrameKind.CHUNK, b"%d" % n) for n in (2, 3, 4)]
     assert log.reads == [1]
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 1
 
@@ -231,9 +231,9 @@ async def test_the_last_frame_is_lost_and_the_log_has_the_end(relay: Relay, log:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1", b"2", end="completed")
     publish(relay, chunk(1), (3, FrameKind.DONE, b""))
-    pieces = await reader.next(LONG_S)
-    assert seqs(pieces) == [1, 2, 3]
-    assert [piece.last for piece in pieces] == [False, False, True]
+    events = await reader.next(LONG_S)
+    assert seqs(events) == [1, 2, 3]
+    assert [event.last for event in events] == [False, False, True]
 
 
 async def test_a_repeated_frame_is_dropped(relay: Relay, log: Log) -> None:
@@ -279,8 +279,8 @@ async def test_a_slow_client_is_not_kept_in_memory_and_catches_up(relay: Relay, 
     log.write(*parts)
     for seq, part in enumerate(parts, 1):
         publish(relay, chunk(seq, part))
-        assert sum(len(piece.payload) for piece in reader._pieces[:-1]) <= BUFFER
-    assert len(reader._pieces) == 3  # the one that is too much is the last
+        assert sum(len(event.payload) for event in reader._events[:-1]) <= BUFFER
+    assert len(reader._events) == 3  # the one that is too much is the last
     assert seqs(await reader.next(LONG_S)) == list(range(1, 21))
     log.write(b"more")
     publish(relay, chunk(21, b"more"))
@@ -369,7 +369,7 @@ async def test_a_client_that_leaves_ends_the_wait(relay: Relay, log: Log) -> Non
     reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S))
     await asyncio.sleep(0)
-    reader.wake()
+    reader.client_left()
     assert await waiting == []
     assert log.reads == []
 
@@ -517,7 +517,7 @@ async def test_a_frame_for_a_reader_that_is_behind_is_read_from_the_log(
     reader = await begun(relay, log, want)
     reader.resync()
     publish(relay, NEXT[want])  # though it is the next one
-    assert reader._pieces == []
+    assert reader._events == []
     fill(log, want, 2)
     assert seqs(await reader.next(LONG_S)) == [2]
     assert log.reads == [1]
@@ -550,13 +550,13 @@ async def test_frames_wait_in_their_order_while_the_log_is_read(
     def go_on() -> None:
         publish(relay, NEXT[want])
         publish(relay, LAST_FRAME)
-        fed.append(list(reader._pieces))
+        fed.append(list(reader._events))
 
     log.while_reading = go_on
     reader.resync()
-    pieces = await reader.next(LONG_S)
+    events = await reader.next(LONG_S)
     assert fed == [[]]  # nothing overtakes the log
-    assert [(piece.seq, piece.last) for piece in pieces] == [(2, False), (3, True)]
+    assert [(event.seq, event.last) for event in events] == [(2, False), (3, True)]
     assert log.reads == [1]
 
 
@@ -568,8 +568,8 @@ async def test_an_end_that_comes_too_soon_is_a_gap(
     fill(log, want, 2)
     log.write(end="completed")
     publish(relay, LAST_FRAME)
-    pieces = await reader.next(LONG_S)
-    assert [(piece.seq, piece.last) for piece in pieces] == [(2, False), (3, True)]
+    events = await reader.next(LONG_S)
+    assert [(event.seq, event.last) for event in events] == [(2, False), (3, True)]
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 1
 
 
@@ -580,14 +580,14 @@ async def test_the_start_is_no_step(
     reader = await begun(relay, log, want)
     started: Frame = (0, FrameKind.STARTED, b"w-2")
     publish(relay, started, NEXT[want])
-    pieces = await reader.next(LONG_S)
-    assert [(piece.seq, piece.kind == FrameKind.STARTED) for piece in pieces] == [
+    events = await reader.next(LONG_S)
+    assert [(event.seq, event.kind == FrameKind.STARTED) for event in events] == [
         (0, True),
         (2, False),
     ]
     reader.resync()
     publish(relay, started)  # it is told at once, the log does not have it
-    assert reader._pieces == [LogEvent(0, FrameKind.STARTED, b"w-2")]
+    assert reader._events == [LogEvent(0, FrameKind.STARTED, b"w-2")]
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
 
 
@@ -596,7 +596,7 @@ async def test_the_start_is_told_though_the_log_is_being_read(relay: Relay, log:
     log.think("1")
     log.while_reading = lambda: publish(relay, (0, FrameKind.STARTED, b"w"))
     reader.resync()
-    assert {piece.seq for piece in await reader.next(LONG_S)} == {0, 1}
+    assert {event.seq for event in await reader.next(LONG_S)} == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -676,34 +676,33 @@ async def test_no_news_in_a_log_that_is_there_is_no_loss(relay: Relay, log: Log)
     assert await reader.next(SILENCE_S) == []
 
 
+def outage_grows(reader: Reader, seconds: float) -> None:
+    """As if Redis had been away for so much longer."""
+    assert reader._redis_failing_since is not None
+    reader._redis_failing_since -= seconds
+
+
 @pytest.mark.parametrize("want", ReadMode)
 @pytest.mark.parametrize("error", [RedisConnectionError("away"), OSError("away")])
-async def test_an_outage_is_borne_for_a_while_and_then_told(
-    relay: Relay, log: Log, monkeypatch: pytest.MonkeyPatch, want: ReadMode, error: Exception
+async def test_an_outage_becomes_an_error_only_after_a_while(
+    relay: Relay, log: Log, want: ReadMode, error: Exception
 ) -> None:
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     reader = relay.open(JOB, want)
     log.broken = error
-    for _ in range(3):
-        assert await reader.next(SILENCE_S) == []
-        clock.now += module._PATIENCE_S / 3
     assert await reader.next(SILENCE_S) == []
-    clock.now += 1
+    outage_grows(reader, module._REDIS_PATIENCE_S - 10)
+    assert await reader.next(SILENCE_S) == []
+    outage_grows(reader, 11)
     with pytest.raises(RedisUnavailable):
         await reader.next(SILENCE_S)
 
 
-async def test_an_outage_that_ends_is_forgotten(
-    relay: Relay, log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+async def test_an_outage_that_ended_does_not_count_for_the_next_one(relay: Relay, log: Log) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     for _ in range(3):
         log.broken = RedisConnectionError("away")
         assert await reader.next(SILENCE_S) == []
-        clock.now += module._PATIENCE_S - 1
+        outage_grows(reader, module._REDIS_PATIENCE_S - 10)
         log.broken = None
         log.write(b"x")
         assert len(await reader.next(SILENCE_S)) == 1
@@ -808,7 +807,7 @@ async def test_a_message_that_is_no_frame_sends_readers_to_the_log(
     reader = relay.open(JOB, ReadMode.CHUNKS)
     log.write(b"1")
     relay._dispatch(message)
-    assert [piece.payload for piece in await reader.next(5)] == [b"1"]
+    assert [event.payload for event in await reader.next(5)] == [b"1"]
 
 
 # Msgpack, but no folded chunks.
@@ -837,12 +836,12 @@ async def test_a_chunk_that_can_not_be_unfolded_is_read_from_the_log(
     log.write(*chunks)
     publish(relay, *log.frames(1, 2), (3, FrameKind.CHUNK, payload))
     publish(relay, chunk(1), job=other.job_id)
-    pieces = await reader.next(LONG_S)
-    assert [piece.payload for piece in pieces] == chunks
+    events = await reader.next(LONG_S)
+    assert [event.payload for event in events] == chunks
     assert log.reads == [0]  # from the start: half of it may have been unfolded
     log.write(*stream("f"))
     publish(relay, *log.frames(6))
-    assert [piece.payload for piece in await reader.next(LONG_S)] == stream("f")
+    assert [event.payload for event in await reader.next(LONG_S)] == stream("f")
     assert seqs(await other.next(LONG_S)) == [1]
     assert log.reads == [0]
 
@@ -862,7 +861,7 @@ async def test_a_malformed_chunk_that_comes_while_the_log_is_read_is_read_from_t
 
     log.while_reading = disturb
     reader.resync()
-    assert [piece.payload for piece in await reader.next(LONG_S)] == chunks
+    assert [event.payload for event in await reader.next(LONG_S)] == chunks
     assert log.reads == [0, 0]
 
 
@@ -888,9 +887,9 @@ async def test_a_step_without_a_chunk_is_counted_and_is_no_gap(
 ) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, chunk(1), (2, FrameKind.CHUNK, None), chunk(3))
-    pieces = await reader.next(LONG_S)
-    assert b"".join(piece.payload for piece in pieces) == b"13"
-    assert seqs(pieces) == [1, 2, 3]
+    events = await reader.next(LONG_S)
+    assert b"".join(event.payload for event in events) == b"13"
+    assert seqs(events) == [1, 2, 3]
     assert log.reads == []
     assert registry.get_sample_value("flotilla_stream_gaps_total") == 0
 
@@ -905,8 +904,8 @@ async def test_chunks_get_their_envelopes_back(relay: Relay, log: Log) -> None:
     assert log.ahead[4].items == (b"e",)
     publish(relay, *log.frames(1, 2))
     publish(relay, *log.frames(3, 5, 6))  # 4 is lost
-    pieces = await reader.next(LONG_S)
-    assert [piece.payload for piece in pieces] == [*chunks, b""]
+    events = await reader.next(LONG_S)
+    assert [event.payload for event in events] == [*chunks, b""]
     assert log.reads == [3]
 
 
@@ -915,8 +914,8 @@ async def test_a_step_of_several_chunks_is_one_piece(relay: Relay) -> None:
     folder, chunks = DeltaEncoder(), [b'"%d"' % n for n in range(5)]
     for seq, step in enumerate([chunks[:2], chunks[2:]], 1):
         publish(relay, (seq, FrameKind.CHUNK, folder.encode(step)))
-    pieces = await reader.next(LONG_S)
-    assert [piece.payload for piece in pieces] == [b"".join(chunks[:2]), b"".join(chunks[2:])]
+    events = await reader.next(LONG_S)
+    assert [event.payload for event in events] == [b"".join(chunks[:2]), b"".join(chunks[2:])]
 
 
 async def test_two_readers_of_a_job_do_not_share_an_envelope(relay: Relay, log: Log) -> None:
@@ -927,7 +926,7 @@ async def test_two_readers_of_a_job_do_not_share_an_envelope(relay: Relay, log: 
     late = relay.open(JOB, ReadMode.CHUNKS)
     publish(relay, *log.frames(4))
     for reader in (early, late):
-        assert [piece.payload for piece in await reader.next(LONG_S)] == chunks
+        assert [event.payload for event in await reader.next(LONG_S)] == chunks
 
 
 @pytest.mark.parametrize("looks_first", [True, False])
@@ -941,12 +940,12 @@ async def test_who_goes_on_in_the_middle_learns_the_envelopes_from_the_log(
         reader.resync()
     else:
         publish(relay, *log.frames(4))
-    pieces = await reader.next(LONG_S)
-    assert [(piece.seq, piece.payload) for piece in pieces] == [(4, chunks[3]), (5, chunks[4])]
+    events = await reader.next(LONG_S)
+    assert [(event.seq, event.payload) for event in events] == [(4, chunks[3]), (5, chunks[4])]
     assert log.reads == [0]
     log.write(chunks[5])
     publish(relay, *log.frames(6))
-    assert [piece.payload for piece in await reader.next(LONG_S)] == [chunks[5]]
+    assert [event.payload for event in await reader.next(LONG_S)] == [chunks[5]]
     assert log.reads == [0]
 
 
@@ -957,7 +956,7 @@ async def test_who_goes_on_behind_all_there_is_waits_for_more(relay: Relay, log:
     assert await reader.next(SILENCE_S) == []
     log.write(chunks[3])
     publish(relay, *log.frames(4))
-    assert [piece.payload for piece in await reader.next(LONG_S)] == [chunks[3]]
+    assert [event.payload for event in await reader.next(LONG_S)] == [chunks[3]]
     assert log.reads == [0]
 
 
@@ -972,7 +971,7 @@ async def test_who_goes_on_in_the_middle_in_an_outage_learns_them_later(
     publish(relay, *log.frames(3))
     log.broken = None
     reader.resync()
-    assert [piece.payload for piece in await reader.next(LONG_S)] == chunks[2:]
+    assert [event.payload for event in await reader.next(LONG_S)] == chunks[2:]
 
 
 @pytest.mark.parametrize("want", [ReadMode.CHUNKS, ReadMode.DELTAS])
@@ -1043,9 +1042,9 @@ async def test_a_last_chunk_behind_a_gap_is_read_from_the_log(
     await turns()
     publish(relay, *log.frames(1))
     publish(relay, (3, FrameKind.LAST_CHUNK, [b"?"]), *log.frames(4))
-    pieces = await waiting
-    assert b"".join(piece.payload for piece in pieces[:-1]) == b"".join(chunks[1:])
-    assert (socket.taken, pieces[-1].last, log.reads != []) == (chunks[:1], True, True)
+    events = await waiting
+    assert b"".join(event.payload for event in events[:-1]) == b"".join(chunks[1:])
+    assert (socket.taken, events[-1].last, log.reads != []) == (chunks[:1], True, True)
 
 
 async def test_the_sink_is_used_only_while_next_waits(relay: Relay, socket: Socket) -> None:
@@ -1057,7 +1056,7 @@ async def test_the_sink_is_used_only_while_next_waits(relay: Relay, socket: Sock
     assert seqs(await reader.next(LONG_S, socket)) == [2]
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
-    reader.wake()
+    reader.client_left()
     assert await waiting == []
     publish(relay, chunk(3))
     assert socket.taken == []
@@ -1067,7 +1066,7 @@ async def test_a_client_that_has_left_is_sent_nothing(relay: Relay, socket: Sock
     reader = relay.open(JOB, ReadMode.CHUNKS)
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
-    reader.wake()
+    reader.client_left()
     publish(relay, chunk(1))  # before the task has its turn
     await waiting
     assert socket.taken == []
@@ -1096,7 +1095,7 @@ async def test_a_sink_that_is_full_has_taken_nothing_and_the_order_is_kept(
     socket.full = False
     publish(relay, chunk(3))  # 2 has not been handed out yet
     assert socket.taken == [b"1"]
-    assert [piece.payload for piece in await waiting] == [b"2", b"3"]
+    assert [event.payload for event in await waiting] == [b"2", b"3"]
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, chunk(4))
@@ -1162,7 +1161,7 @@ async def test_silence_behind_the_sink_makes_it_look_at_the_log(
     await turns()
     publish(relay, *log.frames(1, 2))
     assert socket.taken == chunks[:2]
-    assert [piece.payload for piece in await waiting] == [chunks[2], b""]
+    assert [event.payload for event in await waiting] == [chunks[2], b""]
     assert log.reads == [2]
 
 
@@ -1177,7 +1176,7 @@ async def test_a_gap_ends_the_use_of_the_sink_and_the_log_goes_on(
     publish(relay, *log.frames(1))
     publish(relay, *log.frames(3, 4))
     assert socket.taken == chunks[:1]
-    assert [piece.payload for piece in await waiting] == chunks[1:4]
+    assert [event.payload for event in await waiting] == chunks[1:4]
     assert log.reads == [1]
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
@@ -1215,15 +1214,15 @@ async def test_chunks_that_come_while_the_log_is_read_wait_behind_it(
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     reader.resync()
-    pieces = await waiting
-    assert [piece.payload for piece in pieces] == chunks[:4]
+    events = await waiting
+    assert [event.payload for event in events] == chunks[:4]
     assert log.reads == [0]
     assert socket.taken == []
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
     await turns()
     publish(relay, *log.frames(5))
     assert socket.taken == chunks[4:]
-    reader.wake()
+    reader.client_left()
     await waiting
 
 
@@ -1232,8 +1231,8 @@ async def test_the_end_that_comes_while_the_log_is_read_is_not_lost(relay: Relay
     log.write(*stream("a", "b"))
     log.while_reading = lambda: publish(relay, (3, FrameKind.DONE, b""))
     reader.resync()
-    pieces = await reader.next(LONG_S)
-    assert [(piece.seq, piece.kind) for piece in pieces[1:]] == [
+    events = await reader.next(LONG_S)
+    assert [(event.seq, event.kind) for event in events[1:]] == [
         (2, FrameKind.CHUNK),
         (3, FrameKind.DONE),
     ]
@@ -1252,9 +1251,9 @@ async def test_a_client_that_does_not_read_is_not_kept_in_memory_and_catches_up(
     socket.full = True
     for seq in range(4, 20):
         publish(relay, *log.frames(seq))
-        assert sum(len(piece.payload) for piece in reader._pieces[:-1]) <= BUFFER
+        assert sum(len(event.payload) for event in reader._events[:-1]) <= BUFFER
     socket.full = False
-    assert [piece.payload for piece in await waiting] == chunks[3:]
+    assert [event.payload for event in await waiting] == chunks[3:]
     assert socket.taken == chunks[:3]
     assert len(log.reads) == 1
     waiting = asyncio.create_task(reader.next(LONG_S, socket))
@@ -1262,7 +1261,7 @@ async def test_a_client_that_does_not_read_is_not_kept_in_memory_and_catches_up(
     log.write(*stream("more"))
     publish(relay, *log.frames(20, 21))
     assert socket.taken[3:] == stream("more")
-    reader.wake()
+    reader.client_left()
     await waiting
 
 
@@ -1273,7 +1272,7 @@ async def test_a_step_without_a_chunk_writes_nothing(relay: Relay, socket: Socke
     publish(relay, chunk(1), (2, FrameKind.CHUNK, None))
     assert socket.taken == [b"1"]
     publish(relay, chunk(3))
-    assert b"".join(piece.payload for piece in await waiting) == b"3"
+    assert b"".join(event.payload for event in await waiting) == b"3"
 
 
 @pytest.mark.parametrize("want", [ReadMode.DELTAS, ReadMode.END])
@@ -1298,10 +1297,10 @@ async def test_whatever_happens_the_client_gets_every_byte_once_and_in_order(
 
     async def read() -> None:
         while True:
-            pieces = await reader.next(LONG_S, socket)
+            events = await reader.next(LONG_S, socket)
             await turns(chance.randint(0, 3))  # the socket has no room
-            socket.taken += [piece.payload for piece in pieces if not piece.last]
-            if pieces and pieces[-1].last:
+            socket.taken += [event.payload for event in events if not event.last]
+            if events and events[-1].last:
                 return
 
     reading = asyncio.create_task(read())
@@ -1387,7 +1386,7 @@ async def test_an_attempt_that_has_shown_nothing_is_replaced(relay: Relay) -> No
     relay._dispatch(of_attempt(2, (1, FrameKind.CHUNK, [b"new"], 5)))
     relay._dispatch(of_attempt(1, (2, FrameKind.CHUNK, [b"old"], 6)))
     relay._dispatch(of_attempt(2, (2, FrameKind.CHUNK, [b"er"], 6)))
-    assert b"".join(piece.payload for piece in await reader.next(5)) == b"newer"
+    assert b"".join(event.payload for event in await reader.next(5)) == b"newer"
 
 
 async def test_the_log_of_another_attempt_ends_the_answer(relay: Relay, log: Log) -> None:
@@ -1416,7 +1415,7 @@ async def test_an_answer_with_another_number_of_tokens_ends_in_an_error(
     else:
         publish(relay, *log.frames(1, 2), (3, FrameKind.DONE, b"", generated))
     if whole:
-        assert [piece.seq for piece in await reader.next(5)] == [1, 2, 3]
+        assert [event.seq for event in await reader.next(5)] == [1, 2, 3]
     else:
         with pytest.raises(StreamReset):
             await reader.next(5)
@@ -1427,7 +1426,7 @@ async def test_who_resumes_in_the_middle_has_no_count_to_compare(relay: Relay, l
     log.ahead.append(Entry(3, (), None, "completed", tokens=2))
     reader = relay.open(JOB, ReadMode.CHUNKS, after=1)
     reader.resync()
-    assert [piece.seq for piece in await reader.next(5)] == [2, 3]
+    assert [event.seq for event in await reader.next(5)] == [2, 3]
 
 
 async def test_an_end_that_stands_where_a_chunk_was_is_an_error(relay: Relay, log: Log) -> None:
@@ -1446,17 +1445,17 @@ async def test_an_end_that_stands_where_a_chunk_was_is_an_error(relay: Relay, lo
 
 async def test_readers_of_jobs_that_are_gone_are_told(relay: Relay, log: Log) -> None:
     gone, ended = relay.open(JOB, ReadMode.CHUNKS), relay.open(JOB[:-1] + "1", ReadMode.CHUNKS)
-    relay._ended({gone.job_id: "gone"})
+    relay._on_ended({gone.job_id: "gone"})
     with pytest.raises(StreamReset):
         await gone.next(5)
     log.write(end="failed")
-    relay._ended({ended.job_id: "failed"})
-    assert ended._behind
+    relay._on_ended({ended.job_id: "failed"})
+    assert ended._state is ReaderState.BEHIND
 
 
 async def test_a_job_that_is_not_queued_yet_is_not_looked_for(relay: Relay) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     reader.queued = asyncio.get_running_loop().create_future()
-    assert not reader.waits
+    assert not reader.awaits_end
     reader.queued.set_result(None)
-    assert reader.waits
+    assert reader.awaits_end

@@ -7,15 +7,14 @@ import json
 import pytest
 
 from gateway.http import sse
-from gateway.streaming.events import Place
-from shared.api.errors import BadRequest, WorkerLost
+from shared.api.errors import WorkerLost
 
 
 def test_a_comment_is_one_line_that_clients_ignore() -> None:
     assert sse.comment("queued, position 3") == b": queued, position 3\n\n"
 
 
-def test_an_error_is_openais_object_and_no_end_of_a_stream() -> None:
+def test_an_error_is_openais_object_without_done() -> None:
     event = sse.error(WorkerLost("The worker\nis gone."))
     assert event.startswith(b"data: {")
     assert event.count(b"\n") == 2
@@ -30,7 +29,7 @@ def test_an_error_is_openais_object_and_no_end_of_a_stream() -> None:
         ("7.2", b'event: queued\nid: 7.2\ndata: {"a": "\xc3\xbc\\n"}\n\n'),
     ],
 )
-def test_an_event_has_a_name_data_on_one_line_and_an_id_if_it_can_be_gone_on_from(
+def test_an_event_has_a_name_one_line_of_data_and_an_id_if_given(
     event_id: str, expected: bytes
 ) -> None:
     assert sse.event("queued", {"a": "ü\n"}, event_id) == expected
@@ -48,36 +47,3 @@ def test_an_event_has_a_name_data_on_one_line_and_an_id_if_it_can_be_gone_on_fro
 )
 def test_a_chunk_is_split_into_the_data_of_its_events(chunk: bytes, data: list[bytes]) -> None:
     assert sse.split(chunk) == data
-
-
-@pytest.mark.parametrize(
-    ("event_id", "place"),
-    [("0", (0, 0)), ("7", (7, 0)), ("7.1", (6, 1)), ("1.12", (0, 12)), ("007", (7, 0))],
-)
-def test_an_id_says_where_to_go_on(event_id: str, place: tuple[int, int]) -> None:
-    assert Place.parse(event_id) == place
-
-
-@pytest.mark.parametrize(
-    "event_id",
-    [
-        "",
-        "-1",
-        "x",
-        "1.",
-        ".1",
-        "1.x",
-        "1.2.3",
-        " 1",
-        "1e3",
-        "9" * 16,
-        "1.-1",
-        "1,2",
-        "²",
-        "1.²",
-        "0.1",
-    ],
-)
-def test_what_is_no_id_of_ours_is_refused(event_id: str) -> None:
-    with pytest.raises(BadRequest, match="Last-Event-ID"):
-        Place.parse(event_id)

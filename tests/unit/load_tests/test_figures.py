@@ -1,4 +1,4 @@
-"""Figures are medians of what was paired within a round."""
+"""Figures are medians of ratios and differences within a round."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import cast
 
 import pytest
 
-from load_tests.bench.figures import Figures, Spread, spread
+from load_tests.bench.figures import Figures
 from load_tests.bench.measurement import Measurement, Results, load_results
 from load_tests.bench.points import POINTS
 from load_tests.bench.rounds import schedule
-from load_tests.clients.load_client import Result
+from load_tests.clients.load_client import LoadResult
+from load_tests.harness.spread import Spread, spread
 from load_tests.systems.system import System
 
 ROLES = {"gateway": "front", "redis": "front", "engine": "engine"}
@@ -23,17 +24,17 @@ MACHINE = {"date": "today"}
 
 def measurement(
     system: str,
-    n_round: int,
+    round_index: int,
     cpu_us: Mapping[str, float],
     point: str = "c64",
     ttft_p50_s: float = 0.02,
 ) -> Measurement:
     """CPU in microseconds per token; 1000 tokens in a second."""
-    result = Result(done=10, tokens=1000, wall_s=1.0, ttft_p50_s=ttft_p50_s, gap_sd_s=0.004)
+    result = LoadResult(done=10, tokens=1000, wall_s=1.0, ttft_p50_s=ttft_p50_s, gap_sd_s=0.004)
     return Measurement(
         system=system,
         point=point,
-        round=n_round,
+        round=round_index,
         unit="token",
         step_s=0.016,
         client=result,
@@ -42,13 +43,13 @@ def measurement(
     )
 
 
-def flotilla(gateway: float, redis: float, engine: float, n_round: int = 0) -> Measurement:
+def flotilla(gateway: float, redis: float, engine: float, round_index: int = 0) -> Measurement:
     cpu = {"gateway": gateway, "redis": redis, "engine": engine}
-    return measurement("flotilla", n_round, cpu)
+    return measurement("flotilla", round_index, cpu)
 
 
-def direct(engine: float, n_round: int = 0) -> Measurement:
-    return measurement("direct", n_round, {"engine": engine})
+def direct(engine: float, round_index: int = 0) -> Measurement:
+    return measurement("direct", round_index, {"engine": engine})
 
 
 def assert_spread(found: Spread | None, median: float, n: int) -> None:
@@ -70,7 +71,7 @@ def test_spread(values: list[float], expected: Spread | None) -> None:
     assert spread(values) == expected
 
 
-def test_cpu_is_by_process_role_and_unit() -> None:
+def test_cpu_is_divided_by_process_role_and_unit() -> None:
     m = flotilla(30, 20, 50)
     assert (m.total_us, m.front_us, m.process_us("redis")) == pytest.approx((100, 50, 20))
     assert m.process_us("proxy") == 0
@@ -90,36 +91,36 @@ def test_ratios_are_paired_before_the_median_is_taken() -> None:
     assert figures.ratio("c64", "flotilla", "front_us", "front_us", "nginx") is None
 
 
-def test_a_front_that_costs_nothing_has_no_ratio_to_it() -> None:
+def test_a_ratio_to_zero_is_not_measured() -> None:
     figures = Figures(Results(MACHINE, [direct(100), flotilla(20, 10, 30)]))
     assert figures.ratio("c64", "flotilla", "front_us", "front_us", "direct") is None
 
 
-def test_time_to_the_first_token_is_above_the_engines_step() -> None:
+def test_time_to_first_token_excludes_one_engine_step() -> None:
     figures = Figures(Results(MACHINE, [direct(100)]))
     found = figures.of("c64", "direct", "ttft_p50_ms")
     assert found is not None
     assert found.median == pytest.approx(4.0)
 
 
-def test_wall_times_count_where_the_host_left_the_machine_its_cpus() -> None:
-    def both(n_round: int, added_s: float, stolen: float) -> list[Measurement]:
-        base, ours = direct(100, n_round), measurement("flotilla", n_round, {"redis": 1.0})
+def test_wall_times_of_rounds_with_cpu_steal_are_left_out() -> None:
+    def both(round_index: int, added_s: float, stolen: float) -> list[Measurement]:
+        base, ours = direct(100, round_index), measurement("flotilla", round_index, {"redis": 1.0})
         ours = replace(ours, client=replace(ours.client, ttft_p50_s=0.02 + added_s))
         return [base, replace(ours, stolen=stolen)]
 
-    calm = [*both(0, 0.001, 0.0), *both(1, 0.002, 0.05), *both(2, 0.003, 0.01)]
-    figures = Figures(Results(MACHINE, [*calm, *both(3, 9.0, 0.06)]))
+    undisturbed = [*both(0, 0.001, 0.0), *both(1, 0.002, 0.05), *both(2, 0.003, 0.01)]
+    figures = Figures(Results(MACHINE, [*undisturbed, *both(3, 9.0, 0.06)]))
     assert_spread(figures.time_difference("c64", "flotilla", "ttft_p50_ms"), 2.0, 3)
     assert_spread(figures.time_ratio("c64", "flotilla", "gap_sd_ms"), 1.0, 3)
-    figures = Figures(Results(MACHINE, [*calm[:4], *both(3, 9.0, 0.06)]))
+    figures = Figures(Results(MACHINE, [*undisturbed[:4], *both(3, 9.0, 0.06)]))
     assert figures.time_difference("c64", "flotilla", "ttft_p50_ms") is None
     assert_spread(figures.ratio("c64", "flotilla", "total_us"), 0.01, 3)
     one = Figures(Results(MACHINE, both(0, 0.001, 0.0)))
     assert_spread(one.time_difference("c64", "flotilla", "ttft_p50_ms"), 1.0, 1)
 
 
-def test_growth_compares_points_of_one_system() -> None:
+def test_growth_compares_two_points_of_one_system() -> None:
     rounds = [
         flotilla(20, 10, 30),
         measurement("flotilla", 0, {"gateway": 20, "redis": 10, "engine": 42}, "c256"),
@@ -128,7 +129,7 @@ def test_growth_compares_points_of_one_system() -> None:
     assert_spread(found, 1.2, 1)
 
 
-def test_results_survive_their_file(tmp_path: Path) -> None:
+def test_results_are_equal_after_saving_and_loading(tmp_path: Path) -> None:
     results = Results(
         MACHINE, [direct(100), flotilla(1, 2, 3)], {"flotilla": {"gateway": 1.0}}, {"flotilla": 2.0}
     )
@@ -138,16 +139,16 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
     assert repr(loaded) == repr(results)  # NaN is not equal to itself
 
 
-class Keen:
+class AllPoints:
     skipped_points: frozenset[str] = frozenset()
 
 
-class Slow:
+class WithoutC1024:
     skipped_points = frozenset({"c1024"})
 
 
-def test_every_other_round_runs_backwards_and_dear_points_less_often() -> None:
-    a, b = cast(System, Keen()), cast(System, Slow())
+def test_every_other_round_is_reversed_and_slow_points_run_less_often() -> None:
+    a, b = cast(System, AllPoints()), cast(System, WithoutC1024())
     points = [POINTS["c64"], POINTS["c1024"]]
     ran = [(n, p.name, s) for n, p, s in schedule([a, b], points, 5)]
     assert [s for n, p, s in ran if p == "c64"] == [a, b, b, a, a, b, b, a, a, b]

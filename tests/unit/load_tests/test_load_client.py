@@ -1,4 +1,4 @@
-"""The load client against a server that answers what it is told to."""
+"""The load client against a server with a fixed response."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from load_tests.clients.load_client import LoadClient, Result, Spec
+from load_tests.clients.load_client import LoadClient, LoadResult, LoadSpec
 
 STREAM = b'data: {"role"}\n\ndata: {"content"}\n\ndata: {"content"}\n\ndata: [DONE]\n\n'
 
@@ -41,8 +41,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class CutOff(Handler):
-    """Promises more than it sends."""
+class Truncated(Handler):
+    """Sends fewer bytes than `content-length` says."""
 
     def end_headers(self) -> None:
         super().end_headers()
@@ -69,14 +69,14 @@ def serving(
         server.server_close()
 
 
-def load(port: int, **changes: Any) -> Result:
+def load(port: int, **changes: Any) -> LoadResult:
     given = {"connections": 3, "requests": 12, "tokens": 2, "events": 4, "timeout_s": 10, **changes}
-    return LoadClient(Spec(ports=(port,), body="{}", **given)).run()
+    return LoadClient(LoadSpec(ports=(port,), body="{}", **given)).run()
 
 
 @pytest.mark.parametrize("keep_alive", [True, False])
 @pytest.mark.parametrize("mode", ["closed", "open"])
-def test_right_streams_are_counted(mode: str, keep_alive: bool) -> None:
+def test_complete_streams_are_counted(mode: str, keep_alive: bool) -> None:
     with serving(STREAM, keep_alive=keep_alive) as port:
         result = load(port, mode=mode, rate=500.0)
     assert (result.done, result.errors, result.tokens) == (12, 0, 24), result.problems
@@ -91,20 +91,20 @@ def test_a_stream_with_too_few_events_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(("least", "done"), [(3, 12), (5, 0)])
-def test_streams_whose_tokens_may_be_merged_need_some_events_only(least: int, done: int) -> None:
+def test_with_merged_tokens_a_minimum_of_events_is_enough(least: int, done: int) -> None:
     with serving(STREAM) as port:
         result = load(port, tokens=3, events=5, least_events=least)
     assert (result.done, result.errors) == (done, 12 - done)
 
 
 @pytest.mark.parametrize(("contains", "done"), [("[simulated]", 12), ("[real]", 0)])
-def test_a_whole_answer_must_contain_what_is_expected(contains: str, done: int) -> None:
+def test_a_json_answer_must_contain_the_expected_text(contains: str, done: int) -> None:
     with serving(b'{"content": "[simulated]"}', "application/json") as port:
         result = load(port, tokens=1, events=0, contains=contains)
     assert (result.done, result.errors) == (done, 12 - done)
 
 
 def test_a_body_that_ends_early_is_an_error() -> None:
-    with serving(STREAM, keep_alive=False, handler=CutOff) as port:
+    with serving(STREAM, keep_alive=False, handler=Truncated) as port:
         result = load(port, connections=1, requests=1)
-    assert result.problems == ["1x the connection ended before the answer did"]
+    assert result.problems == ["1x the connection closed before the end of the response"]

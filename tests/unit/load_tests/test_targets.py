@@ -1,4 +1,4 @@
-"""Targets: what is within its bound, what is not, and what the last line says."""
+"""Targets: figures within and beyond their limit, and the last line of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from load_tests.bench.figures import Figures
 from load_tests.bench.measurement import Measurement, Results
 from load_tests.bench.report import tables
-from load_tests.bench.targets import TARGETS, Verdict, judge, last_line
+from load_tests.bench.targets import TARGETS, Verdict, evaluate, last_line
 from tests.unit.load_tests.test_figures import direct, flotilla, measurement
 
 MACHINE = {"date": "today"}
@@ -15,31 +15,31 @@ FRONT = "CPU per token, front / direct"
 
 
 def verdicts(rounds: list[Measurement], *, peers: bool = False) -> dict[str, Verdict]:
-    judgements = judge(Figures(Results(MACHINE, rounds)), peers=peers)
-    return {item.target.name: item.verdict for item in judgements}
+    results = evaluate(Figures(Results(MACHINE, rounds)), peers=peers)
+    return {item.target.name: item.verdict for item in results}
 
 
 @pytest.mark.parametrize(
     ("front_us", "verdict"),
-    [(40, Verdict.AIM), (41, Verdict.MET), (50, Verdict.MET), (51, Verdict.MISSED)],
+    [(40, Verdict.GOAL), (41, Verdict.MET), (50, Verdict.MET), (51, Verdict.MISSED)],
 )
-def test_bounds(front_us: float, verdict: Verdict) -> None:
+def test_a_figure_is_compared_with_limit_and_goal(front_us: float, verdict: Verdict) -> None:
     assert verdicts([direct(100), flotilla(front_us, 0, 20)])[FRONT] is verdict
 
 
-def test_what_was_not_measured_is_not_met() -> None:
+def test_a_figure_that_was_not_measured_has_no_verdict() -> None:
     found = verdicts([direct(100)])
     assert set(found.values()) == {Verdict.NOT_MEASURED}
 
 
-def test_peers_are_judged_only_when_asked_for() -> None:
+def test_peers_are_compared_only_on_request() -> None:
     peer_names = {target.name for target in TARGETS if target.peer}
     assert peer_names
     assert not peer_names & set(verdicts([direct(100)]))
     assert peer_names < set(verdicts([direct(100)], peers=True))
 
 
-def test_a_peer_is_compared_front_to_front() -> None:
+def test_flotillas_front_is_compared_with_a_peers_front() -> None:
     router = measurement("rust-router", 0, {"gateway": 61, "engine": 100})
     found = verdicts([direct(100), flotilla(50, 10, 20), router], peers=True)
     assert found["CPU per token, front / rust-router"] is Verdict.MET
@@ -51,38 +51,36 @@ def test_latency_is_a_difference_to_direct() -> None:
     assert verdicts([slow, base])["TTFT p50 over direct, c=1"] is Verdict.MISSED
 
 
-def test_the_last_line_names_figure_and_bound() -> None:
+def test_the_last_line_names_figure_and_limit() -> None:
     results = Results(MACHINE, [direct(100), flotilla(60, 10, 20)])
-    missed = last_line(judge(Figures(results), peers=False))
-    assert missed == ("TARGETS missed: CPU per token, front / direct 0.70, must be <= 0.5"), (
+    missed = last_line(evaluate(Figures(results), peers=False))
+    assert missed == ("TARGETS missed: CPU per token, front / direct 0.70, limit 0.5"), (
         "total is 0.90 and within 1.00"
     )
 
 
-def test_the_last_line_of_a_run_without_misses() -> None:
+def test_the_last_line_of_a_run_that_meets_all_targets() -> None:
     results = Results(MACHINE, [direct(100), flotilla(20, 10, 20)], {"flotilla": {"gateway": 9e3}})
-    line = last_line(judge(Figures(results), peers=False))
+    line = last_line(evaluate(Figures(results), peers=False))
     assert line.startswith("TARGETS met, but not measured: CPU per short request")
     assert "memory" not in line
 
 
 def test_tables_have_a_row_for_every_system_and_target() -> None:
     figures = Figures(Results(MACHINE, [direct(100), flotilla(20, 10, 30)]))
-    judgements = judge(figures, peers=False)
-    growth, main, targets = tables(figures, judgements)
+    results = evaluate(figures, peers=False)
+    growth, main, targets = tables(figures, results)
     assert [row[0] for row in main.rows] == ["direct", "flotilla"]
     assert len(growth.rows) == 2
-    assert len(targets.rows) == len(judgements)
+    assert len(targets.rows) == len(results)
     assert "20+10+30" in main.text()
     for table in (growth, main, targets):
         columns = {line.count("|") for line in table.markdown().splitlines()[2:]}
         assert columns == {len(table.head) + 1}
 
 
-def test_a_small_bound_is_told_from_its_figure() -> None:
+def test_a_small_figure_has_three_decimals() -> None:
     proxy = measurement("litellm", 0, {"gateway": 1000, "engine": 100})
     results = Figures(Results(MACHINE, [direct(100), flotilla(32, 10, 20), proxy]))
-    missed = last_line(judge(results, peers=True))
-    assert missed.startswith(
-        "TARGETS missed: CPU per token, front / litellm 0.042, must be <= 0.04"
-    )
+    missed = last_line(evaluate(results, peers=True))
+    assert missed.startswith("TARGETS missed: CPU per token, front / litellm 0.042, limit 0.04")

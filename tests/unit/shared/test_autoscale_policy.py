@@ -17,9 +17,8 @@ from shared.fleet.autoscale_policy import (
     Observation,
     PolicyState,
     decide,
-    parse_autoscale,
-    parse_range,
 )
+from shared.platform.setting_groups.pool import parse_autoscale, parse_range
 from shared.platform.settings import SettingsError, load_settings
 
 NOW_S = 1.76e9

@@ -1,4 +1,4 @@
-"""How many jobs a worker claims: a table."""
+"""How many jobs a worker claims, as a table."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_what_is_claimed_and_why(
 
 
 @pytest.mark.parametrize(("free", "count"), [(0, 0), (1, 1), (2, 1), (3, 2), (64, CLAIM_BATCH)])
-def test_two_claims_at_a_time_share_what_is_free(free: int, count: int) -> None:
+def test_two_claimers_share_the_free_slots(free: int, count: int) -> None:
     decision = decide(IDLE._replace(unfinished=64 - free), 2)
     assert (decision.count, decision.count + decision.left_over) == (count, free)
 
 
 @pytest.mark.parametrize("unfinished", range(0, 65, 4))
 @pytest.mark.parametrize("starting", range(0, 65, 8))
-def test_never_more_than_can_run(unfinished: int, starting: int) -> None:
+def test_never_more_is_claimed_than_can_run(unfinished: int, starting: int) -> None:
     decision = decide(IDLE._replace(unfinished=unfinished, starting=starting))
     assert 0 <= decision.count <= max(0, 64 - unfinished - starting)
     assert (decision.count == 0) == (decision.state is BUSY)
@@ -65,5 +65,5 @@ def test_never_more_than_can_run(unfinished: int, starting: int) -> None:
         ({"engine": "simulated"}, "the simulated engine"),
     ],
 )
-def test_what_a_worker_says_it_loads(settings: dict[str, Any], words: str) -> None:
+def test_the_log_names_the_model_that_is_loaded(settings: dict[str, Any], words: str) -> None:
     assert lifecycle._model_description(Settings(**settings)) == words

@@ -1,4 +1,4 @@
-"""An application called in process sees a request and answers as it would a server."""
+"""An ASGI application called in process: request, response, disconnect, errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from worker.run.asgi import Exchange
 
 
-async def test_the_application_sees_the_request_as_a_server_would_give_it() -> None:
+async def test_the_application_gets_the_request_as_from_a_server() -> None:
     seen: dict[str, Any] = {}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,7 +40,7 @@ async def test_the_application_sees_the_request_as_a_server_would_give_it() -> N
     }
 
 
-async def test_a_whole_answer_is_gathered() -> None:
+async def test_a_full_response_is_gathered() -> None:
     chunks: list[bytes] = []
     exchange = Exchange(chunks.append)
     await exchange.run(JSONResponse({"a": "ü"}, 418), "GET", "/")
@@ -65,7 +65,7 @@ async def test_an_event_stream_is_passed_on_part_by_part(media_type: str) -> Non
 
 
 @pytest.mark.parametrize("listens", [False, True])
-async def test_what_nobody_takes_part_by_part_is_gathered(listens: bool) -> None:
+async def test_a_stream_without_a_callback_is_gathered(listens: bool) -> None:
     chunks: list[bytes] = []
     exchange = Exchange(chunks.append if listens else None)
     media_type = "text/plain" if listens else "text/event-stream"
@@ -74,7 +74,7 @@ async def test_what_nobody_takes_part_by_part_is_gathered(listens: bool) -> None
     assert chunks == []
 
 
-async def test_a_disconnect_is_heard_only_when_the_client_has_left() -> None:
+async def test_the_disconnect_is_received_only_after_it_is_set() -> None:
     heard: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,7 +93,7 @@ async def test_a_disconnect_is_heard_only_when_the_client_has_left() -> None:
     assert heard == ["http.request", "http.disconnect"]
 
 
-async def test_what_the_application_raises_comes_out() -> None:
+async def test_an_error_of_the_application_is_raised() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise ZeroDivisionError
 

@@ -1,4 +1,4 @@
-"""`service_tier`: the lane that it chooses, and where an answer names it."""
+"""`service_tier`: the lane that it selects, and the answers that contain it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_
         (None, "default"),
     ],
 )
-def test_known_tiers_choose_a_lane(tier: Any, lane: str) -> None:
+def test_known_tiers_select_a_lane(tier: Any, lane: str) -> None:
     assert lane_of({"service_tier": tier}) == lane
     assert lane_of({}) == "default"
 
 
 @pytest.mark.parametrize("tier", ["scale", "Priority", "", 1, ["flex"], {"a": 1}, True])
-def test_others_are_refused(tier: Any) -> None:
+def test_other_tiers_are_refused(tier: Any) -> None:
     with pytest.raises(BadRequest) as refused:
         lane_of({"service_tier": tier})
     assert refused.value.param == "service_tier"
@@ -53,7 +53,7 @@ def test_the_tier_of_a_request(body: Any, tier: str) -> None:
     assert requested_tier(json.dumps(body).encode()) == tier
 
 
-def test_a_whole_answer_names_it() -> None:
+def test_a_full_answer_contains_the_tier() -> None:
     answer = json.dumps({"id": "x", "service_tier": None, "text": "é"}).encode()
     named = json.loads(add_tier(answer, "flex"))
     assert named == {"id": "x", "service_tier": "flex", "text": "é"}
@@ -61,7 +61,7 @@ def test_a_whole_answer_names_it() -> None:
         assert add_tier(other, "flex") == other
 
 
-def test_each_chunk_names_it() -> None:
+def test_each_chunk_contains_the_tier() -> None:
     job = LeasedJob(
         "job_000" + "0" * 24, 0, "n", 1, "e", 1, True, "/v1/completions", b"{}", "", False, 0.0
     )

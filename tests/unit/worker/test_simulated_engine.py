@@ -1,4 +1,4 @@
-"""The simulated engine: what it promises beyond `tests/e2e/test_engine_conformance.py`."""
+"""The simulated engine: its behaviour beyond `tests/e2e/test_engine_conformance.py`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from shared.platform.settings import Settings, SettingsError
 from tests.asgi_client import Recorder, Reply, call
 from worker.engines.protocol import JOURNAL, Load
-from worker.engines.simulated.batch import EOS, TOKENS
 from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.generation import EOS, TOKENS
 
 CHAT = "/v1/chat/completions"
 DEADLINE_S = 10.0
@@ -155,7 +155,7 @@ async def test_a_chunk_is_the_same_with_and_without_its_template(start: Start) -
         assert fast_event["model"] == 'na"me\u00e9'
 
 
-async def test_what_it_cannot_do_is_refused(start: Start) -> None:
+async def test_fields_that_are_not_simulated_are_refused(start: Start) -> None:
     engine = await start()
     for fields in (
         {"echo": True},
@@ -265,7 +265,7 @@ async def test_step_time(start: Start) -> None:
     assert await timed(1, "a" * 400) >= 0.120
 
 
-async def test_on_step_comes_once_and_after_the_consumers(start: Start) -> None:
+async def test_on_step_is_called_once_and_after_the_consumers(start: Start) -> None:
     engine = await start()
     loop = asyncio.get_running_loop()
     sent: list[bytes] = []
@@ -397,7 +397,7 @@ async def test_a_failing_on_step_kills_the_engine(start: Start) -> None:
     assert engine.dead
 
 
-async def test_close_ends_what_runs(start: Start) -> None:
+async def test_close_ends_running_requests(start: Start) -> None:
     engine = await start(sim_faults="hang_after_steps=1")
     running = asyncio.create_task(ask(engine, max_tokens=50))
     await until(lambda: engine.load().unfinished == 1)

@@ -1,4 +1,4 @@
-"""Slot accounting: every job in hand takes its slots once, before and after it reaches the engine."""
+"""Slot accounting: a job takes its slots once, before and after it reaches the engine."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope, Send
 from shared.api.endpoints import ENDPOINTS
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
-from worker.engines.simulated.batch import EngineDeadError, Generation
 from worker.engines.simulated.chat_response import ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
+from worker.engines.simulated.generation import EngineDeadError, Generation
 from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
 from worker.engines.simulated.response import DEAD, GenerationResponse
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from worker.engines.simulated.batch import Delta
+from worker.engines.simulated.generation import Delta
 from worker.engines.simulated.request import CompletionBody, room
 from worker.engines.simulated.response import GenerationResponse, ranked_tokens
 

@@ -31,7 +31,8 @@ from starlette.types import Receive, Scope, Send
 from shared.platform.settings import Settings, SettingsError
 from worker.engines.protocol import Capacity, Load
 from worker.engines.simulated.api import SimulatedApi
-from worker.engines.simulated.batch import Batch, Disconnected, EngineDeadError, Generation
+from worker.engines.simulated.batch import Batch
+from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from starlette.responses import JSONResponse
 
-from worker.engines.simulated.batch import TOKENS, Prompt, Sampling
+from worker.engines.simulated.generation import TOKENS, Prompt, Sampling
 
 _MAX_LOGPROBS = 20
 _MAX_N = 16384

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Send
 
 from worker.engines.protocol import JOURNAL
-from worker.engines.simulated.batch import (
+from worker.engines.simulated.generation import (
     TOKENS,
     Delta,
     Disconnected,

@@ -76,9 +76,9 @@ def install(state: Any) -> None:
         if serving is None:  # the model has no such endpoint
             continue
         own: Any = getattr(serving, name, None)
-        problem = parameters_differ(own, parameters) if callable(own) else f"there is no {path}"
+        problem = parameters_differ(own, parameters) if callable(own) else "it is missing"
         if problem:
-            log.warning("vLLM makes all chunks of these streams itself: %s", problem)
+            log.warning("vLLM itself makes all chunks of %s: %s", path, problem)
         else:
             setattr(serving, name, _shortened(serving, own))
 

@@ -1,4 +1,4 @@
-"""A worker's loop on a real queue, with the simulated engine."""
+"""A worker's executor on a real queue, with the simulated engine."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def chat(max_tokens: int, **more: Any) -> bytes:
 async def serving(
     queue: JobQueue, redis_url: str | Sequence[str], slots: int, worker: str = WORKER
 ) -> AsyncIterator[Executor]:
-    """A worker's loop that claims and listens."""
+    """An executor that claims jobs and is subscribed to its control channel."""
     urls = [redis_url] if isinstance(redis_url, str) else redis_url
     engine = SimulatedEngine(Settings(sim_max_num_seqs=slots, sim_step_ms=1.0))
     await engine.start()
-    loop = Executor(
+    executor = Executor(
         queue,
         urls,
         engine,
@@ -46,14 +46,14 @@ async def serving(
         lease_s=LEASE_S,
         kv_high_watermark=0.95,
     )
-    # By name, so that a test may put another one in its place.
+    # Looked up at each message, so that a test may replace it.
     channel = keys.control_channel(worker)
     controls = [
-        Subscription(url, channel, lambda data: loop.on_control_message(data)) for url in urls
+        Subscription(url, channel, lambda data: executor.control.on_message(data)) for url in urls
     ]
-    tasks = [asyncio.create_task(each.run()) for each in (*controls, loop, loop.publisher)]
+    tasks = [asyncio.create_task(each.run()) for each in (*controls, executor, executor.publisher)]
     try:
-        yield loop
+        yield executor
     finally:
         await end(tasks)
         engine.close()

@@ -1,4 +1,4 @@
-"""One job in a worker's hands: answered, refused, dropped, or handed back."""
+"""The run of one job: answered, refused, aborted, or kept for its release."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 @dataclass
-class Queue:
-    """What Redis was told."""
+class RecordingQueue:
+    """Records what the publisher sends; `outcome` is what becomes of results."""
 
-    said: list[Said] = field(default_factory=list)
-    verdict: str = "ok"
+    outputs: list[Said] = field(default_factory=list)
+    outcome: str = "ok"
     shards: int = 1
 
     def losses(self, shard: int) -> int:
         return 0
 
     def start_emit(
-        self, shard: int, worker: str, fence_token: str, step: Step, offer: object
+        self, shard: int, worker: str, fence_token: str, step: Step, update: object
     ) -> asyncio.Future[list[bytes]]:
-        said = take_apart(step).said
-        self.said += said.values()
-        ended = [name for name, each in said.items() if each.end]
+        outputs = take_apart(step).said
+        self.outputs += outputs.values()
+        ended = [name for name, output in outputs.items() if output.end]
         reply: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        lost = [] if self.verdict == "ok" else ended
-        reply.set_result([word.encode() for name in lost for word in (name, self.verdict)])
+        lost = [] if self.outcome == "ok" else ended
+        reply.set_result([word.encode() for name in lost for word in (name, self.outcome)])
         return reply
 
     @property
     def log(self) -> list[Entry]:
-        """The entries that were made of it, but for the last, which tells of the end."""
-        entries = {each.entry.seq: each.entry for each in self.said if each.entry}
+        """The job's log, without the final entry."""
+        entries = {each.entry.seq: each.entry for each in self.outputs if each.entry}
         entries |= {entry.seq: entry for end in self.ended for entry in end.before}
         assert sorted(entries) == list(range(1, len(entries) + 1))
         return [entry for _, entry in sorted(entries.items())]
@@ -71,20 +71,20 @@ class Queue:
 
     @property
     def ended(self) -> list[Ended]:
-        return [each.end for each in self.said if each.end]
+        return [each.end for each in self.outputs if each.end]
 
     @property
     def answer(self) -> JobResult:
         (end,) = self.ended
-        assert end is self.said[-1].end
+        assert end is self.outputs[-1].end
         return end.answer
 
 
 class Bench:
-    """Runs jobs on an engine, with a publisher before a queue that remembers."""
+    """Runs jobs on an engine, with a publisher that sends to a recording queue."""
 
     def __init__(self, engine: Any) -> None:
-        self.queue = Queue()
+        self.queue = RecordingQueue()
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
         queue: Any = self.queue
@@ -167,8 +167,8 @@ async def write(send: Send, data: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-async def spoken(bench: Bench) -> None:
-    """The job's first bytes have left."""
+async def first_output(bench: Bench) -> None:
+    """Wait until the job's first bytes have been sent."""
 
     async def sent() -> bytes:
         return bench.queue.sent
@@ -176,7 +176,7 @@ async def spoken(bench: Bench) -> None:
     await eventually(sent, "the first output")
 
 
-async def test_a_streamed_answer_is_passed_on_as_it_is_and_then_ended(start: Start) -> None:
+async def test_a_streamed_answer_is_passed_on_unchanged_and_then_ended(start: Start) -> None:
     bench = await start()
     run = bench.run(stream=True, max_tokens=8)
     assert await run.execute() is Outcome.FINISHED
@@ -207,7 +207,7 @@ async def test_the_journal_holds_every_token_that_was_counted(start: Start) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_engine_refuses_fails_with_the_engines_own_words(
+async def test_a_request_that_the_engine_refuses_fails_with_the_engines_error(
     start: Start, stream: bool
 ) -> None:
     bench = await start()
@@ -220,40 +220,38 @@ async def test_what_the_engine_refuses_fails_with_the_engines_own_words(
     assert bench.queue.log == []
 
 
-async def test_a_dropped_job_is_aborted_and_says_nothing_more(start: Start) -> None:
+async def test_an_aborted_job_sends_nothing_more(start: Start) -> None:
     bench = await start(sim_max_model_len=4096)
     run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
-    carried = asyncio.create_task(run.execute())
-    await spoken(bench)
+    executing = asyncio.create_task(run.execute())
+    await first_output(bench)
     run.abort()
-    said = len(bench.queue.said)
-    assert await carried is Outcome.LOST
+    sent = len(bench.queue.outputs)
+    assert await executing is Outcome.LOST
     assert bench.engine.load().unfinished == 0
     assert bench.queue.ended == []
-    assert len(bench.queue.said) == said
+    assert len(bench.queue.outputs) == sent
 
 
-async def test_a_job_that_is_given_back_is_aborted_and_still_held(start: Start) -> None:
+async def test_a_job_aborted_for_its_release_is_not_ended(start: Start) -> None:
     bench = await start()
     run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)
-    carried = asyncio.create_task(run.execute())
-    await spoken(bench)
+    executing = asyncio.create_task(run.execute())
+    await first_output(bench)
     run.abort(release=True)
-    assert await carried is Outcome.RELEASE
+    assert await executing is Outcome.RELEASE
     assert bench.engine.load().unfinished == 0
     assert bench.queue.ended == []
 
 
-async def test_a_job_that_redis_has_ended_otherwise_is_lost(start: Start) -> None:
+async def test_a_job_that_ended_otherwise_in_redis_is_lost(start: Start) -> None:
     bench = await start()
-    bench.queue.verdict = "cancelled"
+    bench.queue.outcome = "cancelled"
     assert await bench.run(max_tokens=2).execute() is Outcome.LOST
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_death_of_the_engine_is_not_the_clients_business(
-    start: Start, stream: bool
-) -> None:
+async def test_a_dying_engine_ends_no_job_and_sends_no_error(start: Start, stream: bool) -> None:
     bench = await start(sim_faults="die_after_steps=3")
     run = bench.run(stream=stream, max_tokens=100, ignore_eos=True)
     assert await run.execute() is Outcome.RELEASE
@@ -263,14 +261,14 @@ async def test_the_death_of_the_engine_is_not_the_clients_business(
     assert b"[DONE]" not in bench.queue.sent
 
 
-async def test_a_job_for_a_dead_engine_is_handed_back(start: Start) -> None:
+async def test_a_job_for_a_dead_engine_is_to_be_released(start: Start) -> None:
     bench = await start()
     bench.engine.close()
     assert await bench.run(stream=True).execute() is Outcome.RELEASE
-    assert bench.queue.said == []
+    assert bench.queue.outputs == []
 
 
-async def test_an_error_of_a_living_engine_in_the_stream_is_passed_on_and_fails_the_job(
+async def test_an_error_in_the_stream_of_a_living_engine_is_passed_on_and_fails_the_job(
     start: Start,
 ) -> None:
     async def answer(receive: Receive, send: Send) -> None:
@@ -292,7 +290,7 @@ async def raise_at_once(receive: Receive, send: Send) -> None:
     raise ZeroDivisionError
 
 
-async def say_nothing(receive: Receive, send: Send) -> None:
+async def return_without_response(receive: Receive, send: Send) -> None:
     pass
 
 
@@ -310,8 +308,10 @@ async def cancel_itself(receive: Receive, send: Send) -> None:
     await inner
 
 
-@pytest.mark.parametrize("application", [raise_at_once, say_nothing, break_off, cancel_itself])
-async def test_an_application_that_breaks_fails_the_job_with_a_500(
+@pytest.mark.parametrize(
+    "application", [raise_at_once, return_without_response, break_off, cancel_itself]
+)
+async def test_an_application_that_raises_fails_the_job_with_500(
     start: Start, application: Callable[[Receive, Send], Any]
 ) -> None:
     bench = await start(Application(application))
@@ -323,19 +323,19 @@ async def test_an_application_that_breaks_fails_the_job_with_a_500(
     assert "ZeroDivision" not in error["message"]
 
 
-async def test_an_engine_that_does_not_hear_of_a_drop_is_left_after_a_while(
+async def test_a_request_that_ignores_the_disconnect_is_cancelled(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = asyncio.Event()
 
-    async def deaf(receive: Receive, send: Send) -> None:
+    async def ignore_disconnect(receive: Receive, send: Send) -> None:
         try:
             await asyncio.Event().wait()
         finally:
             stopped.set()
 
     monkeypatch.setattr(module, "_ABORT_S", 0.001)
-    bench = await start(Application(deaf))
+    bench = await start(Application(ignore_disconnect))
     run = bench.run()
     run.abort()
     assert await run.execute() is Outcome.LOST
@@ -343,29 +343,29 @@ async def test_an_engine_that_does_not_hear_of_a_drop_is_left_after_a_while(
         await stopped.wait()
 
 
-async def test_an_engine_that_hears_of_a_drop_is_not_cancelled(start: Start) -> None:
-    heard: list[str] = []
+async def test_a_request_that_handles_the_disconnect_is_not_cancelled(start: Start) -> None:
+    received: list[str] = []
 
     async def answer(receive: Receive, send: Send) -> None:
         await receive()
-        heard.append((await receive())["type"])
+        received.append((await receive())["type"])
         for _ in range(10):
             await asyncio.sleep(0)
         await write(send, b"too late")
-        heard.append("ended")
+        received.append("ended")
 
     bench = await start(Application(answer))
     run = bench.run()
-    carried = asyncio.create_task(run.execute())
+    executing = asyncio.create_task(run.execute())
     await asyncio.sleep(0)
     run.abort()
     run.abort()
-    assert await carried is Outcome.LOST
-    assert heard == ["http.disconnect", "ended"]
-    assert bench.queue.said == []
+    assert await executing is Outcome.LOST
+    assert received == ["http.disconnect", "ended"]
+    assert bench.queue.outputs == []
 
 
-async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
+async def test_an_error_after_an_abort_is_ignored(
     start: Start,
 ) -> None:
     async def answer(receive: Receive, send: Send) -> None:
@@ -378,41 +378,41 @@ async def test_an_engine_that_breaks_when_it_hears_of_a_drop_is_of_no_concern(
         run = bench.run()
         run.abort(release=release)
         assert await run.execute() is outcome
-    assert bench.queue.said == []
+    assert bench.queue.outputs == []
 
 
 async def wait_for_ever(receive: Receive, send: Send) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_job_given_back_is_handed_back_though_its_engine_is_deaf(
+async def test_a_job_is_to_be_released_even_if_the_engine_ignores_the_disconnect(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_ABORT_S", 0.001)
     bench = await start(Application(wait_for_ever))
     run = bench.run()
-    carried = asyncio.create_task(run.execute())
+    executing = asyncio.create_task(run.execute())
     await asyncio.sleep(0)
     run.abort(release=True)
-    assert await carried is Outcome.RELEASE
-    assert not carried.cancelled()
-    assert carried.cancelling() == 0  # whoever waits in this task next is not disturbed
+    assert await executing is Outcome.RELEASE
+    assert not executing.cancelled()
+    assert executing.cancelling() == 0  # later awaits in this task are not cancelled
 
 
 @pytest.mark.parametrize("aborted", [False, True])
-async def test_a_run_whose_own_task_is_ended_ends(start: Start, aborted: bool) -> None:
+async def test_cancelling_the_task_of_a_run_ends_the_run(start: Start, aborted: bool) -> None:
     bench = await start(Application(wait_for_ever))
     run = bench.run()
-    carried = asyncio.create_task(run.execute())
+    executing = asyncio.create_task(run.execute())
     await asyncio.sleep(0)
     if aborted:
         run._cancel()
-    carried.cancel()
+    executing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await carried
+        await executing
 
 
-async def test_the_engine_is_called_in_the_runs_own_task_and_knows_its_journal(
+async def test_the_engine_is_called_in_the_runs_own_task_and_context(
     start: Start,
 ) -> None:
     seen: list[Any] = []
@@ -427,7 +427,7 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_knows_its_journal(
     assert seen == [(task, run.buffer) for task, run in zip(tasks, runs, strict=True)]
 
 
-async def test_the_last_output_and_the_end_leave_in_one_call(start: Start) -> None:
+async def test_the_last_output_and_the_result_leave_in_one_call(start: Start) -> None:
     async def answer(receive: Receive, send: Send) -> None:
         await open_stream(send)
         await write(send, b"data: 1\n\n")
@@ -435,14 +435,14 @@ async def test_the_last_output_and_the_end_leave_in_one_call(start: Start) -> No
 
     bench = await start(Application(answer))
     assert await bench.run(stream=True).execute() is Outcome.FINISHED
-    (said,) = bench.queue.said
-    assert said.end
-    assert (said.seq, said.end.seq, len(said.end.before)) == (1, 2, 1)
+    (output,) = bench.queue.outputs
+    assert output.end
+    assert (output.seq, output.end.seq, len(output.end.before)) == (1, 2, 1)
     assert bench.queue.sent == b"data: 1\n\ndata: [DONE]\n\n"
     assert bench.queue.answer.event is JobEvent.COMPLETE
 
 
-async def test_the_engine_is_asked_with_the_jobs_own_bytes(start: Start) -> None:
+async def test_the_engine_gets_the_bytes_of_the_job(start: Start) -> None:
     seen: list[Any] = []
 
     class Curious(Application):
@@ -450,7 +450,7 @@ async def test_the_engine_is_asked_with_the_jobs_own_bytes(start: Start) -> None
             seen.append((scope["path"], dict(scope["headers"]), await receive()))
             await super().__call__(scope, receive, send)
 
-    bench = await start(Curious(say_nothing))
+    bench = await start(Curious(return_without_response))
     run = bench.run(endpoint="/v1/completions", prompt="ü")
     await run.execute()
     ((path, headers, message),) = seen

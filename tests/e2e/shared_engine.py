@@ -1,4 +1,4 @@
-"""The run's engine, lent to workers of the tests' own."""
+"""An engine that several tests' workers use one after the other; it is started once per run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from worker.engines.protocol import Engine
 
 
-class Lasting:
-    """An engine whose starting and closing is not the worker's."""
+class SharedEngine:
+    """Passes all calls on to an engine, but does not start or close it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -22,10 +22,12 @@ class Lasting:
         else:
             setattr(self._engine, name, value)
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Do nothing: the engine is already started."""
 
     async def __call__(self, *arguments: Any) -> None:
         await self._engine(*arguments)
 
     def close(self) -> None:
+        """Leave the engine open; only remove the worker's callback."""
         self._engine.on_step = lambda: None

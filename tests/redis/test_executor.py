@@ -1,4 +1,4 @@
-"""The worker's loop on a real queue: what others do to its jobs while it has something to say."""
+"""The executor on a real queue: its jobs are cancelled, taken back and watched while they run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.redis.conftest import (
     submit,
     take_one,
 )
-from tests.redis.loops import chat, serving
+from tests.redis.executors import chat, serving
 from tests.waiting import eventually
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.run.executor import Executor
@@ -40,9 +40,9 @@ from worker.run.job_run import JobRun
 
 
 @pytest.fixture
-async def loop(queue: JobQueue) -> AsyncIterator[Executor]:
-    """A loop that sends what its runs say, and does nothing else."""
-    loop = Executor(
+async def executor(queue: JobQueue) -> AsyncIterator[Executor]:
+    """An executor that sends the output of its runs, and does nothing else."""
+    executor = Executor(
         queue,
         [],
         SimulatedEngine(Settings()),
@@ -52,27 +52,27 @@ async def loop(queue: JobQueue) -> AsyncIterator[Executor]:
         lease_s=10.0,
         kv_high_watermark=0.95,
     )
-    publishing = asyncio.create_task(loop.publisher.run())
-    yield loop
+    publishing = asyncio.create_task(executor.publisher.run())
+    yield executor
     await end([publishing])
 
 
-async def takes_in_hand(loop: Executor, queue: JobQueue) -> JobRun:
-    """A run of the only job that waits; it is not carried out."""
-    run = JobRun(await take_one(queue), loop._engine, loop.publisher, loop._metrics)
-    loop.runs[run.job.id] = run
+async def leased_run(executor: Executor, queue: JobQueue) -> JobRun:
+    """A run of the only queued job; it is not executed."""
+    run = JobRun(await take_one(queue), executor._engine, executor.publisher, executor._metrics)
+    executor.runs[run.job.id] = run
     return run
 
 
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
-    queue: JobQueue, loop: Executor, together: bool
+    queue: JobQueue, executor: Executor, together: bool
 ) -> None:
     await submit(queue)
-    old = await takes_in_hand(loop, queue)
-    await loop.lease.renew(0)
+    old = await leased_run(executor, queue)
+    await executor.lease.renew(0)
     await queue.release([old.job], "drained", blame=False)
-    new = await takes_in_hand(loop, queue)
+    new = await leased_run(executor, queue)
     job_id = new.job.id
 
     async def logged() -> list[object]:
@@ -89,30 +89,30 @@ async def test_a_refused_write_of_an_old_lease_leaves_the_new_one_alone(
         await eventually(old_refused, "the old run's write was refused")
         assert await logged() == []
     new.buffer.chunk(b"of the new run")
-    await eventually(new_logged, "the new run's write stands in the log, and nothing else")
+    await eventually(new_logged, "only the new run's write is in the log")
     assert (old.buffer.discarded, new.buffer.discarded) == (True, False)
 
 
-async def test_who_gets_a_job_anew_lets_go_of_the_old_lease_at_once(
-    queue: JobQueue, loop: Executor
+async def test_a_job_that_is_leased_again_ends_its_old_run_at_once(
+    queue: JobQueue, executor: Executor
 ) -> None:
     await submit(queue, body=chat(4000))
-    old = await takes_in_hand(loop, queue)
+    old = await leased_run(executor, queue)
     await queue.release([old.job], "drained", blame=False)
-    loop._start(await take_one(queue))
-    assert old.buffer.discarded, "though it has said nothing that could be refused"
-    assert not loop.runs[old.job.id].buffer.discarded
-    await end(list(loop._tasks))
+    executor._start(await take_one(queue))
+    assert old.buffer.discarded, "although it has sent nothing that could be refused"
+    assert not executor.runs[old.job.id].buffer.discarded
+    await end(list(executor._tasks))
 
 
-async def test_a_refused_write_of_one_job_keeps_no_other_back(
-    queue: JobQueue, loop: Executor
+async def test_a_refused_write_of_one_job_does_not_delay_another(
+    queue: JobQueue, executor: Executor
 ) -> None:
     await submit(queue)
-    lost = await takes_in_hand(loop, queue)
+    lost = await leased_run(executor, queue)
     await submit(queue, gateway="")
-    kept = await takes_in_hand(loop, queue)
-    await loop.lease.renew(0)
+    kept = await leased_run(executor, queue)
+    await executor.lease.renew(0)
     await queue.cancel(lost.job.id, TENANT)
     await queue.watch(kept.job.id, GATEWAY, follow=True)
     for run in (lost, kept):
@@ -121,48 +121,50 @@ async def test_a_refused_write_of_one_job_keeps_no_other_back(
     async def logged() -> bool:
         return len(await queue.entries(kept.job.id, 0)) == 1
 
-    await eventually(logged, "what the other job says stands in its log")
+    await eventually(logged, "the output of the other job is in its log")
     assert (lost.buffer.discarded, kept.buffer.discarded) == (True, False)
     assert (kept.buffer.watchers, kept.buffer.subscribers) == (GATEWAY, GATEWAY)
     assert [entry.end for entry in await queue.entries(lost.job.id, 0)] == ["cancelled"]
 
 
-async def test_what_a_lost_run_has_said_is_not_put_into_the_log_of_the_next_one(
-    queue: JobQueue, store: Redis, loop: Executor
+async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_run(
+    queue: JobQueue, store: Redis, executor: Executor
 ) -> None:
-    async def say(run: JobRun, n: int) -> None:
+    async def send(run: JobRun, n: int) -> None:
         run.buffer.delta(0, 0, [n], "x")
 
-        async def said() -> bool:
+        async def logged_last() -> bool:
             last = await queue.last_entry(run.job.id)
             return last is not None and last.seq == n
 
-        await eventually(said, f"entry {n} of {run.job.id}")
+        await eventually(logged_last, f"entry {n} of {run.job.id}")
 
     await submit(queue, stream=False)
-    failed = await takes_in_hand(loop, queue)
+    failed = await leased_run(executor, queue)
     await submit(queue, gateway="")
-    other = await takes_in_hand(loop, queue)
-    await say(failed, 1)
-    del loop.runs[failed.job.id]  # as when a run fails by a bug of ours; the reaper decides then
+    other = await leased_run(executor, queue)
+    await send(failed, 1)
+    del executor.runs[
+        failed.job.id
+    ]  # as when a run fails because of a bug; the reaper decides then
     grow_old(store, failed.job)
     assert await queue.reap(0, LEASE_S) == {failed.job.id: "queued"}
     for n in range(1, FLUSH_AFTER + 2):
-        await say(other, n)
+        await send(other, n)
     assert not store.exists(keys.log(0, failed.job.id))
 
 
-async def test_who_begins_to_listen_hears_every_step_from_then_on(
+async def test_a_new_watcher_gets_every_step_from_then_on(
     queue: JobQueue, redis_url: str, other_gateway: Listener
 ) -> None:
     async with serving(queue, redis_url, slots=4):
         job = make_job(body=chat(300, stream=True, ignore_eos=True), gateway="")
         await queue.submit(job, 100)
 
-        async def speaks() -> bool:
+        async def has_output() -> bool:
             return bool(await queue.entries(job.id, 0))
 
-        await eventually(speaks, "the job speaks")
+        await eventually(has_output, "the job has output")
         await queue.watch(job.id, "gw-2", follow=True)
         before = await queue.entries(job.id, 0)
 
@@ -174,26 +176,26 @@ async def test_who_begins_to_listen_hears_every_step_from_then_on(
     frames, entries = other_gateway.frames(), await queue.entries(job.id, 0)
     assert len(before) < len(entries)
     assert not before[-1].end, "it was watched while it ran"
-    heard = [frame[1] for frame in frames]
-    assert heard == list(range(heard[0], len(entries) + 1))
-    assert heard[0] <= len(before) + 1
+    received = [frame[1] for frame in frames]
+    assert received == list(range(received[0], len(entries) + 1))
+    assert received[0] <= len(before) + 1
     assert frames[-1][2] == FrameKind.DONE
     assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
     assert not any(entry.lost for entry in entries)
 
 
-async def test_a_job_that_comes_back_to_the_worker_that_lost_it_is_done_once(
+async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
     queue: JobQueue, redis_url: str, store: Redis
 ) -> None:
-    async with serving(queue, redis_url, slots=4) as loop:
+    async with serving(queue, redis_url, slots=4) as executor:
         job = make_job(body=chat(300, ignore_eos=True), stream=False, gateway="")
         await queue.submit(job, 100)
 
-        async def speaks() -> bool:
+        async def has_output() -> bool:
             return bool(await queue.entries(job.id, 0))
 
-        await eventually(speaks, "the job speaks")
-        old = loop.runs[job.id]
+        await eventually(has_output, "the job has output")
+        old = executor.runs[job.id]
         await queue.release([old.job], "why", blame=False)
 
         async def done() -> bool:
@@ -215,22 +217,22 @@ async def test_a_job_that_comes_back_to_the_worker_that_lost_it_is_done_once(
     assert pending(store) == 0
 
 
-async def test_an_end_that_was_outrun_says_nothing(
-    queue: JobQueue, loop: Executor, gateway: Listener
+async def test_a_result_that_comes_too_late_publishes_nothing(
+    queue: JobQueue, executor: Executor, gateway: Listener
 ) -> None:
-    """The worker is about to say that the job has failed; somebody else has said it just before."""
+    """The worker is about to end the job as failed; another process has just done so."""
     await submit(queue)
-    run = await takes_in_hand(loop, queue)
+    run = await leased_run(executor, queue)
     run.buffer.chunk(b"first")
 
-    async def said() -> bool:
+    async def logged_last() -> bool:
         return await queue.last_entry(run.job.id) is not None
 
-    await eventually(said, "it speaks")
+    await eventually(logged_last, "it has output")
     assert await queue.release([run.job], "why", blame=False) == {run.job.id: "failed"}
     gateway.frames()
     run.buffer.chunk(b"last")
     run.final_state = JobState.FAILED
     last = answer(event=JobEvent.FAIL, error_code="engine_error")
-    await loop.publisher.finish(run.buffer, last)
+    await executor.publisher.finish(run.buffer, last)
     assert gateway.frames() == []

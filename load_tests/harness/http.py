@@ -1,0 +1,68 @@
+"""Small synchronous HTTP calls to a server on this machine, for checks and metrics."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException
+from typing import Any
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 on which nothing listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def get(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Return status and body of a GET. Raises OSError, HTTPException."""
+    return _call("GET", port, path, None, headers or {}, timeout_s=5)
+
+
+def post_json(
+    port: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Return status and body of a POST with a JSON body. Raises OSError, HTTPException."""
+    fields = {"content-type": "application/json", **(headers or {})}
+    return _call("POST", port, path, json.dumps(body), fields, timeout_s=60)
+
+
+def responds_ok(port: int, path: str) -> bool:
+    """Return whether a GET is answered with status 200."""
+    try:
+        return get(port, path)[0] == 200
+    except (OSError, HTTPException):
+        return False
+
+
+def metric_sum(text: str, name: str, label: str = "") -> float:
+    """Sum all samples of a metric in Prometheus' text format.
+
+    `label` is text that a sample's labels must contain, such as `use="busy"`.
+    """
+    total = 0.0
+    for line in text.splitlines():
+        sample, _, value = line.rpartition(" ")
+        if sample.partition("{")[0] == name and label in sample:
+            total += float(value)
+    return total
+
+
+def _call(
+    method: str,
+    port: int,
+    path: str,
+    body: str | None,
+    headers: Mapping[str, str],
+    timeout_s: float,
+) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    try:
+        connection.request(method, path, body, dict(headers))
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    finally:
+        connection.close()

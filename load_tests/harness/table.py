@@ -1,0 +1,46 @@
+"""A table of strings, printed as plain text or as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text; the first column is left-aligned, the others are right-aligned."""
+
+    title: str
+    head: Sequence[str]
+    """Column names; a name may have several lines."""
+    rows: Sequence[Sequence[str]]
+
+    def render(self, *, markdown: bool) -> str:
+        """Return the table as Markdown or as plain text."""
+        return self.markdown() if markdown else self.text()
+
+    def text(self) -> str:
+        """Return the table for a terminal."""
+        heads = [name.split("\n") for name in self.head]
+        depth = max(len(lines) for lines in heads)
+        top = [[""] * (depth - len(lines)) + lines for lines in heads]
+        lines = [*zip(*top, strict=True), *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
+        ruled = [_aligned(line, widths) for line in lines]
+        ruled.insert(depth, "-" * max(map(len, ruled)))
+        return "\n".join([self.title, "", *ruled])
+
+    def markdown(self) -> str:
+        """Return the table for a README."""
+        head = [name.replace("\n", " ") for name in self.head]
+        rule = ["---", *["---:"] * (len(head) - 1)]
+        rows = [f"| {' | '.join(cells)} |" for cells in (head, rule, *self.rows)]
+        return "\n".join([f"**{self.title}**", "", *rows])
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = (
+        cell.rjust(width) if column else cell.ljust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join([first, *rest]).rstrip()

@@ -1,0 +1,75 @@
+"""Settings of every process: Redis, log lines, leases."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
+from pydantic_settings import NoDecode
+
+
+class EveryProcessSettings(BaseModel):
+    """Settings that every process reads."""
+
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="the fleet's Redis")
+    shards: int = Field(1, ge=1, le=4096, description="parts that jobs are spread over")
+    shard_redis_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="where shards lie, in turn, comma separated; empty is the fleet's Redis"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "pretty"] = Field(
+        "auto", description="of log lines; auto is pretty on a terminal and JSON elsewhere"
+    )
+    fast_paths: Literal["auto", "off"] = Field(
+        "auto",
+        description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
+    )
+    lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        _server(url)
+        return url
+
+    @field_validator("shard_redis_urls", mode="before")
+    @classmethod
+    def _split_urls(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            urls = value.replace("\n", ",").split(",")
+            return tuple(url.strip() for url in urls if url.strip())
+        return value
+
+    @field_validator("shard_redis_urls")
+    @classmethod
+    def _check_urls(cls, urls: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        # Pub/sub channels belong to a server, not to a database: two subscriptions to one server
+        # would receive every message twice.
+        if len({_server(url) for url in urls}) < len(urls):
+            raise ValueError("a server stands there twice")
+        if len(urls) > info.data.get("shards", 1):
+            raise ValueError(f"{len(urls)} servers need FLOTILLA_SHARDS={len(urls)} or more")
+        return urls
+
+    @property
+    def server_urls(self) -> tuple[str, ...]:
+        """Where shards lie: the n-th on the n-th of these, modulo how many there are."""
+        return self.shard_redis_urls or (self.redis_url,)
+
+    @property
+    def all_redis_urls(self) -> tuple[str, ...]:
+        """Every server that holds something of the fleet."""
+        return tuple(dict.fromkeys((self.redis_url, *self.server_urls)))
+
+
+def _server(url: str) -> tuple[str | None, int | None, str]:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return None, None, parts.path
+    if parts.scheme not in {"redis", "rediss"}:
+        raise ValueError("must start with redis://, rediss:// or unix://")
+    try:
+        return parts.hostname, parts.port or 6379, ""
+    except ValueError:
+        raise ValueError("the port is no number") from None  # it may be a password

@@ -1,0 +1,26 @@
+"""Settings of the maintenance process: Celery's Redis, the autoscaler's timer and actuator."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class MaintenanceSettings(BaseModel):
+    """Settings that only the maintenance process reads."""
+
+    maintenance_redis_url: str = Field(
+        "", description="Celery's own database; empty is the next one of the fleet's Redis"
+    )
+    repair_interval_s: float = Field(
+        30.0, ge=0.2, le=60, description="from one round of repairs in Redis to the next"
+    )
+    autoscale_tick_s: float = Field(2.0, ge=0.2, le=60, description="between two decisions")
+
+    autoscale_actuator: Literal["none", "docker"] = Field(
+        "none", description="who starts and drains workers; none: `flotilla up` or KEDA does"
+    )
+    docker_host: str = Field(
+        "http://docker-proxy:2375", description="Docker API that may list, start and kill"
+    )

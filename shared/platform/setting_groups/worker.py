@@ -1,0 +1,43 @@
+"""Settings of a worker process."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import BaseModel, Field, field_validator
+
+_WORKER_ID = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+
+
+class WorkerSettings(BaseModel):
+    """Settings that only a worker reads."""
+
+    worker_id: str = ""
+    worker_host: str = "127.0.0.1"
+    worker_port: int = Field(8100, ge=0, le=65535, description="health and metrics; 0 is any")
+    drain_deadline_s: float = Field(30.0, ge=0, description="what running jobs get after SIGTERM")
+    kv_high_watermark: float = Field(0.95, gt=0, le=1, description="claim nothing above")
+    engine_stall_s: float = Field(
+        120.0, gt=0, description="no step for so long with work in hand is a hung engine"
+    )
+
+    @field_validator("worker_id")
+    @classmethod
+    def _check_worker_id(cls, value: str) -> str:
+        if value and not _WORKER_ID.fullmatch(value):
+            raise ValueError("letters, digits, '_', '.', '-'; at most 64")
+        return value
+
+
+class SimulatedEngineSettings(BaseModel):
+    """Settings of the simulated engine, which only load and fault tests use."""
+
+    sim_max_num_seqs: int = Field(256, ge=1)
+    sim_kv_tokens: int = Field(1 << 20, ge=1)
+    sim_max_model_len: int = Field(8192, ge=1)
+    sim_prefill_us_per_token: float = Field(20.0, ge=0)
+    sim_step_ms: float = Field(10.0, ge=0, description="shortest step")
+    sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
+    sim_faults: str = Field(
+        "", description="faults by name, see worker/engines/simulated/engine.py"
+    )

@@ -18,6 +18,7 @@
     ├── JobFailed              500
     │   ├── WorkerLost         500
     │   ├── TooManyAttempts    500
+    │   ├── RecordDamaged      500
     │   ├── LogLost            500
     │   ├── Cancelled          409
     │   └── DeadlineExceeded   504

@@ -64,6 +64,7 @@ def _tables() -> str:
         "GROUP": f"'{keys.GROUP}'",
         "RETRY_LANE": f"'{RETRY_LANE}'",
         "CLIENT_LANES": _lua_list(CLIENT_LANES),
+        "IS_CLIENT_LANE": _lua_table((lane, "true") for lane in CLIENT_LANES),
         "REQUEST": _lua_list(Request._fields),
         "LEASE": _lua_list(LastLease._fields),
         "STATE": _lua_table((state, f"'{state}'") for state in JobState),

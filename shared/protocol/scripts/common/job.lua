@@ -1,9 +1,6 @@
 -- A job's record: a hash (record.py).
 local requests -- of this call: packed request -> metatable; many jobs of a call have the same one
 
-local LANE = {}
-for _, lane in ipairs(CLIENT_LANES) do LANE[lane] = true end
-
 -- The words of a packed array under these names; nil if it can't be read.
 local function unpacked(names, packed)
   local fine, words = pcall(cmsgpack.unpack, packed)
@@ -18,7 +15,7 @@ end
 
 local function unpacked_request(packed)
   local request = unpacked(REQUEST, packed)
-  if request and LANE[request.lane] and tonumber(request.ttl_ms) and tonumber(request.max_attempts) then
+  if request and IS_CLIENT_LANE[request.lane] and tonumber(request.ttl_ms) and tonumber(request.max_attempts) then
     return request
   end
 end

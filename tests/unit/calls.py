@@ -1,4 +1,4 @@
-"""What a worker's calls say: a step taken apart."""
+"""Decodes a step of a worker's emit call, for assertions."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from shared.protocol.states import JobEvent
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ends."""
+    """The result of a job in a step."""
 
     lease_id: str
     seq: int
-    """Of the last entry."""
+    """Number of the last entry."""
     segment: bytes
     watchers: str
     answer: JobResult
 
     @property
     def before(self) -> list[Entry]:
-        """The entries that are put into the log with the end."""
+        """The entries that are appended to the log with the result."""
         return parse_segments([self.segment]) if self.segment else []
 
 
 @dataclass(frozen=True)
 class Said:
-    """What one job says in a call: an entry, an end, or both."""
+    """The output of one job in a step: an entry, a result, or both."""
 
     entry: Entry | None
     generation: int
@@ -42,12 +42,12 @@ class Said:
 
     @property
     def seq(self) -> int:
-        assert self.entry is not None, "it says nothing"
+        assert self.entry is not None, "it has no entry"
         return self.entry.seq
 
     @property
     def chunks(self) -> bytes:
-        """What its client gets; chunks without a quote have no envelope."""
+        """The chunks that its client gets."""
         return DeltaDecoder().decode(self.entry.items) if self.entry else b""
 
     @property
@@ -61,15 +61,15 @@ class Said:
 
 @dataclass(frozen=True)
 class Parts:
-    """A step, taken apart."""
+    """A decoded step."""
 
     said: dict[str, Said]
     segments: dict[str, bytes]
-    """What is put into the logs of jobs that go on."""
+    """Segments appended to the logs of jobs that have not ended."""
 
     @property
     def log_flushes(self) -> dict[str, list[int]]:
-        """The numbers of those entries."""
+        """The numbers of the entries in these segments, by job."""
         return {
             name: [entry.seq for entry in parse_segments([segment])]
             for name, segment in self.segments.items()
@@ -77,16 +77,16 @@ class Parts:
 
 
 def take_apart(step: Step) -> Parts:
-    """Asserts that nothing stands in it twice, and that the places are those of the frames."""
-    places = msgpack.unpackb(step.frame_sizes) if step.frame_sizes else []
+    """Decode a step; asserts that no job is in it twice and that the frame sizes are right."""
+    sizes = msgpack.unpackb(step.frame_sizes) if step.frame_sizes else []
     entries: dict[str, Entry] = {}
     generations: dict[str, int] = {}
     at = 0
-    for length in places:
+    for length in sizes:
         frame, at = step.frames[at : at + length], at + length
         ((job_id, seq, generation, _, _, _),) = decode(frame)
         name = job_id.decode()
-        assert name not in entries, "a job stands twice in one call"
+        assert name not in entries, "a job is in one call twice"
         entry = entry_of(frame, name, seq, generation)
         (entries[name],) = parse_segments([pack_segment(seq, [entry])])
         generations[name] = generation
@@ -97,7 +97,7 @@ def take_apart(step: Step) -> Parts:
         else ((), ())
     )
     segments = {name.decode(): segment for name, segment in zip(flat[::2], flat[1::2], strict=True)}
-    assert 2 * len(segments) == len(flat), "a job stands twice in one call"
+    assert 2 * len(segments) == len(flat), "a job is in one call twice"
     ends = {ending[0].decode(): _ended(*ending) for ending in endings}
     assert len(ends) == len(endings), "a job ends twice in one call"
     names = [*entries, *(name for name in ends if name not in entries)]

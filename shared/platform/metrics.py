@@ -260,11 +260,6 @@ class GatewayMetrics:
             "Times a reader fell back to the job log because pub/sub lost a frame",
             registry=registry,
         )
-        self.malformed_frames = Counter(
-            "flotilla_malformed_frames_total",
-            "Frames or whole pub/sub messages that could not be decoded; the log was read instead",
-            registry=registry,
-        )
         self.cancelled_by_disconnect = Counter(
             "flotilla_disconnects_total",
             "Clients that disconnected before the end of their answer",

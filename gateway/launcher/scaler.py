@@ -81,9 +81,7 @@ class Scaler:
         known = {worker.id: worker for worker in await self._registry.workers()}
         ids = self._workers.ids
         instances = [
-            instance(
-                str(number), known.get(ids.get(number, "")), told_to_drain=number in self._stops
-            )
+            instance(str(number), known.get(ids.get(number, "")), draining=number in self._stops)
             for number in self._workers.services
         ]
         return reconcile(self._at_most(scale.wanted), instances)

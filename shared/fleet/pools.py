@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from shared.fleet.autoscale_policy import Limits
+from shared.fleet.autoscale_types import Limits
 from shared.platform.setting_groups.pool import DEMO_MODEL, parse_autoscale
 from shared.platform.settings import Settings
 

@@ -14,7 +14,7 @@ from gateway.launcher.child import Command
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.workers import Workers
-from shared.fleet.autoscale_policy import Limits
+from shared.fleet.autoscale_types import Limits
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.platform.settings import Settings
@@ -30,7 +30,7 @@ from tests.waiting import eventually
 
 
 class Process:
-    """Plays a Service: runs until it is stopped or told_to_drain to fail."""
+    """Plays a Service: runs until it is stopped or made to fail."""
 
     def __init__(self, name: str, command: Any) -> None:
         self.name = name

@@ -57,6 +57,11 @@ def main() -> None:
     _Server(config, app, settings.grace_s).run(sockets=[listener])
 
 
+_SLOW_TICKS = fast_paths.FastPath(
+    "uvicorn's main loop", lambda: fast_paths.parameters_differ(_Server.on_tick, "self counter")
+)
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, with a tick each second instead of ten, and with an end to open answers.
 
@@ -73,10 +78,14 @@ class _Server(uvicorn.Server):
         self._grace_s = grace_s
 
     async def main_loop(self) -> None:
+        """Run until the server is told to end."""
         self._exit_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup
             self._loop.add_signal_handler(signal.SIGHUP, self._on_hang_up)
+        if not _SLOW_TICKS.enabled():
+            await super().main_loop()
+            return
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):

@@ -1,4 +1,4 @@
-"""Who starts and drains the workers that the autoscaler wants."""
+"""Actuators start and drain the workers that the autoscaler wants."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ class Actuator(Protocol):
     """Something that can start and drain workers of one pool."""
 
     async def reconcile(
-        self, wanted: int, workers: Sequence[WorkerInfo], told_to_drain: Collection[str]
+        self, wanted: int, workers: Sequence[WorkerInfo], draining: Collection[str]
     ) -> list[str]:
-        """Act once. `workers` are the pool's, `told_to_drain` names what was told_to_drain to drain before.
+        """Act once. `workers` are the pool's, `draining` names what was told to drain before.
 
-        Returns what has been told_to_drain to drain, now or before, and still runs. Raises OSError or
+        Returns what was told to drain, now or before, and still runs. Raises OSError or
         httpx.HTTPError.
         """
         ...
 
 
 class NoopActuator:
-    """The acting is somebody else's, who reads the decision: `flotilla up`, or KEDA."""
+    """Does nothing: `flotilla up` or KEDA reads the decision and acts on it."""
 
     async def reconcile(
         self,
         wanted: int,
         workers: Sequence[WorkerInfo],
-        told_to_drain: Collection[str],
+        draining: Collection[str],
     ) -> list[str]:
+        """Nothing; returns no names."""
         return []
 
 

@@ -1,8 +1,8 @@
-"""Workers in containers that exist already: the autoscaler starts them and drains them.
+"""The docker actuator: starts and drains workers in containers that exist already.
 
-`docker compose create --scale worker=MAX` makes them. So the Docker API is needed for three calls
-only, list, start and kill, and a proxy in front of its socket can refuse all others: who breaks in
-here can stop workers, but can't make a container, which would be to own the machine.
+`docker compose create --scale worker=MAX` creates them. So only three calls of the Docker API are
+needed, list, start and kill, and a proxy in front of its socket refuses all others: an intruder
+here can stop workers, but can't create a container, which would give him the whole machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("flotilla.docker")
 
 _TIMEOUT_S = 10.0
 _ID_SHOWN = 12
-"""Of a container's id, its host name unless somebody gave it another."""
+"""Characters of a container's id in logs; Docker uses them as its host name too."""
 _STARTABLE = frozenset({"created", "exited"})
 _RUNS = frozenset({"running", "restarting"})
 
@@ -36,11 +36,11 @@ class Docker:
         self._service = service
 
     async def reconcile(
-        self, wanted: int, workers: Sequence[WorkerInfo], told_to_drain: Collection[str]
+        self, wanted: int, workers: Sequence[WorkerInfo], draining: Collection[str]
     ) -> list[str]:
         """Start or drain containers; see `Actuator`."""
         by_host = {worker.host: worker for worker in workers}
-        # A proxy for the world outside is not for the one in front of Docker's socket.
+        # Proxy variables are meant for the internet, not for the Docker API.
         async with httpx.AsyncClient(
             base_url=self._host, timeout=_TIMEOUT_S, trust_env=False
         ) as api:
@@ -48,7 +48,7 @@ class Docker:
             running = sorted(name for name, state in containers.items() if state in _RUNS)
             idle = sorted(name for name, state in containers.items() if state in _STARTABLE)
             instances = [
-                instance(name, by_host.get(name[:_ID_SHOWN]), told_to_drain=name in told_to_drain)
+                instance(name, by_host.get(name[:_ID_SHOWN]), draining=name in draining)
                 for name in running
             ]
             plan = reconcile(wanted, instances)
@@ -69,7 +69,7 @@ class Docker:
                 for instance in plan.drain
                 if await _do(api, instance, "kill", signal="SIGTERM")
             ]
-        return [name for name in running if name in told_to_drain or name in drained]
+        return [name for name in running if name in draining or name in drained]
 
     async def _containers(self, api: httpx.AsyncClient) -> dict[str, str]:
         """Id -> state."""
@@ -86,7 +86,7 @@ class Docker:
 
 
 async def _do(api: httpx.AsyncClient, container: str, what: str, **query: str) -> bool:
-    """False if that one could not be done; the others may be, and the next tick comes."""
+    """Start or kill one container; False if that failed (the next tick tries again)."""
     try:
         reply = await api.post(f"/containers/{container}/{what}", params=query)
         reply.raise_for_status()

@@ -1,4 +1,4 @@
-"""What the autoscaler sees of a pool. Pure: two looks at counters that only grow give rates."""
+"""Turns snapshots of a pool into observations. Pure: two readings of a counter give a rate."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.fleet.autoscale_policy import Observation, PolicyState
+from shared.fleet.autoscale_types import Observation, PolicyState
 from shared.fleet.registry import WorkerInfo
 from shared.protocol.states import WorkerState
 
 WINDOW_S = 30.0
-"""What is averaged over time is averaged over about so long."""
+"""Averages over time are taken over about this long."""
 TOKENS_PER_BYTE = 0.25
-"""Of a request's body, until workers have told_to_drain."""
-# Who asked for a worker may have nobody who can give it one: full cluster, no container, no GPU.
+"""Of a request's body, until workers have announced their own figures."""
+# A requested worker may never come: full cluster, no container, no GPU.
 _ANNOUNCES_WITHIN_S = 60.0
-# A worker that was killed while it loaded looks as if it loaded for an hour.
+# A worker that was killed while it loaded must not count as loading for an hour.
 _LOADS_WITHIN_S = 600.0
 
 
 class Work(NamedTuple):
-    """What workers have done; see the fields of the same names in WorkerInfo."""
+    """What workers have done in total; see the fields of the same names in WorkerInfo."""
 
     finished: float = 0.0
     job_seconds: float = 0.0
@@ -31,13 +31,13 @@ class Work(NamedTuple):
     completion_tokens: float = 0.0
 
     def plus(self, other: Work, share: float = 1.0) -> Work:
-        """This and a share of the other."""
+        """The sum of this and a share of the other."""
         return Work(*(mine + share * its for mine, its in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """A pool at one moment, as Redis has it."""
+    """A pool at one moment, as read from Redis."""
 
     at_s: float
     """Redis' clock, Unix seconds."""
@@ -51,7 +51,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """What one look leaves for the next; what it knew last where nothing happens."""
+    """What one snapshot leaves for the next, so that rates can be computed."""
 
     at_s: float
     waiting: int
@@ -59,31 +59,31 @@ class RateState:
     workers: dict[str, Work]
     """By worker id, since its start."""
     loading: dict[str, float]
-    """Workers that load their model, and when they were first seen to."""
+    """Worker id -> when it was first seen loading its model."""
     arrivals_per_s: float
-    """Smoothed. May be below zero for a moment: counters are announced a little late."""
+    """Smoothed. Below zero for a moment when counters are announced a little late."""
     recent: Work
-    """Of late: only what its parts say of each other means something."""
+    """Decayed sums: only the ratios of its parts mean something."""
     slots: int | None
     start_s: float | None
 
 
 def observe(
-    look: PoolSnapshot, before: RateState | None, memory: PolicyState | None
+    snapshot: PoolSnapshot, before: RateState | None, state: PolicyState | None
 ) -> tuple[Observation, RateState]:
-    """What the policy is to know, and what the next look needs."""
-    rates = _rates(look, before)
-    states = [worker.state for worker in look.workers]
+    """The policy's observation, and the state that the next call needs as `before`."""
+    rates = _rates(snapshot, before)
+    states = [worker.state for worker in snapshot.workers]
     ready = sum(state.serving for state in states)
     loads_within_s = max(_LOADS_WITHIN_S, 3 * (rates.start_s or 0.0))
-    announced = sum(look.at_s - since_s < loads_within_s for since_s in rates.loading.values())
+    announced = sum(snapshot.at_s - since_s < loads_within_s for since_s in rates.loading.values())
     jobs = rates.recent.finished
     seen = Observation(
-        at_s=look.at_s,
-        waiting=look.waiting,
-        waiting_tokens=_waiting_tokens(look, rates.recent),
-        oldest_s=look.oldest_s,
-        running=look.running,
+        at_s=snapshot.at_s,
+        waiting=snapshot.waiting,
+        waiting_tokens=_waiting_tokens(snapshot, rates.recent),
+        oldest_s=snapshot.oldest_s,
+        running=snapshot.running,
         arrivals_per_s=max(0.0, rates.arrivals_per_s),
         job_s=rates.recent.job_seconds / jobs if jobs else None,
         job_tokens=(rates.recent.prompt_tokens + rates.recent.completion_tokens) / jobs
@@ -91,42 +91,44 @@ def observe(
         else None,
         slots=rates.slots,
         ready=ready,
-        starting=announced + _asked_for(look.at_s, ready + announced, rates.start_s, memory),
+        starting=announced + _requested(snapshot.at_s, ready + announced, rates.start_s, state),
         draining=states.count(WorkerState.DRAINING),
         start_s=rates.start_s,
     )
     return seen, rates
 
 
-def _rates(look: PoolSnapshot, before: RateState | None) -> RateState:
-    workers = {worker.id: _work(worker) for worker in look.workers}
-    loading = {w.id: look.at_s for w in look.workers if w.state is WorkerState.STARTING}
+def _rates(snapshot: PoolSnapshot, before: RateState | None) -> RateState:
+    workers = {worker.id: _work(worker) for worker in snapshot.workers}
+    loading = {w.id: snapshot.at_s for w in snapshot.workers if w.state is WorkerState.STARTING}
     last_slots, last_start_s = (before.slots, before.start_s) if before else (None, None)
     if before is None:
         done, arrivals_per_s = _since({}, workers), 0.0
-        # All that was ever done has the weight of one job.
+        # All earlier work together gets the weight of one job.
         recent = Work().plus(done, 1 / done.finished) if done.finished else Work()
     else:
-        passed_s = max(0.0, look.at_s - before.at_s)
+        passed_s = max(0.0, snapshot.at_s - before.at_s)
         kept = math.exp(-passed_s / WINDOW_S)
         done = _since(before.workers, workers)
-        arrived = done.finished + look.waiting - before.waiting + look.running - before.running
+        arrived = (
+            done.finished + snapshot.waiting - before.waiting + snapshot.running - before.running
+        )
         arrivals_per_s = before.arrivals_per_s
         if passed_s:
             arrivals_per_s = kept * arrivals_per_s + (1 - kept) * arrived / passed_s
-        # Silence says nothing about how long jobs take, so nothing fades in it.
+        # While no job ends, nothing is learnt about their duration, so the sums do not decay.
         recent = done.plus(before.recent, kept) if done.finished else before.recent
         loading = {worker_id: before.loading.get(worker_id, s) for worker_id, s in loading.items()}
     return RateState(
-        at_s=look.at_s,
-        waiting=look.waiting,
-        running=look.running,
+        at_s=snapshot.at_s,
+        waiting=snapshot.waiting,
+        running=snapshot.running,
         workers=workers,
         loading=loading,
         arrivals_per_s=arrivals_per_s,
         recent=recent,
-        slots=max((w.slots for w in look.workers), default=0) or last_slots,
-        start_s=_mean(w.start_s for w in look.workers) or last_start_s,
+        slots=max((w.slots for w in snapshot.workers), default=0) or last_slots,
+        start_s=_mean(w.start_s for w in snapshot.workers) or last_start_s,
     )
 
 
@@ -141,7 +143,7 @@ def _work(worker: WorkerInfo) -> Work:
 
 
 def _since(before: dict[str, Work], now: dict[str, Work]) -> Work:
-    """What was done in between. A worker that is new, or began anew, began with nothing."""
+    """What was done in between. Counters of a new or restarted worker began at 0."""
     total = Work()
     for worker_id, work in now.items():
         known = before.get(worker_id, Work())
@@ -151,8 +153,8 @@ def _since(before: dict[str, Work], now: dict[str, Work]) -> Work:
     return total
 
 
-def _waiting_tokens(look: PoolSnapshot, recent: Work) -> float | None:
-    if not look.waiting:
+def _waiting_tokens(snapshot: PoolSnapshot, recent: Work) -> float | None:
+    if not snapshot.waiting:
         return 0.0
     if not recent.finished:
         return None
@@ -160,16 +162,16 @@ def _waiting_tokens(look: PoolSnapshot, recent: Work) -> float | None:
     if recent.request_bytes:
         per_byte = recent.prompt_tokens / recent.request_bytes
     completions = recent.completion_tokens / recent.finished
-    return look.waiting_bytes * per_byte + look.waiting * completions
+    return snapshot.waiting_bytes * per_byte + snapshot.waiting * completions
 
 
-def _asked_for(now_s: float, here: int, start_s: float | None, memory: PolicyState | None) -> int:
-    """Workers that were asked for not long ago and have not announced themselves."""
-    if memory is None:
+def _requested(now_s: float, here: int, start_s: float | None, state: PolicyState | None) -> int:
+    """Workers that were requested recently and have not announced themselves."""
+    if state is None:
         return 0
     patience_s = max(_ANNOUNCES_WITHIN_S, 2 * (start_s or 0.0))
-    late = now_s - memory.changed_at_s > patience_s
-    return 0 if late else max(0, memory.wanted - here)
+    late = now_s - state.changed_at_s > patience_s
+    return 0 if late else max(0, state.wanted - here)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -1,6 +1,6 @@
-"""From the workers that there are to those that there should be: how many to start, whom to drain.
+"""Compares the present workers with the wanted number: how many to start, which to drain. Pure.
 
-Pure. Who acts on it: gateway/launcher/scaler.py for processes, gateway/autoscaler/docker.py for containers.
+gateway/launcher/scaler.py acts on it for processes, gateway/autoscaler/docker.py for containers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shared.protocol.states import WorkerState
 
 
 class Phase(Enum):
-    """Where the life of a worker's process or container is."""
+    """The phase of life of a worker's process or container."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -22,25 +22,25 @@ class Phase(Enum):
 
 
 class Instance(NamedTuple):
-    """What one worker runs in: a process, a container."""
+    """A process or container in which one worker runs."""
 
     name: str
     phase: Phase
     jobs: int
-    """That it holds."""
+    """That its worker has leased."""
 
 
 class Plan(NamedTuple):
-    """What to do now."""
+    """How many instances to start now, and which to drain."""
 
     start: int
     drain: tuple[str, ...]
     """Names of instances."""
 
 
-def instance(name: str, worker: WorkerInfo | None, *, told_to_drain: bool) -> Instance:
-    """`worker` is what runs in it, None if nothing has announced itself; `told_to_drain` to drain."""
-    if told_to_drain or (worker is not None and worker.state is WorkerState.DRAINING):
+def instance(name: str, worker: WorkerInfo | None, *, draining: bool) -> Instance:
+    """`worker` is None if nothing in it has announced itself; `draining`: it was told to drain."""
+    if draining or (worker is not None and worker.state is WorkerState.DRAINING):
         phase = Phase.DRAINING
     elif worker is None or worker.state is WorkerState.STARTING:
         phase = Phase.STARTING
@@ -50,9 +50,10 @@ def instance(name: str, worker: WorkerInfo | None, *, told_to_drain: bool) -> In
 
 
 def reconcile(wanted: int, instances: Sequence[Instance]) -> Plan:
-    """As many as wanted. A worker that loads its model is never ended, and replaces no other yet.
+    """The plan that leads to `wanted` workers.
 
-    Who holds the fewest jobs is drained first.
+    A worker that loads its model is never drained, and no serving worker is drained in its favour.
+    Those with the fewest jobs are drained first.
     """
     serving = [instance for instance in instances if instance.phase is Phase.SERVING]
     starting = sum(instance.phase is Phase.STARTING for instance in instances)

@@ -1,4 +1,4 @@
-"""A pool's scale as the API and the command line show it."""
+"""Serializes a pool's scale for the API and the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.fleet.scale_decisions import Scale, ScalingEvent
 
 
 def decision(scale: Scale, now_s: float) -> dict[str, Any]:
-    """How many workers, and why. Times are by Redis' clock; `wait_s` None is not known."""
+    """The decision alone. Times are by Redis' clock; `wait_s` None is not known."""
     return {
         "pool": scale.pool,
         "model": scale.model,
@@ -27,7 +27,7 @@ def decision(scale: Scale, now_s: float) -> dict[str, Any]:
 def whole(
     scale: Scale, workers: Iterable[WorkerInfo], history: Sequence[ScalingEvent], now_s: float
 ) -> dict[str, Any]:
-    """Decision, facts behind it, and the last decisions that changed something, newest first."""
+    """The decision, the figures behind it, and the last changes, newest first."""
     return decision(scale, now_s) | {
         "silent": scale.stale(now_s),
         "workers": dict(Counter(str(worker.state) for worker in workers)),

@@ -1,7 +1,7 @@
-"""The autoscaler's tick: look at each pool, decide, write it down, act.
+"""The autoscaler's tick: observe each pool, decide, record the decision, act on it.
 
-The decision is shared/fleet/autoscale_policy.py's, a pure function; this is the shell around it. One process at
-a time may run it.
+The decision itself is a pure function, shared/fleet/autoscale_policy.py. One process at a time runs
+the tick (gateway/maintenance/tasks.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ from pydantic import TypeAdapter
 
 from gateway.autoscaler.actuators import actuator
 from gateway.autoscaler.observation import PoolSnapshot, RateState, observe
-from shared.fleet.autoscale_policy import (
-    Decision,
-    Observation,
-    PolicyState,
-    decide,
-)
+from shared.fleet.autoscale_policy import decide
+from shared.fleet.autoscale_types import Decision, Observation, PolicyState
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore, ScalingEvent, parse
@@ -34,7 +30,7 @@ from shared.queue.job_queue import JobQueue
 log = logging.getLogger("flotilla.autoscale")
 
 _SAMPLE = 32
-"""Waiting jobs whose size is looked at, of each lane."""
+"""Waiting jobs of each lane whose bodies' sizes are read."""
 _SAMPLE_SHARDS = 8
 
 
@@ -42,10 +38,10 @@ _SAMPLE_SHARDS = 8
 class _TickState:
     """What one tick leaves for the next."""
 
-    memory: PolicyState
+    policy: PolicyState
     rates: RateState
-    told_to_drain: list[str]
-    """What the actuator has told_to_drain to drain."""
+    draining: list[str]
+    """What the actuator has told to drain and still runs."""
 
 
 _TICK_STATE = TypeAdapter(_TickState)
@@ -81,7 +77,7 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
 
 
 async def _registered_name(pool: Pool, models: dict[str, ModelInfo], registry: Registry) -> str:
-    """The name of the pool that serves the model; registers a model that no worker has announced."""
+    """The name of the pool that serves the model; an unknown model is registered."""
     model = pool.served_model_name
     if model in models:
         return models[model].pool
@@ -105,26 +101,24 @@ class _PoolTick:
         self._store = ScaleStore(queue.servers.primary)
 
     async def run(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> None:
-        """PoolSnapshot, decide, act, write down."""
+        """Observe, decide, record the decision, act on it."""
         before = parse(
             _TICK_STATE, await self._store.tick_state(self._pool), self._pool, _malformed
         )
-        memory, last = (before.memory, before.rates) if before else (None, None)
-        seen, rates = observe(await self._look(lanes, workers), last, memory)
-        decision = decide(seen, self._limits, memory)
-        # Written before anybody acts: what was wanted can be read even where nobody could.
-        told_to_drain = before.told_to_drain if before else []
-        change = _change(decision, seen, memory)
-        await self._write(seen, decision, _TickState(decision.memory, rates, told_to_drain), change)
+        policy, rates_before = (before.policy, before.rates) if before else (None, None)
+        seen, rates = observe(await self._snapshot(lanes, workers), rates_before, policy)
+        decision = decide(seen, self._limits, policy)
+        # Recorded before acting: the decision can be read even if the actuator fails.
+        draining = before.draining if before else []
+        change = _change(decision, seen, policy)
+        await self._write(seen, decision, _TickState(decision.state, rates, draining), change)
         if change is not None:
             log.info("%s: workers wanted: %d (%s)", self._pool, decision.wanted, decision.reason)
-        told_to_drain = await self._act(decision.wanted, workers, told_to_drain)
-        if before is None or told_to_drain != before.told_to_drain:
-            await self._write(
-                seen, decision, _TickState(decision.memory, rates, told_to_drain), None
-            )
+        draining = await self._act(decision.wanted, workers, draining)
+        if before is None or draining != before.draining:
+            await self._write(seen, decision, _TickState(decision.state, rates, draining), None)
 
-    async def _look(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> PoolSnapshot:
+    async def _snapshot(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> PoolSnapshot:
         waiting_bytes = 0.0
         for depth in lanes:
             if depth.waiting:
@@ -140,7 +134,7 @@ class _PoolTick:
         )
 
     async def _mean_bytes(self, lane: str) -> float:
-        """Of the bodies of some jobs that wait there; 0 if they have all left meanwhile."""
+        """Mean size of the bodies of some waiting jobs of a lane; 0 if all have left meanwhile."""
         every = range(self._queue.shards)
         shards = random.sample(every, min(len(every), _SAMPLE_SHARDS))
         pipeline = self._queue.servers.pipeline()
@@ -173,21 +167,19 @@ class _PoolTick:
         )
         await self._store.write(scale, _TICK_STATE.dump_json(tick_state), change)
 
-    async def _act(
-        self, wanted: int, workers: list[WorkerInfo], told_to_drain: list[str]
-    ) -> list[str]:
+    async def _act(self, wanted: int, workers: list[WorkerInfo], draining: list[str]) -> list[str]:
         try:
-            return await self._actuator.reconcile(wanted, workers, told_to_drain)
+            return await self._actuator.reconcile(wanted, workers, draining)
         except (OSError, httpx.HTTPError) as error:
-            log.warning("%s: %d workers are wanted, nobody acts: %s", self._pool, wanted, error)
-            return told_to_drain
+            log.warning(
+                "%s: %d workers are wanted, but the actuator failed: %s", self._pool, wanted, error
+            )
+            return draining
 
 
-def _change(
-    decision: Decision, seen: Observation, memory: PolicyState | None
-) -> ScalingEvent | None:
+def _change(decision: Decision, seen: Observation, last: PolicyState | None) -> ScalingEvent | None:
     """An entry for the history, if this decision changes something."""
-    before = memory.wanted if memory else None
+    before = last.wanted if last else None
     if before == decision.wanted:
         return None
     return ScalingEvent(seen.at_s, before, decision.wanted, decision.reason, seen)

@@ -134,7 +134,7 @@ class Relay:
 
     def report_malformed(self, job_id: str, error: Exception) -> None:
         """Count and log a frame, or (with no job id) a message, that could not be decoded."""
-        self._metrics.malformed_frames.inc()
+        self._metrics.malformed.labels("frame").inc()
         self._warn_malformed("malformed frame of %s; reading the log: %r", job_id or "?", error)
 
     def _wake_due_readers(self) -> None:

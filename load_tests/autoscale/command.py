@@ -22,7 +22,7 @@ from load_tests.autoscale.policies import FixedPolicy, FlotillaPolicy, KedaPolic
 from load_tests.autoscale.pool import Policy, SimulatedPool
 from load_tests.harness.session import parse_names
 from load_tests.harness.table import Table
-from shared.fleet.autoscale_policy import Limits
+from shared.fleet.autoscale_types import Limits
 from shared.platform.settings import Settings
 
 HELP = "simulate Flotilla's autoscaling policy, KEDA's, and fixed sizes"

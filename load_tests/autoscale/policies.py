@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from shared.fleet.autoscale_policy import Limits, Observation, PolicyState, decide
+from shared.fleet.autoscale_policy import decide
+from shared.fleet.autoscale_types import Limits, Observation, PolicyState
 
 _POLLING_S = 30.0
 _COOLDOWN_S = 300.0
@@ -24,12 +25,12 @@ class FlotillaPolicy:
     def __init__(self, limits: Limits, name: str = "Flotilla") -> None:
         self.name = name
         self._limits = limits
-        self._memory: PolicyState | None = None
+        self._state: PolicyState | None = None
 
     def wanted(self, now: Observation) -> int:
         """Return the number of workers to have now."""
-        decision = decide(now, self._limits, self._memory)
-        self._memory = decision.memory
+        decision = decide(now, self._limits, self._state)
+        self._state = decision.state
         return decision.wanted
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from load_tests.autoscale.arrivals import TOKENS_PER_S, Arrival
-from shared.fleet.autoscale_policy import Observation
+from shared.fleet.autoscale_types import Observation
 
 _START_UNIX_S = 1.7e9
 """Unix time at the start of the simulation."""

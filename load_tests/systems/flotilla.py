@@ -1,7 +1,7 @@
 """`flotilla`: gateway, durable Redis and worker with default settings, as `flotilla up` runs them.
 
 `flotilla-2gw` has two gateways, `flotilla-2redis` two Redis servers with one shard each.
-`flotilla-tcp` reaches Redis by TCP instead of a Unix socket, as on separate machines or containers.
+`flotilla-plain` has FLOTILLA_FAST_PATHS=off. `flotilla-tcp` reaches Redis by TCP instead of a Unix socket, as on separate machines or containers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class Flotilla(System):
     n_gateways: ClassVar[int] = 1
     n_servers: ClassVar[int] = 1
     redis_by_socket: ClassVar[bool] = True
+    fast_paths: ClassVar[str] = "auto"
 
     def start(self) -> None:
         """Start Redis, the worker, the gateways."""
         servers = [self.start_redis() for _ in range(self.n_servers)]
         urls = [redis.socket_url if self.redis_by_socket else redis.url for redis in servers]
-        settings: dict[str, Any] = {"redis_url": urls[0]}
+        settings: dict[str, Any] = {"redis_url": urls[0], "fast_paths": self.fast_paths}
         if len(urls) > 1:
             settings |= {"shards": len(urls), "shard_redis_urls": ",".join(urls)}
         port = free_port()
@@ -39,6 +40,13 @@ class Flotilla(System):
     def log_bytes(self) -> float:
         """Return the bytes of Redis memory that all job logs take."""
         return sum(map(_log_bytes, self.redis))
+
+
+class FlotillaPlain(Flotilla):
+    """Public interfaces of uvicorn and redis-py only."""
+
+    name = "flotilla-plain"
+    fast_paths = "off"
 
 
 class FlotillaTwoGateways(Flotilla):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from load_tests.systems.direct import Direct
 from load_tests.systems.flotilla import (
     Flotilla,
+    FlotillaPlain,
     FlotillaTcp,
     FlotillaTwoGateways,
     FlotillaTwoRedis,
@@ -14,7 +15,16 @@ from load_tests.systems.naive import Naive
 from load_tests.systems.peers import LiteLLM, Nginx, ProductionStack, RustRouter
 from load_tests.systems.system import System
 
-OWN = (Direct, Lean, Flotilla, FlotillaTcp, FlotillaTwoGateways, FlotillaTwoRedis, Naive)
+OWN = (
+    Direct,
+    Lean,
+    Flotilla,
+    FlotillaPlain,
+    FlotillaTcp,
+    FlotillaTwoGateways,
+    FlotillaTwoRedis,
+    Naive,
+)
 PEERS = (Nginx, RustRouter, ProductionStack, LiteLLM)
 """Other projects' proxies, measured only with PEERS=1 or by name."""
 

@@ -1,7 +1,7 @@
-"""How a queue will drain: so many jobs wait, so many workers take them, others are loading. Pure.
+"""How a queue drains: jobs wait, workers take them, more workers are loading. Pure.
 
-A worker whose slots are all taken takes a job whenever one of its slots becomes free, so `slots`
-jobs in `job_s`; one that has just loaded takes `slots` jobs at once.
+A worker whose slots are all taken takes a job whenever a slot becomes free, so `slots` jobs in
+`job_s`; one that has just loaded takes `slots` jobs at once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ Loading = tuple[tuple[float, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSupply:
-    """The workers that take jobs."""
+    """The workers that take jobs now or later."""
 
     ready: int
     loading: Loading
     slots: int
+    """Of one worker."""
 
     @property
     def size(self) -> int:
+        """All of them, ready or loading."""
         return self.ready + sum(workers for _, workers in self.loading)
 
 
@@ -33,11 +35,11 @@ class Backlog:
 
     jobs: float
     job_s: float
-    """How long one keeps its slot; infinite: until something else is known."""
+    """How long a job keeps its slot; infinite while that is unknown."""
     arrivals_per_s: float = 0.0
 
     def left(self, supply: WorkerSupply, after_s: float) -> float:
-        """Jobs that still wait then."""
+        """Jobs that still wait `after_s` seconds from now."""
         jobs = self.jobs
         for start_s, end_s, workers, new in _stages(supply, after_s):
             jobs = max(0.0, jobs - new * supply.slots)
@@ -45,7 +47,7 @@ class Backlog:
         return jobs
 
     def clear_s(self, supply: WorkerSupply) -> float:
-        """When nothing waits for the first time; infinite if the queue only grows."""
+        """Seconds until the queue is empty for the first time; infinite if it only grows."""
         jobs = self.jobs
         for start_s, end_s, workers, new in _stages(supply, math.inf):
             jobs -= new * supply.slots
@@ -58,7 +60,7 @@ class Backlog:
         return math.inf
 
     def more(self, supply: WorkerSupply, start_s: float, drain_s: float) -> int:
-        """Workers to ask for now, so that the queue is clear `drain_s` after they have loaded."""
+        """Workers to request now, so that the queue is clear `drain_s` after they have loaded."""
         growth = self._growth_per_s(supply.size, supply.slots)
         too_many = self.left(supply, start_s) + drain_s * growth
         return max(0, math.ceil(too_many / (supply.slots * (1 + drain_s / self.job_s))))

@@ -1,6 +1,6 @@
-"""What the autoscaler has decided, in Redis: the tick writes it, everybody else reads it.
+"""The autoscaler's decisions in Redis: its tick writes them, all other processes read them.
 
-Versions mix during a rolling update: a record that can't be read is as if there were none.
+Versions mix during a rolling update: a record that can't be read is treated as missing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from shared.fleet.autoscale_policy import Limits, Observation
+from shared.fleet.autoscale_types import Limits, Observation
 from shared.platform.malformed import MalformedValues
 from shared.platform.redis_client import UNAVAILABLE, Redis
 from shared.protocol import keys
 
 HISTORY = 100
-"""Decisions that are kept of a pool."""
+"""Decisions kept for each pool."""
 _STALE_TICKS = 5
-# A tick may wait behind other maintenance tasks for so long.
+# A tick may take this long where Redis or an actuator is slow.
 _STALE_S = 10.0
 
 _Record = TypeVar("_Record")
@@ -27,14 +27,14 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many workers a pool is to have, and what led to it. Times are by Redis' clock."""
+    """How many workers a pool should have, and why. Times are by Redis' clock."""
 
     pool: str
     model: str
     wanted: int
     reason: str
     wait_s: float | None
-    """What a job that comes now has to wait; None: not known."""
+    """What a job submitted now has to wait; None: not known."""
     seen: Observation
     limits: Limits
     tick_s: float
@@ -46,7 +46,7 @@ class Scale:
         return self.seen.at_s
 
     def stale(self, now_s: float) -> bool:
-        """The autoscaler is silent: nobody should act on this any more."""
+        """The autoscaler has stopped updating it, so nobody should act on it."""
         return now_s - self.at_s > max(_STALE_S, _STALE_TICKS * self.tick_s)
 
 
@@ -67,7 +67,7 @@ SCALING_EVENT = TypeAdapter(ScalingEvent)
 
 
 class ScaleStore:
-    """The fleet's scales in Redis. Raises redis' errors."""
+    """Reads and writes the decisions. Its methods raise redis' errors."""
 
     def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
         """`malformed` counts the records that can't be read; None: they are logged only."""
@@ -93,12 +93,12 @@ class ScaleStore:
         return now_s, {pool: scale for pool, scale in found.items() if scale is not None}
 
     async def tick_state(self, pool: str) -> bytes | None:
-        """What the last tick left for the next one."""
+        """What the last tick left for the next one, as JSON."""
         tick_state: bytes | None = await self._redis.hget(keys.scale(pool), "tick_state")
         return tick_state
 
     async def write(self, scale: Scale, tick_state: bytes, change: ScalingEvent | None) -> None:
-        """A tick's decision; `change` goes into the history."""
+        """Store a tick's decision; `change` is added to the history."""
         pipe = self._redis.pipeline(transaction=True)
         key = keys.scale(scale.pool)
         pipe.hset(key, mapping={"scale": SCALE.dump_json(scale), "tick_state": tick_state})

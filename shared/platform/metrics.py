@@ -33,7 +33,7 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
 
 
 class RedisReading(Collector):
-    """Metrics from the servers' INFO, as of the last scrape; a value that a server hides is left out."""
+    """Metrics from the servers' INFO, read at each scrape. What a server hides is left out."""
 
     def __init__(self) -> None:
         self.infos: Sequence[Mapping[str, Any]] = ()
@@ -228,7 +228,7 @@ class GatewayMetrics:
             self.connections_closed.labels(limit)
         self.ttft = FastHistogram(
             "flotilla_ttft_seconds",
-            "Time to first token: from a streamed request's arrival to the first bytes of its answer",
+            "Time to first token: from a streamed request's arrival to its answer's first bytes",
             _SECONDS,
         )
         registry.register(self.ttft)
@@ -258,11 +258,6 @@ class GatewayMetrics:
         self.gaps = Counter(
             "flotilla_stream_gaps_total",
             "Times a reader fell back to the job log because pub/sub lost a frame",
-            registry=registry,
-        )
-        self.malformed_frames = Counter(
-            "flotilla_malformed_frames_total",
-            "Frames or whole pub/sub messages that could not be decoded; the log was read instead",
             registry=registry,
         )
         self.cancelled_by_disconnect = Counter(
@@ -327,7 +322,7 @@ class GatewayMetrics:
         )
         self.maintenance = Gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
-            "When a maintenance task was last done to its end by any maintenance process, Unix time",
+            "Unix time at which a maintenance task last completed, in any process",
             ["task"],
             registry=registry,
         )

@@ -1,8 +1,7 @@
-"""Every way in which a connection can end under a stream: what was its own reaches nobody else.
+"""Every way in which a connection can end under a stream: no other client gets its bytes.
 
-Sockets and the numbers of sockets are used again at once, so other tenants connect in the very
-moment in which a connection ends, and Redis connections are opened in it. All that anybody gets is
-checked to the last byte. `FAULT_ROUNDS=300` makes a long run of it.
+The kernel reuses file descriptors at once, so other tenants connect, and Redis connections are
+opened, just when a connection ends. Every byte that any client gets is checked. `FAULT_ROUNDS=300` makes a long run of it.
 """
 
 from __future__ import annotations
@@ -95,6 +94,12 @@ def gateway(stack: Stack) -> Process:
     return start(stack)
 
 
+@pytest.fixture(scope="module")
+def plain_gateway(stack: Stack) -> Process:
+    """Uses public interfaces of uvicorn and redis-py only."""
+    return start(stack, fast_paths="off")
+
+
 def start(stack: Stack, **changes: Any) -> Process:
     keys = ",".join(f"{name}:{key}" for name, key in KEYS.items())
     gateway = stack.gateway(api_keys=keys, lease_s=15, access_log=False, **changes)
@@ -104,7 +109,7 @@ def start(stack: Stack, **changes: Any) -> Process:
 
 @pytest.fixture(autouse=True)
 def nothing_is_logged(gateway: Process) -> Iterator[None]:
-    """Beside uvicorn's line for what is no HTTP: no error, no exception."""
+    """No error and no exception, but uvicorn's line for a request that is not HTTP."""
     before = len(gateway.log.read_text())
     yield
     gateway.check()
@@ -113,7 +118,7 @@ def nothing_is_logged(gateway: Process) -> Iterator[None]:
 
 
 async def nothing_goes_on(gateway: Process) -> None:
-    """All that had a stream have left, and their jobs have been cancelled long before their end."""
+    """The clients of all streams have left, and their jobs were cancelled long before their end."""
     client = await StrictClient.connect(gateway.url)
 
     async def idle() -> bool:
@@ -142,7 +147,7 @@ async def streaming(gateway: Process, tokens: int = 8000) -> tuple[StrictClient,
 
 
 async def another(gateway: Process, n: int) -> None:
-    """Somebody else connects, asks sooner or later, and gets an answer and no byte more."""
+    """Another tenant connects, sends a request sooner or later, gets its answer and no more."""
     key = (KEYS["bob"], KEYS["cec"])[n % 2]
     client = await StrictClient.connect(gateway.url)
     try:
@@ -195,12 +200,12 @@ async def in_rounds(play: Callable[[int], Any]) -> None:
             await play(n)
         except (ProtocolViolation, AssertionError, ExceptionGroup) as error:
             broken.append(error)
-    assert not broken, f"{len(broken)} of {ROUNDS} rounds, the last: {_told(broken[-1])}"
+    assert not broken, f"{len(broken)} of {ROUNDS} rounds, the last: {_message_of(broken[-1])}"
 
 
-def _told(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
-        return " | ".join(_told(each) for each in error.exceptions)
+        return " | ".join(_message_of(each) for each in error.exceptions)
     return str(error)[:300]
 
 
@@ -208,6 +213,18 @@ def _told(error: BaseException) -> str:
 async def test_other_tenants_get_their_own_bytes_and_no_others(
     gateway: Process, behind: str, end: str
 ) -> None:
+    await leave_beside_others(gateway, behind, end)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("behind", ["nothing", "many_requests", "half_a_body"])
+async def test_other_tenants_get_their_own_bytes_without_the_fast_paths(
+    plain_gateway: Process, behind: str, end: str
+) -> None:
+    await leave_beside_others(plain_gateway, behind, end)
+
+
+async def leave_beside_others(gateway: Process, behind: str, end: str) -> None:
     async def play(_: int) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(LEAVING):
@@ -222,11 +239,11 @@ async def test_other_tenants_get_their_own_bytes_and_no_others(
     await nothing_goes_on(gateway)
 
 
-# --- connections to Redis that are opened in that moment ---
+# --- connections to Redis that are opened at that time ---
 
 
 def pause(server: RedisServer) -> None:
-    """Redis answers nobody for a while."""
+    """Redis does not answer for a while."""
     with server.client() as redis:
         redis.client_pause(150)
 
@@ -241,7 +258,7 @@ def drop_idle_connections(server: RedisServer) -> None:
 
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("behind", ["nothing", "a_request", "many_requests", "an_upgrade"])
-async def test_redis_connections_that_are_opened_then_carry_nothing_of_it(
+async def test_redis_connections_opened_at_that_time_carry_no_byte_of_it(
     gateway: Process, redis_server: RedisServer, behind: str, slow: bool
 ) -> None:
     readers = [await JobReader.open(gateway, name) for name in ("bob", "cec") * 6]
@@ -272,7 +289,7 @@ async def test_redis_connections_that_are_opened_then_carry_nothing_of_it(
 
 
 class JobReader:
-    """A tenant that looks at a job of its own."""
+    """A tenant that reads a job of its own."""
 
     def __init__(self, client: StrictClient, name: str, job_id: str) -> None:
         self.client = client
@@ -293,11 +310,11 @@ class JobReader:
         self.client.send(request("GET", f"/jobs/{self._job_id}", KEYS[self._name]))
         reply = await self.client.reply()
         assert reply.status == 200, reply
-        told = reply.json()
-        assert (told["id"], told["metadata"]) == (self._job_id, {"of": self._name})
+        found = reply.json()
+        assert (found["id"], found["metadata"]) == (self._job_id, {"of": self._name})
 
 
-# --- ends that the server brings about ---
+# --- ends by the server ---
 
 
 async def test_a_shutdown_under_streams_logs_nothing_and_cancels_them(stack: Stack) -> None:
@@ -318,7 +335,7 @@ async def test_a_shutdown_under_streams_logs_nothing_and_cancels_them(stack: Sta
     another_gateway.terminate()
 
 
-async def test_a_connection_that_is_kept_alive_in_vain_is_closed(gateway: Process) -> None:
+async def test_an_idle_connection_is_closed(gateway: Process) -> None:
     client, job_id = await streaming(gateway, tokens=10)
     while await client.chunk(job_id):
         pass

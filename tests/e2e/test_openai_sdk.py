@@ -1,4 +1,7 @@
-"""The unmodified OpenAI SDK against a gateway: simulated workers, real processes."""
+"""The unmodified OpenAI SDK against a gateway: simulated workers, real processes.
+
+The whole file runs with the fast paths through private parts of libraries, and without.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,18 @@ MODEL = "simulated"
 MESSAGES = [{"role": "user", "content": "What is a queue?"}]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["auto", "off"])
 def fleet(
-    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    redis_server: RedisServer,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Process, Process]]:
-    """One gateway and one worker for this file."""
+    """One gateway and one worker, with each value of FLOTILLA_FAST_PATHS in turn."""
     with redis_server.client() as client:
         client.flushall()
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
-    worker = stack.worker(sim_step_ms=2, sim_step_us_per_seq=0)
-    gateway = stack.gateway()
+    worker = stack.worker(sim_step_ms=2, sim_step_us_per_seq=0, fast_paths=request.param)
+    gateway = stack.gateway(fast_paths=request.param)
     yield gateway, worker
     stack.close()
 

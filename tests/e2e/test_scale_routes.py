@@ -74,7 +74,7 @@ def test_keda_reads_the_decision_by_model_and_by_pool(api: httpx.Client, redis_u
         found = known(api, name).json()
         assert found["wanted"] == 1
         assert found["model"] == MODEL
-        assert "1 is the least allowed" in found["reason"]
+        assert "1 is the minimum" in found["reason"]
         assert found["age_s"] < 60
     reply = api.get("/autoscale/nobody")
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "not_found")

@@ -110,10 +110,10 @@ async def take(
     shard: int = 0,
     lease_s: float = LEASE_S,
     offer: int = 0,
-    told: int | str = UNKNOWN,
+    acknowledged: int | str = UNKNOWN,
 ) -> list[LeasedJob]:
     """What a worker gets that asks for so many, and has so many slots to offer."""
-    offers = SlotUpdate(POOL, keys.advertiser(worker, lease_s), offer, told)
+    offers = SlotUpdate(POOL, keys.advertiser(worker, lease_s), offer, acknowledged)
     acquired = await acquire.call(
         queue.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=offers
     )

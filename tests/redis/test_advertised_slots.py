@@ -218,14 +218,14 @@ async def test_a_job_whose_entry_can_not_be_read_is_queued(
 async def test_jobs_in_flight_take_slots(queue: JobQueue, store: Redis, control: Listener) -> None:
     await take(queue, 4, offer=4)
     for _ in range(6):
-        await submit(queue)  # the worker has heard of none of them yet
+        await submit(queue)  # the worker has received none of them yet
     assert len(control.handed(queue)) == 4
-    assert await take(queue, 4, offer=4, told=4) == []
+    assert await take(queue, 4, offer=4, acknowledged=4) == []
     assert advertised(store) == {}
-    # It has heard of three, and one has ended: there is a slot for one of the two that wait.
-    assert len(await take(queue, 2, offer=2, told=-3)) == 1
-    # It has heard of the fourth, and two more have ended.
-    assert len(await take(queue, 2, offer=2, told=-1)) == 1
+    # It has received three, and one has ended: there is a slot for one of the two queued ones.
+    assert len(await take(queue, 2, offer=2, acknowledged=-3)) == 1
+    # It has received the fourth, and two more have ended.
+    assert len(await take(queue, 2, offer=2, acknowledged=-1)) == 1
     assert advertised(store) == {WORKER: 1}
 
 
@@ -235,7 +235,7 @@ async def test_jobs_in_flight_are_subtracted_from_the_update_of_a_step(
     await take(queue, 4, offer=4)
     for _ in range(3):
         await submit(queue)
-    # It has heard of one, which has ended: four are free, two of them only until it hears.
+    # It has received one, which has ended: of four free slots, two are for jobs in flight.
     await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 4, 3))
     assert advertised(store) == {WORKER: 2}
     await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 2, 2))

@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from gateway.autoscaler import tick as autoscale
 from gateway.autoscaler.tick import tick
 from gateway.jobs.fleet_view import FleetView
-from shared.fleet.autoscale_policy import Decision, Limits, Observation, PolicyState
+from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pools import pool_name
 from shared.fleet.registry import Registry, WorkerInfo
 from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
@@ -38,10 +38,10 @@ def registry(queue: JobQueue) -> Registry:
 def policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker for two waiting jobs: a policy whose decisions a test can count."""
 
-    def decide(now: Observation, limits: Limits, memory: PolicyState | None) -> Decision:
+    def decide(now: Observation, limits: Limits, state: PolicyState | None) -> Decision:
         wanted = min(max((now.waiting + 1) // 2, limits.min), limits.max)
-        changed = memory is None or memory.wanted != wanted
-        changed_at_s = now.at_s if changed or memory is None else memory.changed_at_s
+        changed = state is None or state.wanted != wanted
+        changed_at_s = now.at_s if changed or state is None else state.changed_at_s
         return Decision(wanted, f"{now.waiting} wait", 1.5, PolicyState(wanted, changed_at_s))
 
     monkeypatch.setattr(autoscale, "decide", decide)
@@ -124,7 +124,7 @@ async def test_a_worker_overwrites_the_provisional_card(
     ("field", "value"),
     [
         ("tick_state", "{"),
-        ("tick_state", '{"memory": {"wanted": "many"}}'),
+        ("tick_state", '{"state": {"wanted": "many"}}'),
         ("scale", '{"pool": 1}'),
         ("scale", b"\xff"),
     ],
@@ -223,7 +223,7 @@ class Deaf:
     asked: list[int]
 
     async def reconcile(
-        self, wanted: int, workers: list[WorkerInfo], told_to_drain: list[str]
+        self, wanted: int, workers: list[WorkerInfo], draining: list[str]
     ) -> list[str]:
         self.asked = [*getattr(self, "asked", []), wanted]
         raise httpx.ConnectError("nobody there")
@@ -233,13 +233,13 @@ class Drains:
     """An actuator that drains one more each time."""
 
     def __init__(self) -> None:
-        self.told_to_drain: list[list[str]] = []
+        self.draining: list[list[str]] = []
 
     async def reconcile(
-        self, wanted: int, workers: list[WorkerInfo], told_to_drain: list[str]
+        self, wanted: int, workers: list[WorkerInfo], draining: list[str]
     ) -> list[str]:
-        self.told_to_drain.append(list(told_to_drain))
-        return [*told_to_drain, f"c{len(told_to_drain)}"]
+        self.draining.append(list(draining))
+        return [*draining, f"c{len(draining)}"]
 
 
 async def test_an_actuator_that_fails_leaves_the_decision_readable(
@@ -260,7 +260,7 @@ async def test_what_was_told_to_drain_is_remembered(
     monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: drains)
     for _ in range(3):
         await tick(queue, registry, SETTINGS)
-    assert drains.told_to_drain == [[], ["c0"], ["c0", "c1"]]
+    assert drains.draining == [[], ["c0"], ["c0", "c1"]]
 
 
 async def test_docker_scales_one_model(queue: JobQueue, registry: Registry) -> None:

@@ -1,6 +1,6 @@
 """`acquire`: lease queued jobs to a worker, best lane first, and advertise the slots left over.
 
-Comes from `worker/claim/queue_consumer.py`; the jobs go on in `worker/run/runner.py`.
+Comes from `worker/claim/queue_consumer.py`; the jobs go on in `worker/run/executor.py`.
 """
 
 from __future__ import annotations

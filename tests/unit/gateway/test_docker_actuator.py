@@ -126,15 +126,15 @@ async def test_idle_containers_are_started(daemon: Daemon) -> None:
 async def test_the_least_busy_worker_is_drained_once(daemon: Daemon) -> None:
     a, b, c = (daemon.add(letter, "running") for letter in "abc")
     workers = [serves(a, jobs=5), serves(b, jobs=2), serves(c, jobs=9)]
-    told_to_drain = await docker(daemon).reconcile(2, workers, [])
-    assert told_to_drain == [b]
+    draining = await docker(daemon).reconcile(2, workers, [])
+    assert draining == [b]
     assert daemon.calls == ["kill b signal=SIGTERM"]
     # It has not said so yet: a second signal would make it hand its jobs back.
-    told_to_drain = await docker(daemon).reconcile(2, workers, told_to_drain)
-    assert told_to_drain == [b]
+    draining = await docker(daemon).reconcile(2, workers, draining)
+    assert draining == [b]
     assert len(daemon.calls) == 1
     daemon.containers[b]["State"] = "exited"
-    assert await docker(daemon).reconcile(2, [workers[0], workers[2]], told_to_drain) == []
+    assert await docker(daemon).reconcile(2, [workers[0], workers[2]], draining) == []
     assert await docker(daemon).reconcile(3, [workers[0], workers[2]], []) == []
     assert daemon.calls[1:] == ["start b"]
 

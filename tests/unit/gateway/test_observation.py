@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.autoscaler.observation import WINDOW_S, PoolSnapshot, RateState, observe
-from shared.fleet.autoscale_policy import Observation, PolicyState
+from shared.fleet.autoscale_types import Observation, PolicyState
 from shared.fleet.registry import WorkerInfo
 from shared.protocol.states import WorkerState
 
@@ -41,11 +41,11 @@ def look(*workers: WorkerInfo, at_s: float = 0.0, **changes: Any) -> PoolSnapsho
     return PoolSnapshot(at_s=NOW_S + at_s, workers=workers, **values | changes)
 
 
-def see(*looks: PoolSnapshot, memory: PolicyState | None = None) -> Observation:
+def see(*looks: PoolSnapshot, state: PolicyState | None = None) -> Observation:
     """What is seen at the last of several looks."""
     rates: RateState | None = None
     for one in looks:
-        seen, rates = observe(one, rates, memory)
+        seen, rates = observe(one, rates, state)
     return seen
 
 
@@ -104,13 +104,13 @@ def test_workers_that_were_asked_for_are_starting(
     wanted: int, asked_ago_s: float, start_s: float | None, here: int, starting: int
 ) -> None:
     workers = [worker(f"w-{n}", start_s=start_s) for n in range(here)]
-    memory = PolicyState(wanted, NOW_S - asked_ago_s)
-    assert see(look(*workers), memory=memory).starting == starting
+    state = PolicyState(wanted, NOW_S - asked_ago_s)
+    assert see(look(*workers), state=state).starting == starting
 
 
 def test_a_worker_that_was_asked_for_and_loads_counts_once() -> None:
     loads = worker(state=WorkerState.STARTING)
-    assert see(look(loads), memory=PolicyState(2, NOW_S)).starting == 2
+    assert see(look(loads), state=PolicyState(2, NOW_S)).starting == 2
 
 
 def test_a_worker_that_died_while_it_loaded_is_not_waited_for_for_ever() -> None:

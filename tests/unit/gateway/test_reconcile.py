@@ -33,7 +33,7 @@ def test_converge(wanted: int, instances: list[Instance], plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told_to_drain", "phase"),
+    ("state", "draining", "phase"),
     [
         (None, False, STARTING),
         (WorkerState.STARTING, False, STARTING),
@@ -44,8 +44,8 @@ def test_converge(wanted: int, instances: list[Instance], plan: Plan) -> None:
         (None, True, DRAINING),  # it has left the registry, and is about to end
     ],
 )
-def test_the_phase_of_a_unit(state: WorkerState | None, told_to_drain: bool, phase: Phase) -> None:
+def test_the_phase_of_a_unit(state: WorkerState | None, draining: bool, phase: Phase) -> None:
     found = None if state is None else worker(state=state, jobs=3)
-    assert instance("a", found, told_to_drain=told_to_drain) == Instance(
+    assert instance("a", found, draining=draining) == Instance(
         "a", phase, 0 if found is None else 3
     )

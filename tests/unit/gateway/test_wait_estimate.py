@@ -9,7 +9,7 @@ import pytest
 
 from gateway.jobs.job_durations import WINDOW_S, JobDurations
 from gateway.jobs.wait_estimate import SlotTurnover, wait_estimate
-from shared.fleet.autoscale_policy import Limits, Observation
+from shared.fleet.autoscale_types import Limits, Observation
 from shared.fleet.scale_decisions import Scale
 from shared.protocol.states import WorkerState
 from tests.unit.gateway.test_observation import NOW_S, worker

@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from shared.fleet.autoscale_policy import (
-    Decision,
-    Limits,
-    Observation,
-    PolicyState,
-    decide,
-)
+from shared.fleet.autoscale_policy import decide
+from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.platform.setting_groups.pool import parse_autoscale, parse_range
 from shared.platform.settings import SettingsError, load_settings
 
@@ -58,7 +53,7 @@ class Run:
 
     def look(self, after_s: float, **changes: object) -> Decision:
         self.now = replace(self.now, at_s=self.now.at_s + after_s, **changes)
-        self.last = decide(self.now, self.limits, self.last.memory)
+        self.last = decide(self.now, self.limits, self.last.state)
         return self.last
 
     def looks(self, seconds: float, **changes: object) -> Decision:
@@ -81,19 +76,19 @@ class Run:
         (
             replace(UNKNOWN, waiting=5_000_000),
             20,
-            "5000000 jobs wait, and no worker has run yet; 20 are the most allowed",
+            "5000000 jobs wait, and no worker has run yet; 20 is the maximum",
         ),
-        (replace(UNKNOWN, waiting=9, slots=8), 2, "9 jobs wait, and none has ended yet"),
+        (replace(UNKNOWN, waiting=9, slots=8), 2, "9 jobs wait, and no job has ended yet"),
         (
             replace(UNKNOWN, waiting=9, slots=8, ready=1, running=8, oldest_s=1),
             3,
-            "9 jobs wait, and none has ended yet",
+            "9 jobs wait, and no job has ended yet",
         ),
         # steady load: 40 slots busy of 8 a worker, no more than 80% of them
         (
             replace(FULL, ready=6, running=40, arrivals_per_s=4.8),
             7,
-            "4.8 jobs/s of 10 s each keep 48 slots busy, of 8 that a worker has",
+            "4.8 jobs/s of 10 s each keep 48 slots busy; a worker has 8",
         ),
         # what runs stays, though nothing comes any more
         (replace(FULL, arrivals_per_s=0), 4, "32 jobs run"),
@@ -111,7 +106,7 @@ class Run:
         (
             replace(FULL, waiting=2_000_000, start_s=600.0),
             20,
-            "2000000 jobs wait (about 625000 s of work for 4 workers); 20 are the most allowed",
+            "2000000 jobs wait (about 625000 s of work for 4 workers); 20 is the maximum",
         ),
         # jobs that will cost four times as much
         (
@@ -123,7 +118,7 @@ class Run:
         (
             replace(FULL, waiting=96, start_s=120.0),
             4,
-            "the 4 at work clear the queue in 30 s; a new one takes 120 s",
+            "4 ready workers clear the queue in 30 s; a new worker takes 120 s to start",
         ),
         # a slot is free for each
         (replace(FULL, running=20, waiting=12), 4, "fewer have been enough for 0 of 120 s"),
@@ -137,14 +132,14 @@ def test_the_first_decision(now: Observation, wanted: int, reason: str) -> None:
 def test_figures_are_in_the_singular_and_the_plural() -> None:
     one = replace(KNOWN, ready=1, running=1, slots=1, waiting=500)
     assert first(one, max=1).reason == (
-        "500 jobs wait (about 5000 s of work for 1 worker); 1 is the most allowed"
+        "500 jobs wait (about 5000 s of work for 1 worker); 1 is the maximum"
     )
     assert first(replace(KNOWN, ready=3), min=3).reason == (
-        "nothing waits or runs; 3 are the least allowed"
+        "nothing waits or runs; 3 is the minimum"
     )
     for starting, reason in (
-        (1, "1 worker is loading, which goes on"),
-        (2, "2 workers are loading, which goes on"),
+        (1, "keeping 1 worker that is still starting"),
+        (2, "keeping 2 workers that are still starting"),
     ):
         assert Run(replace(KNOWN, starting=starting)).looks(300).reason == reason
 
@@ -161,7 +156,7 @@ def test_a_backlog_is_not_asked_for_twice_while_workers_load() -> None:
     run.looks(118, starting=wanted)
     assert run.last.wanted == wanted
     assert run.last.reason == (
-        "the 10 being started clear the queue in 17 s; a new one takes 120 s"
+        "10 starting workers clear the queue in 17 s; a new worker takes 120 s to start"
     )
 
 
@@ -268,10 +263,10 @@ def test_nobody_who_loads_is_stopped_but_by_the_limit() -> None:
     assert run.last.wanted == 10
     run.look(2, starting=10, waiting=0)  # cancelled
     assert run.looks(300).wanted == 10
-    assert run.last.reason == "10 workers are loading, which goes on"
+    assert run.last.reason == "keeping 10 workers that are still starting"
     run.limits = replace(run.limits, max=4)
     assert run.look(2).wanted == 4
-    assert run.last.reason == "10 workers are loading, which goes on; 4 are the most allowed"
+    assert run.last.reason == "keeping 10 workers that are still starting; 4 is the maximum"
 
 
 def test_to_zero_when_idle_and_back_at_the_first_job() -> None:
@@ -300,7 +295,7 @@ def test_limits_that_change_count_at_once() -> None:
     assert run.look(2).wanted == 2
     run.limits = replace(run.limits, min=6, max=20)
     assert run.look(2).wanted == 6
-    assert run.last.reason == "32 jobs run; 6 are the least allowed"
+    assert run.last.reason == "32 jobs run; 6 is the minimum"
 
 
 def test_jobs_on_workers_that_leave_hold_nobody_else() -> None:
@@ -327,7 +322,7 @@ def test_an_outage_of_the_autoscaler_is_not_calm() -> None:
     assert idle.look(3600).wanted == 1
 
 
-# --- what clients are told_to_drain ---
+# --- what clients are told ---
 
 
 @pytest.mark.parametrize(
@@ -391,11 +386,11 @@ HISTORIES = st.lists(OBSERVATIONS, min_size=1, max_size=6)
 def each(
     history: list[Observation], limits: Limits, check: Callable[[Observation, Decision], None]
 ) -> None:
-    memory = None
+    state = None
     for now in history:
-        decision = decide(now, limits, memory)
+        decision = decide(now, limits, state)
         check(now, decision)
-        memory = decision.memory
+        state = decision.state
 
 
 @settings(max_examples=300, deadline=None)
@@ -423,14 +418,14 @@ def test_what_it_remembers_is_small_ordered_and_can_be_stored(
     stored = TypeAdapter(PolicyState)
 
     def check(now: Observation, decision: Decision) -> None:
-        memory = decision.memory
-        assert stored.validate_json(stored.dump_json(memory)) == memory
-        times, needs = zip(*memory.needs, strict=True)
+        state = decision.state
+        assert stored.validate_json(stored.dump_json(state)) == state
+        times, needs = zip(*state.needs, strict=True)
         assert list(times) == sorted(times)
         assert max(times) == now.at_s
         assert list(needs) == sorted(set(needs), reverse=True)
         expected = max(now.starting, decision.wanted - now.ready)
-        assert sum(workers for _, workers in memory.asked) == max(0, expected)
+        assert sum(workers for _, workers in state.requested) == max(0, expected)
 
     each(history, limits, check)
 
@@ -449,17 +444,17 @@ def test_more_that_waits_never_means_fewer_workers(
 @given(HISTORIES, LIMITS_OF_ALL_KINDS)
 def test_it_comes_to_rest(history: list[Observation], limits: Limits) -> None:
     """Whatever was: without work, and with what was asked for there, `min` is wanted in the end."""
-    memory = None
+    state = None
     for now in history:
-        memory = decide(now, limits, memory).memory
+        state = decide(now, limits, state).state
     quiet = replace(KNOWN, at_s=history[-1].at_s)
     looks = int(max(limits.down_after_s, limits.idle_s) / 60) + 2
     for _ in range(looks):
-        assert memory is not None
-        quiet = replace(quiet, at_s=quiet.at_s + 60, ready=memory.wanted)
-        memory = decide(quiet, limits, memory).memory
-    assert memory is not None
-    assert memory.wanted == limits.min
+        assert state is not None
+        quiet = replace(quiet, at_s=quiet.at_s + 60, ready=state.wanted)
+        state = decide(quiet, limits, state).state
+    assert state is not None
+    assert state.wanted == limits.min
 
 
 # --- the settings' text ---
@@ -521,10 +516,10 @@ def test_the_setting_is_checked_at_start(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (replace(FULL, ready=1, running=8, waiting=24, start_s=120.0), "the one at work clears"),
+        (replace(FULL, ready=1, running=8, waiting=24, start_s=120.0), "1 ready worker clears"),
         (
             replace(FULL, ready=0, running=0, waiting=8, starting=1, start_s=3.0),
-            "the one being started clears",
+            "1 starting worker clears",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from shared.protocol.result import INLINE_RESULT_BYTES, JobResult
 from shared.protocol.scripts.emit import make_step, pack_result
 from shared.protocol.states import JobEvent
 from shared.protocol.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
-from tests.unit.calls import take_apart
+from tests.unit.steps import parse_step
 
 DONE = JobResult(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)
 
@@ -74,7 +74,7 @@ def test_a_step_is_its_frames_back_to_back_and_their_places() -> None:
     assert step.frames == frame("a") + frame("b", 300, 7)
     assert msgpack.unpackb(step.frame_sizes) == [len(frame("a")), len(frame("b", 300, 7))]
     assert step.flushes_and_results == b""
-    said = take_apart(step).said
+    said = parse_step(step).outputs
     assert {name: (each.seq, each.generation) for name, each in said.items()} == {
         "a": (1, 1),
         "b": (300, 7),
@@ -120,7 +120,7 @@ def test_who_is_told_of_new_listeners_speaks_to_them() -> None:
 
 
 def test_an_end_brings_its_entries_and_its_answer() -> None:
-    said = take_apart(make_step([goes_on("a"), ends("b")])).said
+    said = parse_step(make_step([goes_on("a"), ends("b")])).outputs
     assert said["a"].end is None
     end = said["b"].end
     assert end
@@ -132,15 +132,15 @@ def test_an_end_brings_its_entries_and_its_answer() -> None:
 def test_what_is_said_with_an_end_is_no_step_if_nobody_hears_it() -> None:
     step = make_step([ends("a", watchers=""), ends("b", stream=False), ends("c", says=False)])
     assert (step.frame_sizes, step.frames, step.messages) == (b"", b"", [])
-    assert set(take_apart(step).said) == {"a", "b", "c"}
+    assert set(parse_step(step).outputs) == {"a", "b", "c"}
 
 
 def test_log_flushes_may_be_of_jobs_that_say_nothing() -> None:
     segments = {name: pack_segment(1, [entry_of(frame(name), name, 1)]) for name in ("b", "c")}
-    parts = take_apart(
+    parts = parse_step(
         make_step([goes_on("a")], [LogFlush(name, part) for name, part in segments.items()])
     )
-    assert set(parts.said) == {"a"}
+    assert set(parts.outputs) == {"a"}
     assert parts.segments == segments
 
 

@@ -75,22 +75,22 @@ async def test_a_stream_without_a_callback_is_gathered(listens: bool) -> None:
 
 
 async def test_the_disconnect_is_received_only_after_it_is_set() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for _ in range(2):
             message = await receive()
-            heard.append(message["type"])
+            received.append(message["type"])
 
     exchange = Exchange()
     running = asyncio.create_task(exchange.run(app, "GET", "/"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert heard == ["http.request"]
+    assert received == ["http.request"]
     assert not running.done()
     exchange.disconnect.set()
     await running
-    assert heard == ["http.request", "http.disconnect"]
+    assert received == ["http.request", "http.disconnect"]
 
 
 async def test_an_error_of_the_application_is_raised() -> None:

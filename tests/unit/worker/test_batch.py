@@ -9,7 +9,7 @@ import pytest
 
 from shared.protocol.job_log import parse_segments
 from shared.protocol.step_log import FLUSH_AFTER
-from tests.unit.calls import take_apart
+from tests.unit.steps import parse_step
 from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
 from worker.publish.batch import DISCARDED, Batch, FlushSchedule, PendingResult
 from worker.publish.output_buffer import OutputBuffer
@@ -45,7 +45,7 @@ class Shard:
 
 def log_flushes(batch: Batch) -> dict[str, list[int]]:
     """The numbers of the entries that the batch flushes, by job."""
-    return take_apart(batch.step()).log_flushes
+    return parse_step(batch.step()).log_flushes
 
 
 def flushes_by_step(batches: Sequence[Batch], job_id: str = "a") -> dict[int, list[int]]:
@@ -75,8 +75,8 @@ def test_entries_are_flushed_together() -> None:
 
 def test_a_flush_contains_the_entries_that_were_published() -> None:
     shard, buffer = Shard(), make_buffer()
-    parts = [take_apart(shard.step(buffer).step()) for _ in range(FLUSH_AFTER)]
-    published = [part.said["a"].entry for part in parts]
+    parts = [parse_step(shard.step(buffer).step()) for _ in range(FLUSH_AFTER)]
+    published = [part.outputs["a"].entry for part in parts]
     assert parse_segments([parts[-1].segments["a"]]) == published
 
 
@@ -94,7 +94,7 @@ def test_a_result_carries_the_unflushed_entries() -> None:
     shard, buffer = Shard(), make_buffer()
     for _ in range(FLUSH_AFTER + 2):
         shard.step(buffer)
-    end = take_apart(shard.step(buffer, finish=[buffer]).step()).said["a"].end
+    end = parse_step(shard.step(buffer, finish=[buffer]).step()).outputs["a"].end
     assert end
     assert [entry.seq for entry in end.before] == [FLUSH_AFTER + n for n in (1, 2, 3)]
     assert end.seq == FLUSH_AFTER + 4
@@ -105,7 +105,7 @@ def test_the_result_of_a_job_whose_log_is_complete_carries_no_entries() -> None:
     shard, buffer = Shard(), make_buffer()
     for _ in range(FLUSH_AFTER):
         shard.step(buffer)
-    end = take_apart(shard.step(finish=[buffer]).step()).said["a"].end
+    end = parse_step(shard.step(finish=[buffer]).step()).outputs["a"].end
     assert end
     assert (end.segment, end.seq) == (b"", FLUSH_AFTER + 1)
 
@@ -115,7 +115,7 @@ def test_entries_that_are_due_in_the_step_of_the_result_are_sent_once() -> None:
     for _ in range(FLUSH_AFTER - 1):
         shard.step(buffer)
     batch = shard.step(buffer, finish=[buffer])
-    end = take_apart(batch.step()).said["a"].end
+    end = parse_step(batch.step()).outputs["a"].end
     assert end
     assert [entry.seq for entry in end.before] == list(range(1, FLUSH_AFTER + 1))
     assert log_flushes(batch) == {}
@@ -125,7 +125,7 @@ def test_entries_that_are_due_in_the_step_of_the_result_are_sent_once() -> None:
 def test_a_job_that_ends_with_its_first_entry_sends_it_with_its_result(stream: bool) -> None:
     shard, buffer = Shard(), make_buffer(log_started=False, stream=stream)
     batch = shard.step(buffer, finish=[buffer])
-    end = take_apart(batch.step()).said["a"].end
+    end = parse_step(batch.step()).outputs["a"].end
     assert end
     assert [entry.seq for entry in end.before] == [1]
     assert log_flushes(batch) == {}
@@ -134,7 +134,7 @@ def test_a_job_that_ends_with_its_first_entry_sends_it_with_its_result(stream: b
 def test_the_result_of_a_job_without_subscribers_is_only_logged() -> None:
     buffer = make_buffer(watchers="")
     step = Shard().step(buffer, finish=[buffer]).step()
-    end = take_apart(step).said["a"].end
+    end = parse_step(step).outputs["a"].end
     assert end
     assert ([entry.seq for entry in end.before], end.seq) == ([1], 2)
     assert (step.frame_sizes, step.frames, step.messages) == (b"", b"", [])
@@ -167,7 +167,7 @@ def test_jobs_with_an_older_token_are_dropped_and_discarded() -> None:
     held, stale = make_buffer("held"), make_buffer("stale", fence_token="older")
     batch = Shard().step(held, stale)
     batch.drop_stale(FENCE_TOKEN)
-    assert set(take_apart(batch.step()).said) == {"held"}
+    assert set(parse_step(batch.step()).outputs) == {"held"}
     assert (held.discarded, stale.discarded) == (False, True)
     assert batch.valid_under(FENCE_TOKEN)
 

@@ -21,7 +21,7 @@ from shared.protocol.job_log import Entry, Transcript, read_journal
 from shared.protocol.result import JobResult
 from shared.protocol.scripts.emit import Step
 from shared.protocol.states import JobEvent
-from tests.unit.calls import Ended, Said, take_apart
+from tests.unit.steps import SentOutput, SentResult, parse_step
 from tests.waiting import eventually
 from worker.claim.lease import Lease
 from worker.engines.protocol import JOURNAL, Capacity, Load
@@ -38,7 +38,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 class RecordingQueue:
     """Records what the publisher sends; `outcome` is what becomes of results."""
 
-    outputs: list[Said] = field(default_factory=list)
+    outputs: list[SentOutput] = field(default_factory=list)
     outcome: str = "ok"
     shards: int = 1
 
@@ -48,7 +48,7 @@ class RecordingQueue:
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Step, update: object
     ) -> asyncio.Future[list[bytes]]:
-        outputs = take_apart(step).said
+        outputs = parse_step(step).outputs
         self.outputs += outputs.values()
         ended = [name for name, output in outputs.items() if output.end]
         reply: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
@@ -70,7 +70,7 @@ class RecordingQueue:
         return b"".join([decoder.decode(entry.items) for entry in self.log])
 
     @property
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[SentResult]:
         return [each.end for each in self.outputs if each.end]
 
     @property

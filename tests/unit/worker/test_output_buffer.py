@@ -8,16 +8,16 @@ from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.frames import entry_of
 from shared.protocol.job_log import Delta, Prompt
 from shared.protocol.scripts.emit import make_step
-from tests.unit.calls import Said, take_apart
+from tests.unit.steps import SentOutput, parse_step
 from tests.unit.worker.buffers import RESULT, make_buffer
 from worker.publish.output_buffer import OutputBuffer
 
 
-def taken(buffer: OutputBuffer, *, finish: bool = False) -> Said:
+def taken(buffer: OutputBuffer, *, finish: bool = False) -> SentOutput:
     """What the buffer sends now."""
     output = buffer.take(RESULT if finish else None)
     assert output is not None
-    return take_apart(make_step([output])).said[buffer.job.id]
+    return parse_step(make_step([output])).outputs[buffer.job.id]
 
 
 def test_entries_are_numbered_from_one() -> None:

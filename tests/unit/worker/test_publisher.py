@@ -22,7 +22,7 @@ from shared.protocol.job_log import Delta, Prompt
 from shared.protocol.result import JobResult
 from shared.protocol.scripts.emit import Fenced, Step
 from shared.protocol.states import JobEvent
-from tests.unit.calls import Ended, Said, take_apart
+from tests.unit.steps import SentOutput, SentResult, parse_step
 from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
 from worker.publish import publisher as module
 from worker.publish.output_buffer import OutputBuffer
@@ -51,9 +51,9 @@ class Call(NamedTuple):
     update: SlotUpdate | None
 
     @property
-    def outputs(self) -> dict[str, Said]:
+    def outputs(self) -> dict[str, SentOutput]:
         """By job."""
-        return take_apart(self.step).said
+        return parse_step(self.step).outputs
 
 
 class RecordingQueue:
@@ -316,7 +316,7 @@ async def test_a_job_without_output_ends_with_entry_number_one(bench: Bench) -> 
     buffer = bench.buffer()
     outcome = bench.finish(buffer)
     output = (await bench.queue.next()).outputs["a"]
-    assert output == Said(None, 0, Ended(buffer.job.lease_id, 1, b"", "gw-1", RESULT))
+    assert output == SentOutput(None, 0, SentResult(buffer.job.lease_id, 1, b"", "gw-1", RESULT))
     assert await outcome == "ok"
 
 

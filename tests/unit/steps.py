@@ -1,4 +1,4 @@
-"""What a worker's calls say: a step taken apart."""
+"""Parses the steps that a worker sends, for tests."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from shared.protocol.states import JobEvent
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a job ends."""
+class SentResult:
+    """The result of a job and the final entry of its log."""
 
     lease_id: str
     seq: int
-    """Of the last entry."""
+    """Of the final entry."""
     segment: bytes
     watchers: str
     answer: JobResult
 
     @property
     def before(self) -> list[Entry]:
-        """The entries that are put into the log with the end."""
+        """The entries that are written to the log with it."""
         return parse_segments([self.segment]) if self.segment else []
 
 
 @dataclass(frozen=True)
-class Said:
-    """What one job says in a call: an entry, an end, or both."""
+class SentOutput:
+    """What one job sends in a step: an entry, a result, or both."""
 
     entry: Entry | None
     generation: int
-    end: Ended | None
+    end: SentResult | None
 
     @property
     def seq(self) -> int:
-        assert self.entry is not None, "it says nothing"
+        assert self.entry is not None, "there is no entry"
         return self.entry.seq
 
     @property
     def chunks(self) -> bytes:
-        """What its client gets; chunks without a quote have no envelope."""
+        """What the client gets, if no chunk contains a quote."""
         return DeltaDecoder().decode(self.entry.items) if self.entry else b""
 
     @property
@@ -60,33 +60,33 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A step, taken apart."""
+class StepContent:
+    """The content of a step, by job."""
 
-    said: dict[str, Said]
+    outputs: dict[str, SentOutput]
     segments: dict[str, bytes]
-    """What is put into the logs of jobs that go on."""
+    """The log flushes of jobs that go on."""
 
     @property
     def log_flushes(self) -> dict[str, list[int]]:
-        """The numbers of those entries."""
+        """The numbers of the entries in each flush."""
         return {
             name: [entry.seq for entry in parse_segments([segment])]
             for name, segment in self.segments.items()
         }
 
 
-def take_apart(step: Step) -> Parts:
-    """Asserts that nothing stands in it twice, and that the places are those of the frames."""
-    places = msgpack.unpackb(step.frame_sizes) if step.frame_sizes else []
+def parse_step(step: Step) -> StepContent:
+    """The content of a step; asserts that no job occurs twice and that the frame sizes fit."""
+    sizes = msgpack.unpackb(step.frame_sizes) if step.frame_sizes else []
     entries: dict[str, Entry] = {}
     generations: dict[str, int] = {}
     at = 0
-    for length in places:
+    for length in sizes:
         frame, at = step.frames[at : at + length], at + length
         ((job_id, seq, generation, _, _, _),) = decode(frame)
         name = job_id.decode()
-        assert name not in entries, "a job stands twice in one call"
+        assert name not in entries, "a job occurs twice in one call"
         entry = entry_of(frame, name, seq, generation)
         (entries[name],) = parse_segments([pack_segment(seq, [entry])])
         generations[name] = generation
@@ -97,12 +97,15 @@ def take_apart(step: Step) -> Parts:
         else ((), ())
     )
     segments = {name.decode(): segment for name, segment in zip(flat[::2], flat[1::2], strict=True)}
-    assert 2 * len(segments) == len(flat), "a job stands twice in one call"
+    assert 2 * len(segments) == len(flat), "a job occurs twice in one call"
     ends = {ending[0].decode(): _ended(*ending) for ending in endings}
     assert len(ends) == len(endings), "a job ends twice in one call"
     names = [*entries, *(name for name in ends if name not in entries)]
-    return Parts(
-        {name: Said(entries.get(name), generations.get(name, 0), ends.get(name)) for name in names},
+    return StepContent(
+        {
+            name: SentOutput(entries.get(name), generations.get(name, 0), ends.get(name))
+            for name in names
+        },
         segments,
     )
 
@@ -120,10 +123,10 @@ def _ended(
     inline: bool,
     body: bytes,
     packed: bytes,
-) -> Ended:
+) -> SentResult:
     ending = ResponseInfo(*msgpack.unpackb(packed))
     assert tokens == ending.completion_tokens
     answer = JobResult(
         event=JobEvent(event.decode()), error_code=code.decode(), body=body, **ending._asdict()
     )
-    return Ended(lease_id.decode(), seq, segment, watchers.decode(), answer)
+    return SentResult(lease_id.decode(), seq, segment, watchers.decode(), answer)

@@ -57,14 +57,6 @@ log = logging.getLogger("flotilla.gateway")
 _SUBSCRIBE_S = 5.0
 
 
-async def _warn_of_redis_settings(servers: Servers) -> None:
-    """Log settings of Redis that endanger jobs, as far as the servers can be asked."""
-    for redis in servers.all:
-        with contextlib.suppress(connections.RedisError, OSError):
-            for weakness in await connections.weaknesses(redis):
-                log.warning("Redis: %s", weakness)
-
-
 def create_app(settings: Settings) -> InferenceApp:
     """The ASGI application of one gateway; it connects to Redis when it starts.
 
@@ -82,63 +74,16 @@ def create_app(settings: Settings) -> InferenceApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        servers = Servers(settings.redis_url, settings.shard_redis_urls)
-        queue = JobQueue(servers, shards=settings.shards)
-        gateway_id = f"gw-{secrets.token_hex(6)}"
-        logs.bind_process(gateway=gateway_id)
-        buffer_bytes = settings.stream_buffer_bytes
-        relay = Relay(queue, settings.server_urls, gateway_id, metrics, buffer_bytes)
-        malformed = MalformedValues(metrics.malformed)
-        fleet = FleetView(
-            Registry(servers.primary, malformed), ScaleStore(servers.primary, malformed)
-        )
-        watch = eviction.EvictionMonitor([servers.primary, *servers.all])
-        tasks = TaskSupervisor(metrics.background_tasks)
-        streams = StreamContext(
-            gateway_id,
-            settings,
-            queue,
-            relay,
-            Cancellations(queue),
-            metrics,
-            fleet.wait_reason,
-            partial(job_object.full, queue, fleet),
-        )
-        app.state.gateway = Gateway(
-            id=gateway_id,
-            settings=settings,
-            queue=queue,
-            factory=JobFactory(settings, gateway_id, relay.is_subscribed),
-            submitter=Submitter(queue, max_queue_depth, metrics),
-            relay=relay,
-            streams=streams,
-            fleet=fleet,
-            eviction=watch,
-            tasks=tasks,
-            metrics=metrics,
-            prometheus=registry,
-        )
-        reaper = Reaper(queue, settings.lease_s, metrics.reaper)
-        tasks.start("relay", relay.run())
-        tasks.start("fleet view", fleet.run())
-        tasks.start("reaper", reaper.run())
-        tasks.start("eviction monitor", watch.run())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SUBSCRIBE_S):
-                await relay.connected()
-        await _warn_of_redis_settings(servers)
-        gc.collect()
-        gc.freeze()  # objects made by imports stay: exclude them from later collections
-        log.info("gateway %s listens on http://%s:%d", gateway_id, settings.host, settings.port)
+        gateway = app.state.gateway = _make_gateway(settings, max_queue_depth, metrics, registry)
+        logs.bind_process(gateway=gateway.id)
+        await _start(gateway)
+        log.info("gateway %s listens on http://%s:%d", gateway.id, settings.host, settings.port)
         try:
             yield
         finally:
-            await streams.cancellations.drain()
-            await tasks.stop()
-            await queue.close()
-            await servers.close()
+            await _stop(gateway)
             access.write()
-            log.info("gateway %s has ended", gateway_id)
+            log.info("gateway %s has ended", gateway.id)
 
     app = FastAPI(
         title="Flotilla",
@@ -156,3 +101,70 @@ def create_app(settings: Settings) -> InferenceApp:
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
     return InferenceApp(app, authenticator, metrics, access)
+
+
+def _make_gateway(
+    settings: Settings, max_queue_depth: int, metrics: GatewayMetrics, registry: CollectorRegistry
+) -> Gateway:
+    """All objects of the process. Needs a running event loop."""
+    gateway_id = f"gw-{secrets.token_hex(6)}"
+    servers = Servers(settings.redis_url, settings.shard_redis_urls)
+    queue = JobQueue(servers, shards=settings.shards)
+    relay = Relay(queue, settings.server_urls, gateway_id, metrics, settings.stream_buffer_bytes)
+    malformed = MalformedValues(metrics.malformed)
+    fleet = FleetView(Registry(servers.primary, malformed), ScaleStore(servers.primary, malformed))
+    streams = StreamContext(
+        gateway_id,
+        settings,
+        queue,
+        relay,
+        Cancellations(queue),
+        metrics,
+        fleet.wait_reason,
+        partial(job_object.full, queue, fleet),
+    )
+    return Gateway(
+        id=gateway_id,
+        settings=settings,
+        queue=queue,
+        factory=JobFactory(settings, gateway_id, relay.is_subscribed),
+        submitter=Submitter(queue, max_queue_depth, metrics),
+        relay=relay,
+        streams=streams,
+        fleet=fleet,
+        eviction=eviction.EvictionMonitor([servers.primary, *servers.all]),
+        tasks=TaskSupervisor(metrics.background_tasks),
+        metrics=metrics,
+        prometheus=registry,
+    )
+
+
+async def _start(gateway: Gateway) -> None:
+    """Start the background tasks; returns when the relay is subscribed, or after a while."""
+    reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
+    gateway.tasks.start("relay", gateway.relay.run())
+    gateway.tasks.start("fleet view", gateway.fleet.run())
+    gateway.tasks.start("reaper", reaper.run())
+    gateway.tasks.start("eviction monitor", gateway.eviction.run())
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SUBSCRIBE_S):
+            await gateway.relay.connected()
+    await _warn_of_redis_settings(gateway.queue.servers)
+    gc.collect()
+    gc.freeze()  # objects made by imports stay: exclude them from later collections
+
+
+async def _stop(gateway: Gateway) -> None:
+    """End the background tasks and close the connections to Redis."""
+    await gateway.streams.cancellations.drain()
+    await gateway.tasks.stop()
+    await gateway.queue.close()
+    await gateway.queue.servers.close()
+
+
+async def _warn_of_redis_settings(servers: Servers) -> None:
+    """Log settings of Redis that endanger jobs, as far as the servers can be asked."""
+    for redis in servers.all:
+        with contextlib.suppress(connections.RedisError, OSError):
+            for weakness in await connections.weaknesses(redis):
+                log.warning("Redis: %s", weakness)

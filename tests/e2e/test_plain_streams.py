@@ -328,7 +328,7 @@ def test_what_is_not_intercepted_is_collected_and_so_is_what_follows(vllm_engine
     from vllm.sampling_params import RequestOutputKind
 
     from worker.engines.vllm.collector import Collector
-    from worker.engines.vllm.journal import _set_interceptor
+    from worker.engines.vllm.journal import _intercept
 
     def intercept(item: Any) -> str | None:
         if item.outputs[0].text == "?":
@@ -341,7 +341,7 @@ def test_what_is_not_intercepted_is_collected_and_so_is_what_follows(vllm_engine
     journal.client = chunks.append
     for last in [result("?"), result("", 1, "stop"), ValueError("dead")]:
         chunks.clear()
-        _set_interceptor(collector, journal, 0, intercept)
+        _intercept(collector, journal, 0, intercept)
         collector.put(result("a"))
         collector.put(result("b", 2))
         assert (chunks, collector.output) == ([b"a", b"b"], None)

@@ -45,7 +45,7 @@ def test_a_burst_is_told_about_what_it_waits(stack: Stack) -> None:
         assert len(waits) >= SLOTS
         told = {job["id"]: job["estimated_wait_s"] for job in waits}
         wait_for(lambda: look(burst[-1])["state"] == "completed", "the burst is done")
-        # Two rounds of jobs are before the last one, however late in the first round it was submitted.
+        # Two rounds are before the last job, however late in the first round it was submitted.
         assert (told[burst[-1]["id"]] or 0) > 0.5, "told that it need not wait"
         for job in waits:
             waited_s = look(job)["started_at"] - job["created_at"]

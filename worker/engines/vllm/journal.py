@@ -104,12 +104,12 @@ class JournalledEngine:
                 for part in output.outputs:
                     journal.delta(call, part.index, part.token_ids, part.text)
                 collector = collector or LATEST.get()
-                set_interceptor = partial(_set_interceptor, collector, journal, call)
+                intercept = partial(_intercept, collector, journal, call)
                 if whole:
                     gather(output)
-                    set_interceptor(gather_unfinished)
+                    intercept(gather_unfinished)
                 else:
-                    INTERCEPT.set(set_interceptor)
+                    INTERCEPT.set(intercept)
                     yield output
         finally:
             # Closing the inner generator aborts the request now, not when it is collected.
@@ -119,10 +119,10 @@ class JournalledEngine:
             yield gathered
 
 
-def _set_interceptor(
-    collector: Collector | None, journal: Journal, call: int, intercept: Interceptor
+def _intercept(
+    collector: Collector | None, journal: Journal, call: int, to_chunk: Interceptor
 ) -> None:
-    """Have the collector's next outputs taken, up to the first that is not."""
+    """Have `to_chunk` handle the collector's next outputs, up to the first that it declines."""
     if collector is None:
         return
 
@@ -130,9 +130,9 @@ def _set_interceptor(
         if isinstance(output, Exception):
             return False
         try:
-            chunk = intercept(output)
+            chunk = to_chunk(output)
         except Exception:  # the caller is vLLM's output handler, which serves all requests
-            log.exception("a delta could not be taken at once")
+            log.exception("an output was not intercepted")
             return False
         if chunk is None:
             return False

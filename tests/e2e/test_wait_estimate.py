@@ -45,7 +45,7 @@ def test_the_estimates_for_a_burst_are_near_the_waits(stack: Stack) -> None:
         assert len(waits) >= SLOTS
         estimates = {job["id"]: job["estimated_wait_s"] for job in waits}
         wait_for(lambda: read(burst[-1])["state"] == "completed", "the burst is done")
-        # Two rounds of jobs are before the last one, however late in the first round it was submitted.
+        # Two rounds of jobs go before the last one, whenever in the first it was submitted.
         assert (estimates[burst[-1]["id"]] or 0) > 0.5, "the estimate is far too low"
         for job in waits:
             waited_s = read(job)["started_at"] - job["created_at"]

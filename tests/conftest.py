@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share: Redis servers and engines; order of a parallel run."""
+"""Shared fixtures: Redis servers and engines; and how a parallel run distributes tests."""
 
 from __future__ import annotations
 

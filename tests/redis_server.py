@@ -16,7 +16,7 @@ from gateway.launcher.ports import listen_problem
 
 DEADLINE_S = 20.0
 _SYNCED = "tests:synced"
-# Each process of the run has ports of its own, below those that `flotilla up` and Linux choose from.
+# Each process of a run has its own ports, below those that `flotilla up` and Linux choose from.
 _PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = iter(
     random.sample(range(16_000 + 1_000 * (_PROCESS % 4), 17_000 + 1_000 * (_PROCESS % 4)), 1_000)

@@ -36,13 +36,15 @@ app.add_typer(scale, name="scale")
 Host = Annotated[str | None, typer.Option(help="Address that the gateway listens on.")]
 Port = Annotated[int | None, typer.Option(help="Port that the gateway listens on.")]
 RedisUrl = Annotated[str | None, typer.Option(help="The fleet's Redis.")]
-OwnRedisUrl = Annotated[str | None, typer.Option(help="A Redis that runs; else one is started.")]
+OwnRedisUrl = Annotated[
+    str | None, typer.Option(help="A running Redis; without it one is started.")
+]
 KeysFile = Annotated[Path | None, typer.Option(help="API keys, `key` or `name:key`, one a line.")]
-Model = Annotated[str | None, typer.Option(help="Hub id or folder; the demo model if left out.")]
+Model = Annotated[str | None, typer.Option(help="Hub id or folder; without it the demo model.")]
 ModelName = Annotated[str | None, typer.Option(help="The model's name for clients.")]
 Engine = Annotated[str | None, typer.Option(help="vllm, or simulated (for load tests).")]
 EngineArgs = Annotated[str | None, typer.Option(help="vLLM's own arguments, as one string.")]
-Pool = Annotated[str | None, typer.Option(help="Workers of one pool share a queue.")]
+Pool = Annotated[str | None, typer.Option(help="Name of the pool; its workers share a queue.")]
 LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
 
 
@@ -66,17 +68,18 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Options that are no command's own."""
+    """Options of the command itself."""
 
 
 @app.command()
 def up(
     model: Model = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of workers; 1 if left out.")
+        int | None, typer.Option(min=1, help="Number of workers; 1 by default.")
     ] = None,
     autoscale: Annotated[
-        str | None, typer.Option(metavar="MIN:MAX", help="As many workers as the load asks for.")
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Let the autoscaler decide the number of workers."),
     ] = None,
     engine: Engine = None,
     engine_args: EngineArgs = None,
@@ -87,7 +90,7 @@ def up(
 ) -> None:
     """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
     if workers is not None and autoscale is not None:
-        raise typer.BadParameter("it is either --workers or --autoscale", param_hint="--autoscale")
+        raise typer.BadParameter("use either --workers or --autoscale", param_hint="--autoscale")
     flags = {
         "model": model,
         "engine": engine,
@@ -137,9 +140,11 @@ def worker(
     engine: Engine = None,
     engine_args: EngineArgs = None,
     pool: Pool = None,
-    worker_id: Annotated[str | None, typer.Option(help="Name of this worker's life.")] = None,
+    worker_id: Annotated[
+        str | None, typer.Option(help="Id of this worker process, never used twice.")
+    ] = None,
     worker_host: Annotated[str | None, typer.Option(help="Address of its health page.")] = None,
-    worker_port: Annotated[int | None, typer.Option(help="Port of the same.")] = None,
+    worker_port: Annotated[int | None, typer.Option(help="Port of its health page.")] = None,
     redis_url: RedisUrl = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -161,16 +166,19 @@ def worker(
 
 @app.command()
 def maintenance(redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
-    """Run the maintenance process: housekeeping and the autoscaler's decisions. One process is enough."""
+    """Run the maintenance process: repairs, clean-up, the autoscaler. One is enough."""
     _become("gateway.maintenance", _settings(redis_url=redis_url, log_level=log_level))
 
 
 @scale.command("explain")
 def explain_scale(
-    name: Annotated[str | None, typer.Argument(help="A model or a pool; all if left out.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="A model or a pool; without it all pools.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     redis_url: Annotated[
-        str | None, typer.Option(help="The fleet's; else that of the `flotilla up` in this folder.")
+        str | None,
+        typer.Option(help="The fleet's Redis; else that of the `flotilla up` in this folder."),
     ] = None,
 ) -> None:
     """How many workers there are, how many there should be, and why."""

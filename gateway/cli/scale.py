@@ -20,7 +20,7 @@ _SHOWN = 10
 
 
 async def explain(redis_url: str, name: str | None, *, as_json: bool) -> int:
-    """Print what the autoscaler thinks of one pool (or model), or of all; the exit status."""
+    """Print the decision for one pool (or model), or for all; returns the exit status."""
     try:
         pools, known = await _read(redis_url, name)
     except (RedisError, OSError) as error:
@@ -40,7 +40,7 @@ async def explain(redis_url: str, name: str | None, *, as_json: bool) -> int:
         print("\n\n".join(text(pool) for pool in pools))
     else:
         print(
-            "No autoscaler looks after this "
+            "No autoscaler decides for this "
             + ("fleet" if name is None else "pool")
             + ": start it with `flotilla up --autoscale MIN:MAX`, or set FLOTILLA_AUTOSCALE for "
             "the maintenance process."
@@ -74,7 +74,7 @@ async def _read(redis_url: str, name: str | None) -> tuple[list[dict[str, Any]],
 
 
 def text(pool: dict[str, Any]) -> str:
-    """One pool, as `gateway.autoscaler.scale_object.whole` has it, for people."""
+    """One pool, as `gateway.autoscaler.scale_object.whole` returns it, as text."""
     seen, limits = pool["inputs"], pool["limits"]
     lines = [
         f"{pool['model']} (pool {pool['pool']})",
@@ -86,12 +86,12 @@ def text(pool: dict[str, Any]) -> str:
         f"  decided  {pool['age_s']:.0f} s ago",
     ]
     if pool["silent"]:
-        lines.append("  THE AUTOSCALER IS SILENT: nobody should act on this any more")
-    lines += ["", "  what it saw", *(f"    {line}" for line in _inputs(seen))]
-    lines += ["", "  what it aims at", *(f"    {line}" for line in _aims(limits))]
+        lines.append("  THE AUTOSCALER HAS STOPPED: this decision is out of date")
+    lines += ["", "  what it observed", *(f"    {line}" for line in _inputs(seen))]
+    lines += ["", "  its limits and aims", *(f"    {line}" for line in _aims(limits))]
     history = pool["history"][:_SHOWN]
     if history:
-        lines += ["", "  what it changed, newest first", *map(_change, history)]
+        lines += ["", "  its changes, newest first", *map(_change, history)]
     return "\n".join(lines)
 
 
@@ -111,11 +111,11 @@ def _inputs(seen: dict[str, Any]) -> Sequence[str]:
         slots = f"a worker runs {seen['slots']} jobs at once"
     return (
         f"{_jobs(seen['waiting'])} waiting{about}{waits}; {_jobs(seen['running'])} running",
-        f"{_figure(seen['arrivals_per_s'])} jobs a second came of late",
+        f"{_figure(seen['arrivals_per_s'])} jobs a second arrived lately",
         job,
         slots,
         start,
-        f"{_workers(seen['ready'])} ready, {seen['starting']} starting or asked for, "
+        f"{_workers(seen['ready'])} ready, {seen['starting']} starting or requested, "
         f"{seen['draining']} draining",
     )
 
@@ -124,8 +124,8 @@ def _aims(limits: dict[str, Any]) -> Sequence[str]:
     return (
         f"a job waits at most {limits['target_wait_s']:g} s once its workers have started",
         f"{limits['utilization']:.0%} of the slots are busy in steady load",
-        f"a worker goes when fewer have been enough for {limits['down_after_s']:g} s",
-        f"the last one goes after {limits['idle_s']:g} s without work",
+        f"a worker is removed when fewer have been enough for {limits['down_after_s']:g} s",
+        f"the last one is removed after {limits['idle_s']:g} s without work",
     )
 
 

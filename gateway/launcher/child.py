@@ -1,6 +1,6 @@
-"""One life of one process that `flotilla up` started: its start, its output and its end.
+"""A child process of `flotilla up`: its start, its output and its end.
 
-Whether it is started again is service.py's business.
+service.py decides whether it is started again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _PUMP_REST_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run, and what of it the terminal shows."""
+    """What to run, and whether the terminal shows its stdout."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     shows_stdout: bool = True
-    inherits: tuple[int, ...] = ()  # file descriptors that it keeps open
-    when_orphaned: signal.Signals = signal.SIGTERM  # what it gets when the supervisor has died
+    inherits: tuple[int, ...] = ()  # file descriptors that stay open in it
+    when_orphaned: signal.Signals = signal.SIGTERM  # signal when the supervisor has died
 
 
 class Child:
@@ -79,12 +79,12 @@ class Child:
         return status
 
     def terminate(self) -> None:
-        """Ask it to end in its own time."""
+        """Send SIGTERM."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it and everything in its process group now."""
+        """Send SIGKILL to its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""What `flotilla up` prints: every line with the name of the process that it comes from."""
+"""What `flotilla up` prints: every line with the name of its process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAIL_BYTES = 16 * 1024
 
 
 class Console:
-    """Writes to stdout. A terminal that has gone away is no reason to stop the fleet."""
+    """Writes to stdout; the fleet keeps running when the terminal has been closed."""
 
     def __init__(self, names: Iterable[str], *, colours: bool) -> None:
         names = list(names)
@@ -52,5 +52,5 @@ class Console:
 
 
 def wants_colours(environment: Iterable[str]) -> bool:
-    """Colours are for a terminal whose user has not asked for none (NO_COLOR)."""
+    """Whether stdout is a terminal and NO_COLOR is not set."""
     return sys.stdout.isatty() and "NO_COLOR" not in environment

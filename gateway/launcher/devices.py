@@ -1,4 +1,4 @@
-"""Which GPUs a worker of `flotilla up` gets. Pure, but for asking the driver.
+"""Which GPUs a worker of `flotilla up` gets. Pure, except `gpus`, which runs nvidia-smi.
 
 Two engines on one GPU would each want all of its memory.
 """
@@ -18,7 +18,7 @@ _DRIVER_TIMEOUT_S = 20.0
 
 
 def gpus(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs of this machine that may be used; empty if there is none, or nobody can tell."""
+    """The usable GPUs of this machine; empty if there are none or the driver can't list them."""
     if _VISIBLE in environment:
         return [device for device in environment[_VISIBLE].split(",") if device]
     driver = shutil.which("nvidia-smi", path=environment.get("PATH"))
@@ -36,12 +36,12 @@ def gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def shares(pool: Pool, environment: Mapping[str, str]) -> list[str]:
-    """What each worker gets of this machine's GPUs; empty where there is nothing to share out."""
+    """The GPUs of each worker, as CUDA_VISIBLE_DEVICES; empty if all workers see all GPUs."""
     return groups(gpus(environment), pool.engine_args) if pool.engine == "vllm" else []
 
 
 def groups(devices: Sequence[str], engine_args: str) -> list[str]:
-    """The same, of these GPUs: as CUDA_VISIBLE_DEVICES has it, for one worker after the other."""
+    """The same for given GPUs: one value of CUDA_VISIBLE_DEVICES for each worker."""
     if len(devices) < 2:
         return []
     size = _gpus_per_engine(engine_args)
@@ -57,11 +57,11 @@ def _gpus_per_engine(engine_args: str) -> int:
     try:
         known, _ = parser.parse_known_args(shlex.split(engine_args))
     except (argparse.ArgumentError, ValueError):
-        return 1  # vLLM will say what is wrong with them
+        return 1  # vLLM reports what is wrong with them
     size: int = known.tensor_parallel_size * known.pipeline_parallel_size
     return max(1, size)
 
 
 def device_of(number: int, shares: Sequence[str]) -> dict[str, str]:
-    """What worker `number`, counted from 1, has in its environment."""
+    """The GPU variable of worker `number`, counted from 1."""
     return {_VISIBLE: shares[(number - 1) % len(shares)]} if shares else {}

@@ -28,7 +28,7 @@ _LONGEST_SOCKET_PATH = 107
 
 
 class FolderInUseError(Exception):
-    """Another `flotilla up` works in this folder."""
+    """Another `flotilla up` uses this folder."""
 
 
 async def lock_folder(folder: Path) -> int:
@@ -94,7 +94,7 @@ def socket_path(run_folder: Path) -> Iterator[Path | None]:
 
 
 def _remove(folder: Path) -> None:
-    """Only what a run has put there. Raises OSError."""
+    """Delete a socket and its folder, and nothing else. Raises OSError."""
     if not folder.name.startswith(_PREFIX):  # the record was cut off
         return
     (folder / _SOCKET).unlink(missing_ok=True)
@@ -109,10 +109,10 @@ def server_command(
     environment: Mapping[str, str],
     lock: int,
 ) -> Command:
-    """Durable and never evicting: an evicted key would be a lost job.
+    """The command of a durable Redis that never evicts keys: an evicted key would be a lost job.
 
-    It listens on a port of this machine, and on a socket for those who call it for every token:
-    a process that waits there is woken with a third less work than through the network's layers.
+    It listens on a port of this machine, and on a Unix socket for the processes that call it for
+    every token: waking a process there costs a third less than through TCP.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = {

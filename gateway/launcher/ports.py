@@ -6,7 +6,7 @@ import random
 import socket
 from collections.abc import Collection
 
-# Linux gives none of these to a connection by itself, so none is taken between answer and use.
+# Linux uses none of these for outgoing connections, so none is taken between check and use.
 _QUIET = range(20_000, 32_768)
 _TRIES = 100
 

@@ -1,6 +1,6 @@
-"""Where the fleet of a running `flotilla up` is to be found, for other commands in its folder.
+"""The file by which other commands in the folder of a running `flotilla up` find its fleet.
 
-Its Redis has a port of its own at every start.
+Its Redis listens on another port after every start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = "run.json"
 
 @contextlib.contextmanager
 def written(folder: Path, *, redis_url: str, gateway_url: str) -> Iterator[None]:
-    """The file stands in `folder` meanwhile. Only its owner reads it: there may be a password."""
+    """The file exists during this context. Only its owner can read it: it may hold a password."""
     path = folder / _NAME
     text = json.dumps({"pid": os.getpid(), "redis_url": redis_url, "gateway_url": gateway_url})
     path.unlink(missing_ok=True)
@@ -31,7 +31,7 @@ def written(folder: Path, *, redis_url: str, gateway_url: str) -> Iterator[None]
 
 
 class Running(NamedTuple):
-    """A `flotilla up` that runs."""
+    """A running `flotilla up`."""
 
     pid: int
     redis_url: str
@@ -39,7 +39,7 @@ class Running(NamedTuple):
 
 
 def running(folder: Path = FOLDER) -> Running | None:
-    """The one in `folder`, if there is one."""
+    """The running `flotilla up` of `folder`, if there is one."""
     try:
         run = json.loads((folder / _NAME).read_text())
         os.kill(run["pid"], 0)

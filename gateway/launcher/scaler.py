@@ -1,6 +1,6 @@
-"""Starts and drains the workers of a `flotilla up --autoscale`, as the autoscaler wants them.
+"""Starts and drains the workers of `flotilla up --autoscale` as the autoscaler decides.
 
-The maintenance process decides; here its decision is read from Redis, every second, and acted on.
+The maintenance process decides; this reads its decision from Redis every second and acts on it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform.redis_client import Redis, RedisError
 
-_LOOK_S = 1.0
+_INTERVAL_S = 1.0
 _TRY_AGAIN_S = 300.0
-"""After a worker never became ready although others did: there may be no room for it."""
+"""Wait after a worker did not become ready although others had: there may be no room for it."""
 
 
 class Scaler:
@@ -44,25 +44,27 @@ class Scaler:
         self._say = say
         self._stops: dict[int, asyncio.Task[None]] = {}
         self._one_served = False
-        self._room: tuple[float, int] | None = None  # until then, no more workers than these
+        self._room: tuple[float, int] | None = (
+            None  # (time, workers): until then, no more workers than these
+        )
 
     async def run(self) -> None:
-        """PoolSnapshot and act."""
+        """Act on the decision every second."""
         while True:
-            # Without Redis the workers stay as they are; others say what is wrong with it.
+            # While Redis is away the workers stay as they are; other processes log the problem.
             with contextlib.suppress(RedisError, OSError):
-                await self.look()
-            await asyncio.sleep(_LOOK_S)
+                await self.act()
+            await asyncio.sleep(_INTERVAL_S)
 
-    async def look(self) -> None:
-        """Once. Raises redis' errors."""
+    async def act(self) -> None:
+        """Read the decision and act on it once. Raises redis' errors."""
         self._one_served |= any(s.ready.is_set() for s in self._workers.services.values())
         plan = await self._plan()
         if plan is None:
             return
         for _ in range(plan.start):
             service = self.add()
-            self._say(f"starts {service.name}")
+            self._say(f"starting {service.name}")
         for name in plan.drain:
             self._drain(int(name))
 
@@ -73,7 +75,7 @@ class Scaler:
         return service
 
     async def _plan(self) -> Plan | None:
-        """None while the autoscaler is silent: then nothing changes."""
+        """What to start and drain; None while there is no current decision."""
         now_s, scales = await self._store.read([self._pool])
         scale = scales.get(self._pool)
         if scale is None or scale.stale(now_s):
@@ -96,11 +98,11 @@ class Scaler:
 
     def _drain(self, number: int) -> None:
         service = self._workers.services[number]
-        self._say(f"drains {service.name}")
+        self._say(f"draining {service.name}")
         self._stops[number] = asyncio.create_task(service.stop(self._grace_s))
 
     async def _keep(self, number: int, service: Service) -> None:
-        """Run a worker until it is drained. Raises GaveUpError if none ever gets to serve."""
+        """Run a worker until it is drained. Raises GaveUpError if no worker ever served."""
         try:
             await service.run()
         except GaveUpError as error:
@@ -108,7 +110,7 @@ class Scaler:
                 raise
             room = len(self._workers.services) - 1
             self._room = (asyncio.get_running_loop().time() + _TRY_AGAIN_S, room)
-            self._say(f"{error}; goes on with {room} for {_TRY_AGAIN_S:.0f} s")
+            self._say(f"{error}; continuing with {room} for {_TRY_AGAIN_S:.0f} s")
         finally:
             self._workers.remove(number)
             self._stops.pop(number, None)

@@ -24,12 +24,12 @@ _POLL_S = 0.2
 
 
 class GaveUpError(Exception):
-    """A process that never served is not worth another try; the message says which and why."""
+    """A process that never served is not started again; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What follows the end of a process that nobody asked to end."""
+class Restart:
+    """Whether and when a process that ended by itself is started again."""
 
     delay_s: float | None  # None: give up
     failures: int  # in a row, this one counted
@@ -38,25 +38,25 @@ class Verdict:
 
 def after_end(
     *, status: int, lived_s: float, was_ready: bool, ever_ready: bool, failures: int
-) -> Verdict:
-    """Start again, and when, or give up.
+) -> Restart:
+    """Decide about the next start after a process ended.
 
-    `was_ready` is about the life that has just ended, `ever_ready` about all lives, `failures` is
-    the last verdict's.
+    `was_ready` is about the run that has just ended, `ever_ready` about all runs, `failures` is
+    the last decision's.
     """
     if was_ready and lived_s >= HEALTHY_LIFE_S:
         failures = 0
     failures += 1
     if not ever_ready and status == USAGE_ERROR:
-        return Verdict(None, failures, "it refused its settings, so another try is no use")
+        return Restart(None, failures, "it refused its settings")
     if not ever_ready and failures >= START_TRIES:
-        return Verdict(None, failures, f"it never became ready in {failures} tries")
+        return Restart(None, failures, f"it never became ready in {failures} tries")
     delay_s = _DELAYS.compute(min(failures - 1, 30))
-    return Verdict(delay_s, failures, f"starting it again in {delay_s:g} s")
+    return Restart(delay_s, failures, f"starting it again in {delay_s:g} s")
 
 
 class Service:
-    """`command` makes the command of each life; `is_ready` asks the process whether it serves."""
+    """Keeps one process running: `command` makes the command of each run, `is_ready` tests it."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Service:
         console: Console,
     ) -> None:
         self.name = name
-        self.ready = asyncio.Event()  # set once it has served; stays set
+        self.ready = asyncio.Event()  # set when it first serves; stays set
         self.log = log
         self._command = command
         self._is_ready = is_ready
@@ -87,14 +87,14 @@ class Service:
             self._ended.set()
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end, once however often this is called; kill what is left after `grace_s`."""
+        """Send SIGTERM (once, however often this is called); kill what is left after `grace_s`."""
         if self._child is not None and not self._stopping.is_set():
             self._child.terminate()
         self._stopping.set()
         try:
             await asyncio.wait_for(self._ended.wait(), grace_s)
         except TimeoutError:
-            self._say(f"still runs after {grace_s:g} s: killed")
+            self._say(f"still running after {grace_s:g} s: killed")
             self.kill()
             await self._ended.wait()
 
@@ -112,26 +112,26 @@ class Service:
             status, was_ready = await self._live()
             if self._stopping.is_set():
                 return
-            verdict = after_end(
+            restart = after_end(
                 status=status,
                 lived_s=clock() - born,
                 was_ready=was_ready,
                 ever_ready=self.ready.is_set(),
                 failures=failures,
             )
-            failures = verdict.failures
+            failures = restart.failures
             self._console.tail(self.name, self.log)
-            self._say(f"{how_it_ended(status)}; {verdict.reason}")
-            if verdict.delay_s is None:
-                raise GaveUpError(f"{self.name}: {verdict.reason} (log: {self.log})")
+            self._say(f"{how_it_ended(status)}; {restart.reason}")
+            if restart.delay_s is None:
+                raise GaveUpError(f"{self.name}: {restart.reason} (log: {self.log})")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), verdict.delay_s)
+                await asyncio.wait_for(self._stopping.wait(), restart.delay_s)
 
     async def _live(self) -> tuple[int, bool]:
-        """One life: its exit status, and whether it served."""
+        """Run the process once: its exit status, and whether it became ready."""
         show = self._console.shower(self.name)
         self._child = child = await Child.start(self._command(), self.log, show)
-        if self._stopping.is_set():  # asked for while it was being started
+        if self._stopping.is_set():  # `stop` was called during the start
             child.kill()
         watch = asyncio.create_task(self._watch(), name=f"readiness of {self.name}")
         try:

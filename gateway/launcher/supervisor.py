@@ -1,8 +1,9 @@
-"""The processes of one `flotilla up`, and what follows what.
+"""Starts and stops the processes of one `flotilla up` in the right order.
 
-Redis first, then the gateway, the maintenance process and the workers together; at the end the workers (they
-drain), then the gateway (clients still read their streams from it), then Redis. How one process is
-kept alive is service.py's business; how many workers run with `--autoscale` is scaler.py's.
+Redis starts first, then the gateway, the maintenance process and the workers together. At the end
+the workers stop first (they drain), then the gateway (clients still read their streams from it),
+then Redis. service.py keeps one process alive; scaler.py decides how many workers run with
+`--autoscale`.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ _HTTP_TIMEOUT_S = 2.0
 _REDIS_WAIT_S = 10.0
 _LIST_TRIES = 50
 _LIST_POLL_S = 0.2
-# A worker ends its jobs within drain_deadline_s by itself; then its engine needs a moment.
+# A worker ends its jobs within drain_deadline_s; then its engine needs time to stop.
 _WORKER_MARGIN_S = 15.0
-# Open answers end, or are cut, by themselves; then the process needs a moment.
+# The gateway ends open responses within grace_s; then the process needs time to stop.
 _GATEWAY_MARGIN_S = 5.0
 _REDIS_GRACE_S = 30.0
 
 
 class CannotStartError(Exception):
-    """Why nothing was started, in one line that says what to do."""
+    """Why nothing was started; the message says what to do."""
 
 
 _EXPECTED = (CannotStartError, GaveUpError, OSError)
@@ -56,7 +57,7 @@ _EXPECTED = (CannotStartError, GaveUpError, OSError)
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How the programs are started."""
+    """The command lines of the programs."""
 
     gateway: tuple[str, ...] = (sys.executable, "-m", "gateway")
     worker: tuple[str, ...] = (sys.executable, "-m", "worker")
@@ -75,7 +76,7 @@ class Supervisor:
         lock: int,
         console: Console,
     ) -> None:
-        """`workers`: at least and at most; where these differ, the autoscaler says how many."""
+        """`workers` is (least, most); if they differ, the autoscaler decides how many run."""
         self._settings = settings
         self._pool = load_pools(settings).own
         self._least, self._most = workers
@@ -84,7 +85,7 @@ class Supervisor:
         self._lock = lock
         self._console = console
         self._redis_url = settings.redis_url
-        self._near_redis_url = settings.redis_url  # the gateway's and the workers'
+        self._near_redis_url = settings.redis_url  # for the gateway and the workers
         self._gateway_port = settings.port or ports.free_port(settings.host)
         self._logs = _fresh_logs(folder / "logs")
         self._stop = asyncio.Event()
@@ -98,9 +99,9 @@ class Supervisor:
             "gateway", self._gateway_command, lambda: self._serves(self._gateway_url)
         )
         self._maintenance = self._service(
-            "maintenance", self._maintenance_command, self._maintenance_get_on
+            "maintenance", self._maintenance_command, self._maintenance_is_alive
         )
-        self._maintenance_born = 0.0
+        self._maintenance_started_at = 0.0
         self._workers = Workers(
             settings,
             self._service,
@@ -108,11 +109,11 @@ class Supervisor:
             self._serves,
             devices.shares(self._pool, to_environment(settings)),
         )
-        # Proxies are for the world outside, never for this machine.
+        # Proxy variables are meant for the internet, never for this machine.
         self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False)
 
     async def run(self) -> int:
-        """Start, serve until a signal or until one of the processes is hopeless, stop."""
+        """Serve until a signal, or until a process can't be kept alive; the exit status."""
         with self._signals(), self._at_end:
             serving = asyncio.create_task(self._serve(), name="serve")
             stop = asyncio.create_task(self._stop.wait(), name="stop")
@@ -134,7 +135,7 @@ class Supervisor:
         return 0 if problem is None else EXIT_FAILED
 
     async def _serve(self) -> None:
-        """Ends only by GaveUpError or CannotStartError."""
+        """Start everything and serve. Ends only by raising GaveUpError or CannotStartError."""
         many = f"{self._how_many()} worker{'s' * (self._most > 1)}"
         self._say(f"starting Redis, the gateway and {many}")
         await self._start_redis()
@@ -142,7 +143,7 @@ class Supervisor:
             run_file.written(self._folder, redis_url=self._redis_url, gateway_url=self._gateway_url)
         )
         self._start(self._gateway)
-        # Without the maintenance process all goes on, unless it decides how many workers there are.
+        # The fleet works without the maintenance process, unless that decides how many workers run.
         scales = self._least < self._most
         self._start(self._maintenance, None if scales else self._run_if_possible(self._maintenance))
         async with self._scaler() as scaler:
@@ -150,7 +151,7 @@ class Supervisor:
             deciding = [self._maintenance] if scales else []
             await self._until_ready([self._gateway, *deciding, *first])
             self._console.print(await self._welcome())
-            await self._go_on(scaler)
+            await self._keep_serving(scaler)
 
     @contextlib.asynccontextmanager
     async def _scaler(self) -> AsyncIterator[Scaler]:
@@ -168,7 +169,7 @@ class Supervisor:
         finally:
             await redis.aclose()
 
-    async def _go_on(self, scaler: Scaler) -> None:
+    async def _keep_serving(self, scaler: Scaler) -> None:
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._failed.wait(), name="failing")]
         if self._least < self._most:
             tasks.append(asyncio.create_task(scaler.run(), name="scaler"))
@@ -189,8 +190,8 @@ class Supervisor:
         server = local_redis.find_server(environment.get("PATH"))
         if server is None:
             raise CannotStartError(
-                "there is no redis-server here: apt-get install redis-server, "
-                "or name one with --redis-url"
+                "redis-server was not found: apt-get install redis-server, "
+                "or name a running Redis with --redis-url"
             )
         port = ports.free_port("127.0.0.1")
         self._redis_url = f"redis://127.0.0.1:{port}/0"
@@ -219,7 +220,7 @@ class Supervisor:
         raise CannotStartError(f"no Redis answers at {where}: {problem}")
 
     def _start(self, service: Service, run: Coroutine[None, None, None] | None = None) -> None:
-        """`run` is how, if not just by itself."""
+        """Run a service as a task; `run` is the coroutine if it is not `service.run()`."""
         task = asyncio.create_task(run or service.run(), name=service.name)
         self._running[service] = task
         task.add_done_callback(lambda task: self._ended(service, task))
@@ -259,7 +260,7 @@ class Supervisor:
 
     def _gateway_command(self) -> Command:
         command = self._command(self._commands.gateway, port=self._gateway_port)
-        # SIGTERM would have it wait for answers that cannot come: Redis and the workers end, too.
+        # At SIGTERM it would wait for responses that can't come: Redis and the workers end too.
         return replace(command, when_orphaned=signal.SIGHUP)
 
     def _command(self, argv: tuple[str, ...], **changes: str | int) -> Command:
@@ -268,14 +269,14 @@ class Supervisor:
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 
     def _maintenance_command(self) -> Command:
-        self._maintenance_born = time.time()
+        self._maintenance_started_at = time.time()
         return self._command(self._commands.maintenance, redis_url=self._redis_url)
 
     async def _run_if_possible(self, service: Service) -> None:
         try:
             await service.run()
         except (GaveUpError, OSError) as error:
-            self._say(f"{error}; the rest goes on without")
+            self._say(f"{error}; the other processes keep running")
 
     # --- asking ---
 
@@ -290,9 +291,9 @@ class Supervisor:
             return False
         return response.status_code == httpx.codes.OK
 
-    async def _maintenance_get_on(self) -> bool:
+    async def _maintenance_is_alive(self) -> bool:
         settings = self._settings.model_copy(update={"redis_url": self._redis_url})
-        return liveness_file.touched_since(settings, self._maintenance_born)
+        return liveness_file.touched_since(settings, self._maintenance_started_at)
 
     async def _welcome(self) -> str:
         return welcome(
@@ -305,7 +306,7 @@ class Supervisor:
         )
 
     async def _model(self) -> str:
-        """The name of the first model that the gateway lists, which may take it a moment."""
+        """The name of the first model that the gateway lists, once it lists one."""
         headers: Mapping[str, str] = {}
         if self._settings.api_keys:
             name, colon, key = self._settings.api_keys[0].get_secret_value().partition(":")
@@ -328,14 +329,14 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, self._asked_to_stop)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
 
-    def _asked_to_stop(self) -> None:
+    def _on_signal(self) -> None:
         if self._stop.is_set():
             self._force.set()
         self._stop.set()
@@ -351,7 +352,7 @@ class Supervisor:
         await asyncio.wait({draining, *self._running.values()})
 
     async def _drain(self) -> None:
-        """A signal that comes now forces, so whatever made us stop counts as the first."""
+        """Stop everything in order. From now on a signal forces the end, as the second one."""
         self._stop.set()
         workers = list(self._workers.services.values())
         if workers:

@@ -1,4 +1,4 @@
-"""What the user of `flotilla up` reads while everything starts, and when it serves."""
+"""The text of `flotilla up` while everything starts, and when it serves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def progress(late: list[str], waited_s: float) -> str:
-    """What start-up still waits for."""
+    """Which processes are not ready yet."""
     workers = [name for name in late if name.startswith("worker-")]
     if workers:
         verb = "is" if len(workers) == 1 else "are"
@@ -19,7 +19,7 @@ def progress(late: list[str], waited_s: float) -> str:
 def welcome(
     *, url: str, model: str, simulated: bool, workers: str, logs: Path, with_key: bool
 ) -> str:
-    """What the user reads when everything serves; `workers` says how many there are."""
+    """What the user reads when everything serves; `workers` is their number in words."""
     body = {
         "model": model,
         "stream": True,

@@ -1,7 +1,6 @@
 """The workers of one `flotilla up`: their numbers, names, ports and devices.
 
-How one of them is kept alive is service.py's business, how many there are is the supervisor's or
-scaler.py's.
+service.py keeps each of them alive; supervisor.py and scaler.py decide how many there are.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]
 
 
 class Workers:
-    """Those that run, by number. A number, and its port, is free again when its worker has left."""
+    """The running workers by number. A worker's number and port are free again when it has left."""
 
     def __init__(
         self,
@@ -33,7 +32,7 @@ class Workers:
         """`devices`: see devices.shares."""
         self.services: dict[int, Service] = {}
         self.ids: dict[int, str] = {}
-        """How each calls itself in its present life."""
+        """Number -> worker id of its present run."""
         self._settings = settings
         self._make_service = make_service
         self._command = command
@@ -41,10 +40,10 @@ class Workers:
         self._devices = devices
         self._run_id = secrets.token_hex(2)
         self._ports: dict[int, int] = {}
-        self._lives: dict[int, int] = {}
+        self._runs: dict[int, int] = {}
 
     def add(self) -> tuple[int, Service]:
-        """A new one and its number; its caller starts it."""
+        """Add a worker that the caller starts; returns its number and service."""
         number = next(n for n in range(1, len(self.services) + 2) if n not in self.services)
         service = self.services[number] = self._make_service(
             f"worker-{number}",
@@ -54,14 +53,14 @@ class Workers:
         return number, service
 
     def remove(self, number: int) -> None:
-        """It has ended for good."""
+        """Forget a worker that has ended and is not started again."""
         del self.services[number]
         self._ports.pop(number, None)
         self.ids.pop(number, None)
 
     def _command_of(self, number: int) -> Command:
-        """Every life has a worker id of its own: Redis consumers are never used twice."""
-        life = self._lives[number] = self._lives.get(number, 0) + 1
+        """Every run has a worker id of its own: Redis consumers are never used twice."""
+        life = self._runs[number] = self._runs.get(number, 0) + 1
         worker_id = f"w{number}-{self._run_id}" + (f"-{life}" if life > 1 else "")
         others = [port for other, port in self._ports.items() if other != number]
         host, first = self._settings.worker_host, self._settings.worker_port

@@ -75,7 +75,7 @@ class Housekeeping:
     async def prune(self, pools: Collection[str], tasks: Collection[str]) -> None:
         """Remove records of workers, pools and maintenance tasks that no longer exist.
 
-        `pools` are the names of the autoscaled pools of the settings, `tasks` the names of all tasks.
+        `pools` are the names of the autoscaled pools, `tasks` the names of all tasks.
         Raises redis' errors.
         """
         redis = self._queue.servers.primary

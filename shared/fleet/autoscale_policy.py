@@ -1,9 +1,9 @@
 """How many workers a pool should have, and why. Pure: an observation in, a decision out.
 
 Work is counted in slot-seconds: a job takes one slot of a worker for `job_s`, a worker offers
-`slots` slot-seconds a second. Waiting jobs are judged by how many will be left once a worker that is
-requested now is ready. Workers that are starting count from the moment they will be ready, so that
-the next decision does not request them again.
+`slots` slot-seconds a second. Waiting jobs are judged by how many will be left once a worker that
+is requested now is ready. Workers that are starting count from the moment they will be ready, so
+that the next decision does not request them again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _START_S = 60.0
 _LATE = 0.1
 """A worker that should be ready by now is expected after this share of the usual time."""
 _SLACK = 1.1
-"""A worker is added when the load is this much above what the present ones should carry, and removed
-when one fewer can carry it; a load in between changes nothing."""
+"""A worker is added when the load is this much above what the present ones should carry, and
+removed when one fewer can carry it; a load in between changes nothing."""
 _COST_RATIO = 10.0
 """The waiting jobs' estimated cost changes a job's expected time by at most this factor."""
 _LEAST_TARGET_S = 1.0
@@ -112,7 +112,7 @@ def _running(now: Observation, supply: WorkerSupply) -> _Need:
 
 
 def _steady(now: Observation, limits: Limits, state: PolicyState, supply: WorkerSupply) -> _Need:
-    """Enough workers that the arriving load keeps no more than `utilization` of their slots busy."""
+    """Enough workers that the arriving load keeps at most `utilization` of their slots busy."""
     if now.job_s is None:
         return _Need(0, "")
     busy = now.arrivals_per_s * now.job_s

@@ -1,4 +1,4 @@
-"""What the autoscale policy takes and returns: limits, an observation, its own state, a decision."""
+"""What the autoscale policy takes and returns: limits, observations, its state, decisions."""
 
 from __future__ import annotations
 

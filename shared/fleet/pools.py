@@ -1,8 +1,8 @@
 """The pools of a fleet: model, engine, queue and autoscaling of each, as every process reads them.
 
-A pool is a group of workers that serve the same model and share a queue. The variables of a process
-describe one pool, its own; `FLOTILLA_AUTOSCALE` may name more. A file that lists pools would be read
-by `load_pools` too, and no caller would change.
+A pool is a group of workers that serve the same model and share a queue. The variables of a
+process describe one pool, its own; `FLOTILLA_AUTOSCALE` may name more. `load_pools`
+would also read a file that lists pools, and no caller would change.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
 
 
 class RedisReading(Collector):
-    """Metrics from the servers' INFO, as of the last scrape; a value that a server hides is left out."""
+    """Metrics from the servers' INFO, read at each scrape. What a server hides is left out."""
 
     def __init__(self) -> None:
         self.infos: Sequence[Mapping[str, Any]] = ()
@@ -228,7 +228,7 @@ class GatewayMetrics:
             self.connections_closed.labels(limit)
         self.ttft = FastHistogram(
             "flotilla_ttft_seconds",
-            "Time to first token: from a streamed request's arrival to the first bytes of its answer",
+            "Time to first token: from a streamed request's arrival to its answer's first bytes",
             _SECONDS,
         )
         registry.register(self.ttft)
@@ -311,12 +311,18 @@ class GatewayMetrics:
         )
         self.dead_letters = Gauge(
             "flotilla_dead_letters",
-            "Jobs set aside: out of attempts or unreadable; about 10,000 are kept",
+            "Jobs out of attempts, and data set aside as unreadable; about 1,000 per shard are kept",
+            registry=registry,
+        )
+        self.dead_letters_written = Gauge(
+            "flotilla_dead_letters_written",
+            "Dead letters ever written, by what was set aside (job, attempts, log, key, ...)",
+            ["what"],
             registry=registry,
         )
         self.maintenance = Gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
-            "When a maintenance task was last done to its end by any maintenance process, Unix time",
+            "Unix time at which a maintenance task last completed, in any process",
             ["task"],
             registry=registry,
         )

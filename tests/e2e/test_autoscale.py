@@ -127,7 +127,7 @@ def test_a_burst_from_zero_and_back_to_zero(up: Callable[..., Up], api: httpx.Cl
     assert "wanted   0 workers, of 0 to 3" in text
     assert "actual   none" in text
     assert "jobs wait" in text
-    drained = fleet.wait_for_output(r"drains (worker-\d)")
+    drained = fleet.wait_for_output(r"draining (worker-\d)")
     assert len(drained) >= 2
 
     fleet.process.send_signal(signal.SIGINT)
@@ -148,7 +148,7 @@ def test_who_waits_for_a_cold_fleet_is_told_and_ctrl_c_ends_it(
 
     wait_for(lambda: "one is being started" in told(), "the job says what it waits for")
     wait_for(lambda: pool(fleet)["workers"] == {"starting": 1}, "the worker that loads counts")
-    fleet.wait_for_output("starts worker-1")
+    fleet.wait_for_output("starting worker-1")
     run_file = fleet.folder / ".flotilla" / "run.json"
     assert run_file.stat().st_mode & 0o777 == 0o600
     fleet.process.send_signal(signal.SIGINT)

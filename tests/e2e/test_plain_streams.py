@@ -320,7 +320,7 @@ def test_what_is_not_taken_waits_in_the_queue_and_so_does_what_follows(vllm_engi
     from vllm.sampling_params import RequestOutputKind
 
     from worker.engines.vllm.collector import Collector
-    from worker.engines.vllm.journal import _tap
+    from worker.engines.vllm.journal import _intercept
 
     def take(item: Any) -> str | None:
         if item.outputs[0].text == "?":
@@ -333,7 +333,7 @@ def test_what_is_not_taken_waits_in_the_queue_and_so_does_what_follows(vllm_engi
     journal.client = said.append
     for last in [result("?"), result("", 1, "stop"), ValueError("dead")]:
         said.clear()
-        _tap(collector, journal, 0, take)
+        _intercept(collector, journal, 0, take)
         collector.put(result("a"))
         collector.put(result("b", 2))
         assert (said, collector.output) == ([b"a", b"b"], None)

@@ -100,7 +100,7 @@ def test_a_run_file_of_nobody(tmp_path: Path, text: str) -> None:
 def test_a_fleet_without_an_autoscaler_says_so(redis_url: str) -> None:
     shown = explain("--redis-url", redis_url)
     assert shown.exit_code == 0
-    assert shown.stdout.startswith("No autoscaler looks after this fleet: start it with")
+    assert shown.stdout.startswith("No autoscaler decides for this fleet: start it with")
 
 
 def test_an_unknown_name(fleet: str) -> None:

@@ -52,7 +52,7 @@ class Fleet:
     def __init__(self, queue: JobQueue, **settings: Any) -> None:
         self.registry = Registry(queue.servers.primary)
         self.store = ScaleStore(queue.servers.primary)
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.workers = Workers(
             Settings(worker_port=0, **settings),
@@ -67,7 +67,7 @@ class Fleet:
             queue.servers.primary,
             start=self.start,
             grace_s=45,
-            say=self.said.append,
+            say=self.output.append,
         )
 
     async def serves(self, url: str) -> bool:
@@ -95,9 +95,9 @@ class Fleet:
         await self.registry.announce(info)
         self.process(number).ready.set()
 
-    async def look(self, wanted: int) -> list[int]:
+    async def act(self, wanted: int) -> list[int]:
         await self.decide(wanted)
-        await self.scaler.look()
+        await self.scaler.act()
         await asyncio.sleep(0)  # what it has asked for begins
         return self.numbers
 
@@ -110,25 +110,25 @@ async def fleet(queue: JobQueue) -> AsyncIterator[Fleet]:
 
 
 async def test_workers_are_started_with_names_ports_and_devices_of_their_own(fleet: Fleet) -> None:
-    assert await fleet.look(3) == [1, 2, 3]
-    assert await fleet.look(3) == [1, 2, 3]  # they load
+    assert await fleet.act(3) == [1, 2, 3]
+    assert await fleet.act(3) == [1, 2, 3]  # they load
     environments = [fleet.process(number).command.environment for number in (1, 2, 3)]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in environments] == ["0", "1", "0"]
     for variable in ("worker_id", "worker_port"):
         assert len({e[variable] for e in environments}) == 3
-    assert fleet.said == ["starts worker-1", "starts worker-2", "starts worker-3"]
+    assert fleet.output == ["starting worker-1", "starting worker-2", "starting worker-3"]
 
 
 async def test_the_least_busy_one_is_drained_and_its_number_is_free_again(fleet: Fleet) -> None:
-    await fleet.look(3)
+    await fleet.act(3)
     for number, jobs in ((1, 4), (2, 0), (3, 7)):
         await fleet.announce(number, jobs=jobs)
     first_id = fleet.workers.ids[2]
     drained = fleet.process(2)
-    assert await fleet.look(2) == [1, 2, 3]
-    await fleet.look(2)  # it has not said that it drains
+    assert await fleet.act(2) == [1, 2, 3]
+    await fleet.act(2)  # it has not announced that it drains
     assert drained.stops == [45]
-    assert await fleet.look(3) == [1, 2, 3, 4]  # who drains is no help
+    assert await fleet.act(3) == [1, 2, 3, 4]  # who drains is no help
     drained.end.set_result(None)
 
     async def gone() -> bool:
@@ -136,46 +136,46 @@ async def test_the_least_busy_one_is_drained_and_its_number_is_free_again(fleet:
 
     await eventually(gone, "it has ended for good")
     await fleet.announce(4)
-    assert await fleet.look(4) == [1, 2, 3, 4]
+    assert await fleet.act(4) == [1, 2, 3, 4]
     assert fleet.workers.ids[2] != first_id
 
 
 async def test_a_worker_that_loads_is_never_ended(fleet: Fleet) -> None:
-    await fleet.look(2)
+    await fleet.act(2)
     await fleet.announce(1, state=WorkerState.STARTING)
-    await fleet.look(0)
+    await fleet.act(0)
     assert [fleet.process(number).stops for number in (1, 2)] == [[], []]
     await fleet.announce(1)
-    await fleet.look(0)
+    await fleet.act(0)
     assert [fleet.process(number).stops for number in (1, 2)] == [[45], []]
 
 
 async def test_a_silent_autoscaler_changes_nothing(fleet: Fleet, store: Redis) -> None:
-    await fleet.scaler.look()
+    await fleet.scaler.act()
     assert fleet.numbers == []
     await fleet.decide(2, ago_s=60)
-    await fleet.scaler.look()
+    await fleet.scaler.act()
     assert fleet.numbers == []
     store.hset(keys.scale(POOL), "scale", "{")
-    await fleet.scaler.look()
+    await fleet.scaler.act()
     assert fleet.numbers == []
 
 
 async def test_a_worker_that_never_serves_ends_it_all_if_none_ever_did(fleet: Fleet) -> None:
-    await fleet.look(1)
+    await fleet.act(1)
     fleet.process(1).end.set_exception(GaveUpError("worker-1: it never became ready"))
     with pytest.raises(GaveUpError):
         await fleet.tasks[0]
 
 
 async def test_where_there_is_no_room_for_one_more_the_others_go_on(fleet: Fleet) -> None:
-    await fleet.look(1)
+    await fleet.act(1)
     await fleet.announce(1)
-    assert await fleet.look(2) == [1, 2]
+    assert await fleet.act(2) == [1, 2]
     fleet.process(2).end.set_exception(GaveUpError("worker-2: it never became ready"))
     await fleet.tasks[1]
-    assert await fleet.look(2) == [1]
-    assert "worker-2: it never became ready; goes on with 1" in fleet.said[-1]
+    assert await fleet.act(2) == [1]
+    assert "worker-2: it never became ready; continuing with 1" in fleet.output[-1]
     fleet.scaler._room = (0.0, 1)  # as if that had been long ago
-    await fleet.look(2)
-    assert await fleet.look(2) == [1, 2]
+    await fleet.act(2)
+    assert await fleet.act(2) == [1, 2]

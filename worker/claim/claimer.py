@@ -87,7 +87,7 @@ class Claimer:
         self._backoff.reset()
         for job in jobs:
             self._start(job)
-        if len(jobs) < decision.count:  # no more jobs are queued
+        if len(jobs) < decision.count and not self._stopped:  # no more jobs are queued
             await self._wait_for_wake_up()
 
     async def _wait_for_change(self) -> None:

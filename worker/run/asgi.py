@@ -17,9 +17,9 @@ class Exchange:
     """
 
     __slots__ = (
+        "_finished",
         "_on_chunk",
-        "_sent",
-        "_sent_future",
+        "_request_sent",
         "body",
         "content_type",
         "disconnect",
@@ -32,9 +32,9 @@ class Exchange:
         self.content_type = ""
         self.body = bytearray()
         self.disconnect = asyncio.Event()
-        self._sent = False
-        self._sent_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sent_future.set_result(None)
+        self._request_sent = False
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._finished.set_result(None)
 
     @property
     def streaming(self) -> bool:
@@ -72,8 +72,8 @@ class Exchange:
         }
 
         async def receive() -> Message:
-            if not self._sent:
-                self._sent = True
+            if not self._request_sent:
+                self._request_sent = True
                 return {"type": "http.request", "body": body, "more_body": False}
             await self.disconnect.wait()
             return {"type": "http.disconnect"}
@@ -96,4 +96,4 @@ class Exchange:
                     self.content_type = value.decode("latin-1")
             if not self.streaming:
                 self._on_chunk = None
-        return self._sent_future
+        return self._finished

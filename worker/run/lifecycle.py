@@ -196,7 +196,7 @@ class Worker:
         return self._executor is None or self._executor.progressing(stall_s)
 
     def _check(self) -> None:
-        """Raise EngineDied if the engine is dead or hangs, and the error of a task that failed."""
+        """Raise EngineDied if the engine is dead or hangs, and an error if a task has ended."""
         if self._engine.dead:
             raise EngineDied
         if not self._progressing():
@@ -205,6 +205,7 @@ class Worker:
         for task in self._tasks:
             if task.done():
                 task.result()
+                raise RuntimeError(f"the task {task.get_name()} has ended")
 
     async def _drain(self) -> int:
         assert self._executor is not None
@@ -270,7 +271,7 @@ class Worker:
             task.cancel()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
         self._tasks.append(task)
         return task
 

@@ -13,9 +13,13 @@ class EveryProcessSettings(BaseModel):
     """Settings that every process reads."""
 
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="the fleet's Redis")
-    shards: int = Field(1, ge=1, le=4096, description="parts that jobs are spread over")
+    shards: int = Field(
+        1, ge=1, le=4096, description="number of parts that the jobs are divided into"
+    )
     shard_redis_urls: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="where shards lie, in turn, comma separated; empty is the fleet's Redis"
+        (),
+        description="Redis servers of the shards, comma separated; shard n is on the n-th, "
+        "modulo their number. Empty: all are on the fleet's Redis",
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "pretty"] = Field(
@@ -25,7 +29,9 @@ class EveryProcessSettings(BaseModel):
         "auto",
         description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
     )
-    lease_s: float = Field(15.0, ge=0.2, le=600, description="a silent worker loses its jobs then")
+    lease_s: float = Field(
+        15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
+    )
 
     @field_validator("redis_url")
     @classmethod
@@ -47,19 +53,19 @@ class EveryProcessSettings(BaseModel):
         # Pub/sub channels belong to a server, not to a database: two subscriptions to one server
         # would receive every message twice.
         if len({_server(url) for url in urls}) < len(urls):
-            raise ValueError("a server stands there twice")
+            raise ValueError("a server is named twice")
         if len(urls) > info.data.get("shards", 1):
             raise ValueError(f"{len(urls)} servers need FLOTILLA_SHARDS={len(urls)} or more")
         return urls
 
     @property
     def server_urls(self) -> tuple[str, ...]:
-        """Where shards lie: the n-th on the n-th of these, modulo how many there are."""
+        """The servers of the shards: shard n is on the n-th of them, modulo their number."""
         return self.shard_redis_urls or (self.redis_url,)
 
     @property
     def all_redis_urls(self) -> tuple[str, ...]:
-        """Every server that holds something of the fleet."""
+        """Every server that holds any of the fleet's keys."""
         return tuple(dict.fromkeys((self.redis_url, *self.server_urls)))
 
 
@@ -72,4 +78,4 @@ def _server(url: str) -> tuple[str | None, int | None, str]:
     try:
         return parts.hostname, parts.port or 6379, ""
     except ValueError:
-        raise ValueError("the port is no number") from None  # it may be a password
+        raise ValueError("the port is not a number") from None  # it may be a password

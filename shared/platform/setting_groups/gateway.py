@@ -23,62 +23,83 @@ class GatewaySettings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="`name:key` or `key`, comma separated (in a secret file also by lines)"
+        (), description="`name:key` or `key`, comma separated (in a secret file also one a line)"
     )
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     max_body_bytes: int = Field(8 << 20, ge=1024)
     max_body_values: int = Field(
-        1_000_000, ge=1000, description="values in one request's body, of prompts of token ids too"
+        1_000_000,
+        ge=1000,
+        description="JSON values in one request's body; each token id of a prompt is one",
     )
     max_body_objects: int = Field(
-        200_000, ge=1000, description="objects, lists and strings in one request's body"
+        200_000, ge=1000, description="JSON objects, lists and strings in one request's body"
     )
     max_sequences: int = Field(
-        512, ge=1, le=1024, description="prompts times `n` of one completions request"
+        512, ge=1, le=1024, description="prompts times `n`, in one completions request"
     )
     max_messages: int = Field(10_000, ge=1, description="messages of one chat request")
-    body_timeout_s: float = Field(30.0, gt=0, description="a request's body must be here by then")
+    body_timeout_s: float = Field(
+        30.0, gt=0, description="time limit for receiving a request's body"
+    )
     max_header_bytes: int = Field(
-        32 << 10, ge=1024, description="of a request line and its headers together"
+        32 << 10, ge=1024, description="size limit of a request line and its headers together"
     )
     header_timeout_s: float = Field(
-        10.0, gt=0, description="a request's headers must be here by then; a silent client too"
+        10.0,
+        gt=0,
+        description="time limit for a request's headers; closes silent connections too",
     )
     max_waiting_connections: int = Field(
         512,
         ge=1,
-        description="of one address (IPv6: one /64) that show no valid key and no request for a "
-        "second or two; the oldest of more are closed. Requests in work do not count, nor do "
-        "connections on which a key was valid once, such as a proxy's",
+        description="connections of one address (IPv6: of one /64) without a valid key or a "
+        "complete request; above the limit the oldest are closed. Connections with a running "
+        "or "
+        "with an earlier valid key, do not count",
     )
     wrong_keys_per_minute: int = Field(
         20,
         ge=0,
-        description="of one address, answered at once; more are answered a second late, and only "
-        "so many at a time. A valid key is never held up",
+        description="wrong keys of one address that are answered at once; further ones are "
+        "answered after a second, only some at a time. Requests with a valid key are never delayed",
     )
-    max_attempts: int = Field(3, ge=1, le=100, description="workers a job may take down with it")
-    keepalive_s: float = Field(10.0, gt=0, description="silence on a stream before a comment")
+    max_attempts: int = Field(
+        3,
+        ge=1,
+        le=100,
+        description="attempts before dead-lettering: how many workers one job may lose",
+    )
+    keepalive_s: float = Field(
+        10.0, gt=0, description="a stream without data gets a comment after this time"
+    )
     stream_pace_s: float = Field(
-        0.0, ge=0, le=1, description="a stream is written at most so often, in larger pieces"
+        0.0,
+        ge=0,
+        le=1,
+        description="shortest time between two writes to one stream; 0 writes at once",
     )
     stream_buffer_bytes: int = Field(
-        1 << 20, ge=4096, description="what may wait in memory for one slow reader"
+        1 << 20, ge=4096, description="data kept in memory for one slow client"
     )
-    result_ttl_s: float = Field(86_400.0, ge=1, description="how long an ended /jobs job is kept")
-    stream_ttl_s: float = Field(900.0, ge=1, description="the same for a /v1 call's job")
+    result_ttl_s: float = Field(
+        86_400.0, ge=1, description="how long a finished job of /jobs is kept"
+    )
+    stream_ttl_s: float = Field(
+        900.0, ge=1, description="how long the finished job of a /v1 call is kept"
+    )
 
-    access_log: bool = Field(True, description="a line in the gateway's log for each request")
+    access_log: bool = Field(True, description="log a line for each request")
     grace_s: int = Field(
         10,
         ge=1,
         le=3600,
-        description="what open answers get after SIGTERM before they end with an error",
+        description="time for open responses after SIGTERM before they end with an error",
     )
     keyless: bool = Field(
         False,
-        description="no API keys on an address that others reach: for a container whose port is "
-        "published on loopback only",
+        description="allow an address that other machines reach without API keys: for a container "
+        "whose port is published on loopback only",
     )
 
     @field_validator("api_keys", mode="before")

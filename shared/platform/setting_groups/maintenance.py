@@ -11,16 +11,19 @@ class MaintenanceSettings(BaseModel):
     """Settings that only the maintenance process reads."""
 
     maintenance_redis_url: str = Field(
-        "", description="Celery's own database; empty is the next one of the fleet's Redis"
+        "", description="Redis database for Celery; empty: the database after the fleet's own"
     )
     repair_interval_s: float = Field(
-        30.0, ge=0.2, le=60, description="from one round of repairs in Redis to the next"
+        30.0, ge=0.2, le=60, description="time between two rounds of repairs in Redis"
     )
-    autoscale_tick_s: float = Field(2.0, ge=0.2, le=60, description="between two decisions")
+    autoscale_tick_s: float = Field(
+        2.0, ge=0.2, le=60, description="time between two decisions of the autoscaler"
+    )
 
     autoscale_actuator: Literal["none", "docker"] = Field(
         "none", description="who starts and drains workers; none: `flotilla up` or KEDA does"
     )
     docker_host: str = Field(
-        "http://docker-proxy:2375", description="Docker API that may list, start and kill"
+        "http://docker-proxy:2375",
+        description="Docker API that allows to list, start and kill containers",
     )

@@ -16,30 +16,35 @@ _RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 
 
 class PoolSettings(BaseModel):
-    """Settings of the pool that this process belongs to, or of all pools that it autoscales."""
+    """Settings of the process's own pool, and of the pools that it autoscales."""
 
     engine: Literal["vllm", "simulated"] = "vllm"
-    model: str = Field("", description="hub id or folder; empty is the demo model")
-    served_model_name: str = Field("", description="the name clients use; empty is the model's own")
+    model: str = Field("", description="hub id or folder; empty: the demo model")
+    served_model_name: str = Field("", description="the model's name for clients; empty: its own")
     engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
-    pool: str = Field("", description="workers of one pool share a queue; empty is by model name")
+    pool: str = Field(
+        "",
+        description="name of the pool, whose workers share a queue; empty: by the model's name",
+    )
     max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
     autoscale: str = Field(
-        "", description="`model=min:max`, comma separated; empty is no autoscaling"
+        "", description="`model=min:max`, comma separated; empty: no autoscaling"
     )
     docker_project: str = Field("flotilla", description="Compose project of the workers")
-    docker_service: str = Field("worker", description="its service; one container per worker")
+    docker_service: str = Field(
+        "worker", description="Compose service of the workers; one container for each"
+    )
     autoscale_target_wait_s: float = Field(
-        5.0, ge=0, description="what a job may have to wait once its workers have started"
+        5.0, ge=0, description="longest wait for a job once the workers have started"
     )
     autoscale_utilization: float = Field(
-        0.8, gt=0, le=1, description="share of the slots that is to be busy in steady load"
+        0.8, gt=0, le=1, description="share of the slots that should be busy under steady load"
     )
     autoscale_down_after_s: float = Field(
-        120.0, ge=0, description="fewer workers must have been enough for so long"
+        120.0, ge=0, description="remove workers after fewer have been enough for this time"
     )
     autoscale_idle_s: float = Field(
-        300.0, ge=0, description="nothing waits or runs for so long before the last worker goes"
+        300.0, ge=0, description="remove the last worker after this time without work"
     )
 
     @field_validator("autoscale")

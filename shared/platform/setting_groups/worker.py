@@ -14,11 +14,19 @@ class WorkerSettings(BaseModel):
 
     worker_id: str = ""
     worker_host: str = "127.0.0.1"
-    worker_port: int = Field(8100, ge=0, le=65535, description="health and metrics; 0 is any")
-    drain_deadline_s: float = Field(30.0, ge=0, description="what running jobs get after SIGTERM")
-    kv_high_watermark: float = Field(0.95, gt=0, le=1, description="claim nothing above")
+    worker_port: int = Field(
+        8100, ge=0, le=65535, description="port for health and metrics; 0: any free one"
+    )
+    drain_deadline_s: float = Field(
+        30.0, ge=0, description="time for running jobs to end after SIGTERM"
+    )
+    kv_high_watermark: float = Field(
+        0.95, gt=0, le=1, description="share of the KV cache above which no job is claimed"
+    )
     engine_stall_s: float = Field(
-        120.0, gt=0, description="no step for so long with work in hand is a hung engine"
+        120.0,
+        gt=0,
+        description="an engine with work that makes no step for this time is considered hung",
     )
 
     @field_validator("worker_id")

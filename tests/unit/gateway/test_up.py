@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from gateway.cli import main
 from gateway.launcher import local_redis, ports
 from gateway.launcher.console import Console
-from gateway.launcher.service import Verdict, after_end, how_it_ended
+from gateway.launcher.service import Restart, after_end, how_it_ended
 from gateway.launcher.welcome import progress, welcome
 from worker.demo import MODEL_NAME
 
@@ -67,15 +67,15 @@ def test_after_end(
     delay_s: float | None,
     failures_after: int,
 ) -> None:
-    verdict = after_end(
+    restart = after_end(
         status=status,
         lived_s=lived_s,
         was_ready=was_ready,
         ever_ready=ever_ready,
         failures=failures,
     )
-    assert verdict == Verdict(delay_s, failures_after, verdict.reason)
-    assert verdict.reason
+    assert restart == Restart(delay_s, failures_after, restart.reason)
+    assert restart.reason
 
 
 @pytest.mark.parametrize(

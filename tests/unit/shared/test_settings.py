@@ -280,10 +280,10 @@ def test_servers_of_shards_come_comma_separated_or_by_lines() -> None:
     ("shards", "urls", "problem"),
     [
         (1, "redis://a,redis://b", "2 servers need FLOTILLA_SHARDS=2 or more"),
-        (2, "redis://a:6379/0,redis://u:pw@a/1", "a server stands there twice"),
-        (2, "unix:///a?db=0,unix:///a?db=1", "a server stands there twice"),
+        (2, "redis://a:6379/0,redis://u:pw@a/1", "a server is named twice"),
+        (2, "unix:///a?db=0,unix:///a?db=1", "a server is named twice"),
         (2, "redis://a,b:6379", "must start with redis://"),
-        (2, "redis://a,redis://u:pw@b:port", "the port is no number"),
+        (2, "redis://a,redis://u:pw@b:port", "the port is not a number"),
     ],
 )
 def test_servers_that_can_not_be_are_named_without_their_passwords(

@@ -104,12 +104,12 @@ class JournalledEngine:
                 for part in output.outputs:
                     journal.delta(call, part.index, part.token_ids, part.text)
                 collector = collector or LATEST.get()
-                tap = partial(_tap, collector, journal, call)
+                intercept = partial(_intercept, collector, journal, call)
                 if whole:
                     gather(output)
-                    tap(gather_unfinished)
+                    intercept(gather_unfinished)
                 else:
-                    TAP.set(tap)
+                    TAP.set(intercept)
                     yield output
         finally:
             # Closing the inner generator aborts the request now, not when it is collected.
@@ -119,18 +119,18 @@ class JournalledEngine:
             yield gathered
 
 
-def _tap(collector: Collector | None, journal: Journal, call: int, take: Take) -> None:
-    """Have the collector's next outputs taken, up to the first that is not."""
+def _intercept(collector: Collector | None, journal: Journal, call: int, to_chunk: Take) -> None:
+    """Have `to_chunk` handle the collector's next outputs, up to the first that it declines."""
     if collector is None:
         return
 
-    def take_now(output: Any) -> bool:
+    def handle(output: Any) -> bool:
         if isinstance(output, Exception):
             return False
         try:
-            chunk = take(output)
+            chunk = to_chunk(output)
         except Exception:  # the caller is vLLM's output handler, which serves all requests
-            log.exception("a delta could not be taken at once")
+            log.exception("an output was not intercepted")
             return False
         if chunk is None:
             return False
@@ -140,7 +140,7 @@ def _tap(collector: Collector | None, journal: Journal, call: int, take: Take) -
             journal.chunk(chunk.encode())
         return True
 
-    collector.tap = take_now
+    collector.tap = handle
 
 
 def _call_number(request_id: str) -> int:

@@ -55,11 +55,12 @@ JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
 POOL_NAMES: Final = "pool_names"
 DEAD_LETTERS: Final = "dead_letters"
+DEAD_LETTER_COUNTS: Final = "dead_letter_counts"
 REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING, POOL_NAMES,
-    DEAD_LETTERS, REAPER, REAP_CLOCK,
+    DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -129,6 +130,10 @@ def parse(key: str) -> tuple[int, str, str] | None:
 
 def dead_letters(shard: int) -> str:
     return f"{base(shard)}{DEAD_LETTERS}"
+
+
+def dead_letter_counts(shard: int) -> str:
+    return f"{base(shard)}{DEAD_LETTER_COUNTS}"
 
 
 def reaper(shard: int) -> str:

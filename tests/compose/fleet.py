@@ -1,4 +1,4 @@
-"""A fleet in containers, as `docker compose` runs it: started, watched, broken and taken down."""
+"""A fleet in containers: runs `docker compose` and inspects the containers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def docker(*arguments: str, env: dict[str, str] | None = None) -> str:
-    """What a docker command prints."""
+    """Run a docker command; return its output."""
     done = subprocess.run(
         ["docker", *arguments],
         cwd=ROOT,
@@ -33,16 +33,17 @@ def docker(*arguments: str, env: dict[str, str] | None = None) -> str:
 
 @dataclass
 class Fleet:
-    """One Compose project on a port of its own; `settings` are the variables its files read."""
+    """A Compose project on a free port; `settings` are environment variables of its files."""
 
     project: str
     settings: dict[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    """Overrides, by name; with none, Compose finds its file by the root's .env, as for a user."""
+    """Override files; without them Compose finds its file by the root's .env, as for a user."""
     port: int = field(default_factory=free_port)
 
     @property
     def url(self) -> str:
+        """The gateway's address."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -56,7 +57,7 @@ class Fleet:
         }
 
     def compose(self, *arguments: str) -> str:
-        """What `docker compose` prints for this project."""
+        """Run `docker compose` for this project; return its output."""
         files = ("compose.yaml", *self.files) if self.files else ()
         chosen = [word for file in files for word in ("-f", f"compose/{file}")]
         return docker("compose", *chosen, *arguments, env=self.variables)
@@ -70,7 +71,7 @@ class Fleet:
         self.compose("--profile", "*", "down", "--volumes", "--timeout", "5")
 
     def containers(self, service: str) -> list[str]:
-        """The full ids of a service's containers that run."""
+        """Return the full ids of a service's running containers."""
         return self.compose("--profile", "*", "ps", "--no-trunc", "-q", service).split()
 
     def execute(self, service: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -94,14 +95,14 @@ class Fleet:
         return ids
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """A job, as the API shows it."""
+        """Return a job as the API shows it."""
         answer = httpx.get(f"{self.url}/jobs/{job_id}")
         assert answer.status_code == 200, answer.text
         shown: dict[str, Any] = answer.json()
         return shown
 
     def ended(self, ids: list[str]) -> list[dict[str, Any]]:
-        """The jobs, once all of them have ended."""
+        """Wait until all jobs have ended; return them."""
         terminal = {"completed", "failed", "cancelled", "expired"}
 
         def all_ended() -> list[dict[str, Any]]:
@@ -112,32 +113,36 @@ class Fleet:
 
 
 def outcomes(jobs: list[dict[str, Any]]) -> set[str]:
-    """How the jobs stand; of those that have failed, why."""
+    """Return the set of states of the jobs, with the error code of failed ones."""
     return {f"{job['state']} {(job['error'] or {}).get('code', '')}".strip() for job in jobs}
 
 
 def inspect(container: str) -> dict[str, Any]:
-    """What Docker knows of a container or an image."""
+    """Return `docker inspect` of a container or an image."""
     known: dict[str, Any] = json.loads(docker("inspect", container))[0]
     return known
 
 
 def healthy(container: str) -> bool:
+    """Return whether a container runs and its health check passes."""
     state = inspect(container)["State"]
     return bool(state["Running"] and state["Health"]["Status"] == "healthy")
 
 
 def crash(container: str) -> None:
-    """SIGKILL from outside, as the kernel does it: `docker kill` would count as wanted."""
+    """Send SIGKILL to the process: Docker would not restart after `docker kill`."""
     os.kill(inspect(container)["State"]["Pid"], signal.SIGKILL)
 
 
 def holder(job: dict[str, Any]) -> str:
-    """The short id of the container whose worker has, or had, the job: `w-<host>-<random>`."""
+    """Return the short id of the container whose worker ran the job last.
+
+    A worker's id is `w-<host>-<random>`.
+    """
     return str(job["attempts"][-1]["worker"]).split("-")[1]
 
 
 def own_mb(image: str, base: str) -> tuple[float, float]:
-    """Size of an image, and of what it adds to its base, in MB."""
+    """Return the size of an image, and of what it adds to its base, in MB."""
     size, below = inspect(image)["Size"], inspect(base)["Size"]
     return size / 1e6, (size - below) / 1e6

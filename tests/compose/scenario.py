@@ -1,7 +1,7 @@
-"""The compose files for real: built, started, used, scaled, broken, restarted and taken down.
+"""Runs the compose files in Docker: build, start, use, scale, kill, restart, stop.
 
-Not part of the default run: `make test-compose` (REAL=1 for vLLM in place of the simulated engine).
-The tests go in order, from `up` to `down`; each leaves the fleet healthy for the next.
+Not part of the default run: `make test-compose` (REAL=1: vLLM instead of the simulated engine).
+The tests run in order, from `up` to `down`; each leaves the fleet healthy for the next.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ only_simulated = pytest.mark.skipif(REAL, reason="needs the simulated engine's t
 
 @pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    """What the tests share; tells what its containers said if one of them fails."""
+    """The fleet that all tests share; prints its containers' logs if a test failed."""
     fleet = Fleet(
         "flotilla-test",
         {
-            # Three real engines that start at once on few cores make no step for longer.
+            # Three real engines that start at once on few cores take longer for a step.
             "FLOTILLA_LEASE_S": "15" if REAL else "3",
             "FLOTILLA_SIM_MAX_NUM_SEQS": str(SLOTS),
             "FLOTILLA_SIM_PREFILL_US_PER_TOKEN": "10000",
             "FLOTILLA_SIM_STEP_MS": "20",
         },
     )
-    fleet.down()  # what an interrupted run has left
+    fleet.down()  # leftovers of an interrupted run
     yield fleet
     if request.session.testsfailed:
         print(fleet.compose("--profile", "*", "ps", "--all"))
@@ -65,11 +65,12 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 
 def client(fleet: Fleet, key: str = "none-needed") -> OpenAI:
+    """Return an OpenAI client of the published port."""
     return OpenAI(base_url=f"{fleet.url}/v1", api_key=key, max_retries=0, timeout=120)
 
 
 def ask(fleet: Fleet, text: str, **fields: Any) -> str:
-    """A chat answer through the published port."""
+    """Return a chat answer through the published port."""
     messages: Any = [{"role": "user", "content": text}]
     with client(fleet) as openai:
         answer = openai.chat.completions.create(model=MODEL, messages=messages, **fields)
@@ -92,14 +93,14 @@ def test_the_files_are_valid(overrides: tuple[str, ...]) -> None:
 def test_the_images_are_built(fleet: Fleet) -> None:
     fleet.compose("build", "gateway", *(["worker"] if REAL else []))
     size, own = own_mb("flotilla-gateway:test", os.environ["PYTHON_IMAGE"])
-    print(f"\nthe gateway's image: {size:.0f} MB, of which {own:.0f} MB are ours")
+    print(f"\nthe gateway's image: {size:.0f} MB, {own:.0f} MB above its base")
     assert own < 120, "python:3.11-slim-bookworm has about 130 MB, and 300 MB are the limit"
     config = inspect("flotilla-gateway:test")["Config"]
     assert config["Labels"]["org.opencontainers.image.version"] == "test"
     assert config["User"] == "10001:10001"
     if REAL:
         size, own = own_mb("flotilla-worker:test", os.environ["PYTHON_IMAGE"])
-        print(f"the worker's image: {size:.0f} MB, of which {own:.0f} MB are ours")
+        print(f"the worker's image: {size:.0f} MB, {own:.0f} MB above its base")
 
 
 # --- up ---
@@ -138,7 +139,7 @@ def test_structured_output(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("service", ["redis", *OURS])
-def test_a_container_can_do_no_more_than_it_must(fleet: Fleet, service: str) -> None:
+def test_a_container_has_no_unneeded_rights(fleet: Fleet, service: str) -> None:
     assert fleet.execute(service, "touch", "/tmp/x").returncode == 0
     assert "Read-only file system" in fleet.execute(service, "touch", "/usr/x").stderr
     status = fleet.execute(service, "cat", "/proc/self/status").stdout
@@ -148,7 +149,7 @@ def test_a_container_can_do_no_more_than_it_must(fleet: Fleet, service: str) -> 
     assert fields["Uid"].split()[0] == ("999" if service == "redis" else "10001")
 
 
-def test_nothing_has_torch_but_the_worker(fleet: Fleet) -> None:
+def test_the_gateway_image_has_no_torch(fleet: Fleet) -> None:
     assert "ModuleNotFoundError" in fleet.execute("gateway", "python", "-c", "import torch").stderr
 
 
@@ -159,10 +160,10 @@ def test_redis_is_reached_from_its_network_only(fleet: Fleet) -> None:
     assert not inspect(fleet.containers("redis")[0])["HostConfig"]["PortBindings"]
 
 
-# --- what can happen to it ---
+# --- scaling and failures ---
 
 
-def test_scaled_to_three_all_of_them_work(fleet: Fleet) -> None:
+def test_three_workers_share_the_jobs(fleet: Fleet) -> None:
     fleet.up("--no-recreate", "--scale", f"{WORKER}=3", *OURS)
     containers = {name[:12] for name in fleet.containers(WORKER)}
     assert len(containers) == 3
@@ -174,15 +175,15 @@ def test_scaled_to_three_all_of_them_work(fleet: Fleet) -> None:
 
 @only_simulated
 def test_a_crashed_worker_is_restarted_and_its_jobs_go_on_elsewhere(fleet: Fleet) -> None:
-    # One token: an answer that has begun has ended.
+    # One token: no job is lost in the middle of an answer.
     ids = fleet.jobs(3 * SLOTS + 8, MODEL, LONG_PROMPT, max_tokens=1)
 
-    def all_work() -> str:
+    def all_busy() -> str:
         running = [job for i in ids if (job := fleet.job(i))["state"] == "in_progress"]
         holders = [holder(job) for job in running]
         return holders[-1] if len(set(holders)) == 3 else ""
 
-    victim = wait_for(all_work, "every worker has jobs")
+    victim = wait_for(all_busy, "every worker has jobs")
     crash(victim)
     jobs = fleet.ended(ids)
     assert outcomes(jobs) == {"completed"}
@@ -332,18 +333,18 @@ def test_the_autoscaler_starts_and_drains_containers(fleet: Fleet) -> None:
     assert not fleet.containers(WORKER)
     jobs = fleet.ended(fleet.jobs(4, MODEL, "hi", max_tokens=8))
     assert outcomes(jobs) == {"completed"}
-    wait_for(lambda: not fleet.containers(WORKER), "the idle workers have gone")
+    wait_for(lambda: not fleet.containers(WORKER), "the idle workers have stopped")
     for name in list(fleet.settings):
         if "AUTOSCALE" in name:
             del fleet.settings[name]
 
 
 @only_simulated
-def test_with_keys_nobody_gets_in_without(fleet: Fleet, tmp_path: Path) -> None:
+def test_with_keys_a_call_without_one_is_refused(fleet: Fleet, tmp_path: Path) -> None:
     for name, text in {
         "redis_password": "p4ssw0rd\n",
         "flotilla_redis_url": "redis://:p4ssw0rd@redis:6379/0\n",
-        "api_keys": "# who\nalice:sk-alice\n",
+        "api_keys": "# tenants\nalice:sk-alice\n",
     }.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o644)
@@ -365,7 +366,7 @@ def test_with_keys_nobody_gets_in_without(fleet: Fleet, tmp_path: Path) -> None:
         own.down()
 
 
-def test_the_backup_that_the_readme_tells_of(fleet: Fleet, tmp_path: Path) -> None:
+def test_the_backup_of_the_readme_restores_jobs(fleet: Fleet, tmp_path: Path) -> None:
     fleet.up(*OURS)
     ids = fleet.jobs(3, MODEL, "hi", max_tokens=4)
     fleet.ended(ids)

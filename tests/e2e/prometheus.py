@@ -1,4 +1,4 @@
-"""A Prometheus of the tests' own, with the repository's rules and scrape jobs, asked over HTTP."""
+"""A Prometheus as a child process, with the repository's rules and scrape jobs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ FOLDER = Path(__file__).parents[2] / "compose" / "observability"
 RULES = FOLDER / "rules" / "flotilla.yml"
 MISSING = (
     "Prometheus is not installed (Debian: apt-get install --no-install-recommends prometheus), "
-    "so rules and queries are not tried on it"
+    "so rules and queries are not tested with it"
 )
 
 
 def installed() -> bool:
+    """Return whether Prometheus and promtool are installed."""
     return bool(shutil.which("prometheus") and shutil.which("promtool"))
 
 
 class Prometheus:
-    """Scrapes every second. Targets are given by `watch`, under the jobs of the compose file."""
+    """A Prometheus that scrapes every second the targets that `watch` sets."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
@@ -38,6 +39,7 @@ class Prometheus:
         self._api = httpx.Client(base_url=f"{self.url}/api/v1", timeout=30)
 
     def start(self) -> None:
+        """Start it and wait until it is ready."""
         config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         config["rule_files"] = [str(RULES)]
@@ -66,13 +68,14 @@ class Prometheus:
             return False
 
     def stop(self) -> None:
+        """Terminate it."""
         self._api.close()
         if self._process is not None:
             self._process.terminate()
             self._process.wait(20)
 
     def watch(self, job: str, urls: Iterable[str]) -> None:
-        """Scrape these from now on, and no others, for this job."""
+        """Set the targets of a scrape job."""
         targets = [url.removeprefix("http://") for url in urls]
         path = self._targets(job)
         new = path.with_suffix(".new")
@@ -83,24 +86,24 @@ class Prometheus:
         return self._folder / f"{job}.json"
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """The data of an answer of the API; fails with Prometheus' own words."""
+        """Call the API and return the data; fails with Prometheus' error message."""
         answer = self._api.get(path, params=parameters)
         assert answer.status_code == 200, f"{parameters}: {answer.text}"
         return answer.json()["data"]
 
     def up(self) -> dict[str, float]:
-        """By instance, whether it was scraped."""
+        """Return by instance whether the last scrape succeeded (1 or 0)."""
         found = self.query("up")
         return {sample["metric"]["instance"]: float(sample["value"][1]) for sample in found}
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The series that there are now."""
+        """Return the current series of a query."""
         data = self.get("/query", query=expr)
         assert data["resultType"] == "vector", f"{data['resultType']}: {expr}"
         series: list[dict[str, Any]] = data["result"]
         return series
 
     def values(self, expr: str) -> list[float]:
-        """The values that there are now and that are numbers."""
+        """Return the current values of a query without NaN."""
         values = [float(sample["value"][1]) for sample in self.query(expr)]
-        return [value for value in values if value == value]  # NaN is not itself
+        return [value for value in values if value == value]  # NaN is not equal to itself

@@ -1,4 +1,4 @@
-"""The images that compose/ makes and uses; the manifests take the same."""
+"""The images of the compose files, which the manifests must use too."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from tests.kubernetes.manifests import ROOT
 
 @dataclass
 class Image:
-    """What the compose files say of one."""
+    """An image, as the compose files describe it."""
 
     users: set[str]
     dockerfile: Path
 
     def command(self) -> list[str]:
-        """What it runs when it is not told what."""
+        """Return its default command, the CMD of its Dockerfile."""
         (command,) = re.findall(r"^CMD (\[.*\])$", self.dockerfile.read_text(), re.MULTILINE)
         return json.loads(command)  # type: ignore[no-any-return]
 
 
 @cache
 def images_of_compose() -> dict[str, Image]:
-    """By name and tag, of all compose files. An override's service has its service's user."""
+    """Return all images of the compose files by name and tag.
+
+    A service in an override file has the user of the same service in compose.yaml.
+    """
     folder = ROOT / "compose"
     users: dict[str, str] = {}
     found: dict[str, Image] = {}
@@ -44,12 +47,12 @@ def images_of_compose() -> dict[str, Image]:
 
 
 def _default(image: str) -> str:
-    """With the defaults of its variables."""
+    """Return an image's name with the defaults of its variables."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", image)
 
 
 class _Loader(yaml.SafeLoader):
-    """With Compose's own tags, such as !override."""
+    """A YAML loader that accepts Compose's tags, such as !override."""
 
 
 def _untagged(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> Any:

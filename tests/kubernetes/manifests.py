@@ -1,4 +1,4 @@
-"""What kustomize makes of compose/kubernetes: each overlay, and compositions as users make them."""
+"""Builds the overlays of compose/kubernetes with kustomize, also with components added."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Manifest = dict[str, Any]
 
 @cache
 def _kustomize() -> tuple[str, ...]:
-    """The command that builds a folder. .ci/run puts Debian's kustomize where none is installed."""
+    """Return the command that builds a folder; .ci/run unpacks Debian's kustomize if needed."""
     unpacked = ROOT / ".cache" / "debs" / "usr" / "bin" / "kustomize"
     if kustomize := shutil.which("kustomize") or (unpacked.exists() and str(unpacked)):
         return (kustomize, "build")
@@ -43,12 +43,12 @@ def _kustomize() -> tuple[str, ...]:
 
 
 def build(folder: Path) -> list[Manifest]:
-    """The objects that a kustomization makes."""
+    """Return the objects of a kustomization."""
     built = subprocess.run(
         [*_kustomize(), str(folder)], capture_output=True, text=True, timeout=60, check=False
     )
     assert built.returncode == 0, built.stderr
-    assert not built.stderr, built.stderr  # deprecated fields
+    assert not built.stderr, built.stderr  # warnings, such as of deprecated fields
     return [manifest for manifest in yaml.safe_load_all(built.stdout) if manifest]
 
 
@@ -70,21 +70,21 @@ def _composed(name: str) -> tuple[Manifest, ...]:
 
 
 def composed(name: str) -> list[Manifest]:
-    """The objects of one of COMPOSITIONS; not to be changed."""
+    """Return the objects of one of COMPOSITIONS; callers must not change them."""
     return list(_composed(name))
 
 
-def called(manifest: Manifest) -> str:
-    """Kind and name, for messages."""
+def name_of(manifest: Manifest) -> str:
+    """Return kind and name, for messages."""
     return f"{manifest['kind']}/{manifest['metadata']['name']}"
 
 
 def workloads(manifests: list[Manifest]) -> Iterator[Manifest]:
-    """Those that have a pod template."""
+    """Yield the objects with a pod template."""
     return (each for each in manifests if each["kind"] in {"Deployment", "StatefulSet"})
 
 
 def container_of(workload: Manifest) -> Manifest:
-    """The only container of its pods."""
+    """Return the only container of a workload's pods."""
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     return container  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Is all there that manifests name? An API server takes a Service that selects nothing."""
+"""Finds references between manifests that lead nowhere, which an API server would accept."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.kubernetes.manifests import FOLDER, Manifest, called, workloads
+from tests.kubernetes.manifests import FOLDER, Manifest, name_of, workloads
 
 Selector = dict[str, Any]
 
 
 def dangling(manifests: list[Manifest]) -> list[str]:
-    """What is named and not there, a line each."""
-    names = Counter(map(called, manifests))
-    found = [f"{name} is there {times} times" for name, times in names.items() if times > 1]
+    """Return a line for each reference to something that does not exist."""
+    names = Counter(map(name_of, manifests))
+    found = [f"{name} is defined {times} times" for name, times in names.items() if times > 1]
     for manifest in manifests:
         if check := _CHECKS.get(manifest["kind"]):
-            found += [f"{called(manifest)}: {line}" for line in check(manifest, manifests)]
+            found += [f"{name_of(manifest)}: {line}" for line in check(manifest, manifests)]
         if manifest["kind"] != "Namespace" and _namespace(manifest) not in names:
-            found.append(f"{called(manifest)}: no {_namespace(manifest)}")
+            found.append(f"{name_of(manifest)}: no {_namespace(manifest)}")
     return found
 
 
-def users_own() -> set[str]:
-    """The Secrets that README.md tells the reader to make, as `Secret/name/key`."""
+def user_secrets() -> set[str]:
+    """Return the Secrets that README.md lets the user create, as `Secret/name/key`."""
     text = (FOLDER / "README.md").read_text().replace("\\\n", " ")
     made = re.findall(r"create secret generic (\S+)((?: +--from-\S+)+)", text)
     keys = re.compile(r"--from-(?:literal|file)=([^=\s]+)=")
@@ -52,9 +52,9 @@ def _workload(workload: Manifest, manifests: list[Manifest]) -> Iterator[str]:
         ports = {port["name"] for port in container.get("ports", ())}
         for name in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container.get(name, {})
-            asked = probe.get("httpGet") or probe.get("tcpSocket")
-            if asked and asked["port"] not in ports:
-                yield f"{name} asks at no port {asked['port']}"
+            target = probe.get("httpGet") or probe.get("tcpSocket")
+            if target and target["port"] not in ports:
+                yield f"{name} uses an undefined port {target['port']}"
         for source in container.get("envFrom", ()):
             yield from _missing(f"ConfigMap/{source['configMapRef']['name']}", manifests)
         for variable in container.get("env", ()):
@@ -66,9 +66,9 @@ def _workload(workload: Manifest, manifests: list[Manifest]) -> Iterator[str]:
                 yield from _no_secret(volume["secret"]["secretName"], item["key"], manifests)
         if claim := volume.get("persistentVolumeClaim"):
             yield from _missing(f"PersistentVolumeClaim/{claim['claimName']}", manifests)
-    there = set(volumes) | {claim["metadata"]["name"] for claim in claims}
-    if mounted != there:
-        yield f"has volumes {sorted(there)}, mounts {sorted(mounted)}"
+    existing = set(volumes) | {claim["metadata"]["name"] for claim in claims}
+    if mounted != existing:
+        yield f"has volumes {sorted(existing)}, mounts {sorted(mounted)}"
 
 
 def _service(service: Manifest, manifests: list[Manifest]) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _service_monitor(monitor: Manifest, manifests: list[Manifest]) -> Iterator[s
     for endpoint in monitor["spec"]["endpoints"]:
         for service in services:
             if endpoint["port"] not in {port["name"] for port in service["spec"]["ports"]}:
-                yield f"{called(service)} has no port {endpoint['port']}"
+                yield f"{name_of(service)} has no port {endpoint['port']}"
         if authorization := endpoint.get("authorization"):
             credentials = authorization["credentials"]
             yield from _no_secret(credentials["name"], credentials["key"], manifests)
@@ -152,7 +152,7 @@ _CHECKS = {
 def _ports_of_pods(
     selector: Selector, ports: Iterable[str], manifests: list[Manifest]
 ) -> Iterator[str]:
-    """The pods that are selected must be there, and have the ports."""
+    """Check that the selector selects pods and that these have the ports."""
     pods = [
         workload
         for workload in workloads(manifests)
@@ -162,12 +162,12 @@ def _ports_of_pods(
         yield f"selects no pods: {selector}"
     for workload in pods:
         (container,) = workload["spec"]["template"]["spec"]["containers"]
-        there = {port["name"] for port in container.get("ports", ())}
-        yield from (f"{called(workload)} has no port {p}" for p in ports if p not in there)
+        existing = {port["name"] for port in container.get("ports", ())}
+        yield from (f"{name_of(workload)} has no port {p}" for p in ports if p not in existing)
 
 
 def _selects(selector: Selector, labels: dict[str, str]) -> bool:
-    """Kubernetes' LabelSelector, of which ours use equality and In; an empty one selects all."""
+    """Evaluate a LabelSelector with equality and In only; an empty one selects all."""
     expressions = selector.get("matchExpressions", ())
     assert all(expression["operator"] == "In" for expression in expressions)
     return selector.get("matchLabels", {}).items() <= labels.items() and all(
@@ -176,31 +176,34 @@ def _selects(selector: Selector, labels: dict[str, str]) -> bool:
 
 
 def _missing(name: str, manifests: list[Manifest]) -> Iterator[str]:
-    if name not in map(called, manifests):
+    if name not in map(name_of, manifests):
         yield f"no {name}"
 
 
 def _no_secret(name: str, key: str, manifests: list[Manifest]) -> Iterator[str]:
     ours = {
-        f"{called(each)}/{key}"
+        f"{name_of(each)}/{key}"
         for each in manifests
         if each["kind"] == "Secret"
         for key in {**each.get("data", {}), **each.get("stringData", {})}
     }
-    if f"Secret/{name}/{key}" not in ours | users_own():
-        yield f"no Secret/{name} with {key}, and README.md does not tell to make it"
+    if f"Secret/{name}/{key}" not in ours | user_secrets():
+        yield f"no Secret/{name} with {key}, and README.md has no command that creates it"
 
 
 def _no_address(where: str, manifests: list[Manifest]) -> Iterator[str]:
-    """KEDA looks from another namespace: `<service>.<namespace>.svc:<port>`."""
+    """Check an address: KEDA runs in another namespace, so it must name the namespace.
+
+    The form is `<service>.<namespace>.svc:<port>`.
+    """
     address = urlsplit(where if "//" in where else f"//{where}")
-    there = {
+    existing = {
         f"{each['metadata']['name']}.{each['metadata']['namespace']}.svc:{port['port']}"
         for each in manifests
         if each["kind"] == "Service"
         for port in each["spec"]["ports"]
     }
-    if address.netloc not in there:
+    if address.netloc not in existing:
         yield f"no Service at {address.netloc}"
 
 

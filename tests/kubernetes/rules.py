@@ -1,6 +1,6 @@
-"""The PrometheusRule of components/monitoring is made of compose/observability/rules.
+"""Generates the PrometheusRule of components/monitoring from compose/observability/rules.
 
-`python -m tests.kubernetes.rules` makes it anew; a test sees to it that somebody does.
+`python -m tests.kubernetes.rules` writes it; a test fails if it is out of date.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ spec:
 
 
 def prometheus_rule() -> str:
-    """The manifest; what a rules file holds is what a PrometheusRule has as its spec."""
+    """Return the manifest; the content of a rules file is the spec of a PrometheusRule."""
     return _HEAD + indent(RULES.read_text(), "  ")
 
 

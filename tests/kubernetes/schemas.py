@@ -1,8 +1,8 @@
-"""Is a manifest what Kubernetes, KEDA and the Prometheus operator say it must be? Strictly.
+"""Validates manifests against the schemas of Kubernetes, KEDA and the Prometheus operator.
 
-The schemas come in Python packages: those of Kubernetes in kubernetes-validate (of which only the
-files are used: the program stops at an object's first error, and passes kinds that it does not
-know), those of the custom resources, which were made of their CRDs, in cloudcoil's models.
+The schemas come from Python packages. Kubernetes': the files of kubernetes-validate, whose program
+is not used because it stops at an object's first error and accepts unknown kinds. Custom resources':
+the models of cloudcoil, which were generated from their CRDs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from referencing import Registry, Resource
 from tests.kubernetes.manifests import Manifest
 
 OLDEST, NEWEST = "1.30", "1.37"
-"""The Kubernetes versions between which the manifests have to work."""
+"""The range of supported Kubernetes versions."""
 
 _CUSTOM = {
     ("keda.sh/v1alpha1", "ScaledObject"): keda.ScaledObject,
@@ -33,7 +33,7 @@ _CUSTOM = {
 
 
 def problems(manifest: Manifest, version: str = NEWEST) -> list[str]:
-    """Everything that is wrong with it; a kind that is not known is wrong."""
+    """Return all errors of a manifest; an unknown kind is an error."""
     api_version, kind = str(manifest.get("apiVersion")), str(manifest.get("kind"))
     validator = _validator(api_version, kind, version)
     if validator is None:
@@ -66,7 +66,7 @@ def _folder(version: str) -> Any:
 
 
 def _strict(schema: Any) -> Any:
-    """The same, and an object has no other fields than its properties."""
+    """Return the schema without additional properties of objects."""
     if isinstance(schema, list):
         return [_strict(each) for each in schema]
     if not isinstance(schema, dict):

@@ -12,7 +12,7 @@ from shared.platform.metrics import GatewayMetrics
 from shared.protocol import keys
 from shared.protocol.lanes import DEFAULT
 from shared.protocol.states import JobState
-from tests.kubernetes.manifests import COMPOSITIONS, called, composed, container_of
+from tests.kubernetes.manifests import COMPOSITIONS, composed, container_of, name_of
 from tests.promql import Exports
 
 # What KEDA's documentation (2.16) lists of each scaler, as far as ours may need it.
@@ -77,7 +77,7 @@ def test_autoscaler_and_keda_have_the_same_limits(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCALED)
 def test_nobody_but_keda_sets_the_number_of_workers(name: str) -> None:
-    (worker,) = (each for each in composed(name) if called(each) == "Deployment/worker")
+    (worker,) = (each for each in composed(name) if name_of(each) == "Deployment/worker")
     assert "replicas" not in worker["spec"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.kubernetes.manifests import COMPOSITIONS, FOLDER, ROOT, called, composed
+from tests.kubernetes.manifests import COMPOSITIONS, FOLDER, ROOT, composed, name_of
 from tests.kubernetes.rules import MANIFEST, RULES, prometheus_rule
 
 OBSERVABILITY = ROOT / "compose" / "observability"
@@ -34,7 +34,7 @@ def test_rules_are_the_same(name: str) -> None:
 
 
 def test_each_dashboard_is_a_config_map_for_grafana() -> None:
-    maps = [each for each in of_kind("ConfigMap") if "dashboard" in called(each)]
+    maps = [each for each in of_kind("ConfigMap") if "dashboard" in name_of(each)]
     for each in maps:
         assert each["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert len(json.dumps(each)) < 256 * 1024  # what `kubectl apply` can remember
@@ -65,7 +65,7 @@ def test_scrapes_have_the_job_names_that_rules_and_dashboards_look_for() -> None
 
 def test_whoever_scrapes_workers_is_let_in() -> None:
     """By its namespace: the network policy knows no more of Prometheus."""
-    (policy,) = (each for each in composed("cpu") if called(each) == "NetworkPolicy/worker")
+    (policy,) = (each for each in composed("cpu") if name_of(each) == "NetworkPolicy/worker")
     (rule,) = policy["spec"]["ingress"]
     (peer,) = rule["from"]
     namespace = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]

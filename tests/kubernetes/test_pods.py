@@ -12,9 +12,9 @@ from tests.kubernetes.images import images_of_compose
 from tests.kubernetes.manifests import (
     COMPOSITIONS,
     Manifest,
-    called,
     composed,
     container_of,
+    name_of,
     workloads,
 )
 
@@ -26,7 +26,7 @@ SIZES = {"Mi": 2**20, "Gi": 2**30}
 
 def every_workload() -> list[tuple[str, Manifest]]:
     return [
-        (f"{name}: {called(workload)}", workload)
+        (f"{name}: {name_of(workload)}", workload)
         for name in COMPOSITIONS
         for workload in workloads(composed(name))
     ]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes.manifests import COMPOSITIONS, called, composed
-from tests.kubernetes.references import dangling, users_own
+from tests.kubernetes.manifests import COMPOSITIONS, composed, name_of
+from tests.kubernetes.references import dangling, user_secrets
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
@@ -23,7 +23,7 @@ def test_readme_tells_which_secrets_to_make() -> None:
         "Secret/flotilla-redis/url",
         "Secret/model-hub/token",
     }
-    assert users_own() == named
+    assert user_secrets() == named
 
 
 POD = ("spec", "template", "spec")
@@ -40,7 +40,7 @@ COMPONENT = "app.kubernetes.io/component"
         ("cpu", "Deployment/gateway", (*LABELS, COMPONENT), "gate", "Budget/gateway: selects no"),
         ("cpu", "Deployment/gateway", (*LABELS, COMPONENT), "gate", "Policy/gateway: selects no"),
         ("cpu", "Deployment/gateway", (*LABELS, COMPONENT), "gate", "spreads pods that are not"),
-        ("cpu", "Deployment/gateway", (*CONTAINER, "ports", 0, "name"), "web", "asks at no port"),
+        ("cpu", "Deployment/gateway", (*CONTAINER, "ports", 0, "name"), "web", "uses an undefined port"),
         ("cpu", "Deployment/gateway", (*CONTAINER, "ports", 0, "name"), "web", "has no port http"),
         ("cpu", "Deployment/worker", (*POD, "serviceAccountName"), "w", "no ServiceAccount/w"),
         ("cpu", "Deployment/worker", (*CONTAINER, "volumeMounts", 0, "name"), "x", "mounts ['sh"),
@@ -61,7 +61,7 @@ COMPONENT = "app.kubernetes.io/component"
          "Deployment/worker has no port metrics"),
         ("cpu", "NetworkPolicy/redis", ("spec", "ingress", 0, "from", 0, "podSelector",
          "matchLabels"), {"a": "b"}, "NetworkPolicy/redis: selects no pods"),
-        ("cpu", "Service/redis", ("metadata", "name"), "gateway", "Service/gateway is there 2"),
+        ("cpu", "Service/redis", ("metadata", "name"), "gateway", "Service/gateway is defined 2"),
         ("keda", "ScaledObject/worker", ("spec", "scaleTargetRef", "name"), "workers",
          "no Deployment/workers"),
         ("keda", "TriggerAuthentication/flotilla-key", ("metadata", "name"), "key",
@@ -83,7 +83,7 @@ def test_what_is_not_there_is_found(
     composition: str, broken: str, path: tuple[str | int, ...], value: Any, message: str | None
 ) -> None:
     manifests = copy.deepcopy(composed(composition))
-    (holder,) = (each for each in manifests if called(each) == broken)
+    (holder,) = (each for each in manifests if name_of(each) == broken)
     for key in path[:-1]:
         holder = holder[key]  # type: ignore[index]
     assert holder[path[-1]] != value  # type: ignore[index]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes import schemas
-from tests.kubernetes.manifests import COMPOSITIONS, FOLDER, Manifest, called, composed
+from tests.kubernetes.manifests import COMPOSITIONS, FOLDER, Manifest, composed, name_of
 from tests.kubernetes.schemas import NEWEST, OLDEST, problems
 
 Path = tuple[str | int, ...]
@@ -80,7 +80,7 @@ def parent(manifest: Manifest, path: Path) -> Any:
 def test_manifests_are_valid(name: str, version: str) -> None:
     manifests = composed(name)
     assert len(manifests) > 10
-    found = {called(each): problems(each, version) for each in manifests}
+    found = {name_of(each): problems(each, version) for each in manifests}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 

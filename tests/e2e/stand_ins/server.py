@@ -1,6 +1,6 @@
-"""Plays the gateway or a worker for the supervisor's tests: `server.py gateway|worker FLAG...`.
+"""A stand-in for gateway or worker in tests of the supervisor: `server.py gateway|worker FLAG...`.
 
-It serves /readyz and /v1/models, says its pid, and on SIGTERM says who is still there.
+It serves /readyz and /v1/models, prints its pid, and on SIGTERM prints which process still answers.
 """
 
 import os
@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 role, *flags = sys.argv[1:]
-asked = []
+requests = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -21,9 +21,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         if self.path == "/v1/models":
-            # The real gateway hears of a new worker a moment after that is ready.
-            self.wfile.write(b'{"data": [{"id": "stand-in"}]}' if asked else b'{"data": []}')
-            asked.append(self.path)
+            # The real gateway lists a new worker a moment after the worker is ready.
+            self.wfile.write(b'{"data": [{"id": "stand-in"}]}' if requests else b'{"data": []}')
+            requests.append(self.path)
 
     def log_message(self, *args):
         print("noise: a request", file=sys.stderr, flush=True)

@@ -93,7 +93,7 @@ def test_an_old_decision_and_none_are_503(api: httpx.Client, redis_url: str, sto
     assert reply.json()["error"]["code"] == "autoscaler_silent"
     assert reply.headers["retry-after"]
     store.delete(keys.scale(POOL))
-    wait_for(lambda: "Nothing was decided" in api.get(f"/autoscale/{MODEL}").text, "there is none")
+    wait_for(lambda: "has decided nothing" in api.get(f"/autoscale/{MODEL}").text, "there is none")
     assert api.get(f"/autoscale/{MODEL}").status_code == 503
 
 

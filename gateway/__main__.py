@@ -83,7 +83,7 @@ class _Server(uvicorn.Server):
         self._grace_s = grace_s
 
     async def main_loop(self) -> None:
-        """Run until the server is told to end."""
+        """Run until a signal requests the end."""
         self._exit_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup

@@ -14,7 +14,7 @@ from shared.protocol import keys
 
 
 class Status(StrEnum):
-    """What happens to a call that comes now."""
+    """What happens to a call that arrives now."""
 
     READY = "ready"
     """It is answered: a worker of at least one model is ready."""

@@ -1,4 +1,4 @@
-"""Envelopes: what stays the same from chunk to chunk of a job travels through Redis once.
+"""Chunk templates: what stays the same from chunk to chunk of a job travels through Redis once.
 
 The chunks of a token stream are the same JSON but for the few bytes of the text in their middle. So
 a chunk is folded to its middle, and the rest is told as lengths: a folded step is a list of items,
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 Item = bytes | tuple[int, int]
 
-# How many chunks of a job may better an envelope that fits already: a stream's second chunk shares
+# How many chunks of a job may better a template that fits already: a stream's second chunk shares
 # less with its first, which names a role, than its third with its second. The same holds for what
 # comes after a chunk that did not fit, such as the name of a tool before its arguments.
 _YOUNG = 6

@@ -2,7 +2,7 @@
 
 A message is one or more frames back to back, each a msgpack array `[job id, seq, generation, kind,
 journal, payload]`. The gateway decodes the array (C code), finds the job's reader, puts the chunk's
-envelope around the payload and writes it: no JSON is parsed per token. `seq` is the number of the
+template around the payload and writes it: no JSON is parsed per token. `seq` is the number of the
 job's log entry, so a lost frame shows as a gap and is read from the log. `generation` counts the job's
 leases: frames of two attempts are never mixed in one answer. Journal and payload of a step are its
 entry in the log (token_log.py) as it stands; the journal of the last frame is the number of tokens
@@ -24,7 +24,7 @@ class FrameKind(IntEnum):
     """What a frame carries."""
 
     CHUNK = 0
-    """Payload: a step's folded chunks (envelope.py), an array; nil if the step sent none."""
+    """Payload: a step's folded chunks (chunk_template.py), an array; nil if the step sent none."""
     STARTED = 1
     """A worker has leased the job; `seq` is 0. Only for jobs whose events somebody reads."""
     DELTAS = 2

@@ -6,7 +6,7 @@ Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` 
 - the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
   Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the next of
   the step's middles as it stands; one such `id` needs no array, and nil is no record;
-- the step's folded chunks (envelope.py), nil if there were none; in the last entry of a job a
+- the step's folded chunks (chunk_template.py), nil if there were none; in the last entry of a job a
   string instead, its terminal state. The journal of that entry is the number of tokens that the
   worker generated, nil if the worker did not end the job.
 

@@ -157,10 +157,10 @@ async def begin(queue: JobQueue, job: LeasedJob) -> dict[str, str]:
 def output(job: LeasedJob, seq: int, text: str = "x", answer: JobResult | None = None) -> JobOutput:
     """One token of a job, and its end if there is an answer."""
     items = (text.encode(),) if job.stream else None
-    return said(job, seq, items, make_journal([(0, 0, [seq], text)]), answer)
+    return entry_output(job, seq, items, make_journal([(0, 0, [seq], text)]), answer)
 
 
-def said(
+def entry_output(
     job: LeasedJob, seq: int, items: Any, journal: Journal, answer: JobResult | None = None
 ) -> JobOutput:
     """Any entry of a job, and its end if there is an answer."""
@@ -178,11 +178,11 @@ def silent_end(job: LeasedJob, seq: int, answer: JobResult) -> JobOutput:
 
 
 def log_flush(output: JobOutput, seq: int) -> LogFlush:
-    """What was said with number `seq`, on its way into the log."""
-    speaker, frame, _ = output
-    job_id = speaker.job.id
+    """The flush of entry `seq` of an output into the job log."""
+    job_stream, frame, _ = output
+    job_id = job_stream.job.id
     return LogFlush(
-        job_id, pack_segment(seq, [entry_of(frame, job_id, seq, speaker.job.generation)])
+        job_id, pack_segment(seq, [entry_of(frame, job_id, seq, job_stream.job.generation)])
     )
 
 
@@ -200,7 +200,7 @@ async def emit(
 ) -> dict[str, str]:
     """One step, as a worker makes it: where its fencing token is over it renews and leaves out what it has
     lost, which is returned. The worker is the one that holds the first job, else `WORKER`."""
-    jobs = [speaker.job for speaker, _, _ in outputs]
+    jobs = [job_stream.job for job_stream, _, _ in outputs]
     shard = jobs[0].shard if jobs else 0
     if not worker:
         packed = jobs and await queue.servers.primary.hget(keys.job(shard, jobs[0].id), "lease")
@@ -209,20 +209,23 @@ async def emit(
     lost: dict[str, str] = {}
     while True:
         fence_token = _fence_tokens.get(place, "")
-        if not fence_token or any(speaker.fence_token != fence_token for speaker, _, _ in left):
-            held = [speaker.job for speaker, _, _ in left]
+        if not fence_token or any(
+            job_stream.fence_token != fence_token for job_stream, _, _ in left
+        ):
+            held = [job_stream.job for job_stream, _, _ in left]
             renewal = await queue.renew(shard, worker, fence_token, LEASE_S, held)
             fence_token = _fence_tokens[place] = renewal.fence_token
             lost |= renewal.lost
-            for speaker, _, end in left:
-                speaker.fence_token = fence_token
-                if speaker.job.id in renewal.watchers:
-                    watchers, watched = renewal.watchers[speaker.job.id]
-                    speaker.set_watchers(watchers, watched=watched)
+            for job_stream, _, end in left:
+                job_stream.fence_token = fence_token
+                if job_stream.job.id in renewal.watchers:
+                    watchers, watched = renewal.watchers[job_stream.job.id]
+                    job_stream.set_watchers(watchers, watched=watched)
                 elif (
-                    end is not None and TRANSITIONS[end.result.event].target == lost[speaker.job.id]
+                    end is not None
+                    and TRANSITIONS[end.result.event].target == lost[job_stream.job.id]
                 ):
-                    del lost[speaker.job.id]  # by itself, perhaps; the script knows
+                    del lost[job_stream.job.id]  # by itself, perhaps; the script knows
             left = [each for each in left if each[0].job.id not in lost]
             log_flushes = [each for each in log_flushes if each.job_id not in lost]
         if not left and outputs:
@@ -237,7 +240,7 @@ async def emit(
 
 
 async def enter(queue: JobQueue, worker: str = WORKER, shard: int = 0) -> str:
-    """The worker's next fencing token: of what it is given from now on it may speak at once."""
+    """The worker's next fencing token: it may send output of the jobs that it gets from now on at once."""
     renewal = await queue.renew(shard, worker, "", LEASE_S, [])
     _fence_tokens[queue, worker, shard] = renewal.fence_token
     return renewal.fence_token
@@ -313,7 +316,7 @@ def has_group(store: sync_redis.Redis, stream: str) -> bool:
 
 
 class Listener:
-    """Who hears a channel. What it has not heard when it looks was not sent."""
+    """A subscriber of a channel. What it has not received when it looks was not sent."""
 
     def __init__(self, store: sync_redis.Redis, channel: str) -> None:
         self._store = store
@@ -325,30 +328,30 @@ class Listener:
     def messages(self) -> list[bytes]:
         """The messages since the last look."""
         self._store.publish(self._channel, "that is all")
-        heard = []
+        received = []
         while True:
             message = self._pubsub.get_message(timeout=5)
             if message is None:
                 continue
             if message["data"] == b"that is all":
-                return heard
-            heard.append(message["data"])
+                return received
+            received.append(message["data"])
 
     def frames(self) -> list[Frame]:
         """The frames since the last look, without their generations."""
         return [frame for message in self.messages() for frame in decode(message)]
 
     def dropped(self) -> list[str]:
-        """The jobs that a worker was told to drop since the last look."""
-        heard = [decode_control(message) for message in self.messages()]
-        return [words[0].decode() for kind, words in heard if kind is ControlKind.DROP]
+        """The jobs that a worker was asked to drop since the last look."""
+        received = [decode_control(message) for message in self.messages()]
+        return [words[0].decode() for kind, words in received if kind is ControlKind.DROP]
 
     def handed(self, queue: JobQueue) -> list[LeasedJob]:
         """The jobs that a worker was handed since the last look."""
-        heard = [decode_control(message) for message in self.messages()]
+        received = [decode_control(message) for message in self.messages()]
         return [
             job
-            for kind, words in heard
+            for kind, words in received
             if kind is ControlKind.JOBS
             for job in acquire.parse_jobs(*words)
         ]
@@ -375,7 +378,7 @@ def other_gateway(store: sync_redis.Redis) -> Iterator[Listener]:
 
 @pytest.fixture
 def control(store: sync_redis.Redis) -> Iterator[Listener]:
-    """What the worker hears that `take` names."""
+    """A subscriber of the control channel of the worker that `take` names."""
     listener = Listener(store, keys.control_channel(WORKER))
     yield listener
     listener.close()

@@ -163,12 +163,12 @@ async def test_only_who_watches_the_events_hears_of_the_start(
 
 
 async def test_a_lease_says_who_listens(queue: JobQueue) -> None:
-    silent, heard, watched = [await submit(queue, gateway=g) for g in ("", GATEWAY, GATEWAY)]
+    silent, listened, watched = [await submit(queue, gateway=g) for g in ("", GATEWAY, GATEWAY)]
     await queue.watch(watched.id, "gw-2", follow=True)
     listeners = {job.id: (job.watchers, job.watched) for job in await take(queue)}
     assert listeners == {
         silent.id: ("", False),
-        heard.id: (GATEWAY, False),
+        listened.id: (GATEWAY, False),
         watched.id: (f"{GATEWAY} gw-2", True),
     }
 

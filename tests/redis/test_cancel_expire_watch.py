@@ -142,7 +142,7 @@ async def test_a_worker_hears_of_a_change_before_it_writes_again(
     before = await queue.renew(0, WORKER, "", LEASE_S, jobs)
     await change(queue, store, jobs[0])
     gateway.frames()
-    # It knows nothing of it, and speaks of the other job only.
+    # It has not learned of the change, and sends output of the other job only.
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, before.fence_token, make_step([output(jobs[1], 1)]))
     assert await queue.entries(other.id, 0) == []
@@ -270,7 +270,7 @@ async def test_who_watches_a_running_job_is_told_from_now_on(
 
 
 async def listeners(queue: JobQueue, job: LeasedJob) -> tuple[str, bool]:
-    """What the job's worker is told of who listens."""
+    """What the job's worker gets about the gateways that listen."""
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [job])
     return renewal.watchers[job.id]
 

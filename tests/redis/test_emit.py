@@ -26,13 +26,13 @@ from tests.redis.conftest import (
     decode,
     emit,
     enter,
+    entry_output,
     finish,
     grow_old,
     lease,
     log_flush,
     output,
     renew,
-    said,
     say,
     silent_end,
     submit,
@@ -293,7 +293,7 @@ async def test_a_repeated_log_flush_that_never_came_is_made(queue: JobQueue, sto
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
 
 
-# --- who hears of it ---
+# --- who receives it ---
 
 
 async def test_one_message_per_gateway_however_many_jobs(
@@ -339,10 +339,10 @@ async def test_who_listens_to_some_jobs_of_a_step_hears_of_those_only(
 ) -> None:
     await submit(queue)
     await submit(queue, gateway="")
-    heard, unheard = await take(queue)
-    await emit(queue, [output(unheard, 1), output(heard, 1)])
-    assert [frame[0].decode() for frame in gateway.frames()] == [heard.id]
-    assert [e.seq for e in await queue.entries(unheard.id, 0)] == [1]
+    listened, not_listened = await take(queue)
+    await emit(queue, [output(not_listened, 1), output(listened, 1)])
+    assert [frame[0].decode() for frame in gateway.frames()] == [listened.id]
+    assert [e.seq for e in await queue.entries(not_listened.id, 0)] == [1]
 
 
 async def test_a_job_that_nobody_waits_for_is_logged_and_not_published(
@@ -379,7 +379,7 @@ async def test_any_bytes_of_any_size_come_out_as_they_went_in(
     job = await lease(queue)
     chunk = (bytes(range(256)) * (size // 256 + 1))[:size]
     items, journal = ((size, 0), chunk, (0, size), chunk), ((0, 0, (size, 2), chunk),)
-    words = said(job, 1, items, journal)
+    words = entry_output(job, 1, items, journal)
     await emit(queue, [words])
     (from_the_steps,) = await queue.entries(job.id, 0)
     await emit(queue, [], log_flushes=[log_flush(words, 1)])
@@ -398,7 +398,7 @@ async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
     for seq, chunk in enumerate(chunks, 1):
         items = folder.encode([chunk])
         journal = make_journal([(0, 0, (seq,), chunk.decode()[-5])], items)
-        assert await emit(queue, [said(job, seq, items, journal)]) == {}
+        assert await emit(queue, [entry_output(job, seq, items, journal)]) == {}
     entries, frames = await queue.entries(job.id, 0), gateway.frames()
     assert entries[2].items == (b"c",)
     assert read_journal(entries[2].journal, entries[2].items) == [Delta(0, 0, (3,), "c")]
@@ -412,7 +412,7 @@ async def test_a_step_of_a_stream_without_a_chunk_is_counted(
 ) -> None:
     job = await lease(queue)
     journal = make_journal([(0, 0, (1,), "")])
-    assert await emit(queue, [said(job, 1, None, journal)]) == {}
+    assert await emit(queue, [entry_output(job, 1, None, journal)]) == {}
     assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, ((0, 0, (1,), b""),), None)]
     (entry,) = await queue.entries(job.id, 0)
     assert entry.items == ()
@@ -641,7 +641,7 @@ async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
 async def test_of_a_repeated_call_only_what_is_new_happens(
     queue: JobQueue, gateway: Listener
 ) -> None:
-    """The output stands there already; nothing is told of it again."""
+    """The output is stored already; nothing is published again."""
     job = await lease(queue)
     await say(queue, job, 1, "last")
     gateway.frames()

@@ -1,4 +1,4 @@
-"""Finish: one terminal state, one last entry, nothing left in the queue; twice told, once done."""
+"""Finish: one terminal state, one last entry, nothing left in the queue; a repeated call changes nothing."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ LIVE = {JobState.QUEUED, JobState.IN_PROGRESS}
 DEADLINES = keys.base(0) + keys.DEADLINES
 
 T = TypeVar("T")
-Heard = tuple[str, int, int]
+Received = tuple[str, int, int]
 """Job, number and kind of a frame."""
 
 
@@ -75,7 +75,7 @@ class Run(OutputBuffer):
         """As what its worker has ended it, or is about to."""
 
     @property
-    def speaks(self) -> bool:
+    def can_send(self) -> bool:
         return not (self.discarded or self.ended_as)
 
 
@@ -94,15 +94,15 @@ class Batch:
         """As Redis has taken it already."""
 
     def step(self) -> Step:
-        return make_step([said for _, said in self.items], [each for _, each in self.log_flushes])
+        return make_step([each for _, each in self.items], [each for _, each in self.log_flushes])
 
-    def speaks_in(self, fence_token: str) -> bool:
+    def is_valid_with(self, fence_token: str) -> bool:
         return bool(fence_token) and all(
             run.fence_token == fence_token for run, _ in [*self.items, *self.log_flushes]
         )
 
-    def weed(self, fence_token: str) -> None:
-        """Leave out what its worker knows to be lost."""
+    def drop_stale(self, fence_token: str) -> None:
+        """Leave out the output of jobs that the worker knows to have lost."""
         for run, _ in [*self.items, *self.log_flushes]:
             run.discarded = run.discarded or run.fence_token != fence_token
         self.items = [item for item in self.items if not item[0].discarded]
@@ -117,32 +117,32 @@ class Worker:
         self.fence_token = ""
         self.runs: dict[str, Run] = {}
         self.mail: list[LeasedJob | str] = []
-        """Jobs, and ids of those to drop, that it was told of and has not heard of yet."""
+        """Jobs, and ids of those to drop, that were sent to it and that it has not received yet."""
         self.batch: Batch | None = None
         self.steps = 0
         self.doubts = deque([-STEPS], maxlen=STEPS - FLUSH_AFTER)
         """The last steps of which it does not know whether Redis has taken them: each may stand
         twice in the step log, which has room for so many."""
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """The mail arrives."""
-        for news in self.mail:
-            if isinstance(news, str):
-                if news in self.runs:
-                    self.runs[news].discarded = True
+        for message in self.mail:
+            if isinstance(message, str):
+                if message in self.runs:
+                    self.runs[message].discarded = True
                 continue
-            if news.id in self.runs:
-                self.runs[news.id].discarded = True
-            self.runs[news.id] = Run(news)
+            if message.id in self.runs:
+                self.runs[message.id].discarded = True
+            self.runs[message.id] = Run(message)
         self.mail = []
 
     def pack(
-        self, speakers: Iterable[tuple[Run, JobResult | None]], early: Callable[[], bool]
+        self, senders: Iterable[tuple[Run, JobResult | None]], early: Callable[[], bool]
     ) -> None:
         """A step. Entries are flushed `early` or when their time has come."""
         self.steps += 1
         items = []
-        for run, end in speakers:
+        for run, end in senders:
             output = run.take(end)
             assert output is not None
             items.append((run, output))
@@ -179,7 +179,7 @@ class Fleet:
         self.queue = queue
         self.store = store
         self.control = control
-        """What the first worker hears. The second one is not there when a job is handed over."""
+        """The control channel of the first worker. The second one is not subscribed when a job is assigned."""
         self.gateways = gateways
         self.random = random.Random(seed)
         self.workers = [Worker(name) for name in WORKERS]
@@ -191,8 +191,8 @@ class Fleet:
         """Who may write, per job in progress."""
         self.last: dict[str, LeasedJob | None] = {}
         """Who could write last, per job; None if it was taken back."""
-        self.told: dict[str, list[Frame]] = {}
-        """What was said under that lease."""
+        self.published: dict[str, list[Frame]] = {}
+        """The frames that were published under that lease."""
         self.watchers: dict[str, list[str]] = {}
         self.watched: set[str] = set()
         """Jobs whose answer somebody sees grow."""
@@ -227,7 +227,7 @@ class Fleet:
             self.jobs.append(job)
             self.states[job.id] = JobState.QUEUED
             self.last[job.id] = None
-            self.told[job.id] = []
+            self.published[job.id] = []
             self.watchers[job.id] = job.gateway.split()
         handed = self.control.handed(self.queue)
         assert {lease.id for lease in handed} == {job.id for job in jobs[: len(handed)]}
@@ -243,7 +243,7 @@ class Fleet:
         self.given(worker, got)
 
     def given(self, worker: Worker, leases: list[LeasedJob], *, lost: bool = False) -> None:
-        """A worker has got jobs; it hears of them soon, unless the message is lost."""
+        """A worker has got jobs; it receives them soon, unless the message is lost."""
         for lease in leases:
             assert self.states[lease.id] is JobState.QUEUED, f"{lease.id} was given away"
             before = [other for _, other in self.leases if other.id == lease.id]
@@ -254,15 +254,15 @@ class Fleet:
             self.leases.append((worker, lease))
             self.holder[lease.id] = (worker, lease)
             self.last[lease.id] = lease
-            self.told[lease.id] = []
+            self.published[lease.id] = []
         worker.mail += [] if lost else leases
         if not self.chance(0.2):
-            worker.hear()
+            worker.receive()
 
-    async def hear(self) -> None:
-        self.random.choice(self.workers).hear()
+    async def receive(self) -> None:
+        self.random.choice(self.workers).receive()
 
-    # --- the workers speak ---
+    # --- the workers send output ---
 
     async def emit(self) -> None:
         """Steps of one worker in a row, long ones at times: the step log has to overflow."""
@@ -276,24 +276,24 @@ class Fleet:
         await self.step(self.random.choice(self.workers), 1)
 
     async def step(self, worker: Worker, n_ends: int) -> None:
-        """The next try to get rid of what was said, or something new."""
+        """The next try to send a pending batch, or a new one."""
         if worker.batch is None:
             for run in list(worker.runs.values()):
                 if run.discarded and self.chance(0.3):
                     worker.leave(run)
-            able = [run for run in worker.runs.values() if run.speaks]
-            speakers = self.random.sample(able, self.random.randint(0, len(able)))
+            able = [run for run in worker.runs.values() if run.can_send]
+            senders = self.random.sample(able, self.random.randint(0, len(able)))
             ends = dict.fromkeys(self.random.sample(able, min(n_ends, len(able))))
-            for run in speakers:
+            for run in senders:
                 if run not in ends or self.chance(0.5):  # its last output goes with the end
-                    self.speak(run, able)
-            if not speakers and not ends:
+                    self.produce(run, able)
+            if not senders and not ends:
                 return
-            said = dict.fromkeys(speakers) | {run: self.answer() for run in ends}
-            worker.pack(said.items(), lambda: self.chance(self.haste))
+            sending = dict.fromkeys(senders) | {run: self.answer() for run in ends}
+            worker.pack(sending.items(), lambda: self.chance(self.haste))
         await self.send(worker)
 
-    def speak(self, run: Run, others: list[Run]) -> None:
+    def produce(self, run: Run, others: list[Run]) -> None:
         """Some tokens of a job; among them what looks like a frame of another."""
         for n in range(self.random.choice([1, 1, 1, 2])):
             text = f"{run.job.lease_id} {n} " + "x" * self.random.choice([0, 0, 0, 20, 300])
@@ -303,7 +303,7 @@ class Fleet:
             chunk = text.encode()
             if self.chance(0.2):
                 other = self.random.choice(others).job.id
-                chunk = encode(other, len(self.told[other]) + 1, FrameKind.CHUNK, (b"forged",))
+                chunk = encode(other, len(self.published[other]) + 1, FrameKind.CHUNK, (b"forged",))
             run.chunk(chunk)
 
     def answer(self) -> JobResult:
@@ -313,13 +313,13 @@ class Fleet:
         """One try, as `Publisher._retry` makes it."""
         batch = worker.batch
         assert batch is not None
-        if not batch.speaks_in(worker.fence_token):
+        if not batch.is_valid_with(worker.fence_token):
             if not await self.renew(worker):
                 batch.tries += 1
                 return
-            batch.weed(worker.fence_token)
+            batch.drop_stale(worker.fence_token)
         elif batch.tries or batch.refused:
-            batch.weed(worker.fence_token)
+            batch.drop_stale(worker.fence_token)
         if not batch.items and not batch.log_flushes:
             worker.batch = None
             return
@@ -344,7 +344,7 @@ class Fleet:
         """Send the batch, and see what comes of it. Raises Fenced."""
         fence_token, fence, step = worker.fence_token, self.fences[worker.name], batch.step()
         before = self.everything() if fence != fence_token or batch.carried_out else {}
-        self.heard()
+        self.received()
         try:
             lost = await self.queue.emit(
                 0, worker.name, fence_token, step, repeated=batch.tries > 0
@@ -356,58 +356,58 @@ class Fleet:
         assert fence == fence_token
         sent, late = self.take_down(batch)
         assert lost == late
-        heard = self.heard()
+        received = self.received()
         if not batch.carried_out:
-            assert heard == sent
+            assert received == sent
         elif (step.frame_sizes, step.frames) == (
             batch.carried_out.frame_sizes,
             batch.carried_out.frames,
         ):
             assert self.everything() == before
-            assert heard == {name: [] for name in GATEWAYS}
+            assert received == {name: [] for name in GATEWAYS}
         else:
-            # Some of its jobs were lost meanwhile. At most who listens hears the others again, and
+            # Some of its jobs were lost meanwhile. At most the listeners receive the others again, and
             # the step stands there twice.
             now, steps = self.everything(), keys.steps(0, worker.name).encode()
             assert now | {steps: b""} == before | {steps: b""}
-            assert all(set(heard[name]) <= set(sent[name]) for name in GATEWAYS)
+            assert all(set(received[name]) <= set(sent[name]) for name in GATEWAYS)
         batch.carried_out = step
 
-    def take_down(self, batch: Batch) -> tuple[dict[str, list[Heard]], dict[str, str]]:
-        """What gateways hear of a batch that was taken, and what it has not ended."""
-        sent: dict[str, list[Heard]] = {name: [] for name in GATEWAYS}
+    def take_down(self, batch: Batch) -> tuple[dict[str, list[Received]], dict[str, str]]:
+        """What gateways receive of a batch that was taken, and the jobs that it has not ended."""
+        sent: dict[str, list[Received]] = {name: [] for name in GATEWAYS}
         late = {}
         for run, (_, packed, end) in batch.items:
-            job_id, told = run.job.id, self.told[run.job.id]
+            job_id, published = run.job.id, self.published[run.job.id]
             if not self.holds(run.job):
                 # It can't tell the end that another has made from its own.
                 assert end is not None, "a job has gone on that is not its worker's"
                 assert run.ended_as == self.states[job_id]
                 if self.last[job_id] != run.job:
                     late[job_id] = self.states[job_id].value
-            if packed and self.said(run, batch):
+            if packed and self.counts(run, batch):
                 (frame,) = decode(packed)
                 if batch.carried_out is None:
-                    told.append(frame)
-                assert frame[1] <= len(told)
-                assert told[frame[1] - 1] == frame
+                    published.append(frame)
+                assert frame[1] <= len(published)
+                assert published[frame[1] - 1] == frame
                 watchers, watched = self.listens(job_id)
                 for name in watchers.split() if run.job.stream or watched else ():
                     sent[name].append((job_id, *frame[1:3]))
         for run, (_, _, end) in batch.items:
-            if end is None or not self.said(run, batch):
+            if end is None or not self.counts(run, batch):
                 continue
             self.states[run.job.id] = JobState(run.ended_as)
             self.holder.pop(run.job.id, None)
             kind = FrameKind.DONE if run.job.stream else FrameKind.RESULT
             for name in self.watchers[run.job.id]:
                 sent[name].append((run.job.id, end.seq, kind))
-        for heard in sent.values():
-            heard.sort(key=itemgetter(0))
+        for received in sent.values():
+            received.sort(key=itemgetter(0))
         return sent, late
 
-    def said(self, run: Run, batch: Batch) -> bool:
-        """Whether its words were the worker's to say, now or when they came for the first time."""
+    def counts(self, run: Run, batch: Batch) -> bool:
+        """Whether the worker may write for the job, now or when Redis took the batch for the first time."""
         return self.holds(run.job) or (
             batch.carried_out is not None and self.last[run.job.id] == run.job
         )
@@ -439,7 +439,7 @@ class Fleet:
                 watchers, watched = renewal.watchers[run.job.id]
                 run.set_watchers(watchers, watched=watched)
             elif run.ended_as == renewal.lost[run.job.id]:
-                run.set_watchers("", watched=False)  # by itself, perhaps: then all have heard of it
+                run.set_watchers("", watched=False)  # by itself, perhaps: then all have received it
             else:
                 run.discarded = True
         return True
@@ -461,20 +461,20 @@ class Fleet:
         for _, lease in self.some(self.leases):
             segment = pack_segment(1, [b"\xc0\xc0"])
             frame = encode(lease.id, 1, FrameKind.CHUNK, (b"forged",))
-            said = (
+            late_output = (
                 JobStream(lease),
                 frame,
                 self.random.choice([None, FinalEntry(2, segment, answer())]),
             )
-            step = make_step([said], [LogFlush(lease.id, segment)])
+            step = make_step([late_output], [LogFlush(lease.id, segment)])
             before, again = self.everything(), self.random.random() < 0.5
-            self.heard()
+            self.received()
             with pytest.raises(Fenced):
                 await self.queue.emit(
                     0, name, self.random.choice(fence_tokens), step, repeated=again
                 )
             assert self.everything() == before
-            assert self.heard() == {name: [] for name in GATEWAYS}
+            assert self.received() == {name: [] for name in GATEWAYS}
 
     async def end_too_late(self) -> None:
         """Not even who knows the fencing token ends a job whose lease is over."""
@@ -483,13 +483,13 @@ class Fleet:
         for lease in self.some(over) if names else ():
             name, end, state = self.random.choice(names), self.answer(), self.states[lease.id]
             before = self.everything()
-            self.heard()
+            self.received()
             step = make_step([silent_end(lease, 9, end)])
             lost = await self.queue.emit(0, name, self.fences[name], step)
             mine = lease == self.last[lease.id] and state is TRANSITIONS[end.event].target
             assert lost == ({} if mine else {lease.id: state})
             assert self.everything() == before
-            assert self.heard() == {name: [] for name in GATEWAYS}
+            assert self.received() == {name: [] for name in GATEWAYS}
 
     # --- workers lose their jobs ---
 
@@ -504,9 +504,9 @@ class Fleet:
         self.invalidate_fence(expected)
 
     async def reject_unreceived(self) -> None:
-        """A worker hands back what it has not heard of."""
+        """A worker rejects jobs that it has not received."""
         worker = self.random.choice(self.workers)
-        worker.hear()
+        worker.receive()
         expected = {
             lease.id: self.without_worker(lease, False)
             for holder, lease in self.holder.values()
@@ -543,7 +543,7 @@ class Fleet:
 
     def without_worker(self, lease: LeasedJob, blame: bool) -> str:
         """What becomes of a job in progress that loses its worker."""
-        if self.told[lease.id] and (lease.stream or lease.id in self.watched):
+        if self.published[lease.id] and (lease.stream or lease.id in self.watched):
             return "failed"
         packed: Any = self.store.hget(keys.job(0, lease.id), "lease")
         attempts = read_lease(packed).attempts
@@ -556,7 +556,7 @@ class Fleet:
         self.fences[name] = ""
 
     def invalidate_fence(self, job_ids: Iterable[str], *, hint: bool = False) -> None:
-        """Jobs in progress are not what they were. With the `hint` their worker may hear of it."""
+        """Jobs in progress are not what they were. With the `hint` their worker may receive the change."""
         for job_id in job_ids:
             if job_id in self.holder:
                 worker, _ = self.holder[job_id]
@@ -606,7 +606,7 @@ class Fleet:
         return {
             self.submit: 6,
             self.acquire: 10,
-            self.hear: 4,
+            self.receive: 4,
             self.emit: 4 if self.feeble else 14,
             self.finish: 0 if self.feeble else 5,
             self.keep: 2,
@@ -633,8 +633,8 @@ class Fleet:
     def listens(self, job_id: str) -> tuple[str, bool]:
         return " ".join(self.watchers[job_id]), job_id in self.watched
 
-    def heard(self) -> dict[str, list[Heard]]:
-        """What gateways have heard since the last look, by job."""
+    def received(self) -> dict[str, list[Received]]:
+        """What gateways have received since the last look, by job."""
         return {
             name: sorted(
                 ((frame[0].decode(), *frame[1:3]) for frame in listener.frames()),
@@ -698,13 +698,13 @@ class Fleet:
         if now.state is not JobState.IN_PROGRESS:
             self.holder.pop(now.id, None)
         if now.state is JobState.QUEUED:
-            self.last[now.id], self.told[now.id] = None, []
+            self.last[now.id], self.published[now.id] = None, []
         self.states[now.id] = now.state
 
     async def check_log(self, job_id: str) -> None:
-        """The answer is what was said under the last lease, wherever it stands, and the end."""
-        state, told = self.states[job_id], self.told[job_id]
-        entries = [Entry(seq, items or (), journal, "") for _, seq, _, journal, items in told]
+        """The answer is what was published under the last lease, wherever it is stored, and the end."""
+        state, published = self.states[job_id], self.published[job_id]
+        entries = [Entry(seq, items or (), journal, "") for _, seq, _, journal, items in published]
         if state.terminal:
             entries.append(Entry(len(entries) + 1, (), None, state))
         after = self.random.randint(0, len(entries) + 1)
@@ -731,7 +731,7 @@ class Fleet:
         known = [
             (each.job, each.fence_token, each.watchers)
             for each in worker.runs.values()
-            if each.speaks
+            if each.can_send
         ]
         known += [
             (each, each.fence_token, each.watchers)
@@ -743,7 +743,7 @@ class Fleet:
                 assert self.holds(lease), "a worker takes a job for its own"
                 assert watchers == self.listens(lease.id)[0]
         for run in worker.runs.values():
-            if run.speaks and run.fence_token and run.fence_token == self.fences[worker.name]:
+            if run.can_send and run.fence_token and run.fence_token == self.fences[worker.name]:
                 watchers, watched = self.listens(run.job.id)
                 assert run.subscribers == (watchers if run.job.stream or watched else "")
 
@@ -764,11 +764,11 @@ class Fleet:
         """Nothing goes wrong any more: the workers end what they know of, a new one the rest."""
         self.calm = True
         for worker in self.workers:
-            worker.hear()
+            worker.receive()
             while worker.batch is not None:
                 await self.send(worker)
             await self.renew(worker)
-            ending = [run for run in worker.runs.values() if run.speaks]
+            ending = [run for run in worker.runs.values() if run.can_send]
             if ending:
                 worker.pack([(run, answer()) for run in ending], lambda: False)
             while worker.batch is not None:

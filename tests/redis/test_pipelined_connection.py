@@ -168,18 +168,18 @@ async def test_user_password_and_database_come_from_the_url(redis_url: str, stor
 async def test_messages_arrive_in_order_between_replies(
     redis_url: str, store: Redis, protocol: int
 ) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     redis = connect(f"{redis_url}?protocol={protocol}")
-    connection = PipelinedConnection(redis, TIMEOUT_S, heard.append)
+    connection = PipelinedConnection(redis, TIMEOUT_S, received.append)
     try:
-        await connection.call("SUBSCRIBE", "news")
+        await connection.call("SUBSCRIBE", "channel")
         sent = [b"%d" % n for n in range(100)]
         for data in sent:
-            store.publish("news", data)
+            store.publish("channel", data)
 
         async def all_heard() -> bool:
             await connection.call("PING")
-            return heard == sent
+            return received == sent
 
         await eventually(all_heard, "all messages have arrived, in order")
     finally:
@@ -199,9 +199,9 @@ async def test_a_message_handler_that_fails_does_not_end_the_connection(
     redis = connect(redis_url)
     connection = PipelinedConnection(redis, TIMEOUT_S, handle)
     try:
-        await connection.call("SUBSCRIBE", "news")
+        await connection.call("SUBSCRIBE", "channel")
         for data in (b"1", b"2"):
-            store.publish("news", data)
+            store.publish("channel", data)
 
         async def both_handled() -> bool:
             await connection.call("PING")
@@ -387,9 +387,9 @@ def test_no_tenant_gets_a_value_of_another_whichever_call_is_cancelled(
                 if n % 50 == 40:
                     cut(store, clients(store) - others)
                 async with asyncio.timeout(30):
-                    for told in await asyncio.gather(*tasks, return_exceptions=True):
-                        lost = isinstance(told, RedisConnectionError) and n % 50 >= 40
-                        assert told is None or lost or isinstance(told, asyncio.CancelledError)
+                    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+                        lost = isinstance(ended, RedisConnectionError) and n % 50 >= 40
+                        assert ended is None or lost or isinstance(ended, asyncio.CancelledError)
 
     runner(run())
     assert answered > STORM_ROUNDS

@@ -192,10 +192,10 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
 async def test_entries_of_the_log_and_of_the_step_log_follow_each_other(queue: JobQueue) -> None:
     await submit(queue)
     (job,) = await take(queue)
-    said = [output(job, seq, str(seq)) for seq in range(1, 7)]
-    for seq, each in enumerate(said, 1):
+    outputs = [output(job, seq, str(seq)) for seq in range(1, 7)]
+    for seq, each in enumerate(outputs, 1):
         # Each is put into the log with the one after it.
-        log_flushes = [log_flush(said[seq - 2], seq - 1)] if seq > 1 else []
+        log_flushes = [log_flush(outputs[seq - 2], seq - 1)] if seq > 1 else []
         await emit(queue, [each], log_flushes=log_flushes)
     texts = {n: [e.items[0] for e in await queue.entries(job.id, n)] for n in range(7)}
     assert texts == {n: [b"%d" % seq for seq in range(n + 1, 7)] for n in range(7)}

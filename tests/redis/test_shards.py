@@ -127,8 +127,8 @@ async def test_a_worker_is_fenced_off_in_the_shard_only_in_which_a_job_was_taken
             step = make_step([output(job, 1)])
             assert await queue.emit(shard, WORKER, fence_tokens[shard], step) == {}
         assert store.exists(keys.steps(shard, WORKER)) == (shard != 1)
-        said = await queue.entries(job.id, 0)
-        assert [entry.end for entry in said] == ["cancelled" if shard == 1 else ""]
+        entries = await queue.entries(job.id, 0)
+        assert [entry.end for entry in entries] == ["cancelled" if shard == 1 else ""]
 
 
 async def test_a_script_called_for_one_shard_changes_no_other(

@@ -1,4 +1,4 @@
-"""The step log: what a worker said is read, kept and fenced, though it is written once per step."""
+"""The step log: a worker's output is read, kept and fenced, though it is written once per step."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from tests.redis.conftest import (
     decode,
     emit,
     enter,
+    entry_output,
     finish,
     grow_old,
     lease,
     output,
-    said,
     say,
     silent_end,
     submit,
@@ -59,7 +59,7 @@ DEADLINE_S = 60.0
 
 
 def segment(words: Sequence[JobOutput], first: int) -> LogFlush:
-    """What was said from number `first` on, on its way into the log."""
+    """The flush of outputs from number `first` on into the job log."""
     job_id = words[0][0].job.id
     entries = [entry_of(frame, job_id, seq) for seq, (_, frame, _) in enumerate(words, first)]
     return LogFlush(job_id, pack_segment(first, entries))
@@ -163,8 +163,8 @@ async def test_text_that_spells_a_frame_of_another_job_is_none(
     forged = counterfeit(victim, 1 + known)
     if known:
         await say(queue, victim, 1, "mine")
-    await emit(queue, [said(forger, 1, (forged,), ((0, 0, (1,), forged),))])
-    await emit(queue, [said(forger, 2, (forged + forged, (1, 2), forged), None)])
+    await emit(queue, [entry_output(forger, 1, (forged,), ((0, 0, (1,), forged),))])
+    await emit(queue, [entry_output(forger, 2, (forged + forged, (1, 2), forged), None)])
     assert texts(await queue.entries(victim.id, 0)) == [b"mine"] * known
     await queue.cancel(victim.id, TENANT)
     assert texts(await queue.entries(victim.id, 0)) == [b"mine"] * known + [b"cancelled"]
@@ -179,7 +179,7 @@ async def test_a_frame_among_such_texts_is_found(queue: JobQueue, place: str) ->
     for _ in range(3):
         await submit(queue)
     victim, forger, another = await take(queue)
-    forged = [said(x, 1, (counterfeit(victim, 1),), None) for x in (forger, another)]
+    forged = [entry_output(x, 1, (counterfeit(victim, 1),), None) for x in (forger, another)]
     true = output(victim, 1, "true")
     steps = {"before": [true, *forged], "behind": [*forged, true]}
     await emit(queue, steps.get(place, [forged[0], true, forged[1]]))
@@ -189,7 +189,7 @@ async def test_a_frame_among_such_texts_is_found(queue: JobQueue, place: str) ->
 async def test_a_job_that_spells_its_own_next_frame_has_not_said_it(queue: JobQueue) -> None:
     job = await lease(queue)
     spelt = counterfeit(job, 2)
-    await emit(queue, [said(job, 1, (spelt,), ((0, 0, (1,), spelt),))])
+    await emit(queue, [entry_output(job, 1, (spelt,), ((0, 0, (1,), spelt),))])
     assert [(e.seq, e.items) for e in await queue.entries(job.id, 0)] == [(1, (spelt,))]
     await say(queue, job, 2, "true")
     assert texts(await queue.entries(job.id, 1)) == [b"true"]
@@ -216,14 +216,14 @@ async def test_what_was_said_in_an_earlier_generation_is_not_taken(
     """The same job on the same worker, whose step log still has the words of its first try."""
     old = await lease(queue, stream=False)
     for seq in (1, 2, 3):
-        await emit(queue, [said(old, seq, None, (("old", seq),))])
+        await emit(queue, [entry_output(old, seq, None, (("old", seq),))])
     assert await queue.release([old], "drained", blame=False) == {old.id: "queued"}
     new = await take_one(queue)
     assert (new.id, new.generation) == (old.id, old.generation + 1)
     assert n_steps(store) == 3
     assert await queue.entries(new.id, 0) == []
     assert await queue.last_entry(new.id) is None
-    await emit(queue, [said(new, 1, None, (("new", 1),))])
+    await emit(queue, [entry_output(new, 1, None, (("new", 1),))])
     assert [e.journal for e in await queue.entries(new.id, 0)] == [((b"new", 1),)]
     await queue.cancel(new.id, TENANT)
     entries = await queue.entries(new.id, 0)
@@ -248,7 +248,7 @@ async def test_a_worker_says_nothing_in_an_earlier_generation(queue: JobQueue) -
     assert len(await queue.entries(new.id, 0)) == 1
 
 
-# --- who ends a job settles what its worker said ---
+# --- the end of a job flushes its worker's output ---
 
 Ender = Callable[[JobQueue, Redis, LeasedJob], Awaitable[Any]]
 
@@ -627,7 +627,7 @@ class Worker:
         self.queue = queue
         self.runs: dict[str, Any] = {}
         self.lost: dict[str, str] = {}
-        self.said: dict[str, list[str]] = {}
+        self.produced: dict[str, list[str]] = {}
         """By lease id, what Redis has taken."""
         self.lease = Lease(
             queue,
@@ -650,41 +650,41 @@ class Worker:
             self.runs[job.id].buffer.discarded = True
         buffer = OutputBuffer(job, self.publisher.notify)
         self.runs[job.id] = SimpleNamespace(job=job, buffer=buffer)
-        self.said[job.lease_id] = []
+        self.produced[job.lease_id] = []
         return buffer
 
-    async def step(self, *speakers: OutputBuffer) -> None:
+    async def step(self, *senders: OutputBuffer) -> None:
         """The engine makes a step in which these say a token each; Redis has taken it then."""
         begun = self.queue.n_steps
-        for buffer in speakers:
-            speak(buffer, len(self.said[buffer.job.lease_id]))
+        for buffer in senders:
+            produce(buffer, len(self.produced[buffer.job.lease_id]))
         self.publisher.on_step()
         async with asyncio.timeout(DEADLINE_S):
-            while not all(buffer.discarded or self.is_taken(buffer, begun) for buffer in speakers):
+            while not all(buffer.discarded or self.is_taken(buffer, begun) for buffer in senders):
                 self.queue.called.clear()
                 await self.queue.called.wait()
                 assert not self.task.done()
-        for buffer in speakers:
+        for buffer in senders:
             if not buffer.discarded:
-                words = self.said[buffer.job.lease_id]
+                words = self.produced[buffer.job.lease_id]
                 words.append(word(buffer, len(words)))
 
     def is_taken(self, buffer: OutputBuffer, begun: int) -> bool:
         """What the buffer says next, in a step after so many."""
-        job_id, seq = buffer.job.id.encode(), len(self.said[buffer.job.lease_id]) + 1
+        job_id, seq = buffer.job.id.encode(), len(self.produced[buffer.job.lease_id]) + 1
         return any(
             (job_id, seq, n) in self.queue.taken for n in range(begun + 1, self.queue.n_steps + 1)
         )
 
-    async def finish(self, buffer: OutputBuffer, *, speaks: bool = False) -> str:
+    async def finish(self, buffer: OutputBuffer, *, produces: bool = False) -> str:
         """The job ends, with a last word or without."""
-        words = self.said[buffer.job.lease_id]
-        if speaks:
-            speak(buffer, len(words))
+        words = self.produced[buffer.job.lease_id]
+        if produces:
+            produce(buffer, len(words))
         async with asyncio.timeout(DEADLINE_S):
             verdict = await self.publisher.finish(buffer, answer())
         if verdict == "ok":
-            words += [word(buffer, len(words))] * speaks
+            words += [word(buffer, len(words))] * produces
         if self.runs[buffer.job.id].buffer is buffer:
             del self.runs[buffer.job.id]
         return verdict
@@ -695,13 +695,13 @@ def word(buffer: OutputBuffer, n: int) -> str:
     return f"{n}\u257f{buffer.job.id}"
 
 
-def speak(buffer: OutputBuffer, n: int) -> None:
+def produce(buffer: OutputBuffer, n: int) -> None:
     buffer.delta(0, 0, [n], word(buffer, n))
     if buffer.job.stream:
         buffer.chunk(f'data: {{"text": "{word(buffer, n)}"}}\n\n'.encode())
 
 
-def heard_of(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
+def words_in(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
     """The words of a job in its entries, from the first; they must be whole."""
     decoder, words = DeltaDecoder(), []
     for n, entry in enumerate(entries):
@@ -744,16 +744,16 @@ async def test_an_entry_is_flushed_before_it_falls_out_of_the_step_log(
         for n in range(pause):
             await worker.step(talks)
             entries = await flaky.entries(pauses.job.id, 0)
-            assert heard_of(pauses, entries) == worker.said[pauses.job.lease_id], (pause, n)
+            assert words_in(pauses, entries) == worker.produced[pauses.job.lease_id], (pause, n)
     assert n_steps(store) == STEPS
     entries = await flaky.entries(talks.job.id, 0)
-    assert heard_of(talks, entries) == worker.said[talks.job.lease_id]
+    assert words_in(talks, entries) == worker.produced[talks.job.lease_id]
     for buffer in (talks, pauses):
         assert await worker.finish(buffer) == "ok"
     store.delete(keys.steps(0, WORKER))
     for buffer in (talks, pauses):
         *entries, end = await flaky.entries(buffer.job.id, 0)
-        assert heard_of(buffer, entries) == worker.said[buffer.job.lease_id]
+        assert words_in(buffer, entries) == worker.produced[buffer.job.lease_id]
         assert end.end == "completed"
 
 
@@ -780,7 +780,7 @@ async def test_a_call_whose_reply_was_lost_leaves_one_step(
         if losses:
             await worker.step(buffer)
     assert losses == []
-    assert n_steps(store) == len(worker.said[buffer.job.lease_id]) == 2
+    assert n_steps(store) == len(worker.produced[buffer.job.lease_id]) == 2
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 
 
@@ -802,14 +802,14 @@ async def test_a_log_flush_is_made_though_who_spoke_with_it_is_lost(
     await worker.step(leaves)
     for _ in range(STEPS):
         await worker.step(talks)
-    assert heard_of(pauses, await flaky.entries(pauses.job.id, 0)) == [word(pauses, 0)]
+    assert words_in(pauses, await flaky.entries(pauses.job.id, 0)) == [word(pauses, 0)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_log_flush_is_not_made_of_a_job_that_is_somebody_elses(
     flaky: Flaky, store: Redis, worker: Worker, stream: bool
 ) -> None:
-    """Its run has failed (a bug), so nobody renewed the lease nor told the buffer."""
+    """Its run has failed (a bug), so nothing renewed the lease or discarded the buffer."""
     for _ in range(2):
         await submit(flaky, stream=stream)
     broken, talks = [worker.start(job) for job in await take(flaky)]
@@ -841,7 +841,7 @@ async def test_a_fenced_worker_goes_on_and_new_listeners_hear_it(
     assert mine == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, quiet)]
     assert others == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, whole)]
     for buffer in buffers:
-        assert heard_of(buffer, await flaky.entries(buffer.job.id, 0)) == [
+        assert words_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
             word(buffer, n) for n in range(3)
         ]
     assert worker.lost == {}
@@ -853,7 +853,7 @@ async def test_who_listens_between_the_last_step_and_the_end_hears_the_end(
     buffer = worker.start(await lease(flaky))
     await worker.step(buffer)
     await flaky.watch(buffer.job.id, "gw-2", follow=True)
-    assert await worker.finish(buffer, speaks=True) == "ok"
+    assert await worker.finish(buffer, produces=True) == "ok"
     assert [frame[1:3] for frame in other_gateway.frames()] == [
         (2, FrameKind.LAST_CHUNK),
         (3, FrameKind.DONE),
@@ -883,7 +883,7 @@ async def test_a_fenced_worker_learns_which_jobs_it_has_lost(
 async def test_a_job_that_comes_late_is_not_spoken_of_before_a_renewal(
     flaky: Flaky, control: Listener, gateway: Listener, other_gateway: Listener, worker: Worker
 ) -> None:
-    """It was handed over, then changed; its worker heard of the change first, and of it last."""
+    """It was handed over, then changed; its worker received the change first, and the job last."""
     (talks,) = [worker.start(await lease(flaky))]
     await worker.step(talks)
     await take(flaky, offer=2)
@@ -926,7 +926,7 @@ async def test_a_worker_whose_fence_token_redis_has_lost_begins_another(
     await worker.step(buffer)
     store.delete(keys.fence(0, WORKER))
     await worker.step(buffer)
-    assert heard_of(buffer, await flaky.entries(buffer.job.id, 0)) == [
+    assert words_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
         word(buffer, n) for n in range(2)
     ]
 
@@ -968,12 +968,12 @@ async def test_a_worker_that_has_ended_says_nothing_more(
         await goes_on.wait()
 
     flaky.before, flaky.lose = [wait], lambda: losses.pop() if losses else ""
-    speak(buffer, 1)
+    produce(buffer, 1)
     worker.publisher.on_step()
     await asyncio.wait_for(on_its_way.wait(), DEADLINE_S)
     await end([worker.task])
     for n in (2, 3):
-        speak(buffer, n)
+        produce(buffer, n)
         worker.publisher.on_step()
         goes_on.set()
         for _ in range(20):  # other calls come and go meanwhile
@@ -1007,8 +1007,8 @@ async def test_shards_have_step_logs_and_fence_tokens_of_their_own(
     await worker.step(talks, pauses)
     assert flaky.renewals == renewals + 1
     for buffer in (talks, pauses):
-        words = heard_of(buffer, await flaky.entries(buffer.job.id, 0))
-        assert words == worker.said[buffer.job.lease_id]
+        words = words_in(buffer, await flaky.entries(buffer.job.id, 0))
+        assert words == worker.produced[buffer.job.lease_id]
     await end([worker.task])
 
 
@@ -1037,10 +1037,10 @@ class Chance:
         self.past: list[OutputBuffer] = []
         """Those that are not in hand any more, and whose jobs have ended."""
         self.paces: dict[str, float] = {}
-        """How often a job speaks."""
+        """How often a job produces output."""
         self.watched_from: dict[tuple[str, str], int] = {}
-        """By gateway and job: the first number that the gateway must hear."""
-        self.heard: dict[tuple[str, str], set[int]] = {}
+        """By gateway and job: the first number that the gateway must receive."""
+        self.received: dict[tuple[str, str], set[int]] = {}
         self.queue.lose = self.lose
 
     def lose(self) -> str:
@@ -1123,16 +1123,16 @@ class Chance:
         while self.random.random() < 0.2:
             disturbance = self.random.choice([self.change, self.change, self.forget, self.keep])
             self.queue.before.append(disturbance)
-        speakers = [x for x in self.buffers if self.random.random() < self.paces[x.job.lease_id]]
-        if speakers and self.random.random() < 0.2:
-            speakers = speakers[:1]
-        if speakers:
-            await self.worker.step(*speakers)
+        senders = [x for x in self.buffers if self.random.random() < self.paces[x.job.lease_id]]
+        if senders and self.random.random() < 0.2:
+            senders = senders[:1]
+        if senders:
+            await self.worker.step(*senders)
         for buffer in self.buffers[:]:
             if buffer.discarded:
                 await self.part_with(buffer)
             elif self.random.random() < 0.01:
-                await self.worker.finish(buffer, speaks=self.random.random() < 0.5)
+                await self.worker.finish(buffer, produces=self.random.random() < 0.5)
                 await self.part_with(buffer)
 
     async def part_with(self, buffer: OutputBuffer) -> None:
@@ -1155,7 +1155,7 @@ class Chance:
         for gateway, listener in self.listeners.items():
             for id_, seq, kind, *_ in listener.frames():
                 if kind in (FrameKind.CHUNK, FrameKind.DELTAS):
-                    self.heard.setdefault((gateway, id_.decode()), set()).add(seq)
+                    self.received.setdefault((gateway, id_.decode()), set()).add(seq)
 
     async def check(self) -> None:
         assert n_steps(self.store) <= STEPS
@@ -1166,7 +1166,7 @@ class Chance:
             await self.check_entries(buffer, whole=False)
 
     async def check_entries(self, buffer: OutputBuffer, *, whole: bool) -> None:
-        job, words = buffer.job, self.worker.said[buffer.job.lease_id]
+        job, words = buffer.job, self.worker.produced[buffer.job.lease_id]
         entries = await self.queue.entries(job.id, 0)
         after = self.random.randrange(len(entries) + 2)
         assert await self.queue.entries(job.id, after) == entries[after:]
@@ -1174,15 +1174,15 @@ class Chance:
             assert entries[-1].end
             last = await self.queue.last_entry(job.id)
             assert last == entries.pop()
-        heard = heard_of(buffer, entries)
+        found = words_in(buffer, entries)
         # A worker that learns only from Redis' silence what has become of a step can't say whether
         # the last word of a job that it has lost came.
-        extra = [word(buffer, len(words))] if len(heard) > len(words) and not whole else []
-        assert heard == [*words, *extra]
+        extra = [word(buffer, len(words))] if len(found) > len(words) and not whole else []
+        assert found == [*words, *extra]
         for gateway in self.listeners:
             first = self.watched_from.get((gateway, job.lease_id))
             if first is not None and whole:
-                numbers = self.heard.get((gateway, job.id), set())
+                numbers = self.received.get((gateway, job.id), set())
                 assert set(range(first, len(words) + 1)) <= numbers, "a listener has missed a frame"
 
 

@@ -1,4 +1,4 @@
-"""Envelopes: what is folded comes out again, to the byte, and is hardly more than its text."""
+"""Chunk templates: what is folded comes out again, to the byte, and is hardly more than its text."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_several_steps_at_once_are_their_texts() -> None:
 
 def test_the_arguments_of_a_tool_call_are_sent_as_they_grow() -> None:
     stream = [chat({"role": "assistant", "content": ""})]
-    stream += [chat({"content": word}) for word in WORDS]  # it has settled on an envelope
+    stream += [chat({"content": word}) for word in WORDS]  # it has settled on an template
     call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "find"}}
     stream += [chat({"tool_calls": [call]}), arguments('{"'), arguments("who")]
     stream += [arguments(word) for word in WORDS]
@@ -149,7 +149,7 @@ def test_a_step_of_two_choices_tells_little_more_than_which_and_what() -> None:
         items = folder.encode(step)
         assert decoder.decode(items) == b"".join(step)
         if i > 3:
-            assert len(items) == 2  # no envelope
+            assert len(items) == 2  # no template
             extra = len(b':0,"delta":{"content":"')
             assert len(pack_chunks(items)) <= 1 + sum(len(word) + extra + 1 for word in pair)
 
@@ -178,7 +178,7 @@ def test_a_chunk_that_is_repeated_costs_next_to_nothing() -> None:
     assert decode_each(folded) == b"".join(stream)
     assert all(len(pack_chunks(items)) < 20 for items in folded[2:])
     stream += [chat({"content": word}) for word in ("y", "z", *WORDS)]
-    folded = encode_each(stream)  # the repetitions have not spoiled the envelope
+    folded = encode_each(stream)  # the repetitions have not spoiled the template
     assert words(folded) == [[word.encode()] for word in WORDS]
     assert decode_each(folded) == b"".join(stream)
 

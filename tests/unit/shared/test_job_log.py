@@ -66,8 +66,8 @@ def through_a_frame(
     journal: list[Delta | Prompt], chunks: Sequence[Item] = ()
 ) -> list[Delta | Prompt]:
     frame = encode("job", 1, FrameKind.DELTAS, chunks, make_journal(journal, chunks))
-    ((_, _, _, _, told, payload),) = decode(frame)
-    return read_journal(told, payload)
+    ((_, _, _, _, journal, payload),) = decode(frame)
+    return read_journal(journal, payload)
 
 
 @settings(deadline=None, derandomize=True)
@@ -139,7 +139,7 @@ def test_several_steps_in_one_entry_are_their_ids() -> None:
     ("record", "chunks"),
     [
         pytest.param(USUAL, [], id="no chunk"),
-        pytest.param(USUAL, [(3, 4)], id="an envelope alone"),
+        pytest.param(USUAL, [(3, 4)], id="a template alone"),
         pytest.param(USUAL, [b'"text":"He'], id="more in the middle than the text"),
         pytest.param(Delta(0, 0, (1,), "\n"), [b"\\n"], id="escaped"),
         pytest.param(Delta(0, 0, (1, 2), "He"), [b"He"], id="two tokens"),
@@ -214,9 +214,9 @@ spans = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 40)), max_size=12
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(st.lists(st.tuples(items, journals), max_size=30), st.lists(st.integers(1, 10)))
 def test_a_log_comes_out_as_it_went_in_however_it_is_cut(
-    said: list[tuple[list[Item], list[Delta | Prompt]]], cuts: list[int]
+    entries_in: list[tuple[list[Item], list[Delta | Prompt]]], cuts: list[int]
 ) -> None:
-    entries = [packed(chunks, make_journal(journal, chunks)) for chunks, journal in said]
+    entries = [packed(chunks, make_journal(journal, chunks)) for chunks, journal in entries_in]
     segments, first = [], 1
     for cut in [*cuts, len(entries)]:
         part = entries[first - 1 : first - 1 + cut]
@@ -224,10 +224,10 @@ def test_a_log_comes_out_as_it_went_in_however_it_is_cut(
             segments.append(pack_segment(first, part))
         first += len(part)
     found = parse_segments(segments)
-    assert [entry.seq for entry in found] == list(range(1, len(said) + 1))
-    assert [list(entry.items) for entry in found] == [chunks for chunks, _ in said]
+    assert [entry.seq for entry in found] == list(range(1, len(entries_in) + 1))
+    assert [list(entry.items) for entry in found] == [chunks for chunks, _ in entries_in]
     journals = [read_journal(entry.journal, entry.items) for entry in found]
-    assert journals == [journal for _, journal in said]
+    assert journals == [journal for _, journal in entries_in]
     assert not any(entry.lost or entry.end for entry in found)
 
 

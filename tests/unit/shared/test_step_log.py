@@ -1,4 +1,4 @@
-"""A step: one write for all jobs of a worker, and who hears what of it."""
+"""A step: one write for all jobs of a worker, and which gateways receive it."""
 
 from __future__ import annotations
 
@@ -48,16 +48,20 @@ def goes_on(name: str = "a", seq: int = 1, **changes: Any) -> JobOutput:
 
 
 def ends(
-    name: str = "a", *, says: bool = True, answer: JobResult = DONE, **changes: Any
+    name: str = "a", *, has_output: bool = True, answer: JobResult = DONE, **changes: Any
 ) -> JobOutput:
-    """With its first and only entry, if it says something."""
-    said = frame(name) if says else b""
-    segment = pack_segment(1, [entry_of(said, name, 1)]) if says else b""
-    return JobStream(job(name, **changes)), said, FinalEntry(2 if says else 1, segment, answer)
+    """With its first and only entry, if `has_output`."""
+    chunk = frame(name) if has_output else b""
+    segment = pack_segment(1, [entry_of(chunk, name, 1)]) if has_output else b""
+    return (
+        JobStream(job(name, **changes)),
+        chunk,
+        FinalEntry(2 if has_output else 1, segment, answer),
+    )
 
 
-def heard(*outputs: JobOutput) -> dict[str, list[str]]:
-    """Which jobs each gateway hears of in the step's frames."""
+def received_by(*outputs: JobOutput) -> dict[str, list[str]]:
+    """The jobs in the frames that each gateway receives."""
     step = make_step(outputs)
     return {
         gateway: [each[0].decode() for each in decode(message or step.frames)]
@@ -74,8 +78,8 @@ def test_a_step_is_its_frames_back_to_back_and_their_places() -> None:
     assert step.frames == frame("a") + frame("b", 300, 7)
     assert msgpack.unpackb(step.frame_sizes) == [len(frame("a")), len(frame("b", 300, 7))]
     assert step.flushes_and_results == b""
-    said = parse_step(step).outputs
-    assert {name: (each.seq, each.generation) for name, each in said.items()} == {
+    outputs = parse_step(step).outputs
+    assert {name: (each.seq, each.generation) for name, each in outputs.items()} == {
         "a": (1, 1),
         "b": (300, 7),
     }
@@ -88,7 +92,7 @@ def test_a_message_with_all_frames_is_not_sent_twice() -> None:
 
 
 def test_each_gateway_hears_of_its_own_jobs_in_one_message() -> None:
-    assert heard(
+    assert received_by(
         goes_on("a", watchers="gw-1"),
         goes_on("b", watchers="gw-2"),
         goes_on("c", watchers="gw-1 gw-2"),
@@ -98,39 +102,39 @@ def test_each_gateway_hears_of_its_own_jobs_in_one_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "watched", "hears"),
+    ("stream", "watched", "expected"),
     [(True, False, True), (False, True, True), (False, False, False)],
 )
 def test_each_step_of_a_stream_is_heard_of_else_only_by_who_watches(
-    stream: bool, watched: bool, hears: bool
+    stream: bool, watched: bool, expected: bool
 ) -> None:
     output = goes_on(stream=stream, watched=watched)
-    assert heard(output) == ({"gw-1": ["a"]} if hears else {})
+    assert received_by(output) == ({"gw-1": ["a"]} if expected else {})
     # It stands in the step log all the same.
     assert make_step([output]).frames == frame("a")
 
 
 def test_who_is_told_of_new_listeners_speaks_to_them() -> None:
-    speaker = JobStream(job(stream=False))
-    assert (speaker.watchers, speaker.subscribers) == ("gw-1", "")
-    speaker.set_watchers("gw-1 gw-2", watched=True)
-    assert (speaker.watchers, speaker.subscribers) == ("gw-1 gw-2", "gw-1 gw-2")
-    speaker.set_watchers("gw-2", watched=False)
-    assert (speaker.watchers, speaker.subscribers) == ("gw-2", "")
+    job_stream = JobStream(job(stream=False))
+    assert (job_stream.watchers, job_stream.subscribers) == ("gw-1", "")
+    job_stream.set_watchers("gw-1 gw-2", watched=True)
+    assert (job_stream.watchers, job_stream.subscribers) == ("gw-1 gw-2", "gw-1 gw-2")
+    job_stream.set_watchers("gw-2", watched=False)
+    assert (job_stream.watchers, job_stream.subscribers) == ("gw-2", "")
 
 
 def test_an_end_brings_its_entries_and_its_answer() -> None:
-    said = parse_step(make_step([goes_on("a"), ends("b")])).outputs
-    assert said["a"].end is None
-    end = said["b"].end
+    outputs = parse_step(make_step([goes_on("a"), ends("b")])).outputs
+    assert outputs["a"].end is None
+    end = outputs["b"].end
     assert end
     assert (end.seq, end.lease_id, end.watchers, end.answer) == (2, "lease id of b", "gw-1", DONE)
     assert [entry.seq for entry in end.before] == [1]
-    assert said["b"].chunks == b"text of b"  # and who listens hears what was said with it
+    assert outputs["b"].chunks == b"text of b"  # and listeners receive the text that came with it
 
 
 def test_what_is_said_with_an_end_is_no_step_if_nobody_hears_it() -> None:
-    step = make_step([ends("a", watchers=""), ends("b", stream=False), ends("c", says=False)])
+    step = make_step([ends("a", watchers=""), ends("b", stream=False), ends("c", has_output=False)])
     assert (step.frame_sizes, step.frames, step.messages) == (b"", b"", [])
     assert set(parse_step(step).outputs) == {"a", "b", "c"}
 
@@ -160,10 +164,10 @@ def test_a_step_of_nothing_is_nothing() -> None:
 def last_frame(leased: LeasedJob, answer: JobResult) -> tuple[tuple[Any, ...], bool, bytes]:
     """As its readers get it, whether the script puts the body behind it, and the body."""
     packed = pack_result(leased, "gw-1", 2, b"", answer)
-    told, inline, body = packed[8:11]
+    message, inline, body = packed[8:11]
     if inline:
-        told += body  # as the script does
-    (found,) = decode(told)
+        message += body  # as the script does
+    (found,) = decode(message)
     return found, inline, body
 
 

@@ -12,9 +12,9 @@ written in batches and without `logging`, which would make a short request a thi
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import NamedTuple
 
 from starlette.types import Scope
@@ -101,24 +101,17 @@ def _text(line: _Line) -> str:
 
 
 def _json(line: _Line) -> str:
+    # `json.dumps` of a dict takes three times as long, and there is a line for every request.
     path = _shown(line.path)
-    fields = {
-        "timestamp": logs.timestamp(line.at_s),
-        "level": "info",
-        "logger": _LOGGER,
-        "message": f"{line.method} {path} {line.status}",
-        "method": line.method,
-        "path": path,
-        "status": line.status,
-        "seconds": round(line.seconds, 4),
-        "request_id": line.request_id.decode("ascii"),
-        "tenant": line.tenant,
-    }
-    if line.job_id != "-":
-        fields["job_id"] = line.job_id
-    if line.error:
-        fields["error"] = line.error
-    return json.dumps(fields) + "\n"
+    job_id = f', "job_id": {_quoted(line.job_id)}' if line.job_id != "-" else ""
+    error = f', "error": {_quoted(line.error)}' if line.error else ""
+    return (
+        f'{{"timestamp": "{logs.timestamp(line.at_s)}", "level": "info", "logger": "{_LOGGER}", '
+        f'"message": {_quoted(f"{line.method} {path} {line.status}")}, '
+        f'"method": {_quoted(line.method)}, "path": {_quoted(path)}, "status": {line.status}, '
+        f'"seconds": {line.seconds:.4f}, "request_id": "{line.request_id.decode("ascii")}", '
+        f'"tenant": {_quoted(line.tenant)}{job_id}{error}}}\n'
+    )
 
 
 def _shown(raw_path: bytes) -> str:

@@ -18,8 +18,8 @@ from gateway.routes.readiness import checks
 from shared.platform.redis_client import RedisError
 from shared.protocol import keys
 from shared.protocol.states import JobState
+from shared.queue import dead_letters
 from shared.queue.depths import depths
-from shared.queue.job_queue import JobQueue
 
 router = APIRouter(tags=["health"])
 log = logging.getLogger("flotilla.gateway")
@@ -43,16 +43,18 @@ async def _read_fleet(gateway: Gateway) -> None:
     try:
         lanes, letters, runs = await asyncio.gather(
             depths(queue),
-            _dead_letters(queue),
+            dead_letters.count(queue),
             queue.servers.primary.hgetall(keys.MAINTENANCE_RUNS),
         )
         workers = gateway.fleet.workers
     except (RedisError, OSError) as error:
         log.warning("the fleet's metrics could not be read: %s", error)
-        lanes, letters, runs, workers = [], nan, {}, []
-    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance):
+        lanes, letters, runs, workers = [], None, {}, []
+    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance, m.dead_letters_written):
         gauge.clear()
-    m.dead_letters.set(letters)
+    m.dead_letters.set(letters.kept if letters else nan)
+    for what, written in (letters.written if letters else {}).items():
+        m.dead_letters_written.labels(what).set(written)
     for depth in lanes:
         m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
         m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)
@@ -78,13 +80,6 @@ def _set_scales(gateway: Gateway) -> None:
         m.bounds.labels(pool, "max").set(scale.limits.max)
         if scale.wait_s is not None:
             m.expected_wait.labels(pool).set(scale.wait_s)
-
-
-async def _dead_letters(queue: JobQueue) -> float:
-    pipeline = queue.servers.pipeline()
-    for shard in range(queue.shards):
-        pipeline.of(shard).xlen(keys.dead_letters(shard))
-    return float(sum(await pipeline.execute()))
 
 
 async def _read_redis(gateway: Gateway) -> None:

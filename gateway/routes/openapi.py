@@ -140,6 +140,7 @@ _SCHEMAS: dict[str, Schema] = {
         expires_at=_MAYBE_NUMBER,
         attempts=_list(_ANYTHING),
         usage=_MAYBE_OBJECT,
+        usage_so_far=_MAYBE_OBJECT | {"description": "while `usage` is null"},
         status_code={"type": ["integer", "null"]},
         error=_MAYBE_OBJECT,
         links=_ANYTHING,

@@ -14,7 +14,7 @@ from shared.protocol import keys
 
 
 class Status(StrEnum):
-    """What happens to a call that comes now."""
+    """What happens to a call that arrives now."""
 
     READY = "ready"
     """It is answered: a worker of at least one model is ready."""
@@ -70,6 +70,7 @@ async def checks(gateway: Gateway) -> dict[str, str]:
     return {
         "redis": await _redis(gateway),
         "eviction": gateway.eviction.problem,
+        "format": gateway.format.problem,
         "relay": "" if _subscribed(gateway) else "not subscribed to any Redis server yet",
         "fleet": gateway.fleet.problem,
         "tasks": "; ".join(ended),

@@ -1,8 +1,8 @@
 """Which entries of a job's log one client has had, and which one comes next. Pure.
 
-Entries come as live frames (`next_chunk`, `next_deltas`, `next_end`) and from the log (`check_part`,
-`add_part`). Both keep the same promises: no gap, no repetition, no mixture of two attempts at a
-job, and no end of an answer that lacks tokens.
+Entries come as live frames (`next_chunk`, `next_deltas`, `next_end`) and from the log
+(`check_part`, `add_part`). In both cases there is no gap, no repetition, no mixture of two attempts
+at a job, and no good end of an answer that lacks tokens.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class EntryOrder:
             raise StreamReset("The log of this job lacks what its client has got already.")
 
     def add_part(self, mode: ReadMode, after: int, entries: Sequence[Entry]) -> list[LogEvent]:
-        """The events of the entries that were not delivered yet; `entries` are those behind `after`.
+        """The events of those `entries` (all behind number `after`) that were not delivered yet.
 
         Raises StreamReset if they can't be decoded or lack tokens.
         """

@@ -248,7 +248,7 @@ class Reader:
     # --- delivery ---
 
     def use_writer(self, writer: ChunkWriter) -> None:
-        """Write chunks to another writer while `next` waits. Called by the present one's `write`."""
+        """Write chunks to another writer while `next` waits; called by the present writer."""
         if not self._client_left:
             self._writer = writer
 

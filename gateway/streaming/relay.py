@@ -2,7 +2,7 @@
 
 Token path: Redis pub/sub (shared/platform/subscription.py) -> here -> streaming/reader.py.
 
-Pub/sub may lose messages. The log of a job is what counts: readers read it where frames are missing.
+Pub/sub may lose messages. A job's log is the truth: readers read it where frames are missing.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@
     ├── JobFailed              500
     │   ├── WorkerLost         500
     │   ├── TooManyAttempts    500
+    │   ├── RecordDamaged      500
     │   ├── LogLost            500
     │   ├── Cancelled          409
     │   └── DeadlineExceeded   504
@@ -182,6 +183,12 @@ class TooManyAttempts(JobFailed):
     code = "too_many_attempts"
 
 
+class RecordDamaged(JobFailed):
+    """The job's record in Redis could not be read."""
+
+    code = "record_damaged"
+
+
 class LogLost(JobFailed):
     """Redis has lost tokens of the job's log."""
 
@@ -232,6 +239,10 @@ class StreamReset(FlotillaError):
 
 _ENDS: dict[str, tuple[type[JobFailed], str]] = {
     "worker_lost": (WorkerLost, "The worker was lost after this answer had begun; try again."),
+    "record_damaged": (
+        RecordDamaged,
+        "This job's record in Redis was damaged, so the job has ended; try again.",
+    ),
     "too_many_attempts": (
         TooManyAttempts,
         "Every worker that tried this job was lost, so it is not tried again.",

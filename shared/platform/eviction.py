@@ -16,7 +16,7 @@ from shared.platform.settings import SettingsError
 
 log = logging.getLogger("flotilla.redis")
 
-_INTERVAL_S = 10.0
+_INTERVAL_S = 5.0
 
 
 def problem(info: Mapping[str, Any]) -> str:
@@ -51,7 +51,7 @@ async def _refuse_evicting(url: str) -> None:
 
 
 class EvictionMonitor:
-    """Checks servers every 10 s for evictions. Start `run` as a task."""
+    """Checks servers every 5 s for evictions. Start `run` as a task."""
 
     def __init__(self, servers: Iterable[Any]) -> None:
         """`servers`: a client of each; duplicates are ignored."""

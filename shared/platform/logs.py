@@ -18,6 +18,7 @@ import sys
 import time
 import traceback
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 import structlog
@@ -81,7 +82,14 @@ def bind_process(**fields: str) -> None:
 
 def timestamp(at_s: float) -> str:
     """Unix time as ISO 8601 in UTC, as all lines have it."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    second = int(at_s)
+    return f"{_second(second)}.{int((at_s - second) * 1e6):06d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(at_s: int) -> str:
+    """Cached: many lines are of the same second."""
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def formatter(*, as_json: bool) -> logging.Formatter:

@@ -311,7 +311,13 @@ class GatewayMetrics:
         )
         self.dead_letters = Gauge(
             "flotilla_dead_letters",
-            "Jobs set aside: out of attempts or unreadable; about 10,000 are kept",
+            "Jobs out of attempts, and data set aside as unreadable; about 1,000 per shard are kept",
+            registry=registry,
+        )
+        self.dead_letters_written = Gauge(
+            "flotilla_dead_letters_written",
+            "Dead letters ever written, by what was set aside (job, attempts, log, key, ...)",
+            ["what"],
             registry=registry,
         )
         self.maintenance = Gauge(

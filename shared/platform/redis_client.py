@@ -34,6 +34,7 @@ __all__ = [
     "ResponseError",
     "connect",
     "connect_blocking",
+    "is_wrong_type",
     "server_name",
     "unwritable",
     "weaknesses",
@@ -86,6 +87,11 @@ async def weaknesses(redis: Redis) -> list[str]:
     if settings.get(b"appendonly", b"yes") == b"no":
         return ["appendonly is no: jobs are lost when Redis stops; set it to yes"]
     return []
+
+
+def is_wrong_type(reply: object) -> bool:
+    """Whether this is the error of a key that holds another type than the command needs."""
+    return isinstance(reply, ResponseError) and "WRONGTYPE" in str(reply)
 
 
 def unwritable(error: BaseException) -> bool:

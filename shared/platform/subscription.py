@@ -1,4 +1,8 @@
-"""A subscription to one channel, kept up: messages go to a callback as they come."""
+"""A subscription to one pub/sub channel that reconnects; each message goes to a callback.
+
+Token path: Redis pub/sub -> pipelined_connection.py -> here -> gateway/streaming/relay.py. Workers
+receive their control messages the same way.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,7 @@ _RECONNECT_CAP_S = 0.5
 
 
 class Subscription:
-    """Start `run` as a task. What is published while it is not connected is lost.
-
-    `on_connected` is called each time that it stands again.
-    """
+    """Start `run` as a task. What is published while it is not connected is lost."""
 
     def __init__(
         self,
@@ -31,42 +32,45 @@ class Subscription:
         on_message: Callable[[bytes], None],
         on_connected: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_connected` is called after each connect: messages may have been lost before it."""
         self.connected = asyncio.Event()
+        """Set while messages are received."""
         self._redis = connections.connect(redis_url)
-        self._line = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
+        self._connection = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
         self._channel = channel
         self._on_connected = on_connected
 
     async def run(self) -> None:
-        """Listen for ever; ends by cancellation."""
+        """Receive for ever; ends by cancellation."""
         backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
         try:
             while True:
                 try:
-                    await self._line.call("SUBSCRIBE", self._channel)
+                    await self._connection.call("SUBSCRIBE", self._channel)
                     backoff.reset()
                     self.connected.set()
                     self._on_connected()
-                    await self._stay()
+                    await self._wait_until_lost()
                 except (RedisError, OSError) as error:
                     if self.connected.is_set():
                         log.warning("subscription lost: %s", error)
                     self.connected.clear()
                     await asyncio.sleep(backoff.next_delay_s())
         finally:
-            await self._line.close()
+            await self._connection.close()
             await self._redis.aclose()
 
-    async def _stay(self) -> None:
+    async def _wait_until_lost(self) -> None:
+        """Raises redis' errors when the connection is lost; a PING finds one that went silent."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(connections.BLOCK_S):
-                    await self._line.lost.wait()
-            if self._line.lost.is_set():
+                    await self._connection.lost.wait()
+            if self._connection.lost.is_set():
                 raise connections.RedisConnectionError("closed by Redis")
-            await self._line.call("PING")
+            await self._connection.call("PING")
 
     async def catch_up(self) -> None:
-        """Returns when everything that was published before has come. Raises redis' errors."""
+        """Returns when all messages published before have been received. Raises redis' errors."""
         if self.connected.is_set():
-            await self._line.call("PING")
+            await self._connection.call("PING")

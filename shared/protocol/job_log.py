@@ -19,12 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgpack
 
 from shared.protocol.chunk_template import Item
 from shared.protocol.packing import pack
+
+_MOST_ENTRIES = 1 << 20
+"""A segment that claims to hold more is damaged."""
 
 Journal = int | Sequence[Any] | None
 """As it is packed; see above."""
@@ -130,26 +133,52 @@ def tokens_missing(entries: Sequence[Entry]) -> bool:
     return tokens is not None and tokens != sum(tokens_in(entry.journal) for entry in entries)
 
 
-def parse_segments(segments: Iterable[bytes], after: int | None = None) -> list[Entry]:
-    """The entries of segments in their order; those behind number `after`, if it is given."""
+def parse_segments(
+    segments: Iterable[bytes], after: int | None = None, damaged: list[bytes] | None = None
+) -> list[Entry]:
+    """The entries of segments in their order; those behind number `after`, if it is given.
+
+    Entries that are missing between two segments are `lost`, and so are those that can't be read:
+    their segments are appended to `damaged`.
+    """
     entries: list[Entry] = []
     for segment in segments:
         unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
         unpacker.feed(segment)
-        first, count = unpacker.unpack(), unpacker.unpack()
-        after = first - 1 if after is None else after
-        entries += [Entry(seq, (), None, "", lost=True) for seq in range(after + 1, first)]
-        after = max(after, first - 1)
-        for seq in range(first, first + count):
-            journal, payload = unpacker.unpack(), unpacker.unpack()
-            if seq <= after:
-                continue
-            after = seq
-            if isinstance(payload, bytes):
-                entries.append(Entry(seq, (), None, payload.decode(), tokens=journal))
-            else:
-                entries.append(Entry(seq, payload or (), journal, ""))
+        first = count = 0
+        try:
+            first, count = unpacker.unpack(), unpacker.unpack()
+            after = first - 1 if after is None else after
+            entries += [Entry(seq, (), None, "", lost=True) for seq in range(after + 1, first)]
+            after = max(after, first - 1)
+            for seq in range(first, first + count):
+                journal, payload = unpacker.unpack(), unpacker.unpack()
+                if seq <= after:
+                    continue
+                if isinstance(payload, bytes):
+                    entries.append(Entry(seq, (), None, payload.decode(), tokens=journal))
+                else:
+                    entries.append(Entry(seq, _checked_items(payload), journal, ""))
+                after = seq
+        except (ValueError, TypeError, AttributeError, msgpack.exceptions.UnpackException):
+            if damaged is not None:
+                damaged.append(segment)
+            after = after if isinstance(after, int) else 0
+            if isinstance(first, int) and isinstance(count, int) and count < _MOST_ENTRIES:
+                rest = range(max(after + 1, first), first + count)
+                entries += [Entry(seq, (), None, "", lost=True) for seq in rest]
+                after = max(after, first + count - 1)
     return entries
+
+
+def _checked_items(payload: Any) -> Sequence[Item]:
+    """Raises ValueError if these are not encoded chunks."""
+    if payload is None:
+        return ()
+    for item in payload:
+        if not isinstance(item, bytes) and len(item) != 2:
+            raise ValueError("not an encoded chunk")
+    return cast(Sequence[Item], payload)
 
 
 @dataclass(slots=True)

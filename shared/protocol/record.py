@@ -1,6 +1,6 @@
-"""A job's record: its hash in Redis.
+"""A job's record: its hash in Redis, and the Job that is made of it.
 
-| field | what | written by |
+| field | value | written by |
 |---|---|---|
 | `state` | states.py | all scripts |
 | `request` | a `Request`, which never changes | submit |
@@ -8,39 +8,42 @@
 | `created_us`, `deadline_us` | by Redis' clock; the latter if there is one | submit |
 | `entry` | of the job, in the stream of its lane | submit, requeue, repair |
 | `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
-| `watchers`, `watched` | gateways that listen, with spaces between them; `1` if somebody sees the answer grow | submit, watch |
+| `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client sees the answer grow | submit, watch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
 | `history` | JSON: the attempts that were taken back | requeue, fail |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
-| `ending`, `result` | an `ResponseInfo`, and the answer's body if it was not streamed | emit |
+| `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed | emit |
 
-Fields that are written together and never apart are one, a msgpack array: a hash costs by the field,
-in time (Lua, the append-only file) and in memory.
+Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows
+with its fields, in time (Lua, the append-only file) and in memory.
+
+A record that can't be read is set aside (scripts/set_aside.lua): DamagedRecord says which field.
 """  # noqa: E501, RUF100
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgpack
 
 from shared.protocol.job import Attempt, Job
+from shared.protocol.lanes import CLIENT_LANES
 from shared.protocol.packing import pack
 from shared.protocol.states import JobState
 
 SUMMARY = (
     "state", "request", "created_us", "deadline_us", "lease", "history", "finished_us",
-    "error_code", "ending",
+    "error_code", "response",
 )  # fmt: skip
-"""The fields that a Job is made of, but for its result. None of them is large; `body` may be."""
+"""The fields that a Job is made of, but for its result. None of them is large, as `body` may be."""
 WHOLE = (*SUMMARY, "result")
 
 
 class Request(NamedTuple):
-    """What the gateway said of a job, in words. The scripts know them by these names."""
+    """What the gateway submitted, but for the body. The scripts use these names."""
 
     tenant: str
     pool: str
@@ -56,7 +59,7 @@ class Request(NamedTuple):
 
 
 class LastLease(NamedTuple):
-    """Who holds the job; only the counts, if nobody does. The scripts know them by these names."""
+    """Who holds the job; only the counts, if nobody does. The scripts use these names."""
 
     worker: str
     lease_id: str
@@ -69,7 +72,7 @@ class LastLease(NamedTuple):
 
 
 class ResponseInfo(NamedTuple):
-    """What a worker says of the answer."""
+    """The response that a worker reported."""
 
     status: int
     content_type: str
@@ -77,8 +80,30 @@ class ResponseInfo(NamedTuple):
     completion_tokens: int
 
     def pack(self) -> bytes:
-        """As it stands in the record."""
+        """As the record stores it."""
         return pack(self)
+
+
+class DamagedRecord(Exception):
+    """A field of a job's record can't be read."""
+
+    def __init__(self, job_id: str, field: str, value: bytes) -> None:
+        super().__init__(f"the record of {job_id} can't be read: {field}")
+        self.job_id = job_id
+        self.field = field
+        """Empty if the whole record can't be read."""
+        self.value = value
+
+
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    msgpack.exceptions.UnpackException,
+)
+"""What reading damaged bytes raises."""
 
 
 def read_lease(packed: bytes) -> LastLease:
@@ -87,32 +112,32 @@ def read_lease(packed: bytes) -> LastLease:
 
 
 def read_job(job_id: str, fields: Sequence[str], values: Sequence[bytes | None]) -> Job | None:
-    """A Job from what HMGET returns for these fields of its hash; None if there is no such hash."""
+    """A Job from what HMGET returns for these fields; None if there is no record.
+
+    Raises DamagedRecord.
+    """
     found = zip(fields, values, strict=True)
     raw = {name.encode(): value for name, value in found if value is not None}
     return parse_job(job_id, raw) if raw else None
 
 
 def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
-    """A Job from the fields of its hash."""
-
-    def text(name: bytes) -> str:
-        return raw.get(name, b"").decode()
-
-    request = Request(*msgpack.unpackb(raw[b"request"]))
-    lease = read_lease(raw[b"lease"]) if b"lease" in raw else None
-    ending = ResponseInfo(*msgpack.unpackb(raw[b"ending"])) if b"ending" in raw else None
-    state, error_code = JobState(text(b"state")), text(b"error_code")
-    created_us = int(raw[b"created_us"])
-    started_at = int(lease.started_us) / 1e6 if lease and lease.worker else None
-    finished_at = _seconds(raw.get(b"finished_us"))
-    attempts = [
-        Attempt(a["worker"], int(a["started_us"]) / 1e6, int(a["ended_us"]) / 1e6, a["reason"])
-        for a in json.loads(text(b"history") or "[]")
-    ]
-    # An attempt that was taken back stands in the history already, the last one stands in the hash.
-    lost = error_code in {"worker_lost", "too_many_attempts"} and attempts
-    if lease and started_at is not None and not lost:
+    """A Job from the fields of its record. Raises DamagedRecord."""
+    reader = _Reader(job_id, raw)
+    request: Request = reader.read("request", _read_request)
+    lease: LastLease | None = reader.read_optional("lease", _checked_lease)
+    response: ResponseInfo | None = reader.read_optional("response", _read_response)
+    state: JobState = reader.read("state", lambda value: JobState(value.decode()))
+    if state is JobState.IN_PROGRESS and lease is None:
+        raise DamagedRecord(job_id, "lease", raw.get(b"lease", b""))
+    created_us: int = reader.read("created_us", int)
+    error_code: str = reader.read_optional("error_code", bytes.decode) or ""
+    finished_at = reader.read_optional("finished_us", _seconds)
+    attempts = reader.read_optional("history", _read_history) or []
+    # An attempt that was taken back is in the history already, the last one is in `lease`.
+    taken_back = error_code in {"worker_lost", "too_many_attempts"} and attempts
+    if lease and lease.worker and not taken_back:
+        started_at = int(lease.started_us) / 1e6
         attempts.append(Attempt(lease.worker, started_at, finished_at, state))
     return Job(
         id=job_id,
@@ -124,27 +149,82 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         endpoint=request.endpoint,
         stream=request.stream == "1",
         created_at=created_us / 1e6,
-        started_at=started_at,
+        started_at=int(lease.started_us) / 1e6 if lease and lease.worker else None,
         finished_at=finished_at,
-        deadline_at=_seconds(raw.get(b"deadline_us")),
+        deadline_at=reader.read_optional("deadline_us", _seconds),
         ttl_s=int(request.ttl_ms) / 1e3,
         attempts=tuple(attempts),
         metadata=json.loads(request.metadata or "{}"),
         error_code=error_code,
-        status=ending.status if ending else 0,
-        content_type=ending.content_type if ending else "",
+        status=response.status if response else 0,
+        content_type=response.content_type if response else "",
         result=raw.get(b"result", b""),
-        usage=_usage(ending) if ending else None,
+        usage=_usage(response) if response else None,
         created_us=created_us,
     )
 
 
-def _seconds(us: bytes | None) -> float | None:
-    return int(us) / 1e6 if us else None
+class _Reader:
+    """Reads fields of one record."""
+
+    def __init__(self, job_id: str, raw: Mapping[bytes, bytes]) -> None:
+        self._job_id = job_id
+        self._raw = raw
+
+    def read(self, field: str, parse: Callable[[bytes], Any]) -> Any:
+        value = self._raw.get(field.encode())
+        if value is None:
+            raise DamagedRecord(self._job_id, field, b"")
+        try:
+            return parse(value)
+        except _UNREADABLE as error:
+            raise DamagedRecord(self._job_id, field, value) from error
+
+    def read_optional(self, field: str, parse: Callable[[bytes], Any]) -> Any:
+        return self.read(field, parse) if self._raw.get(field.encode()) else None
 
 
-def _usage(ending: ResponseInfo) -> dict[str, int]:
-    prompt, completion = ending.prompt_tokens, ending.completion_tokens
+def _read_request(packed: bytes) -> Request:
+    request = Request(*msgpack.unpackb(packed))
+    if request.lane not in CLIENT_LANES or not all(isinstance(word, str) for word in request):
+        raise ValueError("not a request")
+    int(request.ttl_ms), int(request.max_attempts)
+    if not isinstance(json.loads(request.metadata or "{}"), dict):
+        raise ValueError("metadata is no object")
+    return request
+
+
+def _checked_lease(packed: bytes) -> LastLease:
+    lease = read_lease(packed)
+    int(lease.generation), int(lease.attempts)
+    if not isinstance(lease.worker, str):
+        raise ValueError("not a lease")
+    if lease.worker:
+        int(lease.started_us)
+    return lease
+
+
+def _read_response(packed: bytes) -> ResponseInfo:
+    response = ResponseInfo(*msgpack.unpackb(packed))
+    if not isinstance(response.status, int) or not isinstance(response.content_type, str):
+        raise ValueError("not a response")
+    _ = response.prompt_tokens + response.completion_tokens
+    return response
+
+
+def _read_history(packed: bytes) -> list[Attempt]:
+    return [
+        Attempt(a["worker"], int(a["started_us"]) / 1e6, int(a["ended_us"]) / 1e6, a["reason"])
+        for a in json.loads(packed)
+    ]
+
+
+def _seconds(us: bytes) -> float:
+    return int(us) / 1e6
+
+
+def _usage(response: ResponseInfo) -> dict[str, int]:
+    prompt, completion = response.prompt_tokens, response.completion_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from shared.platform.redis_client import UNAVAILABLE
+from shared.platform.redis_client import UNAVAILABLE, is_wrong_type
 from shared.protocol import keys
 from shared.protocol.job import Job, checked_shard
 from shared.protocol.lanes import CLIENT_LANES, LANES
@@ -24,15 +25,15 @@ class LaneDepth:
 
 
 async def depths(queue: JobQueue) -> list[LaneDepth]:
-    """What waits and what runs, per pool and lane. Raises redis' errors if any server is away."""
-    pipeline = queue.servers.pipeline()
-    for shard in range(queue.shards):
-        pipeline.of(shard).smembers(keys.pool_names(shard))
-    pools = sorted({pool.decode() for part in await pipeline.execute() for pool in part})
-    places = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
+    """What waits and what runs, per pool and lane.
+
+    A key of the wrong type counts as empty. Raises redis' errors if any server is away.
+    """
+    pools = await _pools(queue)
+    lanes = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
     pipeline = queue.servers.pipeline()
     pipeline.of(0).time()
-    for pool, lane in places:
+    for pool, lane in lanes:
         for shard in range(queue.shards):
             pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
             pipeline.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
@@ -40,19 +41,18 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
         for lane in LANES:
             for shard in range(queue.shards):
                 pipeline.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
-    replies = await pipeline.execute(raise_on_error=False)
-    for error in replies:
-        if isinstance(error, UNAVAILABLE):
-            raise error
+    replies = _available(await pipeline.execute(raise_on_error=False))
     (seconds, micros), *replies = replies
     now_us = int(seconds) * 1_000_000 + int(micros)
     reply = iter(replies)
     waiting, oldest = {}, {}
-    for place in places:
+    for place in lanes:
         counts, firsts = [], []
         for _ in range(queue.shards):
-            counts.append(next(reply))
-            firsts += [int(score) for _, score in next(reply)]
+            count, first = next(reply), next(reply)
+            if not is_wrong_type(count):
+                counts.append(count)
+                firsts += [int(score) for _, score in first]
         waiting[place] = sum(counts)
         # The clock of another server may be ahead.
         oldest[place] = max(0, now_us - min(firsts)) / 1e6 if firsts else 0.0
@@ -71,17 +71,34 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     ]
 
 
-async def position(queue: JobQueue, job: Job) -> int | None:
-    """How many jobs go first, plus one; None if it does not wait (any more).
+async def _pools(queue: JobQueue) -> list[str]:
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).smembers(keys.pool_names(shard))
+    replies = _available(await pipeline.execute(raise_on_error=False))
+    names = [part for part in replies if not is_wrong_type(part)]
+    return sorted({pool.decode(errors="replace") for part in names for pool in part})
 
-    Those of a server that is away do not go first. Raises redis' errors if its own is away.
+
+def _available(replies: list[Any]) -> list[Any]:
+    """The replies. Raises an error among them that says that a server is away."""
+    for reply in replies:
+        if isinstance(reply, UNAVAILABLE):
+            raise reply
+    return replies
+
+
+async def position(queue: JobQueue, job: Job) -> int | None:
+    """The job's position in its queue, from 1; None if it does not wait (any more).
+
+    Jobs of a server that is away are not counted. Raises redis' errors if the job's own is away.
     """
-    (place,) = await positions(queue, [job])
-    return place
+    (found,) = await positions(queue, [job])
+    return found
 
 
 async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
-    """`position` of each of these jobs, asked at once."""
+    """`position` of each of these jobs, in one round trip."""
     pipeline = queue.servers.pipeline()
     lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _better(job))
     for pool, lane in lanes:
@@ -101,14 +118,16 @@ async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
         return sum(count for count in counts if not isinstance(count, Exception))
 
     waiting = {lane: total() for lane in lanes}
-    places: list[int | None] = []
+    found: list[int | None] = []
     for job in jobs:
         waits = next(replies)
+        ahead = total() + sum(waiting[job.pool, lane] for lane in _better(job))
+        if is_wrong_type(waits):
+            waits = None
         if isinstance(waits, Exception):
             raise waits
-        ahead = total() + sum(waiting[job.pool, lane] for lane in _better(job))
-        places.append(None if waits is None else max(1, ahead))
-    return places
+        found.append(None if waits is None else max(1, ahead))
+    return found
 
 
 def _better(job: Job) -> Sequence[str]:

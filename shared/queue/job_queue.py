@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shared.api.errors import QueueFull
 from shared.platform.pipelined_connection import PipelinedConnection
-from shared.platform.redis_client import UNAVAILABLE
+from shared.platform.redis_client import UNAVAILABLE, ResponseError, is_wrong_type
 from shared.platform.servers import Servers
 from shared.protocol import keys
 from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_of
 from shared.protocol.job_log import Entry, parse_segments
-from shared.protocol.record import WHOLE, read_job
+from shared.protocol.record import WHOLE, DamagedRecord, read_job
 from shared.protocol.scripts import (
     acquire,
     cancel,
@@ -33,6 +34,7 @@ from shared.protocol.scripts import (
     release,
     renew,
     repair,
+    set_aside,
     submit,
     sweep,
     watch,
@@ -44,6 +46,8 @@ from shared.protocol.scripts.repair import Repaired
 from shared.protocol.scripts.runner import Scripts
 from shared.protocol.scripts.submit import SubmitStatus
 from shared.protocol.states import JobState
+
+log = logging.getLogger("flotilla.queue")
 
 # An idle worker asks for work every few seconds; this is far longer than any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
@@ -125,14 +129,48 @@ class JobQueue:
         shard = shard_of(job_id)
         if shard is None:
             return None
-        redis = self.servers.of(shard)
-        return read_job(job_id, WHOLE, await redis.hmget(keys.job(shard, job_id), WHOLE))
+        try:
+            values = await self.servers.of(shard).hmget(keys.job(shard, job_id), WHOLE)
+        except ResponseError as error:
+            values = error
+        return await self.parse_record(job_id, WHOLE, values)
+
+    async def parse_record(
+        self, job_id: str, fields: Sequence[str], reply: Sequence[bytes | None] | Exception
+    ) -> Job | None:
+        """A Job from the reply to HMGET of these fields of its record; None if there is none.
+
+        A record that can't be read is set aside; the job has failed then. `reply` may be the error
+        of a key of the wrong type; other errors are raised.
+        """
+        try:
+            if not isinstance(reply, Exception):
+                return read_job(job_id, fields, reply)
+            if not is_wrong_type(reply):
+                raise reply
+            damaged = DamagedRecord(job_id, "", b"")
+        except DamagedRecord as error:
+            damaged = error
+        shard = checked_shard(job_id)
+        log.error("set aside: %s", damaged)
+        await set_aside.job(self.scripts, shard, job_id, field=damaged.field, value=damaged.value)
+        key = keys.job(shard, job_id)
+        try:
+            return read_job(job_id, fields, await self.servers.of(shard).hmget(key, fields))
+        except DamagedRecord:  # it changes as fast as it is read
+            return None
 
     async def read_log(self, job_id: str, after: int) -> LogPart:
         """The job's log behind entry number `after`."""
         shard = checked_shard(job_id)
         generation, segments = await read_log.call(self.scripts, shard, job_id, after=after)
-        return LogPart(generation, parse_segments(segments, after))
+        damaged: list[bytes] = []
+        entries = parse_segments(segments, after, damaged)
+        if damaged:
+            log.error("set aside: %d segments of the log of %s can't be read", len(damaged), job_id)
+            for segment in damaged:
+                await set_aside.segment(self.scripts, shard, job_id, value=segment)
+        return LogPart(generation, entries)
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
@@ -142,7 +180,8 @@ class JobQueue:
         """The log's last entry; None if it is empty."""
         shard = checked_shard(job_id)
         _, segments = await read_log.call(self.scripts, shard, job_id, after=None)
-        return parse_segments(segments[-1:])[-1] if segments else None
+        entries = parse_segments(segments[-1:])
+        return entries[-1] if entries else None
 
     async def ended(self, shard: int, job_ids: Iterable[str]) -> dict[str, str]:
         """Those of the shard's jobs that have ended: id -> state, `gone` if there is no record."""

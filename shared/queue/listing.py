@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
+from shared.platform.redis_client import is_wrong_type
 from shared.protocol import keys
-from shared.protocol.job import Job, checked_shard
-from shared.protocol.record import SUMMARY, read_job
+from shared.protocol.job import Job, checked_shard, shard_of
+from shared.protocol.record import SUMMARY
+from shared.protocol.scripts import set_aside
 from shared.queue.job_queue import JobQueue
 
 ERROR_BYTES = 1 << 16
@@ -19,37 +22,50 @@ async def page(
 ) -> list[tuple[int, str, Job | None]]:
     """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
 
-    The jobs come without their results. A job is None when it has expired; its place in the index
-    is swept. Raises redis' errors if any server is away.
+    The jobs come without their results. A job is None when it has expired; its index entry is
+    deleted. Records and index entries that can't be read are set aside. Raises redis' errors if any
+    server is away.
     """
-    upper = "+inf" if before is None else f"({before}"
-    pipeline = queue.servers.pipeline()
-    for shard in range(queue.shards):
-        pipeline.of(shard).zrevrangebyscore(
-            keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
-        )
-    found = sorted(
-        (
-            (int(score), job_id.decode())
-            for part in await pipeline.execute()
-            for job_id, score in part
-        ),
-        reverse=True,
-    )[:limit]
+    found = await _newest(queue, tenant, before, limit)
     pipeline = queue.servers.pipeline()
     for _, job_id in found:
         shard = checked_shard(job_id)
         pipeline.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
-    values, sweep = await pipeline.execute(), queue.servers.pipeline()
-    rows = []
-    for (created_us, job_id), fields in zip(found, values, strict=True):
-        job = read_job(job_id, SUMMARY, fields)
+    replies = await pipeline.execute(raise_on_error=False)
+    rows, sweep = [], queue.servers.pipeline()
+    for (created_us, job_id), reply in zip(found, replies, strict=True):
+        job = await queue.parse_record(job_id, SUMMARY, reply)
         rows.append((created_us, job_id, job))
         if job is None:
             shard = checked_shard(job_id)
             sweep.of(shard).zrem(keys.jobs(shard, tenant), job_id)
     await sweep.execute()
     return rows
+
+
+async def _newest(
+    queue: JobQueue, tenant: str, before: int | None, limit: int
+) -> list[tuple[int, str]]:
+    """`(created_us, id)` of the tenant's newest jobs, from the index."""
+    upper = "+inf" if before is None else f"({before}"
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).zrevrangebyscore(
+            keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
+        )
+    found = []
+    for shard, members in enumerate(await pipeline.execute(raise_on_error=False)):
+        if is_wrong_type(members):
+            continue  # the next job of this tenant has the key set aside
+        if isinstance(members, Exception):
+            raise members
+        for member, score in members:
+            job_id = member.decode(errors="replace")
+            if shard_of(job_id) is None or not math.isfinite(score):
+                await set_aside.index_member(queue.scripts, shard, tenant, value=member)
+            else:
+                found.append((int(score), job_id))
+    return sorted(found, reverse=True)[:limit]
 
 
 async def with_errors(queue: JobQueue, jobs: Sequence[Job]) -> list[Job]:

@@ -1,4 +1,4 @@
-"""`/openapi.json` is what the gateway does, and `/docs` shows it without foreign hosts or a key."""
+"""`/openapi.json` describes real answers; `/docs` needs no other hosts and no key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEY = {"authorization": "Bearer s3cret"}
 def gateway(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
-    """With keys, and one worker."""
+    """A gateway with keys, and one worker."""
     with redis_server.client() as client:
         client.flushall()
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
@@ -62,7 +62,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "status", "body"), REQUESTS)
-def test_what_is_posted(
+def test_request_and_answer_of_post_match_the_description(
     api: httpx.Client, described: dict[str, Any], path: str, status: str, body: dict[str, Any]
 ) -> None:
     operation = described["paths"][path]["post"]
@@ -77,7 +77,7 @@ def test_what_is_posted(
     schema_at(described, operation["responses"]["4XX"]["content"]).validate(refused.json())
 
 
-def test_what_is_got(api: httpx.Client, described: dict[str, Any]) -> None:
+def test_answers_of_get_match_the_description(api: httpx.Client, described: dict[str, Any]) -> None:
     job = api.post("/jobs", json={"body": CHAT}).json()
     for path, at in (
         ("/jobs", "/jobs"),
@@ -93,7 +93,7 @@ def test_what_is_got(api: httpx.Client, described: dict[str, Any]) -> None:
     assert set(job) | set(done) <= set(documented)
 
 
-def test_every_operation_tells_its_errors_and_its_key(described: dict[str, Any]) -> None:
+def test_every_operation_describes_its_errors_and_its_key(described: dict[str, Any]) -> None:
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, operations in described["paths"].items():
         for operation in operations.values():
@@ -103,7 +103,7 @@ def test_every_operation_tells_its_errors_and_its_key(described: dict[str, Any])
             assert operation.get("security") == (None if probe else [{"key": []}]), path
 
 
-def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+def test_every_reference_can_be_resolved(described: dict[str, Any]) -> None:
     known = {f"#/components/schemas/{name}" for name in described["components"]["schemas"]}
     named = set(re.findall(r"'\$ref': '([^']+)'", str(described)))
     assert named <= known
@@ -113,7 +113,7 @@ def test_a_wrong_parameter_is_400_as_described(api: httpx.Client) -> None:
     assert api.get("/jobs?limit=0").status_code == 400
 
 
-def test_the_page_loads_all_from_here_and_needs_no_key(gateway: Process) -> None:
+def test_swagger_ui_loads_nothing_from_other_hosts_and_needs_no_key(gateway: Process) -> None:
     page = httpx.get(f"{gateway.url}/docs")
     assert page.status_code == 200
     assert "http://" not in page.text

@@ -1,4 +1,4 @@
-"""What people and programs meet first: probes, wrong requests, waiting, and what the log tells."""
+"""Answers of the gateway: probes, invalid requests, streams that wait, and the access log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 def gateway(
     redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
-    """And one worker with one slot: a second job waits."""
+    """A gateway, and one worker with one slot: a second job waits."""
     with redis_server.client() as client:
         client.flushall()
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
@@ -54,7 +54,7 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 
 @pytest.fixture
 def busy(api: httpx.Client) -> Iterator[None]:
-    """The only slot is taken."""
+    """Takes the only slot."""
     job = api.post("/jobs", json={"body": body(6000)}).json()
     wait_for(
         lambda: api.get(f"/jobs/{job['id']}").json()["state"] == "in_progress", "it is running"
@@ -84,7 +84,9 @@ def test_the_list_of_models_with_a_slash(api: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", [*NOT_SUPPORTED, "/v1/files/file-1/content", "/v1/audio/speech"])
-def test_a_route_that_is_not_supported_yet_says_so(api: httpx.Client, path: str) -> None:
+def test_a_route_that_is_not_supported_yet_is_answered_with_its_name(
+    api: httpx.Client, path: str
+) -> None:
     for method in ("GET", "POST"):
         answer = api.request(method, path, json={} if method == "POST" else None)
         assert answer.status_code == 404
@@ -95,7 +97,7 @@ def test_a_route_that_is_not_supported_yet_says_so(api: httpx.Client, path: str)
     assert error_of(api.get("/v1/nothing"))["code"] == "not_found"
 
 
-def test_the_sdk_names_what_is_not_supported(gateway: Process) -> None:
+def test_the_sdk_shows_the_name_of_an_unsupported_route(gateway: Process) -> None:
     with (
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any") as client,
         pytest.raises(openai.NotFoundError, match="does not support Responses yet"),
@@ -104,7 +106,7 @@ def test_the_sdk_names_what_is_not_supported(gateway: Process) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, "/jobs"])
-def test_a_body_of_another_type(api: httpx.Client, path: str) -> None:
+def test_a_body_of_another_content_type_is_refused(api: httpx.Client, path: str) -> None:
     answer = api.post(path, content="{}", headers={"content-type": "text/plain"})
     assert answer.status_code == 415
     error = error_of(answer)
@@ -113,7 +115,7 @@ def test_a_body_of_another_type(api: httpx.Client, path: str) -> None:
     assert "'text/plain'" in error["message"]
 
 
-def test_an_unknown_field_of_a_job(api: httpx.Client) -> None:
+def test_an_unknown_field_of_a_job_is_refused(api: httpx.Client) -> None:
     answer = api.post("/jobs", json={"body": body(), "webhook": "http://x"})
     assert answer.status_code == 400
     assert error_of(answer) == {
@@ -125,7 +127,7 @@ def test_an_unknown_field_of_a_job(api: httpx.Client) -> None:
     }
 
 
-def test_an_unknown_job(api: httpx.Client) -> None:
+def test_an_unknown_job_is_not_found(api: httpx.Client) -> None:
     answer = api.get("/jobs/job_nothing")
     assert answer.status_code == 404
     message = error_of(answer)["message"]
@@ -134,7 +136,9 @@ def test_an_unknown_job(api: httpx.Client) -> None:
     assert "15 min" in message
 
 
-def test_a_cancelled_jobs_result_is_asked_for_once(api: httpx.Client, gateway: Process) -> None:
+def test_the_sdk_does_not_retry_the_result_of_a_cancelled_job(
+    api: httpx.Client, gateway: Process
+) -> None:
     job = api.post("/jobs", json={"body": body(6000)}).json()
     api.post(f"/jobs/{job['id']}/cancel")
     answer = api.get(f"/jobs/{job['id']}/result")
@@ -153,7 +157,7 @@ def test_a_cancelled_jobs_result_is_asked_for_once(api: httpx.Client, gateway: P
     assert len(requests) == 1
 
 
-def test_a_last_event_id_behind_the_end(api: httpx.Client) -> None:
+def test_a_last_event_id_after_the_last_event_is_refused(api: httpx.Client) -> None:
     job = api.post("/jobs", json={"body": body()}).json()
     done = api.get(f"/jobs/{job['id']}/events").text
     last = re.findall(r"^id: (.*)$", done, re.MULTILINE)[-1]
@@ -165,7 +169,7 @@ def test_a_last_event_id_behind_the_end(api: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("busy")
-def test_a_stream_that_waits_begins_soon(api: httpx.Client) -> None:
+def test_a_stream_of_a_queued_job_begins_with_an_early_comment(api: httpx.Client) -> None:
     began = time.monotonic()
     with api.stream("POST", CHAT, json=body(stream=True)) as answer:
         assert answer.status_code == 200
@@ -174,7 +178,7 @@ def test_a_stream_that_waits_begins_soon(api: httpx.Client) -> None:
     assert time.monotonic() - began < 5  # the next comment would come after 10 s
 
 
-def test_a_refusal_that_comes_at_once_has_its_own_status(api: httpx.Client) -> None:
+def test_an_early_refusal_of_a_stream_has_its_own_status(api: httpx.Client) -> None:
     answer = api.post(CHAT, json=body(stream=True, temperature=-1))
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/json"
@@ -192,7 +196,7 @@ def line(gateway: Process, having: str) -> dict[str, Any]:
     return fields
 
 
-def test_what_the_access_log_tells(api: httpx.Client, gateway: Process) -> None:
+def test_fields_of_the_access_log(api: httpx.Client, gateway: Process) -> None:
     secret = {"authorization": "Bearer sk-secret"}
     plain = api.post(CHAT, json=body(), headers={"x-request-id": "plain-1", **secret})
     stream = api.post(CHAT, json=body(stream=True), headers={"x-request-id": "stream-1"})
@@ -219,7 +223,9 @@ def test_what_the_access_log_tells(api: httpx.Client, gateway: Process) -> None:
 
 
 @pytest.mark.usefixtures("busy")
-def test_a_client_that_left_is_in_the_access_log(api: httpx.Client, gateway: Process) -> None:
+def test_a_client_that_disconnected_is_in_the_access_log(
+    api: httpx.Client, gateway: Process
+) -> None:
     with pytest.raises(httpx.ReadTimeout):
         api.post(CHAT, json=body(), headers={"x-request-id": "left-1"}, timeout=0.5)
     found = line(gateway, "left-1")

@@ -1,4 +1,4 @@
-"""What a client without a key can cost, at a gateway as it is run: bytes, time, connections."""
+"""Limits for clients without a key, with a real gateway: bytes, time, connections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def connect(gateway: Process) -> Iterator[Connect]:
 
 
 def rest(client: socket.socket) -> bytes:
-    """All that comes until the gateway closes the connection."""
+    """All data until the gateway closes the connection."""
     data = b""
     try:
         while more := client.recv(1 << 16):
@@ -102,11 +102,11 @@ def test_headers_are_limited_in_bytes_and_number(gateway: Process, connect: Conn
                 for _ in range(40):
                     client.sendall(filler)
             except (ConnectionResetError, BrokenPipeError):
-                continue  # it went on sending for longer than it was read
+                continue  # the gateway closed the connection while the client was sending
             assert error_of(rest(client)) == (431, "headers_too_large")
     assert error_of(rest(connect(HALF + b"a\r\n" + b"y: z\r\n" * 300 + b"\r\n")))[0] == 431
     assert error_of(rest(connect(b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n")))[0] == 431
-    # A part of the head that came with the body counts alone.
+    # Of data that arrives with a body, only the head counts.
     body = b"b" * 60_000
     length = b"content-length: %d\r\n" % len(body)
     sent = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: %b\r\nconnection: close\r\n"
@@ -116,7 +116,7 @@ def test_headers_are_limited_in_bytes_and_number(gateway: Process, connect: Conn
     assert gateway.metric("flotilla_requests_refused_total", code="headers_too_large") > 3
 
 
-def test_trailers_are_limited_and_are_no_headers(gateway: Process, connect: Connect) -> None:
+def test_trailers_are_limited_and_not_used_as_headers(gateway: Process, connect: Connect) -> None:
     chunked = b"POST /jobs HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
     before = memory_mb(gateway)
     client = connect(chunked + b"\r\n0\r\n")
@@ -133,7 +133,7 @@ def test_trailers_are_limited_and_are_no_headers(gateway: Process, connect: Conn
     assert answer.startswith(b"HTTP/1.1 401 ")
 
 
-def test_who_sends_nothing_more_is_closed(gateway: Process, connect: Connect) -> None:
+def test_connections_of_silent_clients_are_closed(gateway: Process, connect: Connect) -> None:
     wrong = b"POST /jobs HTTP/1.1\r\nauthorization: Bearer x\r\ncontent-length: 99\r\n\r\n"
     upgrade = b"connection: upgrade\r\nupgrade: websocket\r\n"
     request = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -141,29 +141,31 @@ def test_who_sends_nothing_more_is_closed(gateway: Process, connect: Connect) ->
     silent = {
         "nothing": connect(),
         "blank lines": connect(b"\r\n\r\n"),
-        "half a body that nobody wants": connect(wrong, b"{"),
+        "a part of the body of a refused request": connect(wrong, b"{"),
         "an upgrade by GET": connect(request[:-2] + upgrade + b"\r\n"),
         "an upgrade by POST": connect(wrong[:-2] + upgrade + b"\r\n", b"{" * 99),
     }
     late = [rest(client) for client in halves]
     assert error_of(late[0]) == (408, "headers_timeout")
     assert b" 408 " in late[1].partition(b"ok")[2] or b" 408 " in late[1]
-    answers = {name: rest(client) for name, client in silent.items()}  # or its time is over
+    answers = {name: rest(client) for name, client in silent.items()}  # or a timeout of the socket
     assert answers["nothing"] == answers["blank lines"] == b""
-    assert b" 401 " in answers["half a body that nobody wants"]
+    assert b" 401 " in answers["a part of the body of a refused request"]
     assert answers["an upgrade by GET"].startswith(b"HTTP/1.1 200 ")
     assert error_of(answers["an upgrade by POST"])[0] == 400
     assert gateway.metric(CLOSED, limit="time") >= 3
     assert gateway.metric("flotilla_requests_refused_total", code="headers_timeout") == 2
 
 
-def test_no_request_and_too_many_at_once(gateway: Process, connect: Connect) -> None:
+def test_invalid_requests_and_too_many_pipelined_ones_are_refused(
+    gateway: Process, connect: Connect
+) -> None:
     assert error_of(rest(connect(b"hello\r\n\r\n")))[0] == 400
     client = connect(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 5_000)
     assert rest(client).count(b"HTTP/1.1 ") < 2_000
 
 
-def test_the_silent_ones_of_an_address_are_limited_and_its_tenants_are_not(
+def test_silent_connections_of_an_address_are_limited_and_authenticated_ones_are_not(
     stack: Stack, connect: Connect
 ) -> None:
     gateway = stack.gateway(
@@ -193,7 +195,7 @@ def test_the_silent_ones_of_an_address_are_limited_and_its_tenants_are_not(
     served()
 
 
-def test_near_the_limit_of_descriptors_the_silent_ones_go_first(
+def test_at_the_limit_of_descriptors_silent_connections_are_closed_first(
     stack: Stack, connect: Connect
 ) -> None:
     stack.launcher = ("sh", "-c", 'ulimit -n 256 && exec "$@"', "limited")
@@ -203,7 +205,7 @@ def test_near_the_limit_of_descriptors_the_silent_ones_go_first(
     half_open = [connect(HALF, to=small) for _ in range(300)]
     for _ in range(20):
         assert httpx.get(f"{small.url}/healthz").status_code == 200
-        assert httpx.get(f"{small.url}/readyz").status_code == 200  # asks Redis
+        assert httpx.get(f"{small.url}/readyz").status_code == 200  # writes to Redis
     assert small.metric("flotilla_connections") <= limit
     assert small.metric(CLOSED, limit="descriptors") >= 300 - limit
     assert not is_open(half_open[0])
@@ -230,7 +232,7 @@ def test_wrong_keys_are_slowed_down_and_a_valid_one_is_not(stack: Stack) -> None
     assert "guessed" not in text
 
 
-def test_what_is_open_at_the_end_of_the_grace_time_ends_with_an_error(stack: Stack) -> None:
+def test_answers_that_are_open_after_the_grace_time_end_with_an_error(stack: Stack) -> None:
     gateway = stack.gateway(grace_s=1)
     worker = stack.worker(sim_step_ms=200, sim_max_num_seqs=1)
     body = {"model": "simulated", "prompt": "hello", "max_tokens": 1000, "ignore_eos": True}
@@ -243,5 +245,5 @@ def test_what_is_open_at_the_end_of_the_grace_time_ends_with_an_error(stack: Sta
         last = list(lines)[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "gateway_stopped"
     assert gateway.popen.wait(20) is not None
-    # What nobody waits for is cancelled: the worker's only slot is free again.
+    # The job is cancelled, which frees the worker's only slot.
     wait_for(lambda: worker.metric("flotilla_worker_slots", use="free") == 1, "it is cancelled")

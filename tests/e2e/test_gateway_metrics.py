@@ -1,4 +1,4 @@
-"""What a gateway tells Prometheus of the fleet and of Redis, on good days and on bad ones."""
+"""Metrics of the fleet and of Redis: normally, and when Redis is full, away or hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_REDIS = ("flotilla_queue_depth", "flotilla_workers", "flotilla_redis_aof_ok",
 
 @pytest.fixture
 def gateway(own_redis: RedisServer, tmp_path: Path) -> Iterator[Process]:
-    """On a Redis that a test may spoil, with a worker that has answered."""
+    """A gateway on a Redis of its own, with a worker that has answered a call."""
     stack = Stack(own_redis.url, tmp_path)
     gateway = stack.gateway()
     stack.worker()
@@ -33,9 +33,7 @@ def gateway(own_redis: RedisServer, tmp_path: Path) -> Iterator[Process]:
     stack.close()
 
 
-def test_on_a_good_day_it_tells_of_the_fleet_and_of_redis(
-    gateway: Process, own_redis: RedisServer
-) -> None:
+def test_the_metrics_show_the_fleet_and_redis(gateway: Process, own_redis: RedisServer) -> None:
     wait_for(lambda: gateway.metric("flotilla_workers", pool="simulated") == 1, "the worker shows")
     assert gateway.metric(READY, check="redis") == gateway.metric(READY, check="relay") == 1
     assert all(gateway.has(name) for name in OF_REDIS)
@@ -51,7 +49,7 @@ def test_on_a_good_day_it_tells_of_the_fleet_and_of_redis(
     assert gateway.metric("flotilla_redis_aof_enabled") == 0
 
 
-def test_a_full_redis_is_not_writable_and_still_tells_of_itself(
+def test_a_full_redis_is_not_writable_and_its_metrics_are_still_read(
     gateway: Process, own_redis: RedisServer
 ) -> None:
     with own_redis.client() as client:
@@ -64,27 +62,25 @@ def test_a_full_redis_is_not_writable_and_still_tells_of_itself(
     assert gateway.metric(READY, check="redis") == 1
 
 
-def test_without_redis_there_is_no_value_rather_than_an_old_one(
-    gateway: Process, own_redis: RedisServer
-) -> None:
+def test_without_redis_its_metrics_have_no_value(gateway: Process, own_redis: RedisServer) -> None:
     own_redis.stop()
     assert gateway.metric(READY, check="redis") == 0
     assert not any(gateway.has(name) for name in OF_REDIS)
     assert "flotilla_dead_letters NaN" in httpx.get(f"{gateway.url}/metrics").text
-    assert gateway.has("flotilla_answer_seconds_count")  # what it counted itself
+    assert gateway.has("flotilla_answer_seconds_count")  # counted by the gateway itself
     own_redis.start()
     wait_for(lambda: all(gateway.has(name) for name in OF_REDIS), "Redis is back")
     assert gateway.metric(READY, check="redis") == 1
 
 
-def test_a_redis_that_hangs_does_not_cost_the_scrape(
+def test_a_redis_that_hangs_does_not_time_out_the_scrape(
     gateway: Process, own_redis: RedisServer
 ) -> None:
     with own_redis.client() as client:
         pid = client.info("server")["process_id"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        # Prometheus would wait for nine seconds (prometheus.yml).
+        # The scrape timeout of prometheus.yml is nine seconds.
         text = httpx.get(f"{gateway.url}/metrics", timeout=9).text
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -64,7 +64,7 @@ def submit(api: httpx.Client, text: str = "hello", **fields: Any) -> dict[str, A
 def read_events(
     api: httpx.Client, job_id: str, last_event_id: str = "0", at_most: int | None = None
 ) -> list[tuple[str, str, Any]]:
-    """`(event, id, data)` of a job's events, all or the first `at_most`."""
+    """`(event, id, data)` of a job's events, at most `at_most`."""
     found: list[tuple[str, str, Any]] = []
     headers = {"last-event-id": last_event_id}
     with api.stream("GET", f"/jobs/{job_id}/events", headers=headers) as answer:
@@ -101,7 +101,7 @@ def test_submit_wait_result(api: httpx.Client, other: httpx.Client) -> None:
 
 
 def test_a_job_shows_its_text_while_it_grows_and_waits_with_a_position(api: httpx.Client) -> None:
-    running = [submit(api, f"long {i}", max_tokens=2000, ignore_eos=True) for i in range(2)]
+    running = [submit(api, f"long {i}", max_tokens=100_000, ignore_eos=True) for i in range(2)]
     first = running[0]["id"]
     shown = wait_for(lambda: api.get(f"/jobs/{first}").json().get("text"), "some text is there")
     assert shown.startswith("[simulated]")
@@ -156,7 +156,7 @@ def event_text(name: str, data: Any) -> str:
     return ""
 
 
-def test_events_of_a_waiting_job_tell_its_position(api: httpx.Client) -> None:
+def test_events_of_a_queued_job_have_its_position(api: httpx.Client) -> None:
     blockers = [submit(api, f"block {i}", max_tokens=3000, ignore_eos=True) for i in range(2)]
     job = submit(api, "patient", max_tokens=3)
     events = read_events(api, job["id"], at_most=2)
@@ -166,7 +166,7 @@ def test_events_of_a_waiting_job_tell_its_position(api: httpx.Client) -> None:
     assert read_events(api, job["id"])[-1][0] == "completed"
 
 
-def test_a_stream_that_waits_gets_comments_and_then_its_answer(api: httpx.Client) -> None:
+def test_a_stream_of_a_queued_job_gets_comments_and_then_its_answer(api: httpx.Client) -> None:
     blockers = [submit(api, f"block {i}", max_tokens=3000, ignore_eos=True) for i in range(2)]
     lines: list[str] = []
     with api.stream("POST", CHAT, json=request("waits", stream=True, max_tokens=3)) as answer:
@@ -188,7 +188,7 @@ def test_a_streamed_jobs_result_is_the_stream(api: httpx.Client) -> None:
     assert job["id"] in result.text
 
 
-def test_a_refused_request_is_a_failed_job_with_vllms_words(api: httpx.Client) -> None:
+def test_a_request_that_vllm_refuses_is_a_failed_job_with_vllms_error(api: httpx.Client) -> None:
     job = submit(api, max_tokens=0)
     done = wait_for(
         lambda: (j := api.get(f"/jobs/{job['id']}").json())["state"] == "failed" and j, "it fails"
@@ -277,7 +277,7 @@ def test_an_unknown_query_parameter_is_refused(api: httpx.Client, url: str) -> N
         ({"prompt": "x" * 140_000, "truncate_prompt_tokens": 10}, "truncate_prompt_tokens"),
     ],
 )
-def test_prompts_that_would_keep_a_worker_from_others(
+def test_prompts_that_would_block_a_worker_are_refused(
     api: httpx.Client, fields: dict[str, Any], param: str
 ) -> None:
     body = {"model": MODEL, **fields}
@@ -288,8 +288,8 @@ def test_prompts_that_would_keep_a_worker_from_others(
         assert (error["type"], error["param"]) == ("invalid_request_error", param)
 
 
-def test_a_large_job_is_taken_as_it_stands(api: httpx.Client) -> None:
-    """With spaces and escapes as they were sent; parsed in a thread."""
+def test_the_body_of_a_large_job_is_queued_unchanged(api: httpx.Client) -> None:
+    """Spaces and escapes stay as they were sent. A body of this size is parsed in a thread."""
     text = '{"metadata": {"a": "b"}, "body" : {"model": "simulated", "max_tokens": 1, "messages": '
     text += '[{"role": "user", "content": "%s \\u00fc, {x}"}]}}' % ("long " * 20_000)
     job = api.post("/jobs", content=text, headers={"content-type": "application/json"}).json()
@@ -315,7 +315,9 @@ def test_a_large_job_is_taken_as_it_stands(api: httpx.Client) -> None:
         ({"body": {}}, "model"),
     ],
 )
-def test_bad_submissions(api: httpx.Client, body: dict[str, Any], param: str) -> None:
+def test_invalid_submissions_name_the_field(
+    api: httpx.Client, body: dict[str, Any], param: str
+) -> None:
     answer = api.post("/jobs", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
@@ -323,7 +325,7 @@ def test_bad_submissions(api: httpx.Client, body: dict[str, Any], param: str) ->
 
 @pytest.mark.parametrize("job_id", ["job_" + "0" * 27, "nope", "..%2f..", "job_000{}", "a" * 5000])
 @pytest.mark.parametrize("part", ["", "/result", "/events"])
-def test_unknown_jobs(api: httpx.Client, job_id: str, part: str) -> None:
+def test_unknown_jobs_are_not_found(api: httpx.Client, job_id: str, part: str) -> None:
     answer = api.get(f"/jobs/{job_id}{part}")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
@@ -372,7 +374,7 @@ def test_a_job_whose_log_is_deleted_while_it_runs_is_not_completed(
     assert (result.status_code, result.json()["error"]["code"]) == (500, "log_lost")
 
 
-def test_a_job_whose_log_is_deleted_after_its_end_says_so(
+def test_a_job_whose_log_is_deleted_after_its_end_has_an_error(
     api: httpx.Client, redis_server: RedisServer
 ) -> None:
     job_id = submit(api, "hello", stream=True, max_tokens=5)["id"]
@@ -386,7 +388,7 @@ def test_a_job_whose_log_is_deleted_after_its_end_says_so(
 
 
 @pytest.mark.parametrize("what", ["job", "everything"])
-def test_who_reads_a_job_that_is_deleted_learns_it_at_once(
+def test_a_reader_of_a_deleted_job_gets_an_error_soon(
     api: httpx.Client, redis_server: RedisServer, what: str
 ) -> None:
     body = request("hello", stream=True, max_tokens=4000, ignore_eos=True)

@@ -52,7 +52,7 @@ def test_plain_chat(client: OpenAI) -> None:
     assert answer.id.startswith("chatcmpl-job_")
 
 
-def test_streamed_chat_is_the_plain_one_in_pieces(client: OpenAI) -> None:
+def test_a_streamed_chat_adds_up_to_the_plain_one(client: OpenAI) -> None:
     plain = client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12)
     stream = client.chat.completions.create(
         model=MODEL,
@@ -130,8 +130,8 @@ def test_errors_are_what_the_sdk_expects(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [1, 0, 1.0, "true", []])
-def test_what_is_no_boolean_is_not_taken_for_one(client: OpenAI, stream: object) -> None:
-    """vLLM takes 1 for true: who waits for an answer must not take it for false."""
+def test_a_stream_field_that_is_not_boolean_is_refused(client: OpenAI, stream: object) -> None:
+    """vLLM reads 1 as true, so the gateway must not read it as false."""
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(
             model=MODEL, messages=MESSAGES, extra_body={"stream": stream}
@@ -139,7 +139,7 @@ def test_what_is_no_boolean_is_not_taken_for_one(client: OpenAI, stream: object)
     assert "`stream` must be true or false" in str(refused.value)
 
 
-def test_a_client_that_leaves_cancels_its_job(
+def test_a_client_that_disconnects_cancels_its_job(
     client: OpenAI, fleet: tuple[Process, Process]
 ) -> None:
     gateway, worker = fleet
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_cancels_its_job(
     wait_for(lambda: gateway.metric("flotilla_open_streams") == 0, "no open stream")
 
 
-def test_a_client_that_leaves_before_a_plain_answer_cancels_its_job(
+def test_a_client_that_disconnects_before_a_plain_answer_cancels_its_job(
     fleet: tuple[Process, Process],
 ) -> None:
     gateway, worker = fleet
@@ -208,7 +208,7 @@ def test_bad_bodies(fleet: tuple[Process, Process], body: bytes, status: int) ->
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_the_services_own_documentation_lists_its_routes(fleet: tuple[Process, Process]) -> None:
+def test_the_api_description_lists_the_routes(fleet: tuple[Process, Process]) -> None:
     paths = httpx.get(f"{fleet[0].url}/openapi.json").json()["paths"]
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/jobs/{job_id}"} <= set(paths)
 
@@ -233,7 +233,7 @@ def test_the_answer_names_its_service_tier(client: OpenAI, asked: str, named: st
     assert plain.service_tier is None
 
 
-def test_a_tier_that_does_not_exist_here_is_refused(client: OpenAI) -> None:
+def test_an_unknown_service_tier_is_refused(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="must be one of: auto, default, flex") as no:
         client.chat.completions.create(
             model=MODEL, messages=MESSAGES, max_tokens=4, service_tier="scale"

@@ -1,7 +1,7 @@
-"""Plain streams: chunk by chunk what vLLM's own generators make of the same outputs.
+"""Plain streams by template are, chunk by chunk, what vLLM's own generators make.
 
-Both get the same outputs here, so that nothing is merged in between; they belong to the run's
-vLLM, whose engine has nothing to do.
+Both get the same outputs here, which no engine has made, so none are merged in between. The serving
+layer is that of the vLLM of this test run.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ SERVINGS = {
 
 @pytest.fixture(scope="module")
 def state(vllm_engine: VllmEngine) -> Iterator[Any]:
-    """The state of vLLM's application, at a time that stands still."""
+    """The state of vLLM's application, with a constant clock."""
     from vllm.entrypoints.openai.chat_completion import serving
 
     with pytest.MonkeyPatch.context() as patch:
@@ -145,7 +145,7 @@ class Pair:
         )
 
     def story(self, request: Any, script: list[Any], *, ours: bool) -> list[Any]:
-        """All that happens, in order: outputs asked for, chunks, and the usage at the end."""
+        """What happens, in order: outputs read, chunks, and the usage at the end."""
         events: list[Any] = []
 
         async def results() -> AsyncIterator[Any]:
@@ -168,42 +168,42 @@ class Pair:
         return events
 
     def taken(self, request: Any, script: list[Any]) -> list[Any]:
-        """The chunks, and the usage at the end, if results are taken as soon as that is wanted."""
-        said: list[Any] = []
-        wanted: vllm_stream.Take | None = None
+        """The chunks, and the usage at the end, if results are intercepted as soon as possible."""
+        chunks: list[Any] = []
+        interceptor: vllm_stream.Interceptor | None = None
 
-        def tap(take: vllm_stream.Take) -> None:
-            nonlocal wanted
-            wanted = take
+        def set_interceptor(intercept: vllm_stream.Interceptor) -> None:
+            nonlocal interceptor
+            interceptor = intercept
 
         async def results() -> AsyncIterator[Any]:
-            nonlocal wanted
+            nonlocal interceptor
             for item in copy.deepcopy(script):
                 if isinstance(item, Exception):
                     raise item
-                chunk = wanted(item) if wanted is not None else None
+                chunk = interceptor(item) if interceptor is not None else None
                 if chunk is None:
-                    wanted = None
+                    interceptor = None
                     yield item if self.kind == CHAT else (0, item)
                 elif chunk:
-                    said.append(chunk)
+                    chunks.append(chunk)
 
         metadata = SimpleNamespace(final_usage_info=None)
 
         async def read() -> None:
-            vllm_stream.TAP.set(tap)
+            vllm_stream.INTERCEPT.set(set_interceptor)
             async for chunk in self.open(request, results(), ours=True, metadata=metadata):
-                said.append(chunk)  # noqa: PERF401 - `results` appends in between
+                chunks.append(chunk)  # noqa: PERF401 - `results` appends in between
 
         with pytest.raises(StopIteration):
             contextvars.copy_context().run(read().send, None)
-        return [*said, metadata.final_usage_info]
+        return [*chunks, metadata.final_usage_info]
 
-    def is_short(self, request: Any, **changes: Any) -> bool:
+    def is_templated(self, request: Any, **changes: Any) -> bool:
         stream = self.open(request, None, ours=True, **changes)
-        short = stream.ag_code is vllm_stream._stream.__code__
-        assert short or stream.ag_code is self._own.__code__
-        return short
+        templated = stream.ag_code is vllm_stream._stream.__code__
+        assert templated or stream.ag_code is self._own.__code__
+        return templated
 
 
 def result(
@@ -244,35 +244,41 @@ def chunks_of(story: list[Any]) -> list[Any]:
 
 
 def scripts() -> dict[str, list[Any]]:
-    """What an engine may have to say."""
+    """Sequences of results of an engine, by what is special about them."""
     from vllm.exceptions import GenerationError
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-    said = [result("One", num_cached_tokens=2), result(' "two"\n'), result(" drei", 3)]
+    chunks = [result("One", num_cached_tokens=2), result(' "two"\n'), result(" drei", 3)]
     odd = [result("\U0001f600"), result("")]
     return {
-        "length": [*said, result(".", 1, "length")],
-        "stop": [*said, result("", 1, "stop")],
-        "stop string": [*said, result("", 1, "stop", "\x00é")],
-        "stop token": [*said, result("!", 2, "stop", 7)],
-        "abort": [*said, result("", 0, "abort")],
+        "length": [*chunks, result(".", 1, "length")],
+        "stop": [*chunks, result("", 1, "stop")],
+        "stop string": [*chunks, result("", 1, "stop", "\x00é")],
+        "stop token": [*chunks, result("!", 2, "stop", 7)],
+        "abort": [*chunks, result("", 0, "abort")],
         "abort of the first": [result("", 0, "abort")],
-        "repetition": [*said, result("x", 1, "repetition")],
-        "error": [*said, result("", 0, "error")],
+        "repetition": [*chunks, result("x", 1, "repetition")],
+        "error": [*chunks, result("", 0, "error")],
         "error of the first": [result("", 0, "error")],
         "one token": [result("One", 1, "length")],
         "two tokens": [result("One"), result("two", 1, "stop")],
         "nothing": [result("", 1, "stop")],
         "blanks": [result(""), *odd, *odd, result("", 2), result("", 1, "length")],
-        "prefill in chunks": [result("", 0), result("", 0), *said, result("", 1, "stop")],
-        "no token in between": [*said, result("", 0), result("x", 0), *said, result("", 1, "stop")],
+        "prefill in chunks": [result("", 0), result("", 0), *chunks, result("", 1, "stop")],
+        "no token in between": [
+            *chunks,
+            result("", 0),
+            result("x", 0),
+            *chunks,
+            result("", 1, "stop"),
+        ],
         "merged": [result("One two", 2, num_cached_tokens=0), result(" three four", 2, "length")],
-        "the engine dies": [*said, EngineDeadError()],
+        "the engine dies": [*chunks, EngineDeadError()],
         "the engine dies at once": [EngineDeadError()],
         "the engine dies after a token": [result("One"), EngineDeadError()],
-        "a request fails": [*said, GenerationError("sorry")],
-        "a request fails otherwise": [*said, EngineGenerateError("sorry")],
-        "anything fails": [*said, ValueError("sorry")],
+        "a request fails": [*chunks, GenerationError("sorry")],
+        "a request fails otherwise": [*chunks, EngineGenerateError("sorry")],
+        "anything fails": [*chunks, ValueError("sorry")],
     }
 
 
@@ -281,7 +287,7 @@ def test_the_same_chunks_at_the_same_time(kind: str, state: Any) -> None:
     for changes, fields in itertools.product(SERVINGS[kind], PLAIN[kind]):
         pair = Pair(state, kind, **changes)
         request = pair.request(**fields)
-        assert pair.is_short(request), (changes, fields)
+        assert pair.is_templated(request), (changes, fields)
         for name, script in scripts().items():
             own = pair.story(request, script, ours=False)
             assert pair.story(request, script, ours=True) == own, (name, changes, fields)
@@ -303,45 +309,47 @@ endings = st.tuples(
 
 @pytest.mark.parametrize("kind", NAMES)
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(said=st.lists(deltas, max_size=8), ending=endings, parser=st.booleans(), usage=st.booleans())
-def test_the_same_chunks_whatever_is_said(
-    kind: str, state: Any, said: list[Any], ending: Any, parser: bool, usage: bool
+@given(
+    chunks=st.lists(deltas, max_size=8), ending=endings, parser=st.booleans(), usage=st.booleans()
+)
+def test_the_same_chunks_for_any_texts(
+    kind: str, state: Any, chunks: list[Any], ending: Any, parser: bool, usage: bool
 ) -> None:
     pair = Pair(state, kind, **({} if parser else {"parser_cls": None}))
     request = pair.request(stream_options={"include_usage": usage})
-    script = [*itertools.starmap(result, said), result(*ending)]
-    assert pair.is_short(request)
+    script = [*itertools.starmap(result, chunks), result(*ending)]
+    assert pair.is_templated(request)
     own = pair.story(request, script, ours=False)
     assert pair.story(request, script, ours=True) == own
     assert pair.taken(request, script) == chunks_of(own)
 
 
-def test_what_is_not_taken_waits_in_the_queue_and_so_does_what_follows(vllm_engine: Any) -> None:
+def test_what_is_not_intercepted_is_collected_and_so_is_what_follows(vllm_engine: Any) -> None:
     from vllm.sampling_params import RequestOutputKind
 
     from worker.engines.vllm.collector import Collector
     from worker.engines.vllm.journal import _intercept
 
-    def take(item: Any) -> str | None:
+    def intercept(item: Any) -> str | None:
         if item.outputs[0].text == "?":
             raise ValueError("sorry")
         return None if item.finished else item.outputs[0].text
 
     collector, journal = Collector(RequestOutputKind.DELTA, "r"), Recorder()
     journal.prompt(0, 3)
-    said: list[bytes] = []
-    journal.client = said.append
+    chunks: list[bytes] = []
+    journal.client = chunks.append
     for last in [result("?"), result("", 1, "stop"), ValueError("dead")]:
-        said.clear()
-        _intercept(collector, journal, 0, take)
+        chunks.clear()
+        _intercept(collector, journal, 0, intercept)
         collector.put(result("a"))
         collector.put(result("b", 2))
-        assert (said, collector.output) == ([b"a", b"b"], None)
+        assert (chunks, collector.output) == ([b"a", b"b"], None)
         collector.put(last)
         assert collector.output is last
         if last.__class__ is not ValueError:
             collector.put(result("c"))  # merged with what has not been read, as ever
-        assert said == [b"a", b"b"]
+        assert chunks == [b"a", b"b"]
         collector.output = None
     assert journal.token_ids[0, 0] == [0, 0, 1] * 3
 
@@ -349,23 +357,27 @@ def test_what_is_not_taken_waits_in_the_queue_and_so_does_what_follows(vllm_engi
 @pytest.mark.parametrize(
     ("kind", "fields"), [(kind, fields) for kind in NAMES for fields in NOT_PLAIN[kind]]
 )
-def test_what_is_not_plain_is_left_to_vllm(kind: str, fields: dict[str, Any], state: Any) -> None:
+def test_a_request_that_is_not_plain_is_left_to_vllm(
+    kind: str, fields: dict[str, Any], state: Any
+) -> None:
     pair = Pair(state, kind)
-    assert pair.is_short(pair.request())
-    assert not pair.is_short(pair.request(**fields))
+    assert pair.is_templated(pair.request())
+    assert not pair.is_templated(pair.request(**fields))
 
 
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize(
     "changes", [{"enable_force_include_usage": True}, {"enable_log_outputs": True}]
 )
-def test_what_a_server_adds_is_left_to_vllm(kind: str, changes: Any, state: Any) -> None:
+def test_streams_of_a_server_with_additions_are_left_to_vllm(
+    kind: str, changes: Any, state: Any
+) -> None:
     pair = Pair(state, kind, **changes)
-    assert not pair.is_short(pair.request())
+    assert not pair.is_templated(pair.request())
 
 
 @pytest.mark.parametrize(
-    ("tool_parser", "reasoning_parser", "short"),
+    ("tool_parser", "reasoning_parser", "templated"),
     [
         ("hermes", "", True),
         (None, "deepseek_r1", False),
@@ -374,14 +386,14 @@ def test_what_a_server_adds_is_left_to_vllm(kind: str, changes: Any, state: Any)
         ("kimi_k3", "", False),
     ],
 )
-def test_a_parser_that_looks_at_text_is_left_to_vllm(
-    tool_parser: str | None, reasoning_parser: str, short: bool, state: Any
+def test_streams_with_a_parser_of_text_are_left_to_vllm(
+    tool_parser: str | None, reasoning_parser: str, templated: bool, state: Any
 ) -> None:
     from vllm.parser import ParserManager
 
     parser = ParserManager.get_parser(tool_parser, reasoning_parser, enable_auto_tools=True)
     pair = Pair(state, CHAT, parser_cls=parser)
-    assert pair.is_short(pair.request()) is short
+    assert pair.is_templated(pair.request()) is templated
 
 
 def test_several_prompts_are_left_to_vllm(state: Any) -> None:
@@ -391,8 +403,8 @@ def test_several_prompts_are_left_to_vllm(state: Any) -> None:
     assert stream.ag_code is not vllm_stream._stream.__code__
 
 
-def test_the_applications_streams_are_short(state: Any) -> None:
-    """It is switched on, and what it makes is JSON."""
+def test_the_applications_streams_are_templated(state: Any) -> None:
+    """Templates are installed, and their chunks are JSON."""
     for kind, name in NAMES.items():
         assert name in vars(getattr(state, kind))
         pair = Pair(state, kind)

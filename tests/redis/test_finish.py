@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgpack
 import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
@@ -10,6 +13,7 @@ from shared.protocol import keys
 from shared.protocol.frames import FrameKind, entry_of
 from shared.protocol.job_log import pack_segment
 from shared.protocol.lanes import DEFAULT
+from shared.protocol.packing import pack
 from shared.protocol.result import INLINE_RESULT_BYTES
 from shared.protocol.scripts.emit import make_step
 from shared.protocol.states import JobEvent, JobState
@@ -23,6 +27,7 @@ from tests.redis.conftest import (
     Listener,
     answer,
     emit,
+    enter,
     entries_of,
     finish,
     grow_old,
@@ -126,15 +131,18 @@ async def test_the_end_of_one_job_is_no_reason_to_ask_about_the_others(queue: Jo
     assert await queue.emit(0, WORKER, fence_token, make_step([output(second, 1)])) == {}
 
 
-async def test_what_a_call_that_failed_had_in_mind_the_next_one_does_not_do(
+async def test_writes_that_a_failed_call_deferred_are_not_done_by_the_next(
     queue: JobQueue, store: Redis
 ) -> None:
+    fence_token = await enter(queue)
     for _ in range(2):
         await submit(queue)
     broken, sound = await take(queue)
-    store.set(keys.log(0, broken.id), "no list")
-    with pytest.raises(ResponseError, match="WRONGTYPE"):
-        await finish(queue, broken, 1, answer())
+    step = make_step([silent_end(broken, 1, answer())])
+    log_flushes, results = msgpack.unpackb(step.flushes_and_results, raw=True)
+    malformed = replace(step, flushes_and_results=pack([log_flushes, [*results, "no result"]]))
+    with pytest.raises(ResponseError, match="table expected"):
+        await queue.emit(0, WORKER, fence_token, malformed)
     assert await finish(queue, sound, 1, answer()) == "ok"
     assert entries_of(store, broken.id) == [DEFAULT]
     assert pending(store) == 1

@@ -1,4 +1,4 @@
-"""Every row of the endpoint table is served: by the gateway, the worker and the simulated engine."""
+"""Each row of the endpoint table is served by gateway, worker and simulated engine."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ class GatewaySettings(BaseModel):
         ge=1,
         description="connections of one address (IPv6: of one /64) without a valid key or a "
         "complete request; above the limit the oldest are closed. Connections with a running "
-        "or "
-        "with an earlier valid key, do not count",
+        "request, or with an earlier valid key, do not count",
     )
     wrong_keys_per_minute: int = Field(
         20,

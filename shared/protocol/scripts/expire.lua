@@ -1,9 +1,10 @@
 -- End the jobs whose deadline has passed.
--- KEYS: base.  ARGV: at most so many.
--- Returns their ids.
-local due = redis.call('ZRANGEBYSCORE', base .. WORD.deadlines, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])
+-- KEYS: base
+-- ARGV: limit
+-- Reply: the ids of at most `limit` of them
+local due = call('ZRANGEBYSCORE', base .. WORD.deadlines, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])
 for _, id in ipairs(due) do
-  local job = load_job(id, TO_TAKE_BACK)
+  local job = load_job(id, TO_REQUEUE)
   if job and FROM.expire[job.state] then
     revoke(id, job, 'expire', 'deadline_exceeded')
   else

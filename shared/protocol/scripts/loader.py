@@ -18,7 +18,21 @@ from shared.protocol.states import TRANSITIONS, JobState
 from shared.protocol.step_log import STEPS
 
 _FOLDER = Path(__file__).parent
-COMMON = ("prelude",)
+COMMON = (
+    "keys",
+    "dead_letters",
+    "deferred_writes",
+    "log",
+    "queue",
+    "job",
+    "step_log",
+    "wake_ups",
+    "advertised_slots",
+    "finish",
+    "lease",
+    "requeue",
+    "begin",
+)
 """The parts of `common/`, in the order in which they need each other."""
 
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
@@ -50,6 +64,7 @@ def _tables() -> str:
         "GROUP": f"'{keys.GROUP}'",
         "RETRY_LANE": f"'{RETRY_LANE}'",
         "CLIENT_LANES": _lua_list(CLIENT_LANES),
+        "IS_CLIENT_LANE": _lua_table((lane, "true") for lane in CLIENT_LANES),
         "REQUEST": _lua_list(Request._fields),
         "LEASE": _lua_list(LastLease._fields),
         "STATE": _lua_table((state, f"'{state}'") for state in JobState),

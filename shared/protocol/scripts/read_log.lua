@@ -1,23 +1,33 @@
--- What is to be read of a job's answer.
--- KEYS: base.  ARGV: id, number of the last entry that is known ('': only the last one is wanted).
--- Returns the generation of its latest lease ('' if there is no such job), segments of its log in their order
--- (the first may begin with known ones), and behind them what its worker has said since.
+-- Read a job's log, and what its worker has written since the log was last flushed.
+-- KEYS: base
+-- ARGV: id, after
+--       after: number of the last entry that the reader has; '': only the last entry is wanted.
+-- Reply: {generation of its latest lease ('' if there is no such job), segment...}, in their order; the first
+--       may begin with entries that the reader has
 local id, after = ARGV[1], tonumber(ARGV[2])
 local log, segments = key('log', id), {}
-local many = after and 8 or 1
+local many, damaged = after and 8 or 1, false
 repeat
-  segments = redis.call('LRANGE', log, -many, -1)
-  local enough = #segments < many or not after
-  if not enough then
-    local _, first = cmsgpack.unpack_one(segments[1], 0)
-    enough = first <= after + 1
+  segments = call('LRANGE', log, -many, -1)
+  damaged = false
+  for _, segment in ipairs(segments) do
+    if not read_segment(segment) then
+      set_aside_segment(id, segment, 'unreadable segment')
+      damaged = true
+    end
   end
-  many = many * 8
-until enough
+  local enough = #segments < many or not after or read_segment(segments[1]) and read_segment(segments[1]) <= after + 1
+  if enough and not damaged then break end
+  if not damaged then many = many * 8 end
+until false
 local job = load_job(id, {})
 if job and FROM.complete[job.state] then
-  local last = segments[#segments]
-  for _, segment in ipairs(tail(id, job, last and behind(last) or 1)) do segments[#segments + 1] = segment end
+  local from, last = 1, segments[#segments]
+  if last then
+    local first, count = read_segment(last)
+    from = first + count
+  end
+  for _, segment in ipairs(unflushed(id, job, from)) do segments[#segments + 1] = segment end
 end
 table.insert(segments, 1, job and job.generation or '')
 return segments

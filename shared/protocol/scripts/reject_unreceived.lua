@@ -1,10 +1,12 @@
--- A worker that may have missed a message hands back the jobs that were given to it and it does not know.
--- KEYS: base.  ARGV: pool, worker, msgpack of an array of the ids that it knows, shortest time since the
---       job was given or renewed in ms (a younger one may be on its way), then the lanes.
--- Returns a flat array id, new state, ...
--- Invariant: a job that its worker knows stays with it.
-local pool, worker, known, result = ARGV[1], ARGV[2], {}, {}
-for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do known[id] = true end
+-- Requeue the jobs that were leased to a worker and never reached it: it may have missed a message.
+-- KEYS: base
+-- ARGV: pool, worker, received, older_than_ms, lane...
+--       received: msgpack array of the ids of all jobs that the worker holds; older_than_ms: shortest time
+--       since the job was leased or renewed (a younger one may be on its way).
+-- Reply: flat id, new state, ...
+-- Invariant: a job that its worker has received stays with it.
+local pool, worker, received, result = ARGV[1], ARGV[2], {}, {}
+for _, id in ipairs(cmsgpack.unpack(ARGV[3])) do received[id] = true end
 for i = 5, #ARGV do
   local name = pool .. ':' .. ARGV[i]
   local stream = queue_key(name)
@@ -12,11 +14,11 @@ for i = 5, #ARGV do
   if not given.err then
     for _, pending in ipairs(given) do
       local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
-      local id = entry and entry[2][2]
-      local job = id and not known[id] and load_job(id, TO_TAKE_BACK)
+      local id = entry and job_in(entry)
+      local job = id and not received[id] and load_job(id, TO_REQUEUE)
       if job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state] then
         result[#result + 1] = id
-        result[#result + 1] = give_back(id, job, 'not_received', false)
+        result[#result + 1] = requeue_or_fail(id, job, 'not_received', false)
       end
     end
   end

@@ -1,14 +1,16 @@
--- Put right what no script leaves behind, but a Redis that lost writes does, or a person who deleted
--- a key. All that it is told is looked up again here, so whoever told it may have seen it long ago.
--- KEYS: base.  ARGV: where it was seen (a word of keys.py), the rest of that key's name, then members:
---       job, '': ids of hashes. A job that has not ended is put into what leads to it.
---       queue, '<pool>:<lane>': ids of entries; waiting, '<pool>:<lane>', or deadlines, '', or
---       jobs, '<tenant>': ids of jobs. What does not lead to such a job is taken out.
+-- Put right what no script leaves behind, but a Redis that lost writes does, or a person who deleted a key. Each
+-- member is looked up again here: it may have changed since it was scanned.
+-- KEYS: base
+-- ARGV: word, rest, member...
+--       word, rest: the key that was scanned (keys.py).
+--       job, '': ids of records. A job that has not ended is put into what leads to it.
+--       queue, '<pool>:<lane>': ids of entries; waiting, '<pool>:<lane>', or deadlines, '', or jobs, '<tenant>':
+--       ids of jobs. What does not lead to such a job is taken out.
 --       log, '': ids of logs. One that lives for ever and has no job is deleted.
--- Returns a flat array what was done, how often, ids of some of these (with spaces between them), ...
--- Invariant: what the other scripts left is not changed: an entry that nobody has read belongs to a
--- job that is queued, an entry that somebody has read and not acknowledged to one in progress.
-local word, place = ARGV[1], ARGV[2]
+-- Reply: flat what was done, how often, ids of some of these (with spaces between them), ...
+-- Invariant: what the other scripts left is not changed: an entry that nobody has read belongs to a job that is
+-- queued, an entry that somebody has read and not acknowledged to one in progress.
+local word, rest = ARGV[1], ARGV[2]
 local SHOWN = 3
 local done, ids = {}, {}
 local function did(what, times, id)
@@ -42,8 +44,8 @@ end
 -- The job that a job's entry names: another one, if the stream was lost and began anew in the same moment.
 local function entry_names(job)
   if not string.match(job.entry, '^%d+%-%d+$') then return nil end
-  local entry = redis.call('XRANGE', queue_key(job.queue), job.entry, job.entry)[1]
-  return entry and entry[2][2]
+  local entry = call('XRANGE', queue_key(job.queue), job.entry, job.entry)[1]
+  return entry and job_in(entry)
 end
 
 -- Whether the job's entry leads to it: a worker will read it, or the reaper will see its holder silent.
@@ -57,25 +59,25 @@ local function has_entry(id, job)
 end
 
 local function put_back(id, job)
-  did('pool_names', redis.call('SADD', base .. WORD.pool_names, job.pool), id)
-  did('jobs', redis.call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id), id)
+  did('pool_names', call('SADD', base .. WORD.pool_names, job.pool), id)
+  did('jobs', call('ZADD', key('jobs', job.tenant), 'NX', job.created_us, id), id)
   if job.deadline_us ~= '' then
-    did('deadlines', redis.call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id), id)
+    did('deadlines', call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id), id)
   end
   if FROM.acquire[job.state] then
     local waiting = waiting_key(job.pool .. ':' .. job.lane)
-    did('waiting', redis.call('ZADD', waiting, 'NX', job.created_us, id), id)
+    did('waiting', call('ZADD', waiting, 'NX', job.created_us, id), id)
   end
   if not has_entry(id, job) then
     local stream = queue_key(job.queue)
     local named = entry_names(job)
-    if job.entry ~= '' and (named == id or not named) then
+    if string.match(job.entry, '^%d+%-%d+$') and (named == id or not named) then
       redis.call('XACK', stream, GROUP, job.entry)
       redis.call('XDEL', stream, job.entry)
     end
     -- Of a job in progress: whoever reads it leaves it to the holder, who renews it, or to the reaper.
-    redis.call('HSET', key('job', id), 'entry', redis.call('XADD', stream, '*', 'job', id))
-    ring(job.pool, 1)
+    redis.call('HSET', key('job', id), 'entry', call('XADD', stream, '*', 'job', id))
+    wake_workers(job.pool, 1)
     did('entries', 1, id)
   end
 end
@@ -84,8 +86,7 @@ if word == WORD.job then
   local live = {}
   for i = 3, #ARGV do
     local job = load_job(ARGV[i], TO_FIND)
-    local whole = job and tonumber(job.created_us)
-    if whole and FROM.expire[job.state] then
+    if job and FROM.expire[job.state] then
       job.id = ARGV[i]
       live[#live + 1] = job
     end
@@ -95,11 +96,15 @@ if word == WORD.job then
   for _, job in ipairs(live) do put_back(job.id, job) end
 elseif word == WORD.queue then
   for i = 3, #ARGV do
-    local entry = redis.call('XRANGE', queue_key(place), ARGV[i], ARGV[i])[1]
-    local job = entry and load_job(entry[2][2], TO_FIND)
-    if entry and not (job and job.queue == place and job.entry == ARGV[i] and FROM.expire[job.state]) then
-      redis.call('XACK', queue_key(place), GROUP, ARGV[i])
-      did('stray entries', redis.call('XDEL', queue_key(place), ARGV[i]), entry[2][2])
+    local entry = call('XRANGE', queue_key(rest), ARGV[i], ARGV[i])[1]
+    local id = entry and job_in(entry)
+    local job = id and load_job(id, TO_FIND)
+    if entry and not id then
+      set_aside_entry(rest, entry)
+      did('damaged entries', 1, ARGV[i])
+    elseif entry and not (job and job.queue == rest and job.entry == ARGV[i] and FROM.expire[job.state]) then
+      redis.call('XACK', queue_key(rest), GROUP, ARGV[i])
+      did('stray entries', redis.call('XDEL', queue_key(rest), ARGV[i]), id)
     end
   end
 elseif word == WORD.log then
@@ -110,18 +115,18 @@ elseif word == WORD.log then
     end
   end
 else
-  local set = base .. word .. (place ~= '' and ':' .. place or '')
+  local set = base .. word .. (rest ~= '' and ':' .. rest or '')
   for i = 3, #ARGV do
     local job = load_job(ARGV[i], TO_FIND)
     local leads = job and FROM.expire[job.state]
     if word == WORD.jobs then
       -- The hash of an ended job expires by itself, some time before `sweep` takes its id out here.
-      leads = job or redis.call('ZSCORE', base .. WORD.expiring, ARGV[i] .. ' ' .. place)
+      leads = job or call('ZSCORE', base .. WORD.expiring, ARGV[i] .. ' ' .. rest)
     end
     if word == WORD.waiting then
-      leads = job and FROM.acquire[job.state] and job.pool .. ':' .. job.lane == place
+      leads = job and FROM.acquire[job.state] and job.pool .. ':' .. job.lane == rest
     end
-    if not leads then did('stray ' .. word, redis.call('ZREM', set, ARGV[i]), ARGV[i]) end
+    if not leads then did('stray ' .. word, call('ZREM', set, ARGV[i]), ARGV[i]) end
   end
 end
 

@@ -1,20 +1,25 @@
--- Take out what nobody will ask for again: jobs that are gone, consumers that are gone, and their offers.
--- KEYS: base.  ARGV: at most so many jobs, idle time of a dead consumer in ms, then the lanes.
--- Returns how much was taken out.
+-- Delete what nobody will ask for again: index entries of jobs that are gone, consumers and advertised slots of
+-- workers that are gone.
+-- KEYS: base
+-- ARGV: limit, dead_consumer_ms, lane...
+--       limit: jobs per call; dead_consumer_ms: idle time after which a consumer counts as dead.
+-- Reply: how many entries and consumers were deleted
 -- Invariant: a consumer with entries is kept; deleting it would lose them.
 local swept = 0
 local expiring = base .. WORD.expiring
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', expiring, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])) do
+for _, member in ipairs(call('ZRANGEBYSCORE', expiring, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])) do
   local id, tenant = string.match(member, '^(%S+) (.+)$')
-  swept = swept + redis.call('ZREM', key('jobs', tenant), id)
+  if id then
+    swept = swept + call('ZREM', key('jobs', tenant), id)
+  else
+    dead_letter('member', expiring, 'no job and tenant', {member = member})
+  end
   redis.call('ZREM', expiring, member)
 end
-for _, pool in ipairs(redis.call('SMEMBERS', base .. WORD.pool_names)) do
-  for _, who in ipairs(redis.call('ZRANGE', key('advertised', pool), 0, -1)) do
-    local worker = string.match(who, '^%S+')
-    if redis.call('PUBSUB', 'NUMSUB', CHANNEL.control .. worker)[2] == 0 then
-      redis.call('ZREM', key('advertised', pool), who)
-    end
+for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
+  for _, who in ipairs(call('ZRANGE', key('advertised', pool), 0, -1)) do
+    local worker = read_advertiser(pool, who)
+    if worker and not is_connected(worker) then redis.call('ZREM', key('advertised', pool), who) end
   end
   for i = 3, #ARGV do
     local stream = queue_key(pool .. ':' .. ARGV[i])

@@ -1,4 +1,4 @@
-"""An API key stands for a tenant, or for nobody."""
+"""Authentication: API keys and tenants, and the limits for wrong keys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TENANTS = {
         ("Bearer schlüssel".encode(), "bob"),
     ],
 )
-def test_a_known_key_is_its_tenant(header: bytes, tenant: str) -> None:
+def test_a_valid_key_gives_its_tenant(header: bytes, tenant: str) -> None:
     assert tenant_of([header], TENANTS) == tenant
 
 
@@ -65,7 +65,7 @@ def test_a_known_key_is_its_tenant(header: bytes, tenant: str) -> None:
         pytest.param([b"Bearer \xff\xfe\x00"], id="no text"),
     ],
 )
-def test_anything_else_is_nobody(headers: list[bytes]) -> None:
+def test_any_other_header_is_unauthorized(headers: list[bytes]) -> None:
     with pytest.raises(Unauthorized) as caught:
         tenant_of(headers, TENANTS)
     assert "sk-1" not in str(caught.value)
@@ -73,7 +73,7 @@ def test_anything_else_is_nobody(headers: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("headers", [[], [b"Bearer whatever"], [b"nonsense", b"twice"]])
-def test_where_no_keys_are_configured_everyone_is_the_same(headers: list[bytes]) -> None:
+def test_without_configured_keys_all_requests_have_the_default_tenant(headers: list[bytes]) -> None:
     assert tenant_of(headers, {}) == DEFAULT_TENANT
 
 
@@ -88,7 +88,9 @@ def test_where_no_keys_are_configured_everyone_is_the_same(headers: list[bytes])
         ("", ""),
     ],
 )
-def test_one_client_is_an_address_or_a_network_of_64_bits(address: str, source: str) -> None:
+def test_the_source_is_an_ipv4_address_or_an_ipv6_network_of_64_bits(
+    address: str, source: str
+) -> None:
     assert source_of(address) == source
 
 
@@ -97,7 +99,7 @@ def metrics() -> GatewayMetrics:
     return GatewayMetrics(CollectorRegistry())
 
 
-async def test_only_so_many_wrong_keys_wait_for_their_answer_and_the_rest_is_refused(
+async def test_the_number_of_delayed_answers_to_wrong_keys_is_limited(
     metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(auth, "_DELAY_S", 0.05)
@@ -113,8 +115,8 @@ async def test_only_so_many_wrong_keys_wait_for_their_answer_and_the_rest_is_ref
     assert all(isinstance(answer, TooManyWrongKeys) for answer in answers[18:])
     assert (b"connection", b"close") in TooManyWrongKeys("x").headers()
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == ["3 wrong API keys from 203.0.113.7 in 0 s"]  # and no more of them for a while
-    # Others are not held up, nor is this one for ever.
+    assert lines == ["3 wrong API keys from 203.0.113.7 in 0 s"]  # logged once in a while
+    # Other addresses are not delayed, nor is this one once its delayed answers were sent.
     assert await tried(2, "203.0.113.8") == [None, None]
     several = await asyncio.gather(*(tried(30, f"198.51.100.{n}") for n in range(10)))
     delayed = sum(answers.count(None) - 2 for answers in several)
@@ -122,7 +124,7 @@ async def test_only_so_many_wrong_keys_wait_for_their_answer_and_the_rest_is_ref
     assert await tried(1, "203.0.113.7") == [None]
 
 
-async def test_wrong_keys_are_forgotten_after_a_while(
+async def test_the_count_of_wrong_keys_starts_again_after_a_minute(
     metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auth, "_DELAY_S", 0)
@@ -140,7 +142,7 @@ async def test_wrong_keys_are_forgotten_after_a_while(
     assert len(wrong._sources) == 100
 
 
-async def test_a_valid_key_is_not_held_up_and_proves_its_connection(
+async def test_a_valid_key_is_not_delayed_and_authenticates_its_connection(
     metrics: GatewayMetrics,
 ) -> None:
     authenticator = Authenticator(TENANTS, 0, metrics)
@@ -155,7 +157,7 @@ async def test_a_valid_key_is_not_held_up_and_proves_its_connection(
     assert not peer.authenticated
     async with asyncio.timeout(0.5):
         assert await authenticator.tenant(scope(b"Bearer sk-1")) == "alice"
-        with pytest.raises(Unauthorized):  # no key is no guess
+        with pytest.raises(Unauthorized):  # a missing key does not count as wrong
             await authenticator.tenant(scope())
     assert peer.authenticated
     for guess in guesses:

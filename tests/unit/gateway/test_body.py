@@ -1,4 +1,4 @@
-"""A request's body: limits while it is read, one strict reading of what came."""
+"""A request's body: limits while it is read, and strict parsing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 1000
 
 
 def request(parts: Iterable[bytes], *, end: str = "", **headers: str) -> Request:
-    """A request whose body comes in parts; `end`: what happens after them instead of the end."""
+    """A request whose body arrives in parts; `end`: what happens after them instead of its end."""
     waiting = list(parts)
 
     async def receive() -> Message:
@@ -52,7 +52,7 @@ async def test_a_body_within_the_limit_is_read_whole(parts: list[bytes]) -> None
     assert await read(request(parts)) == b"".join(parts)
 
 
-async def test_an_announced_body_that_is_too_large_is_not_read() -> None:
+async def test_a_body_whose_content_length_is_too_large_is_not_read() -> None:
     given = request([], content_length=str(LIMIT + 1))  # reading it would fail the test
     with pytest.raises(BodyTooLarge, match="1000 bytes"):
         await read(given)
@@ -60,31 +60,31 @@ async def test_an_announced_body_that_is_too_large_is_not_read() -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"content_length": "5"}, {"content_length": "-1"}])
 @pytest.mark.parametrize("parts", [[b"x" * (LIMIT + 1)], [b"x" * 100] * 11])
-async def test_a_body_that_grows_too_large_is_cut_whatever_was_announced(
+async def test_a_body_larger_than_its_content_length_is_refused_at_the_limit(
     parts: list[bytes], headers: dict[str, str]
 ) -> None:
     with pytest.raises(BodyTooLarge):
         await read(request(parts, end="hangs", **headers))
 
 
-async def test_a_slow_body_is_given_up() -> None:
+async def test_a_slow_body_times_out() -> None:
     with pytest.raises(BodyTimeout):
         await read(request([b"{"], end="hangs"), timeout_s=0.01)
 
 
-async def test_a_client_that_leaves_has_sent_no_request() -> None:
+async def test_a_client_that_disconnects_in_the_middle_of_a_body_is_refused() -> None:
     with pytest.raises(BadRequest, match="before the body was complete"):
         await read(request([b"{"], end="leaves"))
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, gzip", "GZIP", "x" * 9999])
-async def test_packed_bodies_are_refused_before_they_are_read(encoding: str) -> None:
+async def test_compressed_bodies_are_refused_before_they_are_read(encoding: str) -> None:
     with pytest.raises(BadRequest, match="Content-Encoding") as caught:
         await read(request([], content_encoding=encoding))
     assert len(str(caught.value)) < 200
 
 
-async def test_identity_is_no_packing() -> None:
+async def test_content_encoding_identity_is_accepted() -> None:
     assert await read(request([b"x"], content_encoding="Identity")) == b"x"
 
 
@@ -127,7 +127,7 @@ async def test_identity_is_no_packing() -> None:
         pytest.param(b'{"a": ' + b"9" * 5000 + b"}", id="a number of 5,000 digits"),
     ],
 )
-def test_a_body_that_could_be_read_in_two_ways_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_strict_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_object(body)
     assert len(str(caught.value)) < 300
@@ -147,12 +147,12 @@ def test_a_body_that_could_be_read_in_two_ways_is_refused(body: bytes) -> None:
         (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", None),
     ],
 )
-def test_a_sound_body_is_read(body: bytes, value: object) -> None:
+def test_a_valid_body_is_parsed(body: bytes, value: object) -> None:
     parsed = parse_object(body)
     assert value is None or parsed == value
 
 
-def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
+def test_a_body_can_be_parsed_after_one_that_is_nested_too_deeply() -> None:
     for _ in range(3):
         with pytest.raises(BadRequest, match="deep"):
             parse_object(b"[" * 100_000)
@@ -160,7 +160,9 @@ def test_after_a_body_that_is_too_deep_the_next_one_is_read() -> None:
 
 
 @pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded"])
-async def test_a_type_that_any_web_page_can_send_is_refused(media_type: str) -> None:
+async def test_a_content_type_that_web_pages_can_send_without_cors_is_refused(
+    media_type: str,
+) -> None:
     with pytest.raises(UnsupportedMediaType, match="`Content-Type: application/json`") as refused:
         await read(request([b"{}"], content_type=media_type))
     assert (repr(media_type) if media_type else "none") in str(refused.value)
@@ -168,12 +170,12 @@ async def test_a_type_that_any_web_page_can_send_is_refused(media_type: str) -> 
 
 
 @pytest.mark.parametrize("text", [rb'{"a": "\ud800"}', rb'{"\udfff": 1}', rb'{"a": ["\uD83D x"]}'])
-def test_half_a_character_is_refused(text: bytes) -> None:
+def test_a_lone_surrogate_is_refused(text: bytes) -> None:
     with pytest.raises(BadRequest, match="surrogate"):
         parse_object(text)
 
 
-def test_a_character_in_two_halves_is_one() -> None:
+def test_a_surrogate_pair_is_one_character() -> None:
     assert parse_object(rb'{"a": "\ud83d\ude00"}') == {"a": "\U0001f600"}
 
 
@@ -196,7 +198,7 @@ KEYS = ",".join(f'"k{n}": 1' for n in range(101))
         pytest.param('["' + "x" * 600_000 + '",' + "[]," * 100 + '""]', id="behind a long text"),
     ],
 )
-def test_a_body_that_holds_too_much_is_refused(text: str) -> None:
+def test_a_body_with_too_many_values_is_refused(text: str) -> None:
     with pytest.raises(BodyTooLarge, match="1000 values"):
         check_size(b'{"x": ' + text.encode() + b"}", LIMITS)
 
@@ -212,12 +214,12 @@ def test_a_body_that_holds_too_much_is_refused(text: str) -> None:
         pytest.param(json.dumps("\\" * 300_001 + "[,:{" * 50_000), id="backslashes"),
     ],
 )
-def test_what_stands_in_strings_does_not_count(text: str) -> None:
+def test_structure_characters_in_strings_are_not_counted(text: str) -> None:
     check_size(b'{"x": ' + text.encode() + b"}", LIMITS)
 
 
 def held(value: Any) -> Limits:
-    """What is in a parsed value: commas, containers, strings."""
+    """The number of commas, containers and strings in a parsed value."""
     if isinstance(value, str):
         return Limits(0, 1)
     if not isinstance(value, dict | list):
@@ -231,8 +233,8 @@ def held(value: Any) -> Limits:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_count_is_exact_where_it_matters(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any JSON, cut into pieces anywhere."""
+def test_the_count_of_values_is_exact(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random JSON, counted in pieces of random length."""
     chance = random.Random(seed)
     monkeypatch.setattr(body_module, "_COUNT_BYTES", chance.randint(1, 40))
 
@@ -259,7 +261,7 @@ def test_the_count_is_exact_where_it_matters(seed: int, monkeypatch: pytest.Monk
             check_size(raw, less)
 
 
-async def test_the_loop_goes_on_while_a_large_body_is_parsed() -> None:
+async def test_the_event_loop_runs_while_a_large_body_is_parsed() -> None:
     body = b'{"prompt": [' + b"12345," * 900_000 + b"1]}"
     turns = 0
 
@@ -278,7 +280,7 @@ async def test_the_loop_goes_on_while_a_large_body_is_parsed() -> None:
     beside.cancel()
 
 
-async def test_what_is_refused_was_not_built() -> None:
+async def test_a_body_with_too_many_values_is_not_parsed() -> None:
     body = b'{"x": [' + b"{}," * 2_000_000 + b"1]}"
     tracemalloc.start()
     try:
@@ -289,7 +291,7 @@ async def test_what_is_refused_was_not_built() -> None:
         tracemalloc.stop()
 
 
-async def test_a_large_bodys_errors_are_those_of_a_small_one() -> None:
+async def test_a_large_body_has_the_same_errors_as_a_small_one() -> None:
     padding = b'"p": "' + b"x" * 100_000 + b'"'
     for wrong, words in (
         (b'"a": 1, "a": 2', "duplicate"),
@@ -309,7 +311,7 @@ async def test_a_large_bodys_errors_are_those_of_a_small_one() -> None:
         '{"x": {}, "body": -1e5}',
     ],
 )
-def test_a_member_is_found_as_it_stands(text: str) -> None:
+def test_a_member_is_returned_unchanged(text: str) -> None:
     raw = raw_member(text.encode(), "body")
     assert raw in text.encode()
     assert json.loads(raw) == json.loads(text)["body"]

@@ -11,5 +11,7 @@ from gateway.http.connection_limits import most_connections
     ("descriptors", "redis_servers", "most"),
     [(256, 1, 152), (1024, 1, 920), (1024, 4, 704), (100, 1, 50), (1 << 20, 1, (1 << 20) - 104)],
 )
-def test_redis_keeps_its_descriptors(descriptors: int, redis_servers: int, most: int) -> None:
+def test_descriptors_are_reserved_for_redis(
+    descriptors: int, redis_servers: int, most: int
+) -> None:
     assert most_connections(descriptors, redis_servers) == most

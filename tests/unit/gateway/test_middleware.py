@@ -1,4 +1,4 @@
-"""What every request passes: an id, and the door."""
+"""Middleware: request ids, the access log, authentication, HEAD, unhandled errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Inside:
-    """The application behind the door; remembers who came in."""
+    """The application behind the middleware; records the tenant of each request."""
 
     def __init__(self) -> None:
         self.tenants: list[str | None] = []
@@ -88,7 +88,7 @@ def request_ids(headers: Headers) -> list[bytes]:
 
 
 @pytest.mark.parametrize("sent", [b"a", b"req-1_2.3:4", b"X" * 128])
-async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
+async def test_a_valid_request_id_is_returned(sent: bytes) -> None:
     _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
     assert request_ids(headers) == [sent]
 
@@ -96,18 +96,18 @@ async def test_a_sound_request_id_comes_back(sent: bytes) -> None:
 @pytest.mark.parametrize(
     "sent", [b"", b" ", b"a b", b"X" * 129, b"a\r\nset-cookie: x", b"<script>", b"\xff", b"a;b"]
 )
-async def test_an_unsound_request_id_is_replaced(sent: bytes) -> None:
+async def test_an_invalid_request_id_is_replaced(sent: bytes) -> None:
     _, headers, _ = await ask(request_id(Inside()), headers=[(b"x-request-id", sent)])
     (made,) = request_ids(headers)
     assert re.fullmatch(rb"req_[0-9a-f]{24}", made)
 
 
-async def test_a_request_without_an_id_gets_one_of_its_own() -> None:
+async def test_a_request_without_an_id_gets_a_unique_one() -> None:
     made = {request_ids((await ask(request_id(Inside())))[1])[0] for _ in range(50)}
     assert len(made) == 50
 
 
-async def test_what_is_not_http_passes() -> None:
+async def test_other_protocols_than_http_pass() -> None:
     seen = []
 
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,14 +118,14 @@ async def test_what_is_not_http_passes() -> None:
     assert seen == ["lifespan"] * 2
 
 
-async def test_a_key_opens_and_names_the_tenant() -> None:
+async def test_a_valid_key_sets_the_tenant() -> None:
     inside = Inside()
     headers = [(b"authorization", b"Bearer sk-1")]
     assert (await ask(authentication(inside, TENANTS), headers=headers))[0] == 200
     assert inside.tenants == ["alice"]
 
 
-def test_only_probes_and_the_description_are_open() -> None:
+def test_only_probes_and_the_api_description_are_public() -> None:
     assert {path for path in PUBLIC_PATHS if not path.startswith("/docs")} == {
         "/healthz",
         "/readyz",
@@ -135,14 +135,14 @@ def test_only_probes_and_the_description_are_open() -> None:
     }
 
 
-async def test_without_keys_everyone_comes_in() -> None:
+async def test_without_configured_keys_all_requests_pass() -> None:
     inside = Inside()
     assert (await ask(authentication(inside, {})))[0] == 200
     assert inside.tenants == ["default"]
 
 
 @pytest.mark.parametrize("path", sorted(PUBLIC_PATHS))
-async def test_what_is_open_needs_no_key(path: str) -> None:
+async def test_public_paths_need_no_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 200
     assert inside.tenants == [None]
@@ -177,7 +177,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("path", TRICKS)
-async def test_no_path_opens_the_door_but_the_probes(path: str) -> None:
+async def test_paths_that_resemble_public_ones_need_a_key(path: str) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), path))[0] == 401
     assert inside.tenants == []
@@ -195,13 +195,13 @@ async def test_no_path_opens_the_door_but_the_probes(path: str) -> None:
         [(b"authorization", b"Bearer sk-1"), (b"authorization", b"Bearer sk-1")],
     ],
 )
-async def test_no_header_opens_the_door_but_one_key(headers: Headers) -> None:
+async def test_no_other_header_replaces_the_key(headers: Headers) -> None:
     inside = Inside()
     assert (await ask(authentication(inside, TENANTS), headers=headers))[0] == 401
     assert inside.tenants == []
 
 
-async def test_a_root_path_opens_nothing() -> None:
+async def test_a_root_path_makes_no_path_public() -> None:
     inside = Inside()
     app = authentication(inside, TENANTS)
     assert (await ask(app, "/healthz/jobs", root_path="/healthz"))[0] == 401
@@ -221,7 +221,7 @@ async def test_a_401_of_the_whole_gateway_has_openais_shape_and_an_id(path: str)
     assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
 
 
-async def test_a_websocket_does_not_slip_past_the_key() -> None:
+async def test_a_websocket_is_refused() -> None:
     sent = []
 
     async def send(message: Message) -> None:
@@ -271,7 +271,7 @@ async def test_every_request_has_a_line_in_the_access_log(
         query_string=b"key=secret",
     )
     await ask(app, "/v1/chat/completions", [(b"x-request-id", b"other")], method="POST")
-    await ask(app, "/healthz")  # probes would be most of the lines
+    await ask(app, "/healthz")  # not logged: probes would be most of the lines
     await ask(app, "/a\nb", raw_path=b"/a\nb\xff?key=secret")
     written: list[str] = []
 
@@ -298,7 +298,7 @@ async def test_every_request_has_a_line_in_the_access_log(
     assert third["message"] == r"GET /a\nb\xff 401"
 
 
-def test_a_line_of_the_access_log_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_the_access_log_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     async def write_line() -> None:
         access = AccessLog(True, "info", as_json=False)
         scope = {"path": "/jobs", "method": "POST"}
@@ -327,7 +327,7 @@ async def test_the_access_log_can_be_turned_off(
     assert capsys.readouterr().err == ""
 
 
-def test_probes_have_lines_for_those_who_look_for_mistakes(
+def test_probes_are_logged_with_level_debug_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def write_line(level: str) -> None:

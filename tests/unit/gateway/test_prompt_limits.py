@@ -112,9 +112,7 @@ def test_too_many_messages_are_refused() -> None:
         (PromptSize(10**6, 10**7), {"max_model_len": None}),
     ],
 )
-def test_a_prompt_that_of_a_usual_length_is_accepted(
-    prompt: PromptSize, card: dict[str, Any]
-) -> None:
+def test_a_prompt_of_a_usual_length_is_accepted(prompt: PromptSize, card: dict[str, Any]) -> None:
     check_prompt_size(prompt, card)
 
 

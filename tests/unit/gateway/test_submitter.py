@@ -1,4 +1,4 @@
-"""The submitter: jobs of a turn leave in one call, later ones in the next; each hears its own."""
+"""The submitter: batches of jobs, and the result that each caller gets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def job(name: int, shard: int = 0, body: bytes = b"{}") -> NewJob:
 
 
 class Queue:
-    """Remembers calls; each waits for `open`. `full` and `error` are its answers."""
+    """Records calls; each waits for `open`, then answers with `full` or `error`."""
 
     def __init__(self, servers: int = 1) -> None:
         self.servers = range(servers)
@@ -45,7 +45,7 @@ class Queue:
         self.full: set[int] = set()
         self.error: Exception | None = None
         self.fails_on = True
-        """The error does not go away by itself."""
+        """The error occurs again in the next call."""
 
     def start_submit(
         self, shard: int, jobs: list[NewJob], max_depth: int
@@ -97,14 +97,14 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_comes_in_one_turn_leaves_in_one_call(
+async def test_jobs_of_one_turn_of_the_loop_are_sent_in_one_call(
     submitter: Submitter, queue: Queue
 ) -> None:
     await asyncio.gather(*(submitter.submit(job(n)) for n in range(20)))
     assert queue.calls == [(0, list(range(20)))]
 
 
-async def test_while_a_call_is_on_its_way_others_wait_for_the_next(
+async def test_jobs_that_arrive_during_a_call_are_sent_in_the_next(
     submitter: Submitter, queue: Queue, registry: CollectorRegistry
 ) -> None:
     queue.open.clear()
@@ -120,7 +120,7 @@ async def test_while_a_call_is_on_its_way_others_wait_for_the_next(
     assert counted(registry) == 4
 
 
-async def test_a_server_that_does_not_answer_keeps_no_others_jobs_waiting(
+async def test_a_server_that_does_not_answer_delays_only_its_own_jobs(
     registry: CollectorRegistry,
 ) -> None:
     as_queue: Any = (queue := Queue(servers=2))
@@ -141,7 +141,7 @@ async def test_a_server_that_does_not_answer_keeps_no_others_jobs_waiting(
     assert queue.calls[-1] == (3, [3])
 
 
-async def test_one_who_finds_the_lane_full_does_not_concern_the_others(
+async def test_a_full_lane_fails_only_the_jobs_it_refuses(
     submitter: Submitter, queue: Queue, registry: CollectorRegistry
 ) -> None:
     queue.full = {1}
@@ -152,7 +152,7 @@ async def test_one_who_finds_the_lane_full_does_not_concern_the_others(
     assert counted(registry) == 2
 
 
-async def test_a_failed_call_is_told_to_all_in_it_and_the_next_one_goes_out(
+async def test_a_failed_call_fails_all_its_jobs_and_the_next_call_is_sent(
     submitter: Submitter, queue: Queue
 ) -> None:
     queue.error = RedisConnectionError("away")
@@ -178,7 +178,9 @@ async def test_large_bodies_are_spread_over_calls(
     assert sorted(names for _, names in queue.calls) == [[0, 1], [2], [3], [4]]
 
 
-async def test_a_caller_that_has_gone_disturbs_nobody(submitter: Submitter, queue: Queue) -> None:
+async def test_a_cancelled_caller_does_not_affect_others(
+    submitter: Submitter, queue: Queue
+) -> None:
     queue.open.clear()
     gone, stays = submitter.submit(job(1)), submitter.submit(job(2))
     await turns()
@@ -195,7 +197,7 @@ async def test_a_redis_that_has_forgotten_the_scripts_is_called_again(
     assert queue.calls == [(0, [0])] * 2
 
 
-async def test_a_connection_that_is_lost_under_a_call_costs_nobody_a_refusal(
+async def test_a_call_whose_connection_breaks_is_sent_again_once(
     submitter: Submitter, queue: Queue
 ) -> None:
     queue.error, queue.fails_on = RedisConnectionError("closed by server"), False
@@ -207,29 +209,27 @@ async def test_a_connection_that_is_lost_under_a_call_costs_nobody_a_refusal(
     assert queue.calls[2:] == [(0, [1])] * 2
 
 
-async def test_what_can_not_be_sent_is_told_and_holds_nobody_up(
-    submitter: Submitter, queue: Queue
-) -> None:
+async def test_a_job_that_can_not_be_packed_fails_alone(submitter: Submitter, queue: Queue) -> None:
     with pytest.raises(TypeError):
         await submitter.submit(job(0, body=UNSENDABLE))
     await submitter.submit(job(1))
     assert queue.calls == [(0, [1])]
 
 
-async def test_who_is_refused_is_told_and_nobody_else(submitter: Submitter, queue: Queue) -> None:
-    told: dict[int, Exception] = {}
+async def test_on_error_is_called_for_failed_jobs_only(submitter: Submitter, queue: Queue) -> None:
+    errors: dict[int, Exception] = {}
     queue.full = {1}
     calls = [
-        submitter.submit(job(n), on_error=lambda error, n=n: told.update({n: error}))  # type: ignore[misc]
+        submitter.submit(job(n), on_error=lambda error, n=n: errors.update({n: error}))  # type: ignore[misc]
         for n in range(3)
     ]
     await asyncio.wait(calls)
-    assert list(told) == [1]
-    assert isinstance(told[1], QueueFull)
+    assert list(errors) == [1]
+    assert isinstance(errors[1], QueueFull)
     queue.error = RedisConnectionError("away")
-    await asyncio.wait([submitter.submit(job(3), on_error=lambda error: told.update({3: error}))])
-    assert told[3] is queue.error
-    gone = submitter.submit(job(4), on_error=lambda error: told.update({4: error}))
+    await asyncio.wait([submitter.submit(job(3), on_error=lambda error: errors.update({3: error}))])
+    assert errors[3] is queue.error
+    gone = submitter.submit(job(4), on_error=lambda error: errors.update({4: error}))
     gone.cancel()
     await turns()
-    assert 4 not in told
+    assert 4 not in errors

@@ -1,4 +1,4 @@
-"""Every error of ours is OpenAI's object over HTTP and stands in the tree that its module shows."""
+"""Errors: OpenAI's shape over HTTP, and the tree in the module's docstring."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_an_error_has_openais_shape(kind: type[FlotillaError]) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_every_429_and_503_says_when_to_come_back(kind: type[FlotillaError]) -> None:
+def test_every_429_and_503_has_retry_after(kind: type[FlotillaError]) -> None:
     headers = dict(kind("x").headers())
     assert (b"retry-after" in headers) == (kind.status in {429, 503})
     assert all(0 < int(value) <= 120 for name, value in headers.items() if name == b"retry-after")
 
 
-def test_the_modules_tree_shows_every_class_where_it_stands_with_its_status() -> None:
+def test_the_tree_in_the_docstring_has_every_class_with_its_status() -> None:
     shown = {}
     parents = ["FlotillaError"]
     for line in (errors.__doc__ or "").splitlines():
@@ -61,7 +61,7 @@ def test_a_bad_request_names_the_field() -> None:
     assert json.loads(BadRequest("m").to_openai())["error"]["param"] is None
 
 
-def test_a_401_asks_for_a_key() -> None:
+def test_a_401_has_www_authenticate() -> None:
     assert Unauthorized("x").headers() == [(b"www-authenticate", b"Bearer")]
 
 
@@ -74,7 +74,7 @@ def test_a_401_asks_for_a_key() -> None:
         ("deadline_exceeded", 504),
     ],
 )
-def test_a_jobs_code_becomes_its_error(code: str, status: int) -> None:
+def test_the_code_of_a_job_selects_its_error(code: str, status: int) -> None:
     error = job_error(code, JOB)
     assert (error.code, error.status) == (code, status)
     assert str(error)
@@ -86,7 +86,7 @@ def test_any_other_code_is_a_failed_job(code: str) -> None:
     assert job_error(code, JOB).status == 500
 
 
-def test_a_cancelled_job_says_where_its_text_is_and_that_it_stays_cancelled() -> None:
+def test_the_error_of_a_cancelled_job_says_where_its_text_is_and_is_final() -> None:
     error = job_error("cancelled", JOB)
     assert f"GET /jobs/{JOB}" in str(error)
     assert error.type == "job_cancelled"

@@ -67,7 +67,7 @@ def test_a_job_that_has_ended() -> None:
             deadline_us=9_000_000,
             request=REQUEST._replace(stream="0", metadata='{"a": "b"}'),
             result=b"\xff",
-            ending=ResponseInfo(200, "application/json", 3, 4),
+            response=ResponseInfo(200, "application/json", 3, 4),
         ),
     )
     assert (job.started_at, job.finished_at, job.deadline_at) == (4.0, 5.5, 9.0)
@@ -78,7 +78,7 @@ def test_a_job_that_has_ended() -> None:
 
 
 def test_a_job_without_tokens_has_used_none() -> None:
-    job = parse_job(ID, raw(ending=ResponseInfo(200, "", 0, 0)))
+    job = parse_job(ID, raw(response=ResponseInfo(200, "", 0, 0)))
     assert job.usage == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 

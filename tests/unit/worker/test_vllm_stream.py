@@ -1,4 +1,4 @@
-"""What makes a plain stream's chunks needs no vLLM: its JSON strings, and what it lets alone."""
+"""Chunks by template, as far as they need no vLLM: JSON strings, and which streams are left alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_text_is_written_as_pydantic_writes_it(text: str) -> None:
 
 
 class Serving:
-    """One whose stream generator has come to take something new."""
+    """A serving object whose stream generator has other parameters than those we know."""
 
     async def completion_stream_generator(self, request: Any, result_generator: Any) -> Any:
         yield "data"

@@ -1,7 +1,9 @@
-"""A request's queue in vLLM, whose outputs may be taken before they are in it.
+"""vLLM's collector of one request's outputs, with an interceptor in front of it.
 
-vLLM's output handler puts what a request generates into a queue of that request and wakes its task.
-A task that knows what becomes of the next outputs has them taken instead, and sleeps on.
+Token path: engine step -> here -> stream.py.
+
+vLLM's output handler puts what a request generates into the request's collector and wakes its task.
+An interceptor handles plain deltas where they come, so the task is not woken for them.
 """
 
 from __future__ import annotations
@@ -29,28 +31,28 @@ COLLECTOR = FastPath("vLLM's RequestOutputCollector", _problem)
 
 
 class Collector(RequestOutputCollector):  # type: ignore[misc]
-    """Takes the place of vLLM's own once `install` has been called.
+    """Replaces vLLM's own once `install` has been called.
 
-    `tap`, where set, is asked for every output (or error) as long as the queue is empty and it
-    answers True: taken. The first that it declines, and all that follow, are queued as ever.
+    `interceptor`, if set, is called with each output (or error) while the collector is empty. True:
+    it has handled the output. The first that it has not, and all that follow, are collected.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.tap: Callable[[Any], bool] | None = None
+        self.interceptor: Callable[[Any], bool] | None = None
         LATEST.set(self)
 
     def put(self, output: Any) -> None:
         """As RequestOutputCollector.put."""
-        if self.tap is not None:
-            if self.output is None and self.tap(output):
+        if self.interceptor is not None:
+            if self.output is None and self.interceptor(output):
                 return
-            self.tap = None  # what follows waits behind this one
+            self.interceptor = None  # what follows must not overtake this one
         super().put(output)
 
 
 LATEST: ContextVar[Collector | None] = ContextVar("LATEST", default=None)
-"""That of the request which was handed to vLLM last in this context."""
+"""The collector of the request that was given to vLLM last in this context."""
 
 
 def install() -> None:

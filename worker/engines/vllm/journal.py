@@ -26,7 +26,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from worker.engines.protocol import JOURNAL, Journal
 from worker.engines.vllm.collector import LATEST, Collector
-from worker.engines.vllm.stream import TAP, Take
+from worker.engines.vllm.stream import INTERCEPT, Interceptor
 
 log = logging.getLogger("flotilla.engine")
 
@@ -109,7 +109,7 @@ class JournalledEngine:
                     gather(output)
                     intercept(gather_unfinished)
                 else:
-                    TAP.set(intercept)
+                    INTERCEPT.set(intercept)
                     yield output
         finally:
             # Closing the inner generator aborts the request now, not when it is collected.
@@ -119,7 +119,9 @@ class JournalledEngine:
             yield gathered
 
 
-def _intercept(collector: Collector | None, journal: Journal, call: int, to_chunk: Take) -> None:
+def _intercept(
+    collector: Collector | None, journal: Journal, call: int, to_chunk: Interceptor
+) -> None:
     """Have `to_chunk` handle the collector's next outputs, up to the first that it declines."""
     if collector is None:
         return
@@ -140,7 +142,7 @@ def _intercept(collector: Collector | None, journal: Journal, call: int, to_chun
             journal.chunk(chunk.encode())
         return True
 
-    collector.tap = handle
+    collector.interceptor = handle
 
 
 def _call_number(request_id: str) -> int:

@@ -1,14 +1,16 @@
-"""Plain streams of vLLM, without an object per token.
+"""Plain streams of vLLM, whose chunks are made from a template instead of objects.
+
+Token path: engine step -> collector.py -> here -> publish/output_buffer.py.
 
 vLLM's serving layer builds, validates and serializes three pydantic objects for every chunk of a
 stream: the largest cost per token in a worker. In a plain stream (one choice; no logprobs, tools,
 token ids, running usage) the chunks between the first and the last differ in their text only. So
-vLLM's own generator sees the first output and the last one, and is asked in between what it makes
-of a text that we know; all other chunks are put together from its answer. The role, the finish
-reason, the usage, errors and [DONE] stay its own words.
+vLLM's own generator gets the first output and the last one, and in between one with a text that we
+chose: the chunk it makes of that is the template of all others. The role, the finish reason, the
+usage, errors and [DONE] are made by vLLM.
 
-Nor need the request's task be woken for them: where there is a `TAP`, such chunks are made where
-the engine's outputs come.
+The request's task is not woken for such chunks either: an `Interceptor` makes them where the
+engine's outputs come (journal.py, collector.py).
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ log = logging.getLogger("flotilla.engine")
 
 TEMPLATES = FastPath("vLLM's stream generators")
 
-Take = Callable[[Any], str | None]
-"""From one of vLLM's results to the chunk that is made of it, empty if there is none; None if the
-request's task has to see the result."""
-TAP: ContextVar[Callable[[Take], None] | None] = ContextVar("TAP", default=None)
-"""Has the request's next results taken so, up to the first that is not. Set once there is one."""
+Interceptor = Callable[[Any], str | None]
+"""Makes the chunk of one of vLLM's results, empty if it has none; None: the request's task has to
+handle the result."""
+INTERCEPT: ContextVar[Callable[[Interceptor], None] | None] = ContextVar("TAP", default=None)
+"""Sets the interceptor of the request's next results, up to the first that it returns None for. Set
+in the context of each request whose outputs can be intercepted."""
 
 # vLLM's stream generators, with the parameters that they have from 0.24 to 0.33.
 _KNOWN = {
@@ -47,7 +50,7 @@ _KNOWN = {
     ),
 }
 
-# What a request may set without its chunks looking different.
+# Fields that a request may set without a change to the form of its chunks.
 _HARMLESS = (
     "messages prompt model user stream stream_options service_tier "
     "request_id session_id priority cache_salt "
@@ -59,8 +62,8 @@ _HARMLESS = (
     "continue_final_message chat_template chat_template_kwargs documents"
 )
 
-# No model can say it, so the chunk that has it is the answer to our question.
-_SAYING = secrets.token_hex(16)
+# A random text that marks the place of the text in vLLM's chunk.
+_SENTINEL = secrets.token_hex(16)
 
 
 def install(state: Any) -> None:
@@ -80,13 +83,13 @@ def install(state: Any) -> None:
         if problem:
             log.warning("vLLM itself makes all chunks of %s: %s", path, problem)
         else:
-            setattr(serving, name, _shortened(serving, own))
+            setattr(serving, name, _templated(serving, own))
 
 
-def plain(serving: Any, request: Any) -> bool:
-    """All chunks of this stream but the first and the last differ in their text only.
+def is_plain(serving: Any, request: Any) -> bool:
+    """Whether all chunks of this stream but the first and the last differ in their text only.
 
-    Whatever a request sets that is not known to be harmless makes it False.
+    False if the request sets a field that is not known to be harmless.
     """
     fields, set_to = type(request).model_fields, vars(request)
     options = request.stream_options
@@ -98,12 +101,12 @@ def plain(serving: Any, request: Any) -> bool:
         and not (options and options.continuous_usage_stats)
         and not getattr(serving, "enable_force_include_usage", True)
         and not getattr(serving, "enable_log_outputs", False)
-        and _passes_text_on(getattr(serving, "parser_cls", None), request)
+        and _parser_passes_text(getattr(serving, "parser_cls", None), request)
     )
 
 
-def _passes_text_on(parser: Any, request: Any) -> bool:
-    """A parser of nothing but tool calls lets text pass where no tools are offered."""
+def _parser_passes_text(parser: Any, request: Any) -> bool:
+    """A parser of tool calls only does not change text where no tools are offered."""
     return parser is None or (
         request.tool_choice == "none"
         and parser.parse_delta.__qualname__ == "DelegatingParser.parse_delta"
@@ -112,20 +115,20 @@ def _passes_text_on(parser: Any, request: Any) -> bool:
     )
 
 
-def _shortened(serving: Any, own: Callable[..., AsyncIterator[str]]) -> Callable[..., Any]:
+def _templated(serving: Any, own: Callable[..., AsyncIterator[str]]) -> Callable[..., Any]:
     signature = inspect.signature(own)
 
     def stream_generator(*args: Any, **kwargs: Any) -> AsyncIterator[str]:
         call = signature.bind(*args, **kwargs)
-        asked = call.arguments
-        if asked.get("num_prompts", 1) != 1 or not plain(serving, asked["request"]):
+        arguments = call.arguments
+        if arguments.get("num_prompts", 1) != 1 or not is_plain(serving, arguments["request"]):
             return own(*args, **kwargs)
 
         def own_over(results: AsyncIterator[Any]) -> AsyncIterator[str]:
-            asked["result_generator"] = results
+            arguments["result_generator"] = results
             return own(*call.args, **call.kwargs)
 
-        return _stream(own_over, asked["result_generator"])
+        return _stream(own_over, arguments["result_generator"])
 
     return stream_generator
 
@@ -134,63 +137,64 @@ async def _stream(
     own_over: Callable[[AsyncIterator[Any]], AsyncIterator[str]], results: AsyncIterator[Any]
 ) -> AsyncIterator[str]:
     """What vLLM's own generator would yield over `results`."""
-    told: list[Any] = []
+    pending: list[Any] = []
 
-    async def shown() -> AsyncIterator[Any]:
-        """What vLLM's own generator gets to see."""
+    async def visible_results() -> AsyncIterator[Any]:
+        """The results that vLLM's own generator gets."""
         async for item in results:
             yield item
-            if _goes_on(_output(item)):
-                told.append(_question(item, _SAYING))
+            if _is_plain_delta(_output(item)):
+                pending.append(_with_texts(item, _SENTINEL))
                 break
-        # It only comes back for more when the loop over the deltas below has put it here.
-        for item in told:
+        # vLLM asks for these once the loop over the deltas below has put them here.
+        for item in pending:
             if isinstance(item, Exception):
                 raise item
             yield item
         async for item in results:
             yield item
 
-    chunks = own_over(shown())
+    chunks = own_over(visible_results())
     async for chunk in chunks:
-        head, saying, tail = chunk.partition(quoted(_SAYING))
-        if saying:
+        head, sentinel, tail = chunk.partition(quoted(_SENTINEL))
+        if sentinel:
             break
         yield chunk
     else:
         return
-    blanks: bool | None = None  # has a delta without text a chunk? With a parser it may have none
-    untold: list[int] = []
+    # Whether vLLM makes a chunk of a delta without text: not known yet, and not with every parser.
+    makes_empty_chunks: bool | None = None
+    hidden_token_ids: list[int] = []
 
-    def take(item: Any) -> str | None:
+    def intercept(item: Any) -> str | None:
         output = _output(item)
-        if not _goes_on(output) or (not output.text and blanks is None):
+        if not _is_plain_delta(output) or (not output.text and makes_empty_chunks is None):
             return None
-        untold.extend(output.token_ids)
-        return head + quoted(output.text) + tail if output.text or blanks else ""
+        hidden_token_ids.extend(output.token_ids)
+        return head + quoted(output.text) + tail if output.text or makes_empty_chunks else ""
 
-    tap = TAP.get()
+    set_interceptor = INTERCEPT.get()
     try:
-        if tap is not None:
-            tap(take)
+        if set_interceptor is not None:
+            set_interceptor(intercept)
         async for item in results:
             output = _output(item)
-            if not _goes_on(output):
-                output.token_ids = [*untold, *output.token_ids]  # for the usage
-                told.append(item)
+            if not _is_plain_delta(output):
+                output.token_ids = [*hidden_token_ids, *output.token_ids]  # for the usage
+                pending.append(item)
                 break
-            if not output.text and blanks is None:
-                told.append(_question(item, "", _SAYING))
-                blanks = _SAYING not in await anext(chunks)
-                if blanks:
+            if not output.text and makes_empty_chunks is None:
+                pending.append(_with_texts(item, "", _SENTINEL))
+                makes_empty_chunks = _SENTINEL not in await anext(chunks)
+                if makes_empty_chunks:
                     await anext(chunks)
-            spoken = take(item)
-            if spoken:
-                yield spoken
-            if tap is not None:
-                tap(take)
+            made = intercept(item)
+            if made:
+                yield made
+            if set_interceptor is not None:
+                set_interceptor(intercept)
     except Exception as error:
-        told.append(error)
+        pending.append(error)
     async for chunk in chunks:
         yield chunk
 
@@ -200,14 +204,14 @@ def _output(item: Any) -> Any:
     return (item[1] if type(item) is tuple else item).outputs[0]
 
 
-def _goes_on(output: Any) -> bool:
+def _is_plain_delta(output: Any) -> bool:
     return output.finish_reason is None and bool(output.token_ids)
 
 
-def _question(item: Any, *texts: str) -> Any:
-    """A result like `item` in which the model says `texts`."""
+def _with_texts(item: Any, *texts: str) -> Any:
+    """A result like `item`, with outputs of these texts."""
     if type(item) is tuple:
-        return item[0], _question(item[1], *texts)
+        return item[0], _with_texts(item[1], *texts)
     result = copy.copy(item)
     result.outputs = [replace(item.outputs[0], text=text, token_ids=()) for text in texts]
     return result

@@ -55,7 +55,7 @@ ENGINE = Dashboard(
                 ),
                 graph(
                     "Steps",
-                    "Engine steps a second. 0 with sequences in hand: the engine stands still; see "
+                    "Engine steps a second. 0 with sequences in hand: the engine is stuck; see "
                     "FlotillaEngineStalled in the runbooks.",
                     "short",
                     (f"rate(flotilla_engine_steps_total{WORKER}{RATE})", "{{instance}}"),

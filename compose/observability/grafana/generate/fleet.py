@@ -1,4 +1,4 @@
-"""What waits, who works, what the autoscaler wants, how Redis is."""
+"""The dashboard of queues, workers, the autoscaler and Redis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from queries import OF_POOL, POOL, POOLS, RATE
 FLEET = Dashboard(
     "flotilla-fleet",
     "Flotilla: queue and fleet",
-    "What waits, who works, what the autoscaler wants, and how Redis is. Every gateway tells the "
+    "Queues, workers, the autoscaler and Redis. Every gateway reports the "
     "same of the fleet, so these are maxima over gateways.",
     [
         (
@@ -17,13 +17,13 @@ FLEET = Dashboard(
             [
                 stat(
                     "Waiting",
-                    "Jobs in the queue. Many are no trouble while the oldest is young.",
+                    "Jobs in the queue. Many are no problem while the oldest is young.",
                     "short",
                     f"sum(max by (pool, lane) (flotilla_queue_depth{POOL}))",
                 ),
                 stat(
                     "Running",
-                    "Jobs that workers hold.",
+                    "Jobs that workers have leased.",
                     "short",
                     'sum(max by (pool) (flotilla_jobs{pool=~"$pool", state="in_progress"}))',
                 ),
@@ -99,7 +99,7 @@ FLEET = Dashboard(
                 ),
                 graph(
                     "Full lanes",
-                    "Share of what a lane may hold. At 100 % requests get 503 queue_full.",
+                    "Share of a lane's limit. At 100 % requests get 503 queue_full.",
                     "percentunit",
                     (
                         f"max by (pool, lane) (flotilla_queue_depth{POOL})"
@@ -140,7 +140,7 @@ FLEET = Dashboard(
                 ),
                 graph(
                     "Expected wait of a new job",
-                    "What the autoscaler reckons, start of workers included. None where it does "
+                    "What the autoscaler expects, start of workers included. None where it does "
                     "not know yet. High while wanted is below most: workers are on their way.",
                     "s",
                     (f"max by (pool) (flotilla_autoscale_wait_seconds{POOL})", "{{pool}}"),
@@ -176,11 +176,11 @@ FLEET = Dashboard(
             ],
         ),
         (
-            "What went wrong",
+            "Problems",
             [
                 graph(
-                    "Jobs that changed hands",
-                    "Retried: leases of jobs that an earlier worker was lost with. Taken back: "
+                    "Jobs that changed workers",
+                    "Retried: leases of jobs whose earlier worker was lost. Taken back: "
                     "by the reaper, from silent workers. Handed back: by a worker that drains or "
                     "whose engine died, as far as it lived to be asked.",
                     "short",
@@ -282,8 +282,8 @@ FLEET = Dashboard(
                     ),
                 ),
                 table(
-                    "Versions that run",
-                    "More than one outside of a rolling update: somebody was forgotten.",
+                    "Running versions",
+                    "More than one outside of a rolling update: a process was not updated.",
                     {"processes": "count by (job, version) (flotilla_build_info)"},
                 ),
             ],

@@ -1,0 +1,43 @@
+-- The end of a job: the one way into a terminal state.
+
+-- `fields` go into the job's record, `segment`, if there is one, into its log; the caller publishes the end
+-- and flushes the deferred writes. `tokens`: how many the job generated, nil if its worker did not report it.
+local function finish(id, job, event, code, seq, fields, segment, tokens)
+  local state, job_key, log_key = TO[event], key('job', id), key('log', id)
+  leave_queue(job)
+  if code ~= '' then
+    fields[#fields + 1] = 'error_code'
+    fields[#fields + 1] = code
+  end
+  redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
+  local last = pack_end(seq, state, tokens)
+  if segment then
+    call('RPUSH', log_key, segment, last)
+  else
+    call('RPUSH', log_key, last)
+  end
+  if FROM.acquire[job.state] then defer('ZREM', waiting_key(job.pool .. ':' .. job.lane), id) end
+  if job.deadline_us ~= '' then defer('ZREM', base .. WORD.deadlines, id) end
+  redis.call('PEXPIRE', job_key, job.ttl_ms)
+  redis.call('PEXPIRE', log_key, job.ttl_ms)
+  defer('ZADD', base .. WORD.expiring, int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
+end
+
+-- End a job without a result of its worker's.
+local function finish_without_result(id, job, event, code, fields)
+  flush_step_log(id, job)
+  local seq = next_seq(id)
+  finish(id, job, event, code, seq, fields)
+  flush_writes()
+  publish(job.watchers, cmsgpack.pack({id, seq, job.generation, KIND.ended, '', ''}))
+end
+
+-- A client or the clock ends a job. Its worker, if it has one, gets a hint at once, and learns it for
+-- certain by its next refused write.
+local function revoke(id, job, event, code)
+  finish_without_result(id, job, event, code, {})
+  if FROM.complete[job.state] then
+    invalidate_fence(job.worker)
+    redis.call('PUBLISH', CHANNEL.control .. job.worker, cmsgpack.pack({CONTROL.drop, id}))
+  end
+end

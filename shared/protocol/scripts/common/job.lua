@@ -1,0 +1,145 @@
+-- A job's record: a hash (record.py).
+local requests -- of this call: packed request -> metatable; many jobs of a call have the same one
+
+-- The words of a packed array under these names; nil if it can't be read.
+local function unpacked(names, packed)
+  local fine, words = pcall(cmsgpack.unpack, packed)
+  if not fine or type(words) ~= 'table' or #words < #names then return nil end
+  local result = {}
+  for i, name in ipairs(names) do
+    if type(words[i]) == 'table' then return nil end
+    result[name] = words[i]
+  end
+  return result
+end
+
+local function unpacked_request(packed)
+  local request = unpacked(REQUEST, packed)
+  if request and IS_CLIENT_LANE[request.lane] and tonumber(request.ttl_ms) and tonumber(request.max_attempts) then
+    return request
+  end
+end
+
+-- What makes a job's request readable in the job itself: `job.pool`. {} if the request can't be read.
+local function request_of(packed)
+  requests[packed] = requests[packed] or {__index = unpacked_request(packed)}
+  return requests[packed]
+end
+
+local function unpacked_lease(packed)
+  local lease = unpacked(LEASE, packed)
+  if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms) then
+    return lease
+  end
+end
+
+local NO_LEASE = {worker = '', lease_id = '', generation = 0, attempts = 0, lease_ms = '0', started_us = '0'}
+-- In place of a request that can't be read.
+local NO_REQUEST = {lane = CLIENT_LANES[2], stream = '0', ttl_ms = '86400000', max_attempts = '1'}
+
+local function pack_fields(names, values)
+  local words = {}
+  for i, name in ipairs(names) do words[i] = values[name] or '' end
+  return cmsgpack.pack(words)
+end
+
+local function publish(watchers, frame)
+  for gateway in string.gmatch(watchers, '%S+') do
+    redis.call('PUBLISH', CHANNEL.tokens .. gateway, frame)
+  end
+end
+
+local function invalidate_fence(worker) redis.call('DEL', key('fence', worker)) end
+
+-- Set aside a job whose record can't be read: its bytes become a dead letter, and the job fails with
+-- `record_damaged` in a record made of what could be read. Returns that job.
+local function set_aside_job(id, reason)
+  local job_key, values = key('job', id), {}
+  local flat = redis.pcall('HGETALL', job_key)
+  if flat.err then
+    set_aside_key(job_key)
+  else
+    for i = 1, #flat, 2 do values[flat[i]] = flat[i + 1] end
+    dead_letter('job', id, reason, values)
+  end
+  local request = values.request and unpacked_request(values.request) or NO_REQUEST
+  local lease = values.lease and unpacked_lease(values.lease)
+  local ended = values.state and STATE[values.state] and not FROM.cancel[values.state]
+  local created_us = tonumber(values.created_us) and values.created_us or int(now_us())
+  redis.call('DEL', job_key)
+  redis.call('HSET', job_key, 'state', TO.fail, 'error_code', 'record_damaged', 'created_us', created_us,
+             'finished_us', int(now_us()), 'request', pack_fields(REQUEST, request))
+  if lease then redis.call('HSET', job_key, 'lease', values.lease) end
+  redis.call('PEXPIRE', job_key, request.ttl_ms)
+  defer('ZREM', base .. WORD.deadlines, id)
+  if request.pool then
+    local lane = request.pool .. ':' .. request.lane
+    defer('ZREM', waiting_key(lane), id)
+    leave_queue({entry = values.entry or '', queue = values.queue or lane})
+    defer('ZADD', base .. WORD.expiring, int(now_us() + request.ttl_ms * 1000), id .. ' ' .. request.tenant)
+  end
+  flush_writes()
+  if not ended then
+    local seq, generation = next_seq(id), lease and lease.generation or 0
+    call('RPUSH', key('log', id), pack_end(seq, TO.fail))
+    redis.call('PEXPIRE', key('log', id), request.ttl_ms)
+    if lease and lease.worker ~= '' then
+      invalidate_fence(lease.worker)
+      redis.call('PUBLISH', CHANNEL.control .. lease.worker, cmsgpack.pack({CONTROL.drop, id}))
+    end
+    publish(values.watchers or '', cmsgpack.pack({id, seq, generation, KIND.ended, '', ''}))
+  end
+  local job = {state = TO.fail, entry = '', queue = '', watchers = '', watched = '', created_us = created_us}
+  for name, value in pairs(request) do job[name] = value end
+  for name, value in pairs(lease or NO_LEASE) do job[name] = value end
+  return job
+end
+
+-- What is read of a job to end it; to lease it; to requeue it; to find it.
+local TO_END = {'deadline_us', 'log_lost'}
+local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body'}
+local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history'}
+local TO_FIND = {'deadline_us', 'created_us'}
+local NUMBER = {deadline_us = true, created_us = true}
+local REQUIRED = {created_us = true, body = true}
+
+-- Why a job that was just read can't be used; nil if it can.
+local function damage(job, values, fields)
+  if not STATE[values[1]] then return 'state' end
+  if not job.pool then return 'request' end
+  if values[5] == 'damaged' or FROM.complete[values[1]] and not values[5] then return 'lease' end
+  for i, name in ipairs(fields) do
+    local value = values[5 + i]
+    if REQUIRED[name] and not value then return name end
+    if NUMBER[name] and value and not tonumber(value) then return name end
+  end
+end
+
+-- A job with these fields ('' if it has no such), its request's and its lease's; nil if there is none. A
+-- record that can't be read is set aside, and the job has failed.
+local function load_job(id, fields)
+  local values = redis.pcall('HMGET', key('job', id), 'state', 'request', 'entry', 'queue', 'lease', unpack(fields))
+  if values.err then
+    if not is_wrong_type(values) then return redis.call('HGET', key('job', id), 'state') end
+    return set_aside_job(id, 'wrong type')
+  end
+  if not values[1] or not values[2] then
+    if redis.call('EXISTS', key('job', id)) == 0 then return nil end
+    return set_aside_job(id, values[1] and 'no request' or 'no state')
+  end
+  local job = values[5] and unpacked_lease(values[5])
+  if not job then
+    if values[5] then values[5] = 'damaged' end
+    job = {}
+    for name, value in pairs(NO_LEASE) do job[name] = value end
+  end
+  setmetatable(job, request_of(values[2]))
+  local problem = damage(job, values, fields)
+  if problem then return set_aside_job(id, 'damaged ' .. problem) end
+  job.state, job.entry, job.queue = values[1], values[3] or '', values[4] or job.pool .. ':' .. job.lane
+  for i, name in ipairs(fields) do job[name] = values[5 + i] or '' end
+  return job
+end
+
+-- Whether the lease with this id still holds the job.
+local function held(job, lease_id) return FROM.complete[job.state] and job.lease_id == lease_id and lease_id ~= '' end

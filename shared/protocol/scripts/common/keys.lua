@@ -1,0 +1,24 @@
+-- Keys of one shard, and Redis' clock.
+-- loader.py puts these tables in front: WORD and CHANNEL (keys.py), GROUP, RETRY_LANE, CLIENT_LANES,
+-- IS_CLIENT_LANE (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
+-- KIND and CONTROL (frames.py), STEPS (step_log.py), REQUEST and LEASE (record.py: names of fields).
+-- The common parts run once, when the scripts are loaded (Redis offers no ipairs, string... then);
+-- `begin` runs before each call.
+-- Every script checks first and writes last, and may be repeated: a call whose reply was lost is sent again.
+
+local base -- KEYS[1]: what all keys of the shard begin with; they share its hash tag
+local read_us -- the time of this call
+
+local function key(word, id) return base .. WORD[word] .. ':' .. id end
+local function queue_key(name) return base .. WORD.queue .. ':' .. name end
+local function waiting_key(name) return base .. WORD.waiting .. ':' .. name end
+
+-- Microseconds by Redis' clock: clocks of two machines are never compared.
+local function now_us()
+  if not read_us then
+    local t = redis.call('TIME')
+    read_us = t[1] * 1000000 + t[2]
+  end
+  return read_us
+end
+local function int(x) return string.format('%d', x) end

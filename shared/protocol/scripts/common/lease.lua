@@ -1,0 +1,48 @@
+-- Leases and fencing tokens.
+local lease_ids -- how many this call has made
+
+-- A worker may write if the token that it presents is the one in Redis: scripts that change a job that a
+-- worker holds delete it (`invalidate_fence`), so the worker has to renew before it writes again.
+local function fence_token_of(worker) return call('GET', key('fence', worker)) or '' end
+local function is_fence_valid(worker, fence_token) return fence_token_of(worker) == fence_token and fence_token ~= '' end
+
+local function next_lease_id(seed)
+  lease_ids = lease_ids + 1
+  return seed .. string.format('%04x', lease_ids)
+end
+
+-- The job that an entry just read leads to: id and job if it may be leased, else nil.
+local function leasable(name, entry)
+  local id = job_in(entry)
+  if not id then
+    set_aside_entry(name, entry)
+    return nil
+  end
+  local job = load_job(id, TO_LEASE)
+  local is_its_entry = job and job.queue == name and job.entry == entry[1]
+  if is_its_entry and not FROM.acquire[job.state] and FROM.requeue[job.state] then
+    -- The group was made anew while a worker holds the job: the entry stays, for the reaper to find.
+    return nil
+  end
+  if not is_its_entry or not FROM.acquire[job.state] then
+    delete_entry(name, entry[1])
+    return nil
+  end
+  local deadline = tonumber(job.deadline_us) or 0
+  if deadline > 0 and deadline <= now_us() then
+    finish_without_result(id, job, 'expire', 'deadline_exceeded', {})
+    return nil
+  end
+  defer('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
+  return id, job
+end
+
+-- Lease a job whose entry the worker has read. `now` is decimal digits; `fields` go into the job's record as
+-- well. Returns what the worker gets (acquire.py).
+local function lease(id, job, worker, lease_ms, lease_id, now, fields)
+  local attempts, generation = job.attempts + 1, job.generation + 1
+  redis.call('HSET', key('job', id), 'state', TO.acquire,
+             'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now}), unpack(fields))
+  if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
+  return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
+end

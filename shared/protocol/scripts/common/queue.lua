@@ -1,0 +1,47 @@
+-- The queues: one stream per pool and lane, with one consumer group.
+
+local function leave_queue(job)
+  -- Delivered or not. (The group's lag is not known for a while after an undelivered entry was deleted.
+  -- Depths are counted by the `waiting` sets, which are exact.)
+  if not string.match(job.entry, '^%d+%-%d+$') then return end
+  defer('XACK', queue_key(job.queue), job.entry)
+  defer('XDEL', queue_key(job.queue), job.entry)
+end
+
+local function delete_entry(name, entry_id)
+  redis.call('XACK', queue_key(name), GROUP, entry_id)
+  redis.call('XDEL', queue_key(name), entry_id)
+end
+
+-- The id of the job that an entry names; nil if it names none.
+local function job_in(entry)
+  local fields = entry[2]
+  for i = 1, #fields, 2 do
+    if fields[i] == 'job' then return fields[i + 1] end
+  end
+end
+
+local function set_aside_entry(name, entry)
+  local values = {}
+  for i = 1, #entry[2], 2 do values[entry[2][i]] = entry[2][i + 1] end
+  dead_letter('entry', queue_key(name) .. ' ' .. entry[1], 'no job', values)
+  delete_entry(name, entry[1])
+end
+
+-- At most `count` entries of a lane that no worker has been given yet; they are this worker's now.
+local function read(name, worker, count)
+  local stream = queue_key(name)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
+  if reply and reply.err then -- no group yet: from the start of the stream, so that no entry is missed
+    call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
+  end
+  return reply and reply[1] and reply[1][2] or {}
+end
+
+-- The sets of a pool's waiting jobs; only those exist that have members.
+local function waiting_keys(pool)
+  local names = {}
+  for i, lane in ipairs(CLIENT_LANES) do names[i] = waiting_key(pool .. ':' .. lane) end
+  return names
+end

@@ -17,9 +17,11 @@ gets the shard's base key may make the others itself.
 | `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
 | `flotilla:{s}:pool_names` | set | names in use | submit | for good |
 | `flotilla:{s}:expiring` | sorted set by time | `<id> <tenant>` of ended jobs | emit, cancel, ... | swept then |
+| `flotilla:{s}:dead_letter_counts` | hash | kind of dead letter -> how many were written | as dead_letters | for good |
 | `flotilla:{s}:dead_letters` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
 | `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
 | `flotilla:{s}:reap_clock` | string | `<last round> <when Redis was last back>`, in us: silence counts from the latter | reap | for good |
+| `flotilla:{fleet}:format` | string, on every server | format version (version.py) | the first process | for good |
 | `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
 | `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
 | `flotilla:{fleet}:life:<id>` | string | which process is the worker with this id: another one may not use it | registry | 5 heartbeats |
@@ -140,6 +142,7 @@ def reaper(shard: int) -> str:
     return f"{base(shard)}{REAPER}"
 
 
+FORMAT: Final = "flotilla:{fleet}:format"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 PROBE: Final = "flotilla:{fleet}:probe"
@@ -170,6 +173,14 @@ def maintenance_lock(name: str) -> str:
 
 def celery_prefix(fleet: str) -> str:
     return f"flotilla:celery:{fleet}:"
+
+
+def unversioned(n_shards: int) -> list[str]:
+    """Keys that the releases before format version 2 wrote, and later ones do not."""
+    old = ["flotilla:{fleet}:chores"]
+    for shard in range(n_shards):
+        old += [f"{base(shard)}pools", f"{base(shard)}reaped"]
+    return old
 
 
 def tokens_channel(gateway_id: str) -> str:

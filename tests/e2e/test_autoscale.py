@@ -143,10 +143,10 @@ def test_who_waits_for_a_cold_fleet_is_told_and_ctrl_c_ends_it(
     url = f"http://127.0.0.1:{fleet.port}"
     job_id = submit(api, url, 0)
 
-    def told() -> str:
+    def wait_reason() -> str:
         return str(api.get(f"{url}/jobs/{job_id}").json().get("wait_reason", ""))
 
-    wait_for(lambda: "one is being started" in told(), "the job says what it waits for")
+    wait_for(lambda: "one is being started" in wait_reason(), "the job shows why it waits")
     wait_for(lambda: pool(fleet)["workers"] == {"starting": 1}, "the worker that loads counts")
     fleet.wait_for_output("starting worker-1")
     run_file = fleet.folder / ".flotilla" / "run.json"

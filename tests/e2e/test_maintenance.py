@@ -101,10 +101,10 @@ def test_it_runs_its_tasks_until_a_signal(fleet: Stack, store: redis.Redis, numb
         wait_for_rounds(store, maintenance)
     wait_for(lambda: check(fleet).returncode == 0, "the health check passes")
     before = time.monotonic()
-    said = end(maintenance, number)
+    output = end(maintenance, number)
     assert time.monotonic() - before < END_S / 2
-    assert "Traceback" not in said
-    assert "error" not in said
+    assert "Traceback" not in output
+    assert "error" not in output
 
 
 def test_what_was_damaged_is_repaired_and_completed(fleet: Stack, store: redis.Redis) -> None:
@@ -262,7 +262,7 @@ def test_two_of_them_share_the_work_and_one_may_be_killed(fleet: Stack, store: r
 
 
 def test_a_redis_with_one_database_only(own_redis: RedisServer, tmp_path: Path) -> None:
-    """What a cluster and many managed ones are; it is said, and there is a way out."""
+    """As a cluster and many managed ones; the error names the setting that helps."""
     stack = Stack(own_redis.url.replace("/0", "/15"), tmp_path)
     try:
         refused = stack.maintenance(**OFTEN)

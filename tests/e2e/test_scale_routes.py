@@ -137,22 +137,22 @@ def test_who_waits_is_told_what_for(api: httpx.Client, redis_url: str) -> None:
     job = api.post("/jobs", json={"body": body}).json()
     assert job["wait_reason"] == "no worker runs; one is being started"
     assert job["estimated_wait_s"] is None
-    heard: list[str] = []
+    comments: list[str] = []
     enough = threading.Event()
 
     def listen() -> None:
         with api.stream("POST", "/v1/chat/completions", json=body) as stream:
             for line in stream.iter_lines():
-                heard.append(line)
+                comments.append(line)
                 if "being started" in line:
                     enough.set()
                     return
 
     thread = threading.Thread(target=listen)
     thread.start()
-    assert enough.wait(30), heard
+    assert enough.wait(30), comments
     thread.join()
-    assert ": queued, position 2; no worker runs; one is being started" in heard
+    assert ": queued, position 2; no worker runs; one is being started" in comments
 
 
 def test_a_ready_worker_ends_the_wait(stack: Stack, api: httpx.Client, redis_url: str) -> None:
@@ -167,13 +167,13 @@ def test_a_ready_worker_ends_the_wait(stack: Stack, api: httpx.Client, redis_url
         "the job is done",
     )
     assert "wait_reason" not in done
-    wait_for(lambda: _worker(redis_url)["finished"] == 1, "the worker has told of it")
-    told = _worker(redis_url)
-    assert told["start_s"] > 0
-    assert told["job_seconds"] > 0
-    assert told["request_bytes"] == len(json.dumps(body, separators=(",", ":")))  # as it came
-    assert told["prompt_tokens"] == done["usage"]["prompt_tokens"]
-    assert told["completion_tokens"] == 4
+    wait_for(lambda: _worker(redis_url)["finished"] == 1, "the worker has announced it")
+    announced = _worker(redis_url)
+    assert announced["start_s"] > 0
+    assert announced["job_seconds"] > 0
+    assert announced["request_bytes"] == len(json.dumps(body, separators=(",", ":")))  # as it came
+    assert announced["prompt_tokens"] == done["usage"]["prompt_tokens"]
+    assert announced["completion_tokens"] == 4
 
 
 def _worker(redis_url: str) -> dict[str, Any]:

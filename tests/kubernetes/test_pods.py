@@ -94,7 +94,7 @@ def test_no_variables_of_services() -> None:
 
 
 def test_ours_are_not_pid_1() -> None:
-    """As such they would not hear a SIGTERM before they have a handler; see restricted.yaml."""
+    """As such they would ignore a SIGTERM before they have a handler; see restricted.yaml."""
     assert all(pod_of(each)["shareProcessNamespace"] is True for _, each in ours())
 
 

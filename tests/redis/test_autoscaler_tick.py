@@ -66,7 +66,7 @@ async def test_from_an_empty_fleet_to_a_decision(
     assert (scale.wanted, scale.reason, scale.wait_s) == (2, "4 wait", 1.5)
     assert scale.seen.waiting == 4
     assert scale.seen.arrivals_per_s > 0
-    assert scale.seen.starting == 0  # nobody had been asked when it looked
+    assert scale.seen.starting == 0  # no worker had been requested by then
     await tick(queue, registry, SETTINGS)
     assert (await scale_of(queue)).seen.starting == 2
     changes = await ScaleStore(queue.servers.primary).history(POOL)
@@ -93,7 +93,7 @@ async def test_what_workers_announce_is_seen(
     seen = (await scale_of(queue)).seen
     assert (seen.waiting, seen.running, seen.ready, seen.starting) == (2, 1, 1, 1)
     assert (seen.slots, seen.start_s) == (8, 9.0)
-    # Of the second look's two jobs, and the first look's with the weight of one.
+    # The second tick's two jobs, and the first tick's with the weight of one.
     assert seen.job_s == pytest.approx((8 + 3) / 3, rel=0.01)
     # 100 bytes each; 40 tokens for the 200 + 50 bytes of three jobs; 60 / 3 tokens of completion.
     assert seen.waiting_tokens == pytest.approx(2 * (100 * 40 / 250 + 20), rel=0.01)
@@ -135,7 +135,7 @@ async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
     await tick(queue, registry, SETTINGS)
     store.hset(keys.scale(POOL), field, value)
     store.lpush(keys.scaling_events(POOL), "nonsense")
-    _, scales = await ScaleStore(queue.servers.primary).read([POOL, "never-heard-of"])
+    _, scales = await ScaleStore(queue.servers.primary).read([POOL, "unknown"])
     assert (POOL in scales) == (field != "scale")
     await tick(queue, registry, SETTINGS)
     assert (await scale_of(queue)).wanted == 0
@@ -245,11 +245,11 @@ class Drains:
 async def test_an_actuator_that_fails_leaves_the_decision_readable(
     queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deaf = Deaf()
-    monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: deaf)
+    failing = Deaf()
+    monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: failing)
     await submit(queue)
     await tick(queue, registry, SETTINGS)
-    assert deaf.asked == [1]
+    assert failing.asked == [1]
     assert (await scale_of(queue)).wanted == 1
 
 

@@ -23,8 +23,8 @@ from shared.protocol import keys
 from shared.protocol.states import WorkerState
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import POOL
-from tests.unit.gateway.test_observation import look as look_at
 from tests.unit.gateway.test_observation import see
+from tests.unit.gateway.test_observation import snapshot as snapshot_of
 from tests.unit.gateway.test_observation import worker as worker_info
 from tests.waiting import eventually
 
@@ -85,7 +85,7 @@ class Fleet:
 
     async def decide(self, wanted: int, *, ago_s: float = 0.0) -> None:
         now_s, _ = await self.store.read([])
-        seen = replace(see(look_at()), at_s=now_s - ago_s)
+        seen = replace(see(snapshot_of()), at_s=now_s - ago_s)
         limits = Limits(0, 9, 5, 0.8, 120, 300)
         scale = Scale(POOL, "m", wanted, "because", None, seen, limits, 2.0)
         await self.store.write(scale, b"{}", None)

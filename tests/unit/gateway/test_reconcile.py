@@ -28,7 +28,7 @@ STARTING, SERVING, DRAINING = Phase.STARTING, Phase.SERVING, Phase.DRAINING
         (1, [Instance("a", STARTING, 0), Instance("b", SERVING, 9)], Plan(0, ())),
     ],
 )
-def test_converge(wanted: int, instances: list[Instance], plan: Plan) -> None:
+def test_reconcile(wanted: int, instances: list[Instance], plan: Plan) -> None:
     assert reconcile(wanted, instances) == plan
 
 
@@ -40,11 +40,11 @@ def test_converge(wanted: int, instances: list[Instance], plan: Plan) -> None:
         (WorkerState.READY, False, SERVING),
         (WorkerState.BUSY, False, SERVING),
         (WorkerState.DRAINING, False, DRAINING),
-        (WorkerState.READY, True, DRAINING),  # it has not said so yet
+        (WorkerState.READY, True, DRAINING),  # it has not announced that yet
         (None, True, DRAINING),  # it has left the registry, and is about to end
     ],
 )
-def test_the_phase_of_a_unit(state: WorkerState | None, draining: bool, phase: Phase) -> None:
+def test_the_phase_of_an_instance(state: WorkerState | None, draining: bool, phase: Phase) -> None:
     found = None if state is None else worker(state=state, jobs=3)
     assert instance("a", found, draining=draining) == Instance(
         "a", phase, 0 if found is None else 3

@@ -293,14 +293,14 @@ def state(cycle: RequestResponseCycle) -> tuple[Any, ...]:
 async def test_a_response_starts_as_uvicorns_own(
     headers: Any, body: bytes, more: bool, status: int, keep_alive: bool
 ) -> None:
-    told: list[str] = []
+    answered_by: list[str] = []
     cycles = []
     for name in ("uvicorn", "begin"):
         cycle, transport = asked()
         cycle.keep_alive = keep_alive
         cycle.default_headers = [(b"date", b"today")]
         cycle.waiting_for_100_continue = True
-        cycle.on_response = lambda name=name: told.append(name)  # type: ignore[misc]
+        cycle.on_response = lambda name=name: answered_by.append(name)  # type: ignore[misc]
         cycles.append((cycle, transport))
     (plain, expected), (cycle, transport) = cycles
     start: Any = {**START, "status": status, "headers": headers}
@@ -310,7 +310,7 @@ async def test_a_response_starts_as_uvicorns_own(
     assert transport.written == expected.written
     assert transport.calls == ["write", *expected.calls[2:]]
     assert state(cycle) == state(plain)
-    assert told == ([] if more else ["uvicorn", "begin"])
+    assert answered_by == ([] if more else ["uvicorn", "begin"])
     if more:  # and both go on alike
         for each in (plain, cycle):
             await each.send({**part(b"end"), "more_body": False})

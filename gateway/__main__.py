@@ -22,6 +22,7 @@ from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
 from shared.platform import eviction, fast_paths, logs
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
+from shared.protocol.version import refuse_other_format
 
 _CLOSE_S = 1
 """Seconds for aborted answers to be sent to their clients."""
@@ -35,6 +36,7 @@ def main() -> None:
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
         asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
+        asyncio.run(refuse_other_format(settings.all_redis_urls, settings.shards))
         app = create_app(settings)
         listener = _listen(settings)
     except SettingsError as error:
@@ -55,6 +57,9 @@ def main() -> None:
         timeout_graceful_shutdown=settings.grace_s + _CLOSE_S,
     )
     _Server(config, app, settings.grace_s).run(sockets=[listener])
+    if app.format_mismatch:
+        print(f"flotilla gateway: {app.format_mismatch}", file=sys.stderr)
+        sys.exit(2)
 
 
 _SLOW_TICKS = fast_paths.FastPath(
@@ -90,6 +95,12 @@ class _Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._exit_requested.wait()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end now."""
+        if self._app.format_mismatch:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

@@ -48,6 +48,7 @@ from shared.platform.metrics import GatewayMetrics
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
+from shared.protocol.version import FormatMonitor
 from shared.queue.job_queue import JobQueue
 from shared.queue.reaper import Reaper
 
@@ -133,6 +134,7 @@ def _make_gateway(
         streams=streams,
         fleet=fleet,
         eviction=eviction.EvictionMonitor([servers.primary, *servers.all]),
+        format=FormatMonitor([servers.primary, *servers.all], settings.shards),
         tasks=TaskSupervisor(metrics.background_tasks),
         metrics=metrics,
         prometheus=registry,
@@ -146,6 +148,7 @@ async def _start(gateway: Gateway) -> None:
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("reaper", reaper.run())
     gateway.tasks.start("eviction monitor", gateway.eviction.run())
+    gateway.tasks.start("format monitor", gateway.format.run())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SUBSCRIBE_S):
             await gateway.relay.connected()

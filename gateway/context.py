@@ -17,6 +17,7 @@ from shared.platform.eviction import EvictionMonitor
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
+from shared.protocol.version import FormatMonitor
 from shared.queue.job_queue import JobQueue
 
 
@@ -33,6 +34,7 @@ class Gateway:
     streams: StreamContext
     fleet: FleetView
     eviction: EvictionMonitor
+    format: FormatMonitor
     tasks: TaskSupervisor
     metrics: GatewayMetrics
     prometheus: CollectorRegistry

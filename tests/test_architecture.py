@@ -36,15 +36,15 @@ LAYERS: dict[str, set[str]] = {
     "gateway/streaming": {PLATFORM, PROTOCOL, QUEUE, API, "gateway/http"},
     "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
     "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},
-    "gateway/launcher": {PLATFORM, FLEET, "gateway/autoscaler", "gateway/maintenance"},
-    "gateway/cli": {PLATFORM, FLEET, "gateway/autoscaler", "gateway/launcher"},
-    CONTEXT: {PLATFORM, QUEUE, "gateway/jobs", "gateway/streaming"},
+    "gateway/launcher": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/maintenance"},
+    "gateway/cli": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/launcher"},
+    CONTEXT: {PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/streaming"},
     "gateway/routes": {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
         "gateway/http", "gateway/jobs", "gateway/streaming", "gateway/autoscaler",
     },
     "gateway": {
-        PLATFORM, QUEUE, FLEET, API, CONTEXT,
+        PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
         "gateway/http", "gateway/jobs", "gateway/streaming", "gateway/routes",
     },
     "worker/demo": {PLATFORM},
@@ -57,7 +57,7 @@ LAYERS: dict[str, set[str]] = {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
     },
     "worker": {
-        PLATFORM, "worker/run", "worker/engines", "worker/engines/simulated", "worker/engines/vllm",
+        PLATFORM, PROTOCOL, "worker/run", "worker/engines", "worker/engines/simulated", "worker/engines/vllm",
     },
 }  # fmt: skip
 LAYER_EXCEPTIONS = {

@@ -11,6 +11,7 @@ import uvloop
 
 from shared.platform import eviction, fast_paths, logs
 from shared.platform.settings import Settings, SettingsError, load_settings
+from shared.protocol.version import refuse_other_format
 from worker.engines.protocol import Engine
 from worker.run.lifecycle import Worker
 
@@ -28,6 +29,7 @@ def _engine(settings: Settings) -> Engine:
 
 async def _run(settings: Settings) -> int:
     await eviction.refuse_evicting(settings.all_redis_urls)
+    await refuse_other_format(settings.all_redis_urls, settings.shards)
     worker = Worker(settings, _engine(settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

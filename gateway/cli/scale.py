@@ -14,8 +14,10 @@ from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import redis_client as connections
 from shared.platform.redis_client import RedisError
+from shared.protocol.version import FormatMismatch, check_format
 
 EXIT_FAILED = 1
+EXIT_REFUSED = 2
 _SHOWN = 10
 
 
@@ -23,6 +25,9 @@ async def explain(redis_url: str, name: str | None, *, as_json: bool) -> int:
     """Print the decision for one pool (or model), or for all; returns the exit status."""
     try:
         pools, known = await _read(redis_url, name)
+    except FormatMismatch as error:
+        print(f"flotilla: {error}", file=sys.stderr)
+        return EXIT_REFUSED
     except (RedisError, OSError) as error:
         where = without_password(redis_url)
         print(
@@ -52,6 +57,7 @@ async def _read(redis_url: str, name: str | None) -> tuple[list[dict[str, Any]],
     """The pools that are autoscaled, and whether there is one of this name."""
     redis = connections.connect(redis_url, max_connections=2)
     try:
+        await check_format(redis, n_shards=1)
         registry, store = Registry(redis), ScaleStore(redis)
         models = await registry.models()
         wanted = models[name].pool if name in models else name

@@ -15,6 +15,7 @@ from shared.platform import eviction
 from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
 from shared.platform.tasks import end
+from shared.protocol.version import refuse_other_format
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -31,6 +32,7 @@ async def run(settings: Settings, stdout: int) -> int:
     if problem := await broker.problem(settings):
         raise SettingsError(problem)
     await eviction.refuse_evicting(settings.all_redis_urls)
+    await refuse_other_format(settings.all_redis_urls, settings.shards)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -41,6 +43,7 @@ async def run(settings: Settings, stdout: int) -> int:
     work = {"Celery": celery.run(), "the health check": watch(settings, tasks, celery)}
     work |= {name: repeat(name, tasks.run, interval_s) for name, interval_s in timers.items()}
     background = {asyncio.create_task(each, name=name) for name, each in work.items()}
+    background.add(asyncio.create_task(tasks.monitor_format(), name="the format check"))
     stopped = asyncio.create_task(stop.wait(), name="stop")
     ended, _ = await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
     failed = ended - {stopped}
@@ -51,6 +54,9 @@ async def run(settings: Settings, stdout: int) -> int:
     await tasks.close()
     with contextlib.suppress(OSError):
         liveness_file.remove(settings)
+    for task in failed:
+        if isinstance(error := task.exception(), SettingsError):
+            raise error
     return 1 if failed else 0
 
 

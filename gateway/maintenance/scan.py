@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
+from shared.platform.redis_client import ResponseError, is_wrong_type
 from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.lanes import CLIENT_LANES, LANES
@@ -37,7 +38,7 @@ async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
         yield step
     for shard in shards:
         pools = await redis.smembers(keys.pool_names(shard))
-        for pool in sorted(pool.decode() for pool in pools):
+        for pool in sorted(pool.decode(errors="replace") for pool in pools):
             for lane in LANES:
                 name = f"{pool}:{lane}"
                 stream = keys.queue(shard, pool, lane)
@@ -59,7 +60,7 @@ async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
         cursor, found = await redis.scan(cursor or 0, keys.JOBS_PATTERN, MEMBERS_PER_STEP)
         ids: dict[tuple[int, str], list[bytes]] = {}
         for key in found:
-            shard, word, rest = keys.parse(key.decode()) or (-1, "", "")
+            shard, word, rest = keys.parse(key.decode(errors="replace")) or (-1, "", "")
             if shard not in shards:
                 continue
             if word in {keys.JOB, keys.LOG}:
@@ -75,12 +76,27 @@ async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
 async def _members(redis: Any, key: str | bytes) -> AsyncIterator[list[bytes]]:
     cursor = None
     while cursor != 0:
-        cursor, found = await redis.zscan(key, cursor or 0, count=MEMBERS_PER_STEP)
+        try:
+            cursor, found = await redis.zscan(key, cursor or 0, count=MEMBERS_PER_STEP)
+        except ResponseError as error:
+            if is_wrong_type(error):
+                return  # the next script that needs the key sets it aside
+            raise
         yield [member for member, _ in found]
 
 
 async def _entries(redis: Any, stream: str) -> AsyncIterator[list[bytes]]:
     after = "-"
-    while found := await redis.xrange(stream, after, "+", count=MEMBERS_PER_STEP):
+    while found := await _entries_behind(redis, stream, after):
         yield [entry for entry, _ in found]
         after = f"({found[-1][0].decode()}"
+
+
+async def _entries_behind(redis: Any, stream: str, after: str) -> list[Any]:
+    try:
+        found: list[Any] = await redis.xrange(stream, after, "+", count=MEMBERS_PER_STEP)
+    except ResponseError as error:
+        if is_wrong_type(error):
+            return []
+        raise
+    return found

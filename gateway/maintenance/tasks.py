@@ -20,6 +20,7 @@ from shared.platform.redis_client import UNAVAILABLE, RedisError
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.protocol import keys
+from shared.protocol.version import FormatMonitor
 from shared.queue.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.maintenance")
@@ -95,6 +96,11 @@ class MaintenanceTasks:
         done_s = await redis.hget(keys.MAINTENANCE_RUNS, name)
         now_s, _ = await redis.time()
         return None if done_s is None else now_s - int(done_s)
+
+    async def monitor_format(self) -> None:
+        """Check the format version of the servers for ever. Raises FormatMismatch."""
+        servers = self._queue.servers
+        await FormatMonitor([servers.primary, *servers.all], self._queue.shards).run()
 
     async def close(self) -> None:
         """Close all connections."""

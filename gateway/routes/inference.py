@@ -79,6 +79,12 @@ class InferenceApp:
         gateway: Gateway = self._fastapi.state.gateway
         gateway.relay.fail_all(error)
 
+    @property
+    def format_mismatch(self) -> str:
+        """Why this release can't use its Redis; empty if it can (shared/protocol/version.py)."""
+        gateway: Gateway | None = getattr(self._fastapi.state, "gateway", None)
+        return gateway.format.mismatch if gateway else ""
+
     async def _submit(
         self,
         endpoint: Endpoint,

@@ -70,6 +70,7 @@ async def checks(gateway: Gateway) -> dict[str, str]:
     return {
         "redis": await _redis(gateway),
         "eviction": gateway.eviction.problem,
+        "format": gateway.format.problem,
         "relay": "" if _subscribed(gateway) else "not subscribed to any Redis server yet",
         "fleet": gateway.fleet.problem,
         "tasks": "; ".join(ended),

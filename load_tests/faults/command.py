@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from load_tests.faults.hostile.requests import HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
+from load_tests.faults.hostile.catalogue import HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
 from load_tests.faults.hostile.run import (
     HostileRow,
     hostile_table,

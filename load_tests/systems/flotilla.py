@@ -1,7 +1,8 @@
 """`flotilla`: gateway, durable Redis and worker with default settings, as `flotilla up` runs them.
 
 `flotilla-2gw` has two gateways, `flotilla-2redis` two Redis servers with one shard each.
-`flotilla-plain` has FLOTILLA_FAST_PATHS=off. `flotilla-tcp` reaches Redis by TCP instead of a Unix socket, as on separate machines or containers.
+`flotilla-plain` has FLOTILLA_FAST_PATHS=off. `flotilla-tcp` reaches Redis by TCP instead of a Unix
+socket, as on separate machines or containers.
 """
 
 from __future__ import annotations

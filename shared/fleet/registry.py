@@ -41,6 +41,8 @@ class WorkerInfo:
     pid: int
     version: str
     metrics_port: int
+    format: int = 1
+    """Format version of the worker's release (shared/protocol/version.py); older ones wrote none."""
     reason: str = ""
     """Why it claims as much as it does, in a sentence."""
     start_s: float | None = None

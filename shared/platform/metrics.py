@@ -144,6 +144,18 @@ def _refusals() -> set[str]:
     return codes
 
 
+def _malformed(registry: CollectorRegistry, *kinds: str) -> Counter:
+    counter = Counter(
+        "flotilla_malformed_values_total",
+        "Values in Redis and messages that could not be read and were skipped, each time",
+        ["kind"],
+        registry=registry,
+    )
+    for kind in kinds:
+        counter.labels(kind)
+    return counter
+
+
 class ReaperMetrics:
     """What the reaper of this process did. Every gateway and worker runs one."""
 
@@ -176,14 +188,7 @@ class GatewayMetrics:
             ["task"],
             registry=registry,
         )
-        self.malformed = Counter(
-            "flotilla_malformed_values_total",
-            "Values in Redis and messages that could not be read and were skipped, each time",
-            ["kind"],
-            registry=registry,
-        )
-        for kind in ("worker", "model", "scale", "frame"):
-            self.malformed.labels(kind)
+        self.malformed = _malformed(registry, "worker", "model", "scale", "frame")
         self.redis_writable = Gauge(
             "flotilla_redis_writable",
             "1 if the last test write to this server succeeded",
@@ -336,6 +341,7 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         _add_build_info(registry)
         self.reaper = ReaperMetrics(registry)
+        self.malformed = _malformed(registry, "control message")
         self.info = Gauge(
             "flotilla_worker_info",
             "Always 1; the labels tell what this process serves, for joins with its other metrics",

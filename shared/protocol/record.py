@@ -128,6 +128,8 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
     lease: LastLease | None = reader.read_optional("lease", _checked_lease)
     response: ResponseInfo | None = reader.read_optional("response", _read_response)
     state: JobState = reader.read("state", lambda value: JobState(value.decode()))
+    if state is JobState.IN_PROGRESS and lease is None:
+        raise DamagedRecord(job_id, "lease", raw.get(b"lease", b""))
     created_us: int = reader.read("created_us", int)
     error_code: str = reader.read_optional("error_code", bytes.decode) or ""
     finished_at = reader.read_optional("finished_us", _seconds)
@@ -194,6 +196,7 @@ def _read_request(packed: bytes) -> Request:
 
 def _checked_lease(packed: bytes) -> LastLease:
     lease = read_lease(packed)
+    int(lease.generation), int(lease.attempts)
     if not isinstance(lease.worker, str):
         raise ValueError("not a lease")
     if lease.worker:

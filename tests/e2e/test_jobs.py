@@ -101,7 +101,7 @@ def test_submit_wait_result(api: httpx.Client, other: httpx.Client) -> None:
 
 
 def test_a_job_shows_its_text_while_it_grows_and_waits_with_a_position(api: httpx.Client) -> None:
-    running = [submit(api, f"long {i}", max_tokens=100_000, ignore_eos=True) for i in range(2)]
+    running = [submit(api, f"long {i}", max_tokens=8000, ignore_eos=True) for i in range(2)]
     first = running[0]["id"]
     shown = wait_for(lambda: api.get(f"/jobs/{first}").json().get("text"), "some text is there")
     assert shown.startswith("[simulated]")

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from gateway.maintenance import tasks
 from shared.platform.settings import Settings
+from shared.protocol import keys
 from shared.protocol.lanes import LANES
 from shared.protocol.states import JobState, WorkerState
 from tests.e2e.processes import Process, Stack
@@ -42,7 +43,7 @@ JOBS = {"gateway": "flotilla-gateway", "worker": "flotilla-worker"}
 
 @dataclass
 class Fleet:
-    """A gateway, a simulated worker, a maintenance process that scales, and what Prometheus has seen of them."""
+    """A gateway, a simulated worker, a maintenance process that scales, and Prometheus."""
 
     stack: Stack
     gateway: Process
@@ -50,7 +51,7 @@ class Fleet:
     maintenance: Process
 
     def exports(self) -> Exports:
-        """What all processes export now, with everything that the maintenance process makes known."""
+        """What all processes export now, with the results of maintenance tasks."""
         wait_for(self._decided, "the autoscaler has decided")
         exports = Exports()
         for process in (self.gateway, self.worker):
@@ -97,6 +98,8 @@ def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
         worker = stack.worker(**lease, **slow)
         fleet = Fleet(stack, stack.gateway(**lease), worker, maintenance)
         use(fleet, "simulated")
+        with redis.client() as client:  # as if a job had run out of attempts
+            client.hincrby(keys.dead_letter_counts(0), "attempts", 1)
         yield fleet
     finally:
         for process in stack.processes:  # shown if something fails

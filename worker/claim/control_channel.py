@@ -11,8 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
-from msgpack.exceptions import UnpackException
-
+from shared.platform.malformed import MalformedValues
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import ControlKind, decode_control
 from shared.protocol.job import LeasedJob
@@ -43,6 +42,7 @@ class ControlChannel:
         start: Callable[[LeasedJob], None],
         abort: Callable[[str], None],
         known_jobs: Callable[[], Iterable[str]],
+        malformed: MalformedValues,
     ) -> None:
         self._queue = queue
         self._advertised_slots = advertised_slots
@@ -51,16 +51,18 @@ class ControlChannel:
         self._start = start
         self._abort = abort
         self._known_jobs = known_jobs
+        self._malformed = malformed
         self._rejecting: asyncio.Task[None] | None = None
 
     def on_message(self, message: bytes) -> None:
-        """Handle one message. A malformed one is logged and ignored."""
+        """Handle one message. A malformed one is skipped and counted."""
         try:
             kind, parts = decode_control(message)
             jobs = parse_jobs(*parts) if kind is ControlKind.JOBS else []
             ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
-        except (ValueError, TypeError, LookupError, AttributeError, UnpackException) as error:
-            log.error("ignored malformed control message: %r", error)
+        except Exception as error:
+            # Jobs in it are returned to the queue when their leases expire.
+            self._malformed.skip("control message", f"{len(message)} bytes", error)
             return
         for job in jobs:
             self._advertised_slots.job_assigned(job.shard)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from shared.platform import logs
 from shared.platform import redis_client as connections
+from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
 from shared.protocol.job import LeasedJob
@@ -75,6 +76,7 @@ class Executor:
             start=self._start,
             abort=self._abort,
             known_jobs=lambda: [*self.runs, *(run.job.id for run in self._to_release)],
+            malformed=MalformedValues(metrics.malformed),
         )
         self._queue = queue
         self._engine = engine

@@ -31,6 +31,7 @@ from shared.platform.subscription import Subscription
 from shared.platform.tasks import end
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
+from shared.protocol.version import FormatMonitor
 from shared.queue.job_queue import JobQueue
 from shared.queue.reaper import Reaper
 from worker.claim.lease import LeaseRenewer
@@ -148,6 +149,9 @@ class Worker:
         self._spawn(executor.publisher.run())
         self._spawn(LeaseRenewer(executor.lease, self._progressing).run())
         self._spawn(registration.run_heartbeats())
+        servers = self._queue.servers
+        monitor = FormatMonitor([servers.primary, *servers.all], self._settings.shards)
+        self._spawn(monitor.run())
         for control in controls:
             self._spawn(control.run())
         self._spawn(Reaper(self._queue, self._settings.lease_s, self._metrics.reaper).run())

@@ -19,6 +19,7 @@ from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, Registry, WorkerInfo
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
 from shared.protocol.states import WorkerState
+from shared.protocol.version import FORMAT_VERSION
 from worker.engines.protocol import Engine
 from worker.run.executor import Executor
 from worker.run.totals import ages
@@ -92,6 +93,7 @@ class Registration:
         load = self._engine.load() if executor else None
         info = WorkerInfo(
             id=self.worker_id,
+            format=FORMAT_VERSION,
             pool=self.pool,
             state=state,
             engine=self._engine.kind,

@@ -90,11 +90,7 @@ def make_row(
 def error_kind(outcome: CallOutcome) -> str:
     """Return what kind of error a wrong outcome has, and whether it is a job or a stream."""
     first = outcome.errors[0].split(" ")[0].rstrip(",")
-    kind = (
-        "record"
-        if first.isdecimal() or first in ("record", "complete,", "complete", "the")
-        else first
-    )
+    kind = "record" if first.isdecimal() or first in ("record", "complete", "the") else first
     return f"{kind} ({'job' if outcome.is_job else 'stream'})"
 
 

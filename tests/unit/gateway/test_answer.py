@@ -211,7 +211,7 @@ async def test_the_first_chunk_opens_the_stream() -> None:
     assert call.client.complete
 
 
-async def test_the_first_chunk_is_written_in_the_turn_in_which_it_comes() -> None:
+async def test_the_first_chunk_is_written_in_the_turn_in_which_it_arrives() -> None:
     call = Call()
     await turns()
     call.say(event("0"), event("1"))
@@ -232,7 +232,7 @@ async def test_the_first_chunk_is_written_in_the_turn_in_which_it_comes() -> Non
 
 
 @pytest.mark.parametrize("kept", ["head", "body"])
-async def test_a_stream_that_finds_no_room_at_its_beginning_is_opened_once(kept: str) -> None:
+async def test_a_response_that_has_to_wait_for_room_is_started_once(kept: str) -> None:
     call = Call()
     await turns()
     send = call.client.send
@@ -264,7 +264,7 @@ async def test_a_stream_that_finds_no_room_at_its_beginning_is_opened_once(kept:
     assert call.client.complete
 
 
-async def test_the_first_chunk_behind_a_comment_is_the_first(
+async def test_the_first_chunk_after_a_comment_counts_as_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.streaming.answer.position", third)
@@ -287,7 +287,7 @@ async def test_the_first_chunk_behind_a_comment_is_the_first(
     await asyncio.gather(call.task, return_exceptions=True)
 
 
-async def test_a_client_that_leaves_at_its_first_chunk_gets_no_other() -> None:
+async def test_a_client_that_leaves_at_its_first_chunk_gets_no_more() -> None:
     call = Call()
     await turns()
     send = call.client.send
@@ -305,7 +305,7 @@ async def test_a_client_that_leaves_at_its_first_chunk_gets_no_other() -> None:
     assert call.queue.cancelled == [JOB]
 
 
-async def test_a_chunk_is_written_in_the_turn_in_which_it_comes(call: Call) -> None:
+async def test_a_chunk_is_written_in_the_turn_in_which_it_arrives(call: Call) -> None:
     call.say(event("1"))
     assert call.client.parts[-1] == event("1")
     call.say(event("2"), event("3"))
@@ -342,7 +342,7 @@ async def test_while_the_socket_is_full_nothing_is_written_and_the_task_takes_ov
     assert call.client.complete
 
 
-async def test_room_that_comes_before_the_task_does_not_mix_the_order_up(call: Call) -> None:
+async def test_the_order_is_kept_if_there_is_room_before_the_task_runs(call: Call) -> None:
     call.client.room.clear()
     call.say(event("1"))
     call.client.room.set()
@@ -365,7 +365,7 @@ async def test_the_end_waits_for_room_too(call: Call) -> None:
     assert call.client.complete
 
 
-async def test_a_client_that_stops_reading_costs_no_memory_and_gets_everything(
+async def test_chunks_of_a_client_that_stops_reading_are_not_kept_in_memory(
     call: Call,
 ) -> None:
     call.client.room.clear()
@@ -382,7 +382,7 @@ async def test_a_client_that_stops_reading_costs_no_memory_and_gets_everything(
     assert call.client.body == events("0", *texts)
 
 
-async def test_a_send_that_fails_is_the_business_of_its_call_alone(call: Call) -> None:
+async def test_a_send_that_fails_affects_its_own_call_only(call: Call) -> None:
     other = call.relay.open("job_001" + "0" * 24, ReadMode.CHUNKS)
     call.client.broken = RuntimeError("broken")
     of_other = encode(other.job_id, 1, FrameKind.CHUNK, [b"x"])
@@ -429,7 +429,7 @@ async def test_a_client_that_leaves_has_its_job_cancelled(call: Call) -> None:
     assert call.client.body == events("0", "1")
 
 
-async def test_a_client_that_leaves_while_the_socket_is_full_is_let_go(call: Call) -> None:
+async def test_a_client_that_leaves_while_the_socket_is_full_ends_its_call(call: Call) -> None:
     call.client.room.clear()
     call.say(event("1"))
     await turns()
@@ -451,7 +451,7 @@ async def test_a_stream_whose_log_is_lost_ends_with_an_error(call: Call) -> None
     assert call.client.complete
 
 
-async def test_a_refused_request_gets_the_engines_words_though_it_asked_for_a_stream() -> None:
+async def test_a_refusal_by_the_engine_is_not_streamed() -> None:
     call = Call()
     await turns()
     call.end(FrameKind.RESULT, (400, b"application/json", b'{"error": 1}'))
@@ -461,7 +461,7 @@ async def test_a_refused_request_gets_the_engines_words_though_it_asked_for_a_st
     assert dict(call.client.sent[0]["headers"])[b"content-type"] == b"application/json"
 
 
-async def test_an_answer_that_is_not_streamed_comes_as_a_whole() -> None:
+async def test_an_answer_that_is_not_streamed_is_sent_whole() -> None:
     call = Call(stream=False)
     await turns()
     call.end(FrameKind.RESULT, (200, b"application/json", b"{}"))
@@ -470,7 +470,7 @@ async def test_an_answer_that_is_not_streamed_comes_as_a_whole() -> None:
     assert call.client.complete
 
 
-async def test_silence_after_chunks_that_were_written_at_once_is_broken_by_a_comment(
+async def test_a_comment_is_sent_in_a_silence_after_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.streaming.answer.position", third)
@@ -492,7 +492,7 @@ async def test_silence_after_chunks_that_were_written_at_once_is_broken_by_a_com
     assert call.client.complete
 
 
-async def test_with_a_pace_what_comes_in_between_leaves_in_one_piece() -> None:
+async def test_with_a_pace_chunks_are_joined_into_one_write() -> None:
     call = Call(stream_pace_s=0.05)
     call.say(event("1"))
     await turns()
@@ -510,7 +510,7 @@ async def test_with_a_pace_what_comes_in_between_leaves_in_one_piece() -> None:
     ]
 
 
-async def test_a_job_that_could_not_be_queued_is_answered_with_that() -> None:
+async def test_a_job_that_could_not_be_queued_is_answered_with_its_error() -> None:
     call = Call()
     reader = call.relay._readers[JOB.encode()][0]
     reader.fail(QueueFull("full"))

@@ -75,6 +75,7 @@ def gateway() -> Any:
         id="gw",
         queue=SimpleNamespace(shards=2, servers=Servers(redis)),
         relay=SimpleNamespace(is_subscribed=lambda shard: True),
+        format=SimpleNamespace(problem=""),
         eviction=SimpleNamespace(problem=""),
         tasks=SimpleNamespace(ended={}),
         fleet=fleet,

@@ -1,4 +1,4 @@
-"""The wire: the same as uvicorn's own `send` and `receive`, or nothing at all."""
+"""The fast path does what uvicorn's own `send` and `receive` do, or nothing."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.http.asgi_io import buffered_body, chunk_writer, on_disconnect
-from gateway.http.asgi_io import start_response_at_once as begin
+from gateway.http import uvicorn_fastpath
+from gateway.http.asgi_io import (
+    AsgiWriter,
+    buffered_body,
+    chunk_writer,
+    on_disconnect,
+    start_response_at_once,
+)
+from shared.platform import fast_paths
 from tests.waiting import eventually
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"x", b"y")]}
@@ -93,7 +100,7 @@ def part(data: bytes) -> Any:
 
 
 @pytest.mark.parametrize("data", CHUNKS)
-async def test_it_writes_what_uvicorn_would(data: bytes) -> None:
+async def test_the_writer_writes_what_uvicorn_would(data: bytes) -> None:
     cycle, transport = await opened()
     assert chunk_writer(cycle.send).write(data)  # type: ignore[arg-type]
     ours, transport.written = transport.written, b""
@@ -101,7 +108,7 @@ async def test_it_writes_what_uvicorn_would(data: bytes) -> None:
     assert ours == transport.written != b""
 
 
-async def test_it_writes_nothing_while_something_waits_to_be_sent() -> None:
+async def test_the_writer_writes_nothing_while_bytes_are_unsent() -> None:
     cycle, transport = await opened()
     body = chunk_writer(cycle.send)  # type: ignore[arg-type]
     transport.unsent = 1
@@ -112,7 +119,7 @@ async def test_it_writes_nothing_while_something_waits_to_be_sent() -> None:
     assert transport.written == b"1\r\nx\r\n"
 
 
-async def test_it_writes_nothing_to_a_connection_that_is_being_closed() -> None:
+async def test_the_writer_writes_nothing_to_a_closing_connection() -> None:
     cycle, transport = await opened()
     body = chunk_writer(cycle.send)  # type: ignore[arg-type]
     transport.closing = True
@@ -157,7 +164,7 @@ async def received(client: socket.socket, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_a_slow_client_gets_all_that_was_taken_and_no_more(runner: Callable[..., None]) -> None:
+def test_a_slow_client_gets_what_was_written_and_no_more(runner: Callable[..., None]) -> None:
     async def run() -> None:
         async with connected() as (cycle, transport, client):
             body = chunk_writer(cycle.send)  # type: ignore[arg-type]
@@ -177,7 +184,7 @@ def test_a_slow_client_gets_all_that_was_taken_and_no_more(runner: Callable[...,
 
 @pytest.mark.parametrize("end", ["close", "abort", "client"])
 @pytest.mark.parametrize("runner", RUNNERS)
-def test_the_socket_of_an_ended_connection_is_somebody_elses(
+def test_nothing_is_written_to_a_reused_file_descriptor(
     runner: Callable[..., None], end: str
 ) -> None:
     async def run() -> None:
@@ -212,7 +219,7 @@ async def _free(number: int) -> bool:
     return False
 
 
-async def test_nothing_goes_past_encryption() -> None:
+async def test_encryption_is_not_bypassed() -> None:
     cycle, transport = await opened()
     ours, plain = socket.socketpair()
     with ours, plain:
@@ -230,7 +237,7 @@ async def test_a_body_of_known_length_goes_through_uvicorns_send() -> None:
     assert transport.written == b"ab"
 
 
-async def test_any_other_send_is_driven_as_far_as_it_goes_without_waiting() -> None:
+async def test_the_send_of_another_server_is_run_until_it_would_wait() -> None:
     sent: list[Message] = []
     room = asyncio.Event()
 
@@ -283,27 +290,27 @@ def state(cycle: RequestResponseCycle) -> tuple[Any, ...]:
         ([(b"x", b"y"), LENGTH, (b"z", b"")], b"ab", False),
     ],
 )
-async def test_a_response_begins_as_uvicorn_would_begin_it(
+async def test_a_response_starts_as_uvicorns_own(
     headers: Any, body: bytes, more: bool, status: int, keep_alive: bool
 ) -> None:
-    told: list[str] = []
+    answered_by: list[str] = []
     cycles = []
     for name in ("uvicorn", "begin"):
         cycle, transport = asked()
         cycle.keep_alive = keep_alive
         cycle.default_headers = [(b"date", b"today")]
         cycle.waiting_for_100_continue = True
-        cycle.on_response = lambda name=name: told.append(name)  # type: ignore[misc]
+        cycle.on_response = lambda name=name: answered_by.append(name)  # type: ignore[misc]
         cycles.append((cycle, transport))
     (plain, expected), (cycle, transport) = cycles
     start: Any = {**START, "status": status, "headers": headers}
     await plain.send(start)
     await plain.send({**part(body), "more_body": more})
-    assert begin(cycle.send, status, headers, body, more=more)  # type: ignore[arg-type]
+    assert start_response_at_once(cycle.send, status, headers, body, more=more)  # type: ignore[arg-type]
     assert transport.written == expected.written
     assert transport.calls == ["write", *expected.calls[2:]]
     assert state(cycle) == state(plain)
-    assert told == ([] if more else ["uvicorn", "begin"])
+    assert answered_by == ([] if more else ["uvicorn", "begin"])
     if more:  # and both go on alike
         for each in (plain, cycle):
             await each.send({**part(b"end"), "more_body": False})
@@ -332,11 +339,11 @@ def _head(cycle: RequestResponseCycle) -> None:
 
 
 @pytest.mark.parametrize("becomes", [_begun, _gone, _full, _logged, _head])
-async def test_what_is_no_usual_beginning_is_uvicorns(becomes: Any) -> None:
+async def test_unusual_responses_are_left_to_uvicorn(becomes: Any) -> None:
     cycle, transport = asked()
     becomes(cycle)
     before = state(cycle)
-    assert not begin(cycle.send, 200, [LENGTH], b"ab", more=False)  # type: ignore[arg-type]
+    assert not start_response_at_once(cycle.send, 200, [LENGTH], b"ab", more=False)  # type: ignore[arg-type]
     assert transport.calls == []
     assert state(cycle) == before
 
@@ -345,19 +352,19 @@ async def test_what_is_no_usual_beginning_is_uvicorns(becomes: Any) -> None:
     ("headers", "more"),
     [([(b"x", b"y\r\nz: 1"), LENGTH], False), ([(b"x", b"\x00")], True), ([LENGTH], True)],
 )
-async def test_what_must_not_be_sent_is_left_to_uvicorn(headers: Any, more: bool) -> None:
+async def test_invalid_responses_are_left_to_uvicorn(headers: Any, more: bool) -> None:
     cycle, transport = asked()
     before = state(cycle)
-    assert not begin(cycle.send, 200, headers, b"ab", more=more)  # type: ignore[arg-type]
+    assert not start_response_at_once(cycle.send, 200, headers, b"ab", more=more)  # type: ignore[arg-type]
     assert transport.calls == []
     assert state(cycle) == before
 
 
-async def test_with_any_other_server_nothing_is_begun() -> None:
+async def test_the_response_of_another_server_is_not_started() -> None:
     async def send(message: Message) -> None:
         raise AssertionError
 
-    assert not begin(send, 200, [LENGTH], b"ab", more=False)
+    assert not start_response_at_once(send, 200, [LENGTH], b"ab", more=False)
 
 
 # --- the body ---
@@ -380,7 +387,7 @@ def leaves(cycle: RequestResponseCycle) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"x" * 100_000])
-async def test_a_body_that_has_come_is_what_uvicorn_would_give(body: bytes) -> None:
+async def test_a_buffered_body_is_what_uvicorn_would_give(body: bytes) -> None:
     (ours, _), (theirs, _) = asked(), asked()
     for cycle in (ours, theirs):
         comes(cycle, body)
@@ -397,7 +404,7 @@ async def test_a_body_that_has_come_is_what_uvicorn_would_give(body: bytes) -> N
         assert (await rest)["type"] == "http.disconnect"
 
 
-async def test_the_connection_is_read_again_when_its_body_is_taken() -> None:
+async def test_reading_resumes_once_the_body_is_taken() -> None:
     cycle, _ = asked()
     cycle.flow.pause_reading()  # the body was more than uvicorn likes to keep
     comes(cycle, b"x")
@@ -405,7 +412,7 @@ async def test_the_connection_is_read_again_when_its_body_is_taken() -> None:
     assert not cycle.flow.read_paused
 
 
-async def test_a_body_that_has_not_come_yet_is_waited_for() -> None:
+async def test_an_incomplete_body_is_not_taken() -> None:
     cycle, _ = asked()
     assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
     comes(cycle, b"a", more=True)
@@ -415,14 +422,14 @@ async def test_a_body_that_has_not_come_yet_is_waited_for() -> None:
     assert buffered_body(cycle.receive) == b"b"  # type: ignore[arg-type]
 
 
-async def test_a_client_that_has_left_has_no_body() -> None:
+async def test_a_client_that_left_has_no_body() -> None:
     cycle, _ = asked()
     comes(cycle, b"a")
     leaves(cycle)
     assert buffered_body(cycle.receive) is None  # type: ignore[arg-type]
 
 
-async def test_of_any_other_server_the_body_is_received() -> None:
+async def test_the_body_from_another_server_is_not_taken() -> None:
     async def receive() -> Message:
         raise AssertionError("called")
 
@@ -432,7 +439,7 @@ async def test_of_any_other_server_the_body_is_received() -> None:
 # --- the end of a connection ---
 
 
-async def test_it_hears_when_the_client_leaves_and_of_nothing_else() -> None:
+async def test_the_callback_is_called_on_a_disconnect_only() -> None:
     cycle, _ = asked()
     comes(cycle, b"x")
     buffered_body(cycle.receive)  # type: ignore[arg-type]
@@ -445,7 +452,7 @@ async def test_it_hears_when_the_client_leaves_and_of_nothing_else() -> None:
     assert left == [True]
 
 
-async def test_who_has_left_already_is_heard_of_at_once() -> None:
+async def test_the_callback_is_called_at_once_if_the_client_left_before() -> None:
     cycle, _ = asked()
     leaves(cycle)
     left: list[bool] = []
@@ -455,7 +462,7 @@ async def test_who_has_left_already_is_heard_of_at_once() -> None:
 
 
 @pytest.mark.parametrize("complete", [False, True])
-async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) -> None:
+async def test_the_callback_is_not_called_once_stopped_or_complete(complete: bool) -> None:
     cycle, _ = asked()
     left: list[bool] = []
     forget = on_disconnect(cycle.receive, lambda: left.append(True))  # type: ignore[arg-type]
@@ -468,7 +475,7 @@ async def test_who_does_not_want_to_know_any_more_hears_nothing(complete: bool) 
     assert left == []
 
 
-async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None:
+async def test_uvicorns_own_receive_still_reports_the_disconnect() -> None:
     cycle, _ = asked()
     on_disconnect(cycle.receive, lambda: None)  # type: ignore[arg-type]
     rest = asyncio.create_task(cycle.receive())
@@ -477,7 +484,7 @@ async def test_uvicorns_own_receive_still_tells_when_the_client_leaves() -> None
     assert (await rest)["type"] == "http.disconnect"
 
 
-async def test_any_other_server_is_asked_until_it_says_that_the_client_has_left() -> None:
+async def test_receive_of_another_server_is_called_until_the_disconnect() -> None:
     messages: asyncio.Queue[Message] = asyncio.Queue()
     left = asyncio.Event()
     on_disconnect(messages.get, left.set)
@@ -491,7 +498,7 @@ async def test_any_other_server_is_asked_until_it_says_that_the_client_has_left(
         await left.wait()
 
 
-async def test_any_other_server_is_asked_no_more_by_who_does_not_want_to_know() -> None:
+async def test_receive_of_another_server_is_cancelled_when_stopped() -> None:
     cancelled = asyncio.Event()
 
     async def receive() -> Message:
@@ -506,3 +513,55 @@ async def test_any_other_server_is_asked_no_more_by_who_does_not_want_to_know() 
     forget()
     async with asyncio.timeout(30):
         await cancelled.wait()
+
+
+# --- which way is taken ---
+
+
+@pytest.fixture
+def off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLOTILLA_FAST_PATHS=off."""
+    monkeypatch.setattr(fast_paths, "_mode", "off")
+
+
+async def test_switched_off_everything_goes_through_asgi(off: None) -> None:
+    cycle, transport = asked()
+    comes(cycle, b"body")
+    send: Any = cycle.send
+    receive: Any = cycle.receive
+    assert buffered_body(receive) is None
+    assert (await receive())["body"] == b"body"
+    left: list[bool] = []
+    stop = on_disconnect(receive, lambda: left.append(True))
+    assert not start_response_at_once(send, 200, [LENGTH], b"ab", more=False)
+    assert transport.calls == []
+    await send(START)
+    assert isinstance(chunk_writer(send), AsgiWriter)
+    leaves(cycle)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert left == [True]
+    stop()
+
+
+@pytest.mark.parametrize("change", ["attribute", "parameters", "constant"])
+async def test_another_uvicorn_is_used_by_asgi_alone_and_that_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    if change == "attribute":
+        monkeypatch.setattr(uvicorn_fastpath, "_ATTRIBUTES", "transport moved")
+    elif change == "parameters":
+
+        async def send(self: Any, message: Any, trailers: Any = None) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(RequestResponseCycle, "send", send)
+    else:
+        monkeypatch.delattr("uvicorn.protocols.http.httptools_impl.STATUS_LINE")
+    path = fast_paths.FastPath("uvicorn", uvicorn_fastpath._problem)
+    monkeypatch.setattr(uvicorn_fastpath, "UVICORN", path)
+    cycle, transport = asked()
+    for _ in range(3):
+        assert not start_response_at_once(cycle.send, 200, [], b"a", more=True)  # type: ignore[arg-type]
+    assert transport.calls == []
+    assert len(caplog.records) == 1

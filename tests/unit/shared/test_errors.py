@@ -80,7 +80,7 @@ def test_the_code_of_a_job_selects_its_error(code: str, status: int) -> None:
     assert str(error)
 
 
-@pytest.mark.parametrize("code", ["", "rejected", "engine_error", "never heard of"])
+@pytest.mark.parametrize("code", ["", "rejected", "engine_error", "unknown_code"])
 def test_any_other_code_is_a_failed_job(code: str) -> None:
     assert type(job_error(code, JOB)) is JobFailed
     assert job_error(code, JOB).status == 500

@@ -15,6 +15,7 @@ local function scan_step(sizes, frames, head, generation, found)
     while begin_at < at do begin_at, n = begin_at + sizes[n], n + 1 end
     if begin_at == at then
       local offset, seq, of_generation = cmsgpack.unpack_limit(frames, 2, at - 1 + #head)
+      if at - 1 + sizes[n] > #frames then error('a frame is cut off') end
       if of_generation == generation then
         found(seq, string.sub(frames, offset + 2, at - 1 + sizes[n])) -- a byte tells the kind
       end

@@ -1,0 +1,52 @@
+"""The control channel: a malformed message is skipped and counted, the next one is handled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+from prometheus_client import CollectorRegistry
+
+from shared.platform.malformed import MalformedValues
+from shared.platform.metrics import WorkerMetrics
+from shared.protocol.frames import ControlKind
+from worker.claim.control_channel import ControlChannel
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\xff\xfe",
+        b"\xc1",
+        msgpack.packb(7),
+        msgpack.packb(["no such kind"]),
+        msgpack.packb([ControlKind.DROP]),
+        msgpack.packb([ControlKind.DROP, 7]),
+        msgpack.packb([ControlKind.DROP, b"\xff"]),
+        msgpack.packb([ControlKind.JOBS]),
+        msgpack.packb([ControlKind.JOBS, "now", "token", "job"]),
+        b"\x91" * 10_000,
+    ],
+)
+def test_a_malformed_message_is_skipped_and_counted(message: bytes) -> None:
+    registry = CollectorRegistry()
+    aborted: list[str] = []
+    started: list[Any] = []
+    nothing: Any = None
+    channel = ControlChannel(
+        nothing,
+        nothing,
+        pool="pool",
+        worker_id="w-1",
+        start=started.append,
+        abort=aborted.append,
+        known_jobs=list,
+        malformed=MalformedValues(WorkerMetrics(registry).malformed),
+    )
+    channel.on_message(message)
+    labels = {"kind": "control message"}
+    assert registry.get_sample_value("flotilla_malformed_values_total", labels) == 1
+    channel.on_message(msgpack.packb([ControlKind.DROP, "job_1"]))
+    assert (started, aborted) == ([], ["job_1"])

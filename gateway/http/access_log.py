@@ -45,9 +45,9 @@ class _Line(NamedTuple):
 class AccessLog:
     """Keeps lines for a moment and writes them together."""
 
-    def __init__(self, wanted: bool, log_level: str, *, as_json: bool = False) -> None:
-        self._wanted = wanted and log_level in {"debug", "info"}
-        self._probes_wanted = log_level == "debug"
+    def __init__(self, enabled: bool, log_level: str, *, as_json: bool = False) -> None:
+        self._enabled = enabled and log_level in {"debug", "info"}
+        self._logs_probes = log_level == "debug"
         self._render = _json if as_json else _text
         self._lines: list[_Line] = []
 
@@ -63,7 +63,7 @@ class AccessLog:
         error: str = "",
     ) -> None:
         """Log an answered request. `began` is the monotonic time in seconds at which it arrived."""
-        if not self._wanted or (scope["path"] in _PROBES and not self._probes_wanted):
+        if not self._enabled or (scope["path"] in _PROBES and not self._logs_probes):
             return
         if not self._lines:
             asyncio.get_running_loop().call_later(_WRITE_AFTER_S, self.write)

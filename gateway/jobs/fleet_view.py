@@ -81,10 +81,10 @@ class FleetView:
 
     async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""
-        asked = time.monotonic()
+        called_at = time.monotonic()
         async with self._refreshing:
-            if self._read_at < asked:
-                await asyncio.sleep(max(0.0, self._read_at + _MIN_REFRESH_S - asked))
+            if self._read_at < called_at:
+                await asyncio.sleep(max(0.0, self._read_at + _MIN_REFRESH_S - called_at))
                 await self.refresh()
 
     def now_s(self) -> float:

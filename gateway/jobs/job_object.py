@@ -59,13 +59,13 @@ def summary(job: Job) -> dict[str, Any]:
 
 async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """The summary of each job, with its position if it is queued."""
-    shown = [summary(job) for job in await with_errors(queue, jobs)]
+    fields = [summary(job) for job in await with_errors(queue, jobs)]
     queued = [number for number, job in enumerate(jobs) if job.state is JobState.QUEUED]
     if len(queued) * queue.shards <= _MAX_POSITION_COMMANDS:
         found = await positions(queue, [jobs[number] for number in queued])
-        for number, place in zip(queued, found, strict=True):
-            shown[number]["position"] = place
-    return shown
+        for number, rank in zip(queued, found, strict=True):
+            fields[number]["position"] = rank
+    return fields
 
 
 async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
@@ -74,31 +74,31 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
     `usage` is what the worker counted at the end, here as in a list. `usage_so_far` is the sum of
     the journal: for a job that runs, or that was not ended by its worker.
     """
-    shown = summary(job)
+    fields = summary(job)
     if job.state is JobState.QUEUED:
-        place = shown["position"] = await position(queue, job)
-        if place is not None:
-            wait_s, reason = fleet.wait_estimate(job.pool, place)
-            shown["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
+        rank = fields["position"] = await position(queue, job)
+        if rank is not None:
+            wait_s, reason = fleet.wait_estimate(job.pool, rank)
+            fields["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
             if reason:
-                shown["wait_reason"] = reason
+                fields["wait_reason"] = reason
     else:
         entries = await queue.entries(job.id, 0)
         completed = job.state is JobState.COMPLETED
         if tokens_missing(entries) or (completed and not entries):
             lost = StreamReset("The log of this job has lost tokens.")
-            shown["error"] = shown["error"] or json.loads(lost.to_openai())["error"]
-            shown["text"], shown["choices"] = None, []
+            fields["error"] = fields["error"] or json.loads(lost.to_openai())["error"]
+            fields["text"], fields["choices"] = None, []
         else:
             transcript = transcript_of(entries)
             choices = transcript.choices()
-            shown["text"] = choices[0]["text"] if choices else ""
-            shown["choices"] = choices
-            if shown["usage"] is None and transcript.prompt_tokens:
-                shown["usage_so_far"] = transcript.usage()
+            fields["text"] = choices[0]["text"] if choices else ""
+            fields["choices"] = choices
+            if fields["usage"] is None and transcript.prompt_tokens:
+                fields["usage_so_far"] = transcript.usage()
     if job.result and job.content_type.startswith("application/json"):
-        shown["result"] = json.loads(job.result)
-    return shown
+        fields["result"] = json.loads(job.result)
+    return fields
 
 
 def transcript_of(entries: Sequence[Entry]) -> Transcript:

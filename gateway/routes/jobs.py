@@ -63,17 +63,18 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
         settings.body_timeout_s,
     )
     limits = Limits(settings.max_body_values, settings.max_body_objects)
-    wanted, checked, body = await parse_json(
+    job_request, checked, body = await parse_json(
         raw, limits, lambda fields: _check_job_request(raw, fields, settings)
     )
     model = await admit(gateway.fleet, checked)
-    endpoint = ENDPOINTS[wanted.endpoint]
+    endpoint = ENDPOINTS[job_request.endpoint]
     new = gateway.factory.detached(endpoint, tenant, model.pool, checked, body)._replace(
-        lane=wanted.lane or checked.lane,
-        deadline_s=wanted.deadline_s,
-        metadata=wanted.metadata,
+        lane=job_request.lane or checked.lane,
+        deadline_s=job_request.deadline_s,
+        metadata=job_request.metadata,
     )
     await gateway.submitter.submit(new)
+    # Read back: only Redis has its time of submission, and whether a worker has it already.
     job = await _job(gateway, tenant, new.id)
     headers = _job_header(job) | {"location": f"/jobs/{new.id}", "retry-after": "1"}
     return JSONResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
@@ -89,16 +90,16 @@ async def list_jobs(
     cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$")] = None,
 ) -> dict[str, Any]:
     """The tenant's jobs, newest first. `cursor=next_cursor` continues while `has_more` is true."""
-    before = int(cursor) if cursor else None
+    older_than_us = int(cursor) if cursor else None
     found: list[Job] = []
     scanned = 0
     more = True
-    page_size = limit if state is None and model is None else _MAX_SCAN // 10
+    rows_per_read = limit if state is None and model is None else _MAX_SCAN // 10
     while more and len(found) < limit and scanned < _MAX_SCAN:
-        rows = await page(gateway.queue, tenant, before, page_size)
-        more = len(rows) == page_size
+        rows = await page(gateway.queue, tenant, older_than_us, rows_per_read)
+        more = len(rows) == rows_per_read
         for created_us, _, job in rows:
-            before = created_us
+            older_than_us = created_us
             scanned += 1
             if job and (state is None or job.state is state) and model in (None, job.model):
                 found.append(job)
@@ -109,7 +110,7 @@ async def list_jobs(
         "object": "list",
         "data": await summaries(gateway.queue, found),
         "has_more": more,
-        "next_cursor": str(before) if more else None,
+        "next_cursor": str(older_than_us) if more else None,
     }
 
 
@@ -183,7 +184,7 @@ def _check_job_request(
     The parsed `body` is not returned, because it may be large. Raises BadRequest.
     """
     try:
-        wanted = JobRequest.model_validate(fields)
+        job_request = JobRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         param = ".".join(str(name) for name in first["loc"])
@@ -192,15 +193,15 @@ def _check_job_request(
             message = f"There is no field `{param[:64]}`; known: {known}."
             raise BadRequest(message, param) from error
         raise BadRequest(f"{param}: {first['msg']}", param) from error
-    if wanted.endpoint not in ENDPOINTS:
+    if job_request.endpoint not in ENDPOINTS:
         known = ", ".join(ENDPOINTS)
         raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
-    if wanted.lane is not None and wanted.lane not in CLIENT_LANES:
+    if job_request.lane is not None and job_request.lane not in CLIENT_LANES:
         raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
-    without_body = wanted.model_copy(update={"body": {}})
+    without_body = job_request.model_copy(update={"body": {}})
     return (
         without_body,
-        check_request(ENDPOINTS[wanted.endpoint], wanted.body, settings),
+        check_request(ENDPOINTS[job_request.endpoint], job_request.body, settings),
         raw_member(raw, "body"),
     )
 
@@ -238,10 +239,10 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
     reader = gateway.relay.open(job.id, ReadMode.END)
     try:
         await gateway.queue.watch(job.id, gateway.id, follow=False)
-        reader.resync()  # it may have ended before we watched
+        reader.resync()  # the job may have ended before `watch`
         state = job.state
-        while job.state is state and (left := until - loop.time()) > 0:
-            await reader.next(min(left, _POLL_S))
+        while job.state is state and (remaining_s := until - loop.time()) > 0:
+            await reader.next(min(remaining_s, _POLL_S))
             job = await _job(gateway, tenant, job.id)
     finally:
         gateway.relay.close(reader)

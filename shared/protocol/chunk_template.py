@@ -1,13 +1,14 @@
-"""Envelopes: what stays the same from chunk to chunk of a job travels through Redis once.
+"""Chunk templates: the JSON that is the same in every chunk of a job travels through Redis once.
 
-The chunks of a token stream are the same JSON but for the few bytes of the text in their middle. So
-a chunk is folded to its middle, and the rest is told as lengths: a folded step is a list of items,
-in the order of its chunks, where
+The chunks of a token stream are the same JSON but for a few bytes of text in their middle. So a
+chunk is delta-encoded: only its text is sent, and the template (head and tail) is sent as lengths
+when it changes. An encoded step is a list of items, in the order of its chunks, where
 
-- bytes are the middle of a chunk, to be put between the head and the tail in force;
-- a pair `(n, m)` sets them: the first `n` and the last `m` bytes of the chunk before.
+- bytes are the text of a chunk, to be put between the head and the tail of the template;
+- a pair `(n, m)` sets the template: the first `n` and the last `m` bytes of the chunk before.
 
-Any bytes can be folded; those that look like the ones before them become short.
+Any bytes can be encoded; those that resemble the ones before them become short. Comes from
+`worker/publish/output_buffer.py`; goes on to `gateway/streaming/reader.py`.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from collections.abc import Sequence
 
 Item = bytes | tuple[int, int]
 
-# How many chunks of a job may better an envelope that fits already: a stream's second chunk shares
-# less with its first, which names a role, than its third with its second. The same holds for what
-# comes after a chunk that did not fit, such as the name of a tool before its arguments.
-_YOUNG = 6
-_YOUNG_AGAIN = 2
+# How many chunks of a job may improve a template that fits already: a stream's second chunk shares
+# less with its first, which names a role, than its third with its second. The same holds for chunks
+# after one that did not fit, such as the name of a tool before its arguments.
+_IMPROVE = 6
+_IMPROVE_AGAIN = 2
 
 
 class DeltaEncoder:
-    """The sender's side of one job."""
+    """The worker's side of one job."""
 
-    __slots__ = ("_before", "_head", "_length", "_n_head", "_n_tail", "_tail", "_young")
+    __slots__ = ("_before", "_head", "_improvable", "_length", "_n_head", "_n_tail", "_tail")
 
     def __init__(self) -> None:
         self._before = b""
         self._head = b""
         self._tail = b""
         self._n_head = self._n_tail = self._length = 0
-        self._young = _YOUNG
+        self._improvable = _IMPROVE
 
     def encode(self, chunks: Sequence[bytes]) -> list[Item]:
         """The next chunks of the job, as items."""
-        if len(chunks) == 1 and not self._young:  # as with nearly every token
+        if len(chunks) == 1 and not self._improvable:  # as with nearly every token
             (chunk,) = chunks
             if (
                 len(chunk) >= self._length
@@ -53,9 +54,9 @@ class DeltaEncoder:
                 and chunk.startswith(self._head)
                 and chunk.endswith(self._tail)
             )
-            if self._young or not fits:
-                n, m = _alike(self._before, chunk)
-                self._young = max(self._young - 1, 0 if fits else _YOUNG_AGAIN)
+            if self._improvable or not fits:
+                n, m = _shared(self._before, chunk)
+                self._improvable = max(self._improvable - 1, 0 if fits else _IMPROVE_AGAIN)
                 if not fits or n + m > self._length:
                     items.append((n, m))
                     self._head, self._tail = chunk[:n], chunk[len(chunk) - m :]
@@ -66,7 +67,7 @@ class DeltaEncoder:
 
 
 class DeltaDecoder:
-    """The reader's side of one job: it must see every step, from the first."""
+    """The gateway's side of one job: it needs every step, from the first."""
 
     __slots__ = ("_before", "_head", "_tail")
 
@@ -92,9 +93,10 @@ class DeltaDecoder:
         return b"".join(chunks)
 
 
-def _alike(before: bytes, chunk: bytes) -> tuple[int, int]:
-    """How many bytes at their beginning and at their end two chunks share, up to a quote: what is
-    within a JSON string changes as a whole, though two texts may begin with the same letter.
+def _shared(before: bytes, chunk: bytes) -> tuple[int, int]:
+    """How many bytes two chunks share at their beginning and at their end, up to a quote.
+
+    A JSON string changes as a whole, even if two texts begin with the same letter.
     """
     n = _common(before, chunk)
     n = chunk.rfind(b'"', 0, n) + 1
@@ -105,7 +107,7 @@ def _alike(before: bytes, chunk: bytes) -> tuple[int, int]:
 
 
 def _common(a: bytes, b: bytes, most: int | None = None) -> int:
-    """The length of the beginning that `a` and `b` share, at most `most`."""
+    """The length of the common prefix of `a` and `b`, at most `most`."""
     low, high = 0, min(len(a), len(b)) if most is None else most
     while low < high:
         middle = (low + high + 1) // 2

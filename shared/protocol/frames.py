@@ -1,12 +1,12 @@
-"""What travels over pub/sub: frames with tokens for a gateway, and words for a worker.
+"""What is published: frames with output for a gateway, control messages for a worker.
 
 A message is one or more frames back to back, each a msgpack array `[job id, seq, generation, kind,
-journal, payload]`. The gateway decodes the array (C code), finds the job's reader, puts the chunk's
-envelope around the payload and writes it: no JSON is parsed per token. `seq` is the number of the
-job's log entry, so a lost frame shows as a gap and is read from the log. `generation` counts the job's
-leases: frames of two attempts are never mixed in one answer. Journal and payload of a step are its
-entry in the log (token_log.py) as it stands; the journal of the last frame is the number of tokens
-that the worker generated, nil or empty if the worker did not end the job. STARTED has none.
+journal, payload]`. The gateway decodes the array (C code), finds the job's reader, completes the
+chunk from its template (chunk_template.py) and writes it: no JSON is parsed per token. `seq` is the
+number of the job's log entry, so a lost frame shows as a gap and is read from the log. `generation`
+counts the job's leases: frames of two attempts are never mixed in one answer. Journal and payload of
+a step are its entry in the log (job_log.py). The journal of the last frame is the number of tokens
+that the worker generated, nil or empty if the worker did not end the job; STARTED has no journal.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class FrameKind(IntEnum):
     """What a frame carries."""
 
     CHUNK = 0
-    """Payload: a step's folded chunks (envelope.py), an array; nil if the step sent none."""
+    """Payload: a step's delta-encoded chunks (chunk_template.py), an array; nil if the step sent none."""
     STARTED = 1
-    """A worker has leased the job; `seq` is 0. Only for jobs whose events somebody reads."""
+    """A worker has leased the job; `seq` is 0. Only for jobs whose events a client reads."""
     DELTAS = 2
-    """As CHUNK, of a job whose answer is not streamed: its journal is for who reads its events."""
+    """As CHUNK, of a job whose answer is not streamed, for clients that read its events."""
     DONE = 3
     """The streamed answer is complete; nothing more follows."""
     RESULT = 4
     """Payload: the whole answer, an array `[status, content type, body]`. Nothing follows."""
     ENDED = 5
-    """The job ended in another way: its hash says how. Nothing follows."""
+    """The job ended in another way: its record says how. Nothing follows."""
     LAST_CHUNK = 6
-    """As CHUNK; the end is in the same message, so that both can be written at once."""
+    """As CHUNK; the end is in the same message, so that both are written at once."""
 
 
 # Kinds that no frame of the same job follows.
@@ -55,7 +55,7 @@ def encode(
 
 
 def encode_head(job_id: str, seq: int, kind: int, generation: int = 1) -> bytes:
-    """A frame that lacks its journal and its payload, which are packed behind it."""
+    """A frame without journal and payload: the caller appends both, packed."""
     return _HEAD_OF_SIX + pack((job_id, seq, generation, kind))[1:]
 
 
@@ -67,7 +67,7 @@ def entry_of(frame: bytes, job_id: str, seq: int, generation: int = 1) -> bytes:
 def entries_of(
     frames: Sequence[bytes], job_id: str, first: int, generation: int = 1
 ) -> list[bytes]:
-    """The same of frames one after the other, the first of which has number `first`."""
+    """`entry_of` for consecutive frames, the first of which has number `first`."""
     size, last = _size_of_head(job_id, first, generation), first + len(frames) - 1
     if size == _size_of_head(job_id, last, generation):
         return [frame[size:] for frame in frames]
@@ -84,23 +84,23 @@ def _size_of_number(n: int) -> int:
 
 
 class ControlKind(IntEnum):
-    """What a worker is told: an array of the kind and what belongs to it."""
+    """A control message to a worker: an array of the kind and its arguments."""
 
     DROP = 0
-    """A job's id: it was ended by somebody else. A hint, the scripts' replies are the truth."""
+    """The id of a job that was ended by others. A hint: the worker's next write is refused anyway."""
     JOBS = 1
-    """Redis' time, the worker's fencing token and jobs, as the acquire script returns them: they are leased
-    to this worker."""
+    """Redis' time, the worker's fencing token, and jobs as the acquire script replies them: they are
+    leased to this worker."""
 
 
 def decode_control(message: bytes) -> tuple[ControlKind, Sequence[Any]]:
-    """Raises ValueError or one of msgpack's errors if it is none of ours."""
+    """Kind and arguments. Raises ValueError or msgpack's errors if the message is malformed."""
     kind, *rest = msgpack.unpackb(message, raw=True)
     return ControlKind(kind), rest
 
 
 def decode(message: bytes) -> Iterator[Frame]:
-    """The frames of one message. Raises msgpack's errors if it is none of ours."""
+    """The frames of one message. Raises msgpack's errors if the message is malformed."""
     unpacker: Any = msgpack.Unpacker(raw=True, use_list=False, max_buffer_size=0)
     unpacker.feed(message)
     return iter(unpacker)

@@ -1,4 +1,4 @@
-"""A job: an HTTP request to vLLM's application that some worker will carry out."""
+"""A job: an HTTP request that a worker executes with its engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def new_job_id(shards: int) -> str:
 
 
 def shard_in(job_id: str) -> int:
-    """The shard that holds the keys of a job, by what is known to be its id."""
+    """The shard that holds the keys of a job. Does not check the id."""
     return int(job_id[4:7], 16)
 
 
@@ -38,7 +38,7 @@ def checked_shard(job_id: str) -> int:
 
 
 class NewJob(NamedTuple):
-    """What the gateway knows of a job when it submits it."""
+    """A job as the gateway submits it."""
 
     id: str
     tenant: str
@@ -50,47 +50,47 @@ class NewJob(NamedTuple):
     stream: bool
     """The answer is server-sent events."""
     ttl_s: float
-    """How long it is kept after its end."""
+    """Seconds for which it is kept after its end."""
     max_attempts: int = 3
-    """Workers that may be lost with it."""
+    """The retry limit: attempts that may end with the loss of the worker."""
     gateway: str = ""
     """The gateway process that waits for the answer; empty if nobody does."""
     deadline_s: float | None = None
-    """From now; None: it may wait for ever."""
+    """Seconds from now; None: no deadline."""
     metadata: Mapping[str, str] | None = None
 
     @property
     def shard(self) -> int:
-        """The one that its id names."""
+        """The shard that holds its keys."""
         return shard_in(self.id)
 
 
 class LeasedJob(NamedTuple):
-    """What a worker gets: the request, and what lets it write the answer."""
+    """A job as a worker gets it: the request, and the lease with which it writes the answer."""
 
     id: str
     shard: int
     lease_id: str
-    """Of this lease: nobody else knows it."""
+    """Of this lease; random."""
     generation: int
-    """How many leases the job has had: tells what was said under an earlier one."""
+    """How many leases the job has had: tells its output apart from that of earlier ones."""
     fence_token: str
-    """The worker's, when it got the job; see step_log.py."""
+    """The worker's fencing token when it got the job; see step_log.py."""
     attempt: int
     stream: bool
     endpoint: str
     body: bytes
     watchers: str
-    """The gateways that listen, with spaces between them."""
+    """The gateways that get its frames, with spaces between them."""
     watched: bool
-    """Somebody watches the job's events."""
+    """A client sees the answer grow, by the job's events."""
     waited_s: float
-    """From submit to now, by Redis' clock."""
+    """Seconds from submit to the lease, by Redis' clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One worker's try."""
+    """One lease of a job, from its start to its end."""
 
     worker: str
     started_at: float
@@ -100,7 +100,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as its record (record.py) tells it. Times are Unix seconds by Redis' clock."""
+    """A job as it is in its record (record.py). Times are Unix seconds by Redis' clock."""
 
     id: str
     state: JobState
@@ -120,7 +120,7 @@ class Job:
     error_code: str
     """Why it ended without an answer; see errors.job_error."""
     status: int
-    """HTTP status of the answer; 0 as long as there is none."""
+    """HTTP status of the response; 0 as long as there is none."""
     content_type: str
     result: bytes
     """The whole body of an answer that is not streamed."""

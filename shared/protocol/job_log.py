@@ -4,15 +4,15 @@ Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` 
 `id:` of its event. An entry is two msgpack objects back to back:
 
 - the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
-  Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the next of
-  the step's middles as it stands; one such `id` needs no array, and nil is no record;
-- the step's folded chunks (envelope.py), nil if there were none; in the last entry of a job a
-  string instead, its terminal state. The journal of that entry is the number of tokens that the
-  worker generated, nil if the worker did not end the job.
+  Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the step's
+  next chunk text, unchanged; one such `id` needs no array, and nil is no record;
+- the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry of a
+  job a string instead, its terminal state. The journal of that entry is the number of tokens that
+  the worker generated, nil if the worker did not end the job.
 
-What a worker writes at a step stands in its step log first (step_log.py). A few steps later it is
-put into the log of its job, a list in Redis of segments: the number of the first entry, how many
-there are, and they, back to back. A number that is missing is of an entry that Redis has lost.
+A worker's output is in its step log first (step_log.py). A few steps later it is flushed to the log
+of its job, a Redis list of segments: the number of the first entry, how many there are, and the
+entries, back to back. A number that is missing belongs to an entry that Redis has lost.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _MOST_ENTRIES = 1 << 20
 """A segment that claims to hold more is damaged."""
 
 Journal = int | Sequence[Any] | None
-"""As it is packed; see above."""
+"""As it is packed; see the module."""
 
 
 class Delta(NamedTuple):
     """One engine step's tokens of one sequence."""
 
     call: int
-    """Which generation of the job: completions with several prompts make several."""
+    """Which engine call of the job: completions with several prompts make several."""
     choice: int
-    """Which choice of it (`n`)."""
+    """Which of its `n` choices."""
     token_ids: Sequence[int]
     text: str
 
 
 class Prompt(NamedTuple):
-    """How long a generation's prompt is; journaled once, before its first delta."""
+    """The length of a call's prompt in tokens; journaled once, before its first delta."""
 
     call: int
     tokens: int
@@ -57,23 +57,23 @@ class Entry:
 
     seq: int
     items: Sequence[Item]
-    """The step's chunks, folded; empty if it sent nothing."""
+    """The step's delta-encoded chunks; empty if it sent none."""
     journal: Journal
     end: str
     """The job's terminal state on the last entry, else empty."""
     lost: bool = False
-    """Redis has lost what stood here."""
+    """Redis has lost this entry."""
     tokens: int | None = None
     """How many tokens the job generated, on the last entry of a job that its worker ended."""
 
 
 def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
-    """Entries from number `first` on, as they are put into a log."""
+    """A segment of entries, the first of which has number `first`."""
     return b"".join((pack(first), pack(len(entries)), *entries))
 
 
 Record = tuple[int, int, Sequence[int], str] | tuple[int, int]
-"""A Delta or a Prompt, or a plain tuple of the same, which takes less time to make."""
+"""A Delta or a Prompt, or a plain tuple of the same fields, which is faster to make."""
 
 
 def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journal:
@@ -81,18 +81,18 @@ def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journ
     if len(records) == len(items) == 1:  # as with nearly every token
         record = _shortest(records[0], items[0])
         return record if isinstance(record, int) else (record,)
-    middles = [item for item in items if isinstance(item, bytes)]
+    texts = [item for item in items if isinstance(item, bytes)]
     journal = []
     for record in records:
-        short = _shortest(record, middles[0]) if middles else record
+        short = _shortest(record, texts[0]) if texts else record
         if short is not record:
-            del middles[0]
+            del texts[0]
         journal.append(short)
     return journal or None
 
 
-def _shortest(record: Record, middle: Item) -> Record | int:
-    if len(record) == 4 and record[3].encode() == middle:
+def _shortest(record: Record, text: Item) -> Record | int:
+    if len(record) == 4 and record[3].encode() == text:
         call, choice, ids, _ = record
         if call == choice == 0 and len(ids) == 1:
             return ids[0]
@@ -100,12 +100,12 @@ def _shortest(record: Record, middle: Item) -> Record | int:
 
 
 def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | Prompt]:
-    """Inverse of `make_journal`. Raises ValueError, TypeError or LookupError if it is none."""
-    middles = [item for item in items if isinstance(item, bytes)]
+    """Inverse of `make_journal`. Raises ValueError, TypeError or LookupError for a damaged one."""
+    texts = [item for item in items if isinstance(item, bytes)]
     records: list[Delta | Prompt] = []
     for record in [journal] if isinstance(journal, int) else journal or ():
         if isinstance(record, int):
-            records.append(Delta(0, 0, (record,), middles.pop(0).decode()))
+            records.append(Delta(0, 0, (record,), texts.pop(0).decode()))
         elif len(record) == 4:
             call, choice, ids, text = record
             text = text.decode() if isinstance(text, bytes) else text
@@ -116,7 +116,7 @@ def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | P
 
 
 def tokens_in(journal: Journal) -> int:
-    """How many tokens a journal records. Raises TypeError if it is no journal."""
+    """How many tokens a journal records. Raises TypeError for a damaged one."""
     if isinstance(journal, int):
         return 1
     return sum(
@@ -183,7 +183,7 @@ def _checked_items(payload: Any) -> Sequence[Item]:
 
 @dataclass(slots=True)
 class Transcript:
-    """What a journal adds up to: text and token counts, per generation and choice."""
+    """The sum of a journal: text and token counts, per call and choice."""
 
     texts: dict[tuple[int, int], list[str]]
     tokens: dict[tuple[int, int], int]
@@ -194,14 +194,14 @@ class Transcript:
         return cls({}, {})
 
     def add(self, records: Iterable[Delta | Prompt]) -> None:
-        """Account for the records of one entry, in order."""
+        """Add the records of one entry; call it in the order of the entries."""
         for record in records:
             if isinstance(record, Prompt):
                 self.prompt_tokens += record.tokens
                 continue
-            place = (record.call, record.choice)
-            self.texts.setdefault(place, []).append(record.text)
-            self.tokens[place] = self.tokens.get(place, 0) + len(record.token_ids)
+            choice = (record.call, record.choice)
+            self.texts.setdefault(choice, []).append(record.text)
+            self.tokens[choice] = self.tokens.get(choice, 0) + len(record.token_ids)
 
     @property
     def completion_tokens(self) -> int:
@@ -217,8 +217,8 @@ class Transcript:
         }
 
     def choices(self) -> list[dict[str, Any]]:
-        """`[{index, text, tokens}]`, numbered through over all generations, as completions does."""
+        """`[{index, text, tokens}]`, numbered over all calls, as the completions endpoint does."""
         return [
-            {"index": i, "text": "".join(self.texts[place]), "tokens": self.tokens[place]}
-            for i, place in enumerate(sorted(self.texts))
+            {"index": i, "text": "".join(self.texts[choice]), "tokens": self.tokens[choice]}
+            for i, choice in enumerate(sorted(self.texts))
         ]

@@ -1,40 +1,10 @@
 """Every Redis key and channel. No other file spells one; the scripts get these words from here.
 
 `{s}` is the shard, a Redis Cluster hash tag: all keys of a job lie in one slot, and a script that
-gets the shard's base key may make the others itself.
+gets the shard's base key makes the others itself.
 
-| key | type | what | written by | lives |
-|---|---|---|---|---|
-| `flotilla:{s}:job:<id>` | hash | request, state, times, result (record.py) | all scripts | until its TTL after the end |
-| `flotilla:{s}:log:<id>` | list | segments of a job's entries (token_log.py); the last one is the end | emit, cancel, reap, ... | with its job |
-| `flotilla:{s}:steps:<worker>` | list of the last steps | what its jobs said last (step_log.py), in part not in their logs yet | emit | a day longer than its worker |
-| `flotilla:{s}:fence:<worker>` | string | its fencing token: it may write as long as this is what it knows | renew; gone with cancel, reap, watch, ... | one lease |
-| `flotilla:{s}:queue:<pool>:<lane>` | stream + group `workers` | `job` = id; what waits and what is leased; never trimmed | submit, acquire, reap | entries deleted with ack |
-| `flotilla:{s}:waiting:<pool>:<lane>` | sorted set by submit time | ids of queued jobs: depth, position, oldest age | submit, acquire | while queued |
-| `flotilla:{s}:wake_ups:<pool>` | list | one element wakes one idle worker | submit, requeue | a hint |
-| `flotilla:{s}:advertised:<pool>` | sorted set by free slots | `<worker> <lease in ms>`: gets the next job if nothing waits | acquire, emit, submit | while it listens |
-| `flotilla:{s}:deadlines` | sorted set by time | ids of jobs that expire | submit, emit | while not terminal |
-| `flotilla:{s}:jobs:<tenant>` | sorted set by submit time | ids, for listing | submit | swept when the job is gone |
-| `flotilla:{s}:pool_names` | set | names in use | submit | for good |
-| `flotilla:{s}:expiring` | sorted set by time | `<id> <tenant>` of ended jobs | emit, cancel, ... | swept then |
-| `flotilla:{s}:dead_letter_counts` | hash | kind of dead letter -> how many were written | as dead_letters | for good |
-| `flotilla:{s}:dead_letters` | stream, about 10,000 entries | jobs that took too many workers down | reap, release | trimmed |
-| `flotilla:{s}:reaper` | string | who reaps this round | reaper | one round |
-| `flotilla:{s}:reap_clock` | string | `<last round> <when Redis was last back>`, in us: silence counts from the latter | reap | for good |
-| `flotilla:{fleet}:format` | string, on every server | format version (version.py) | the first process | for good |
-| `flotilla:{fleet}:workers` | set | ids of workers | registry | swept |
-| `flotilla:{fleet}:worker:<id>` | hash | pool, models, slots, load, state, version | registry | 5 heartbeats |
-| `flotilla:{fleet}:life:<id>` | string | which process is the worker with this id: another one may not use it | registry | 5 heartbeats |
-| `flotilla:{fleet}:probe` | string | can Redis be written? | gateway's readiness | 10 s |
-| `flotilla:{fleet}:models` | hash | model name -> pool and card; stays when the last worker goes | registry | for good |
-| `flotilla:{fleet}:scale:<pool>` | hash | the last decision about its workers (scaling.py), and what the next one needs | autoscaler | for good |
-| `flotilla:{fleet}:scaling_events:<pool>` | list, 100 entries | decisions that changed something, newest first | autoscaler | for good |
-| `flotilla:{fleet}:maintenance_lock:<task>` | string | which maintenance process does this task now | maintenance | one round |
-| `flotilla:{fleet}:maintenance` | hash | task -> when it was last done, Unix seconds by Redis' clock | maintenance | for good |
-| `flotilla:celery:<fleet>:*` | Celery's own | messages, in the maintenance process's database; `<fleet>` tells fleets that share it apart | Celery | |
-| `flotilla:tokens:<gateway>` | channel | frames (channel.py) for one gateway process | emit, cancel, ... | |
-| `flotilla:control:<worker>` | channel | jobs handed over, jobs to drop (channel.py) | submit, cancel, expire | |
-"""  # noqa: E501, RUF100
+PROTOCOL.md lists them with type, writer and lifetime.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +13,7 @@ from typing import Final
 
 GROUP: Final = "workers"
 
-# The words of the shard's keys; scripts.py hands them to Lua under the same names.
+# The words of the shard's keys; scripts/loader.py passes them to Lua under the same names.
 JOB: Final = "job"
 LOG: Final = "log"
 STEPS: Final = "steps"
@@ -107,7 +77,7 @@ def advertised(shard: int, pool: str) -> str:
 
 
 def advertiser(worker: str, lease_s: float) -> str:
-    """A member of `advertised`; as prelude.lua spells it."""
+    """A member of `advertised`; as common/advertised_slots.lua makes it."""
     return f"{worker} {int(lease_s * 1000)}"
 
 

@@ -8,7 +8,7 @@ PRIORITY: Final = "priority"
 DEFAULT: Final = "default"
 FLEX: Final = "flex"
 RETRY_LANE: Final = "retry"
-"""Jobs whose worker was lost: they have waited already, so they go first. Nobody submits to it."""
+"""Requeued jobs: they have waited already, so they go first. Nothing is submitted to it."""
 
 CLIENT_LANES: Final = (PRIORITY, DEFAULT, FLEX)
 LANES: Final = (RETRY_LANE, *CLIENT_LANES)

@@ -1,7 +1,8 @@
 """The states of a job and of a worker, and who may change them: nowhere else.
 
-The Lua scripts get their allowed from-states from TRANSITIONS (see scripts.py), so there is no
-second copy to drift.
+The Lua scripts get their states and transitions from here (scripts/loader.py); there is no second
+copy. One exception: a record that can't be read becomes `failed` from any state
+(scripts/common/job.lua, set_aside_job).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 
 class JobState(StrEnum):
-    """What a client, a log line, a metric and a page say of a job. OpenAI's words."""
+    """The state of a job, in the API, in logs and in metrics. OpenAI's words."""
 
     QUEUED = "queued"
     """Waits in a lane. In: submit, requeue. Out: acquire, cancel, expire."""
@@ -22,9 +23,9 @@ class JobState(StrEnum):
     FAILED = "failed"
     """The engine refused it, or its worker was lost. In: finish, reap, release. Terminal."""
     CANCELLED = "cancelled"
-    """The client did not want it any more; what was generated is kept. In: cancel. Terminal."""
+    """The client cancelled it; what was generated is kept. In: cancel. Terminal."""
     EXPIRED = "expired"
-    """Its deadline passed. In: expire, acquire (which looks once more). Terminal."""
+    """Its deadline passed. In: expire, acquire (which checks it too). Terminal."""
 
     @property
     def terminal(self) -> bool:
@@ -33,7 +34,7 @@ class JobState(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What can happen to a job."""
+    """An event in the life of a job."""
 
     ACQUIRE = "acquire"
     REQUEUE = "requeue"
@@ -85,7 +86,7 @@ def diagram() -> str:
 
 
 class WorkerState(StrEnum):
-    """What a worker says of itself in the registry, in health checks, in metrics and in logs."""
+    """The state of a worker, in the registry, in health checks, in metrics and in logs."""
 
     STARTING = "starting"
     """Loads its model; claims nothing."""
@@ -94,7 +95,7 @@ class WorkerState(StrEnum):
     BUSY = "busy"
     """Every slot is taken, or the KV cache is nearly full; claims nothing."""
     DRAINING = "draining"
-    """Was told to end: finishes what it holds, claims nothing."""
+    """Is ending: finishes the jobs that it holds, claims nothing."""
 
     @property
     def serving(self) -> bool:

@@ -1,4 +1,4 @@
-"""The reaper: takes jobs from silent workers, ends jobs whose time is over, sweeps the index.
+"""The reaper: takes jobs from silent workers, expires jobs past their deadline, sweeps the index.
 
 Every gateway and every worker runs one; a short lock in Redis lets one of them work at a time. All
 it does is idempotent, so the lock saves effort and is not needed for correctness.
@@ -42,27 +42,27 @@ class Reaper:
         self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
 
     async def run(self) -> None:
-        """A server that is away does not keep the others waiting."""
-        await asyncio.gather(*(self._keep(place) for place in range(len(self._queue.servers))))
+        """Work on each server by itself: one that is away does not delay the others."""
+        await asyncio.gather(*(self._keep(index) for index in range(len(self._queue.servers))))
 
-    async def _keep(self, place: int) -> None:
+    async def _keep(self, server_index: int) -> None:
         while True:
             await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
             try:
-                await self.round(place)
+                await self.round(server_index)
             except (RedisError, OSError) as error:
-                where = server_name(self._queue.servers.all[place])
+                where = server_name(self._queue.servers.all[server_index])
                 log.warning("Redis %s is not available: %s", where, error)
 
-    async def round(self, place: int = 0) -> None:
+    async def round(self, server_index: int = 0) -> None:
         """One pass over all shards of a server."""
-        for shard in shards_on(place, len(self._queue.servers), self._queue.shards):
+        for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
             lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
             if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue
             await self._expire(shard)
             await self._reap(shard)
-            # Counted by time, not by rounds: most of a process' rounds are another one's to do.
+            # By time, not by rounds: in most rounds another process holds the lock.
             if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
                 self._swept[shard] = time.monotonic()
                 while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:

@@ -134,7 +134,14 @@ class Reader:
                 return
             if data is not None:
                 writer = self._writer if kind == _CHUNK else None  # the last leaves with the end
-                if data and writer is not None and not self._events and writer.write(data):
+                written = False
+                try:
+                    if data and writer is not None and not self._events:
+                        written = writer.write(data)
+                except Exception as error:  # how much was written is not known
+                    self.fail(error)
+                    return
+                if written:
                     host = self._host
                     if self.last_write_at:
                         gap = host.now - self.last_write_at

@@ -86,7 +86,7 @@ class TransportLink(asyncio.Protocol):
         self._aborted = False
         self._reader = hiredis.Reader(replyError=_error, notEnoughData=_INCOMPLETE)
         self.write = transport.write
-        self._redis_py: Any = transport.get_protocol()  # is told of the end, too
+        self._redis_py: Any = transport.get_protocol()  # also notified of the end
         transport.set_protocol(self)
 
     def data_received(self, data: bytes) -> None:

@@ -109,7 +109,8 @@ def test_a_streamed_answer_whose_worker_is_killed_in_the_middle_ends_with_an_err
 
 def test_no_waiting_job_is_lost_when_one_of_two_workers_is_killed_under_load(stack: Stack) -> None:
     gateway = stack.gateway()
-    limits = {"sim_max_num_seqs": 4, "sim_step_ms": 10, "sim_step_us_per_seq": 0}
+    # Slow enough that both workers are busy until one is killed, on a loaded machine too.
+    limits = {"sim_max_num_seqs": 4, "sim_step_ms": 40, "sim_step_us_per_seq": 0}
     workers = [stack.worker(**limits), stack.worker(**limits)]
     with httpx.Client(base_url=gateway.url, timeout=30) as api:
         ids = [
@@ -118,7 +119,7 @@ def test_no_waiting_job_is_lost_when_one_of_two_workers_is_killed_under_load(sta
         ]
         wait_for(
             lambda: all(w.metric("flotilla_worker_slots", use="busy") == 4 for w in workers),
-            "both work",
+            "both workers are busy",
         )
         workers[0].kill()
         wait_for(

@@ -104,7 +104,7 @@ def publish(relay: Relay, *frames: Frame, job: str = JOB) -> None:
 
 
 def chunk(seq: int, data: bytes = b"") -> tuple[int, FrameKind, Sequence[Item]]:
-    """A chunk without a quote has no envelope."""
+    """A chunk without a quote has no template."""
     return seq, FrameKind.CHUNK, [data or b"%d" % seq]
 
 
@@ -119,7 +119,7 @@ def delta_event(seq: int, text: str = "") -> LogEvent:
 
 
 def stream(*words: str) -> list[bytes]:
-    """Chunks that have an envelope."""
+    """Chunks that have a template."""
     return [b"data: " + json.dumps({"text": word, "more": None}).encode() for word in words]
 
 

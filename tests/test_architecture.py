@@ -57,7 +57,8 @@ LAYERS: dict[str, set[str]] = {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
     },
     "worker": {
-        PLATFORM, PROTOCOL, "worker/run", "worker/engines", "worker/engines/simulated", "worker/engines/vllm",
+        PLATFORM, PROTOCOL, "worker/run", "worker/engines", "worker/engines/simulated",
+        "worker/engines/vllm",
     },
 }  # fmt: skip
 LAYER_EXCEPTIONS = {

@@ -47,7 +47,7 @@ ALLOWED: dict[str, int] = {
 
 
 def sources() -> list[str]:
-    """The files that people write, but the demo model's training text and old names in CHANGELOG."""
+    """The files that people write, without the demo model's text and CHANGELOG's old names."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

@@ -42,7 +42,7 @@ class WorkerInfo:
     version: str
     metrics_port: int
     format: int = 1
-    """Format version of the worker's release (shared/protocol/version.py); older ones wrote none."""
+    """Format version of the worker's release (shared/protocol/version.py); old ones wrote none."""
     reason: str = ""
     """Why it claims as much as it does, in a sentence."""
     start_s: float | None = None

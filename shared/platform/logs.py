@@ -3,7 +3,8 @@
 One event is one line on stdout: JSON for machines, or text for people (`FLOTILLA_LOG_FORMAT`). Each
 line has the time (ISO 8601, UTC), the level, the logger, and the ids that are bound where a request
 or a run begins: `request_id`, `job_id`, `attempt`. JSON also has the process, as `gateway` or
-`worker`. What libraries print goes to stderr: `flotilla up` shows stdout and keeps stderr in a file.
+`worker`. What libraries print goes to stderr: `flotilla up` shows stdout and keeps stderr in a
+file.
 
 Modules log through `logging.getLogger("flotilla.<part>")`; `extra={"pool": name}` adds a field.
 Prompts, answers and keys are never logged, and passwords are cut out of Redis addresses.

@@ -316,7 +316,7 @@ class GatewayMetrics:
         )
         self.dead_letters = Gauge(
             "flotilla_dead_letters",
-            "Jobs out of attempts, and data set aside as unreadable; about 1,000 per shard are kept",
+            "Jobs out of attempts, and unreadable data set aside; about 1,000 per shard are kept",
             registry=registry,
         )
         self.dead_letters_written = Gauge(

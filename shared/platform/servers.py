@@ -1,8 +1,9 @@
 """The fleet's Redis servers, and which of them a shard is on.
 
-Most fleets have one. Where one core of Redis is not enough, shard n is on server n modulo the number
-of servers. Servers do not know of each other: while one is away the jobs of its shards wait, and no
-others. What belongs to no shard (workers, models, decisions, maintenance) is on the `primary`.
+Most fleets have one. Where one core of Redis is not enough, shard n is on server n modulo the
+number of servers. Servers do not know of each other: while one is away the jobs of its shards wait,
+and no others. What belongs to no shard (workers, models, decisions, maintenance) is on the
+`primary`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Advertised slots: free slots of a worker that the next jobs get without waiting to be claimed.
 
-A worker advertises with its acquire and emit calls. `submit` leases jobs straight to the worker with
-the most advertised slots, counts them down, and sends the jobs on the worker's control channel.
+A worker advertises with its acquire and emit calls. `submit` leases jobs straight to the worker
+with the most advertised slots, counts them down, and sends the jobs on the worker's control
+channel.
 """
 
 from __future__ import annotations

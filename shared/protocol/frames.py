@@ -4,9 +4,10 @@ A message is one or more frames back to back, each a msgpack array `[job id, seq
 journal, payload]`. The gateway decodes the array (C code), finds the job's reader, completes the
 chunk from its template (chunk_template.py) and writes it: no JSON is parsed per token. `seq` is the
 number of the job's log entry, so a lost frame shows as a gap and is read from the log. `generation`
-counts the job's leases: frames of two attempts are never mixed in one answer. Journal and payload of
-a step are its entry in the log (job_log.py). The journal of the last frame is the number of tokens
-that the worker generated, nil or empty if the worker did not end the job; STARTED has no journal.
+counts the job's leases: frames of two attempts are never mixed in one answer. Journal and payload
+of a step are its entry in the log (job_log.py). The journal of the last frame is the number of
+tokens that the worker generated, nil or empty if the worker did not end the job; STARTED has no
+journal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class FrameKind(IntEnum):
     """What a frame carries."""
 
     CHUNK = 0
-    """Payload: a step's delta-encoded chunks (chunk_template.py), an array; nil if the step sent none."""
+    """Payload: array of a step's delta-encoded chunks (chunk_template.py); nil if it sent none."""
     STARTED = 1
     """A worker has leased the job; `seq` is 0. Only for jobs whose events a client reads."""
     DELTAS = 2
@@ -87,10 +88,9 @@ class ControlKind(IntEnum):
     """A control message to a worker: an array of the kind and its arguments."""
 
     DROP = 0
-    """The id of a job that was ended by others. A hint: the worker's next write is refused anyway."""
+    """The id of a job that others ended. A hint: the worker's next write is refused anyway."""
     JOBS = 1
-    """Redis' time, the worker's fencing token, and jobs as the acquire script replies them: they are
-    leased to this worker."""
+    """Redis' time, the worker's fencing token, and jobs leased to it, as `acquire` replies them."""
 
 
 def decode_control(message: bytes) -> tuple[ControlKind, Sequence[Any]]:

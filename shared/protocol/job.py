@@ -129,4 +129,5 @@ class Job:
 
     @property
     def expires_at(self) -> float | None:
+        """When the record of an ended job is deleted, Unix seconds; None while it runs."""
         return None if self.finished_at is None else self.finished_at + self.ttl_s

@@ -6,9 +6,9 @@ Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` 
 - the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
   Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the step's
   next chunk text, unchanged; one such `id` needs no array, and nil is no record;
-- the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry of a
-  job a string instead, its terminal state. The journal of that entry is the number of tokens that
-  the worker generated, nil if the worker did not end the job.
+- the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
+  of a job a string instead, its terminal state. The journal of that entry is the number of tokens
+  that the worker generated, nil if the worker did not end the job.
 
 A worker's output is in its step log first (step_log.py). A few steps later it is flushed to the log
 of its job, a Redis list of segments: the number of the first entry, how many there are, and the
@@ -191,6 +191,7 @@ class Transcript:
 
     @classmethod
     def empty(cls) -> Transcript:
+        """A transcript without entries."""
         return cls({}, {})
 
     def add(self, records: Iterable[Delta | Prompt]) -> None:
@@ -205,6 +206,7 @@ class Transcript:
 
     @property
     def completion_tokens(self) -> int:
+        """Tokens of all choices together."""
         return sum(self.tokens.values())
 
     def usage(self) -> dict[str, int]:

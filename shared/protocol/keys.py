@@ -31,8 +31,8 @@ DEAD_LETTER_COUNTS: Final = "dead_letter_counts"
 REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
 LUA_WORDS: Final = (
-    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING, POOL_NAMES,
-    DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
+    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING,
+    POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -45,34 +45,42 @@ def base(shard: int) -> str:
 
 
 def job(shard: int, job_id: str) -> str:
+    """A job's record."""
     return f"{base(shard)}{JOB}:{job_id}"
 
 
 def log(shard: int, job_id: str) -> str:
+    """A job's log."""
     return f"{base(shard)}{LOG}:{job_id}"
 
 
 def steps(shard: int, worker_id: str) -> str:
+    """A worker's step log."""
     return f"{base(shard)}{STEPS}:{worker_id}"
 
 
 def fence(shard: int, worker_id: str) -> str:
+    """A worker's fencing token."""
     return f"{base(shard)}{FENCE}:{worker_id}"
 
 
 def queue(shard: int, pool: str, lane: str) -> str:
+    """The stream of one lane of a pool."""
     return f"{base(shard)}{QUEUE}:{pool}:{lane}"
 
 
 def waiting(shard: int, pool: str, lane: str) -> str:
+    """The ids of a lane's queued jobs."""
     return f"{base(shard)}{WAITING}:{pool}:{lane}"
 
 
 def wake_ups(shard: int, pool: str) -> str:
+    """The wake-up list of a pool's idle workers."""
     return f"{base(shard)}{WAKE_UPS}:{pool}"
 
 
 def advertised(shard: int, pool: str) -> str:
+    """The advertised slots of a pool's workers."""
     return f"{base(shard)}{ADVERTISED}:{pool}"
 
 
@@ -82,10 +90,12 @@ def advertiser(worker: str, lease_s: float) -> str:
 
 
 def jobs(shard: int, tenant: str) -> str:
+    """The index of a tenant's jobs."""
     return f"{base(shard)}{JOBS}:{tenant}"
 
 
 def pool_names(shard: int) -> str:
+    """The names of the pools with jobs in this shard."""
     return f"{base(shard)}{POOL_NAMES}"
 
 
@@ -101,14 +111,17 @@ def parse(key: str) -> tuple[int, str, str] | None:
 
 
 def dead_letters(shard: int) -> str:
+    """The stream of dead letters."""
     return f"{base(shard)}{DEAD_LETTERS}"
 
 
 def dead_letter_counts(shard: int) -> str:
+    """How many dead letters were written, by what they hold."""
     return f"{base(shard)}{DEAD_LETTER_COUNTS}"
 
 
 def reaper(shard: int) -> str:
+    """The lock of this round's reaper."""
     return f"{base(shard)}{REAPER}"
 
 
@@ -122,26 +135,32 @@ SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"
 
 
 def worker(worker_id: str) -> str:
+    """A worker's registry entry."""
     return f"flotilla:{{fleet}}:worker:{worker_id}"
 
 
 def life(worker_id: str) -> str:
+    """The reservation of a worker id by one process."""
     return f"flotilla:{{fleet}}:life:{worker_id}"
 
 
 def scale(pool: str) -> str:
+    """The latest scale decision of a pool."""
     return f"flotilla:{{fleet}}:scale:{pool}"
 
 
 def scaling_events(pool: str) -> str:
+    """The latest changes of a pool's number of workers."""
     return f"flotilla:{{fleet}}:scaling_events:{pool}"
 
 
 def maintenance_lock(name: str) -> str:
+    """The lock of a maintenance task's round."""
     return f"flotilla:{{fleet}}:maintenance_lock:{name}"
 
 
 def celery_prefix(fleet: str) -> str:
+    """What the keys of a fleet's Celery messages start with."""
     return f"flotilla:celery:{fleet}:"
 
 
@@ -154,8 +173,10 @@ def unversioned(n_shards: int) -> list[str]:
 
 
 def tokens_channel(gateway_id: str) -> str:
+    """The channel of one gateway process."""
     return TOKENS_CHANNEL + gateway_id
 
 
 def control_channel(worker_id: str) -> str:
+    """The control channel of one worker."""
     return CONTROL_CHANNEL + worker_id

@@ -8,5 +8,8 @@ from typing import Any
 import msgpack
 
 pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=False, autoreset=True).pack
-"""Packs an object. Bytes and strings both get msgpack's old `raw` head: Redis' cmsgpack has no `bin`
-type, and short values take one byte less."""
+"""Packs an object.
+
+Bytes and strings both get msgpack's old `raw` head: Redis' cmsgpack has no `bin` type, and short
+values take one byte less.
+"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shared.protocol.states import JobEvent
 
 INLINE_RESULT_BYTES = 64 << 10
-"""A longer body is not sent in the frame that ends the job: the gateway reads it from the record."""
+"""A longer body is not sent with the job's last frame: the gateway reads it from the record."""
 
 
 @dataclass(frozen=True, slots=True)

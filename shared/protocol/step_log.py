@@ -2,9 +2,9 @@
 
 Redis works per step, not per job and token. A step log is a list per worker and shard, of the last
 `STEPS` steps. A step is two elements: the lengths of its frames (a msgpack array), and the frames
-(frames.py) back to back, as gateways get them. An entry is flushed to its job's own log (job_log.py)
-together with its neighbours, at the latest before its step would drop out of the step log. So a
-worker that is lost leaves everything that others need.
+(frames.py) back to back, as gateways get them. An entry is flushed to its job's own log
+(job_log.py) together with its neighbours, at the latest before its step would drop out of the step
+log. So a worker that is lost leaves everything that others need.
 
 The first entry of an attempt is put into the job's log by the call that publishes it. A job without
 a log has shown nothing to any client, whatever became of its worker: only such a job may be started
@@ -13,8 +13,8 @@ anew.
 Who may write is decided per worker as well. Its fence in Redis is a fencing token that it must
 present. A script that changes a job that a worker holds (cancel, expire, reap, watch, ...) deletes
 the fence: the worker's next write is refused, it renews (scripts/renew.lua), and gets a new token
-together with the jobs that it still holds and their watchers. A worker may write for a job only with
-the token under which the job was leased or last renewed.
+together with the jobs that it still holds and their watchers. A worker may write for a job only
+with the token under which the job was leased or last renewed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The version of what is stored in Redis, and the check that no two versions share a database.
 
-Every server of the fleet holds the version in a key of its own (`keys.FORMAT`). A process that finds
-another one refuses to start. Releases before version 2 wrote no version; their data counts as 1.
+Every server of the fleet holds the version in a key of its own (`keys.FORMAT`). A process that
+finds another one refuses to start. Releases before version 2 wrote no version; their data counts as
+1.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ async def _found(redis: Any) -> str | None:
 class FormatMonitor:
     """Checks the servers every 10 s. Start `run` as a task; it raises FormatMismatch.
 
-    Finds a Redis that was away at the start, one whose data was replaced, and a process of a release
-    that does not check the version.
+    Finds a Redis that was away at the start, one whose data was replaced, and a process of a
+    release that does not check the version.
     """
 
     def __init__(self, servers: Iterable[Any], n_shards: int) -> None:

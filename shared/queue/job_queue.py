@@ -100,7 +100,7 @@ class JobQueue:
     def start_submit(
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> asyncio.Future[Any]:
-        """`submit_all` without a coroutine (see Scripts.start); the result is for `parse_submit`."""
+        """`submit_all` without a coroutine (Scripts.start); the result is for `parse_submit`."""
         return submit.start(self.scripts, shard, jobs, max_depth=max_depth)
 
     def parse_submit(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[int | QueueFull]:
@@ -208,7 +208,7 @@ class JobQueue:
         lease_s: float,
         slots: SlotUpdate,
     ) -> Coroutine[Any, Any, Acquired]:
-        """`acquire` on a connection of the caller's: sent when this returns; await it for the reply.
+        """`acquire` on a connection of the caller's: sent when this returns; await the reply.
 
         `slots`: the worker's free slots, `count` included. Those that no waiting job takes are
         advertised: `submit` leases jobs to them and sends these on the worker's control channel.

@@ -1,7 +1,8 @@
 """Every way in which a connection can end under a stream: no other client gets its bytes.
 
 The kernel reuses file descriptors at once, so other tenants connect, and Redis connections are
-opened, just when a connection ends. Every byte that any client gets is checked. `FAULT_ROUNDS=300` makes a long run of it.
+opened, just when a connection ends. Every byte that any client gets is checked. `FAULT_ROUNDS=300`
+makes a long run of it.
 """
 
 from __future__ import annotations

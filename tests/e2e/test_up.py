@@ -209,7 +209,8 @@ def test_a_worker_that_never_serves_ends_it_all(up: Callable[..., Up]) -> None:
 def test_without_maintenance_the_rest_goes_on(up: Callable[..., Up]) -> None:
     fleet = up("1", "maintenance-die").wait_until_ready()
     fleet.wait_for_output(
-        r"flotilla .*maintenance: it never became ready in 3 tries .*the other processes keep running\n"
+        r"flotilla .*maintenance: it never became ready in 3 tries "
+        r".*the other processes keep running\n"
     )
     assert httpx.get(f"http://127.0.0.1:{fleet.port}/readyz").status_code == 200
     fleet.process.send_signal(signal.SIGINT)

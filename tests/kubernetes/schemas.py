@@ -1,8 +1,8 @@
 """Validates manifests against the schemas of Kubernetes, KEDA and the Prometheus operator.
 
 The schemas come from Python packages. Kubernetes': the files of kubernetes-validate, whose program
-is not used because it stops at an object's first error and accepts unknown kinds. Custom resources':
-the models of cloudcoil, which were generated from their CRDs.
+is not used because it stops at an object's first error and accepts unknown kinds. Custom
+resources': the models of cloudcoil, which were generated from their CRDs.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ COMPONENT = "app.kubernetes.io/component"
         ("cpu", "Deployment/gateway", (*LABELS, COMPONENT), "gate", "Budget/gateway: selects no"),
         ("cpu", "Deployment/gateway", (*LABELS, COMPONENT), "gate", "Policy/gateway: selects no"),
         ("cpu", "Deployment/gateway", (*LABELS, COMPONENT), "gate", "spreads pods that are not"),
-        ("cpu", "Deployment/gateway", (*CONTAINER, "ports", 0, "name"), "web", "uses an undefined port"),
+        ("cpu", "Deployment/gateway", (*CONTAINER, "ports", 0, "name"), "web", "uses an undefined"),
         ("cpu", "Deployment/gateway", (*CONTAINER, "ports", 0, "name"), "web", "has no port http"),
         ("cpu", "Deployment/worker", (*POD, "serviceAccountName"), "w", "no ServiceAccount/w"),
         ("cpu", "Deployment/worker", (*CONTAINER, "volumeMounts", 0, "name"), "x", "mounts ['sh"),

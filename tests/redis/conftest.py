@@ -198,8 +198,10 @@ async def emit(
     again: bool = False,
     offer: SlotUpdate | None = None,
 ) -> dict[str, str]:
-    """One step, as a worker makes it: where its fencing token is over it renews and leaves out what it has
-    lost, which is returned. The worker is the one that holds the first job, else `WORKER`."""
+    """Emit one step as a worker does: it renews if its token is over, and leaves out lost jobs.
+
+    Returns the lost jobs. The worker is the one that holds the first job, else `WORKER`.
+    """
     jobs = [job_stream.job for job_stream, _, _ in outputs]
     shard = jobs[0].shard if jobs else 0
     if not worker:
@@ -240,7 +242,7 @@ async def emit(
 
 
 async def enter(queue: JobQueue, worker: str = WORKER, shard: int = 0) -> str:
-    """The worker's next fencing token: it may send output of the jobs that it gets from now on at once."""
+    """The worker's next fencing token, valid for the jobs that it gets from now on."""
     renewal = await queue.renew(shard, worker, "", LEASE_S, [])
     _fence_tokens[queue, worker, shard] = renewal.fence_token
     return renewal.fence_token

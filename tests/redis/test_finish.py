@@ -1,4 +1,4 @@
-"""Finish: one terminal state, one last entry, nothing left in the queue; a repeated call changes nothing."""
+"""Finish: one terminal state, one last entry, nothing left queued; a repeated call does nothing."""
 
 from __future__ import annotations
 

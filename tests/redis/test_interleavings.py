@@ -1,8 +1,9 @@
 """Two workers, a canceller, an expirer, a reaper and a repairer on a few jobs, in random order.
 
 After every step what Redis holds is compared with what the steps so far allow. The workers go by
-the rules of worker/publish/publisher.py and worker/claim/lease.py, but late, and with lost calls and replies. The
-number in a failing test's name is its seed: the same test makes the same steps again.
+the rules of worker/publish/publisher.py and worker/claim/lease.py, but late, and with lost calls
+and replies. The number in a failing test's name is its seed: the same test makes the same steps
+again.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Fleet:
         self.queue = queue
         self.store = store
         self.control = control
-        """The control channel of the first worker. The second one is not subscribed when a job is assigned."""
+        """The first worker's control channel. The second worker has no subscription."""
         self.gateways = gateways
         self.random = random.Random(seed)
         self.workers = [Worker(name) for name in WORKERS]
@@ -366,8 +367,8 @@ class Fleet:
             assert self.everything() == before
             assert received == {name: [] for name in GATEWAYS}
         else:
-            # Some of its jobs were lost meanwhile. At most the listeners receive the others again, and
-            # the step stands there twice.
+            # Some of its jobs were lost meanwhile. At most the listeners receive the others again,
+            # and the step stands there twice.
             now, steps = self.everything(), keys.steps(0, worker.name).encode()
             assert now | {steps: b""} == before | {steps: b""}
             assert all(set(received[name]) <= set(sent[name]) for name in GATEWAYS)
@@ -407,7 +408,7 @@ class Fleet:
         return sent, late
 
     def counts(self, run: Run, batch: Batch) -> bool:
-        """Whether the worker may write for the job, now or when Redis took the batch for the first time."""
+        """Whether the worker may write for the job, now or when Redis first took the batch."""
         return self.holds(run.job) or (
             batch.carried_out is not None and self.last[run.job.id] == run.job
         )
@@ -556,7 +557,7 @@ class Fleet:
         self.fences[name] = ""
 
     def invalidate_fence(self, job_ids: Iterable[str], *, hint: bool = False) -> None:
-        """Jobs in progress are not what they were. With the `hint` their worker may receive the change."""
+        """Jobs in progress have changed. With the `hint` their worker may receive the change."""
         for job_id in job_ids:
             if job_id in self.holder:
                 worker, _ = self.holder[job_id]
@@ -702,7 +703,7 @@ class Fleet:
         self.states[now.id] = now.state
 
     async def check_log(self, job_id: str) -> None:
-        """The answer is what was published under the last lease, wherever it is stored, and the end."""
+        """The answer is what was published under the last lease, wherever it is stored."""
         state, published = self.states[job_id], self.published[job_id]
         entries = [Entry(seq, items or (), journal, "") for _, seq, _, journal, items in published]
         if state.terminal:

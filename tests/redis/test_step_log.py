@@ -934,7 +934,7 @@ async def test_a_worker_whose_fence_token_redis_has_lost_begins_another(
 async def test_a_worker_does_not_speak_of_a_job_whose_lease_redis_has_lost(
     flaky: Flaky, queue: JobQueue, store: Redis, gateway: Listener, worker: Worker
 ) -> None:
-    """After a power cut, or on a replica that was a moment behind: the fencing token is older than that."""
+    """After a power cut, or on a replica that was behind: the fencing token is older."""
     await worker.lease.renew(0)
     await submit(flaky)
     kept: dict[bytes, Any] = {key: store.dump(key) for key in store.scan_iter()}

@@ -55,7 +55,8 @@ async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:
 def _arguments(worker: str, count: int, lease_s: float, slots: SlotUpdate) -> tuple[Argument, ...]:
     lease_ms = int(lease_s * 1000)
     return (
-        slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged, *LANES,
+        slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged,
+        *LANES,
     )  # fmt: skip
 
 
@@ -86,6 +87,7 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             waited_s=max(0, now - int(created_us)) / 1e6,
         )
         for (
-            job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers, watched,
+            job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,
+            watched,
         ) in jobs
     ]  # fmt: skip

@@ -38,8 +38,8 @@ COMMON = (
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
 """All scripts."""
 
-# Redis refuses scripts that write when its memory is full, unless they are flagged. Every script but
-# submit lets jobs go on or end, so it must run.
+# Redis refuses scripts that write when its memory is full, unless they are flagged. Every script
+# but submit lets jobs go on or end, so it must run.
 _REFUSED_WHEN_FULL = frozenset({"submit"})
 
 
@@ -87,7 +87,7 @@ def _body(name: str) -> str:
 
 
 def script(name: str, *, flags: bool) -> str:
-    """The text of one script for EVALSHA. `flags`: Redis knows the line with flags (7 and later)."""
+    """The text of one script for EVALSHA. `flags`: Redis knows the flags line (7 and later)."""
     head = "#!lua flags=allow-oom\n" if flags and name not in _REFUSED_WHEN_FULL else ""
     return f"{head}{_common()}begin(KEYS)\n{_body(name)}"
 

@@ -20,8 +20,8 @@ async def call(
 ) -> dict[str, str]:
     """The new states of the jobs that were given up: id -> state.
 
-    `received`: the ids of all jobs that the worker holds. A job that was leased or renewed less than
-    `older_than_s` ago may still be on its way, so it is left alone.
+    `received`: the ids of all jobs that the worker holds. A job that was leased or renewed less
+    than `older_than_s` ago may still be on its way, so it is left alone.
     """
     arguments = (pool, worker, pack(list(received)), int(older_than_s * 1000), *LANES)
     return job_states(await scripts.run("reject_unreceived", shard, arguments))

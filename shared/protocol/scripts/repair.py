@@ -1,4 +1,4 @@
-"""`repair`: put right what a Redis that lost writes leaves behind, or a person who deleted a key."""
+"""`repair`: correct what is inconsistent after Redis lost writes or somebody deleted a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Repaired(NamedTuple):
 async def call(
     scripts: Scripts, shard: int, *, word: str, rest: str, members: Iterable[bytes]
 ) -> dict[str, Repaired]:
-    """Check `members` of the key of this `word` and `rest` (keys.py): what was done -> how often."""
+    """Check `members` of the key of `word` and `rest` (keys.py): what was done -> how often."""
     reply = await scripts.run("repair", shard, (word, rest, *members))
     done = zip(reply[::3], reply[1::3], reply[2::3], strict=True)
     return {

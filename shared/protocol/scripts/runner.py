@@ -132,7 +132,7 @@ class Scripts:
         shard: int,
         arguments: Sequence[Argument],
     ) -> Coroutine[Any, Any, Any]:
-        """Send a call on a connection of the caller's to the shard's server; await it for the reply.
+        """Send a call on a connection of the caller's to the shard's server; await the reply.
 
         The call has been sent when this returns. The scripts must be `ready`.
         """

@@ -1,7 +1,7 @@
 """`submit`: make jobs and queue each, or lease it straight to a worker with advertised slots.
 
-Comes from `gateway/jobs/submitter.py` by way of the JobQueue; the job goes on in `acquire`, or in the
-worker's control message.
+Comes from `gateway/jobs/submitter.py` by way of the JobQueue; the job goes on in `acquire`, or in
+the worker's control message.
 """
 
 from __future__ import annotations

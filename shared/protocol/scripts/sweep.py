@@ -1,4 +1,4 @@
-"""`sweep`: delete index entries of expired jobs, and consumers and slots of workers that are gone."""
+"""`sweep`: delete index entries of expired jobs, consumers and slots of workers that are gone."""
 
 from __future__ import annotations
 

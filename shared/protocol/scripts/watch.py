@@ -11,8 +11,8 @@ async def call(
 ) -> JobState | None:
     """The job's state; None if there is no such job.
 
-    `follow`: a client of the gateway sees the answer grow, so the job can't be started anew when its
-    worker is lost.
+    `follow`: a client of the gateway sees the answer grow, so the job can't be started anew when
+    its worker is lost.
     """
     state = text(await scripts.run("watch", shard, (job_id, gateway, int(follow))))
     return None if state is None else JobState(state)

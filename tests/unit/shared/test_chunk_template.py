@@ -1,4 +1,4 @@
-"""Chunk templates: what is folded comes out again, to the byte, and is hardly more than its text."""
+"""Chunk templates: decoding gives the same bytes, and an encoding is little more than its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks by template, as far as they need no vLLM: JSON strings, and which streams are left alone."""
+"""Chunks by template, without vLLM: JSON strings, and which streams stay as they are."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ FLEET = Dashboard(
                 ),
                 graph(
                     "Autoscaler and maintenance, time since the last round",
-                    "Steadily climbing: the maintenance process is gone or stuck. Requests do not need "
+                    "Rises steadily: the maintenance process is gone or stuck. Requests don't need "
                     "it; the number of workers stays as it is.",
                     "s",
                     (

@@ -138,14 +138,17 @@ def _table(panel: Panel, out: dict[str, Any], defaults: dict[str, Any]) -> None:
 
 
 def graph(title: str, description: str, unit: str, *queries: Query, **more: Any) -> Panel:
+    """Time series of several queries."""
     return Panel("timeseries", title, description, unit, queries, **more)
 
 
 def stat(title: str, description: str, unit: str, expr: str, **more: Any) -> Panel:
+    """One number."""
     return Panel("stat", title, description, unit, [(expr, title)], width=4, height=4, **more)
 
 
 def heatmap(title: str, description: str, unit: str, expr: str, **more: Any) -> Panel:
+    """A histogram over time."""
     return Panel("heatmap", title, description, unit, [(expr, "{{le}}")], **more)
 
 

@@ -14,7 +14,7 @@ from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import redis_client as connections
 from shared.platform.redis_client import RedisError
-from shared.protocol.version import FormatMismatch, check_format
+from shared.protocol.version import FormatMismatch, is_marked
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -57,7 +57,7 @@ async def _read(redis_url: str, name: str | None) -> tuple[list[dict[str, Any]],
     """The pools that are autoscaled, and whether there is one of this name."""
     redis = connections.connect(redis_url, max_connections=2)
     try:
-        await check_format(redis, n_shards=1)
+        await is_marked(redis, n_shards=1)  # marks nothing: this command only reads
         registry, store = Registry(redis), ScaleStore(redis)
         models = await registry.models()
         wanted = models[name].pool if name in models else name

@@ -33,6 +33,7 @@ from shared.fleet.pools import load_pools
 from shared.platform import redis_client as connections
 from shared.platform.settings import Settings, to_environment
 from shared.platform.tasks import end
+from shared.protocol.version import FORMAT_VERSION, FormatMismatch, refuse_other_format
 
 EXIT_FAILED = 1
 EXIT_FORCED = 130
@@ -139,6 +140,7 @@ class Supervisor:
         many = f"{self._how_many()} worker{'s' * (self._most > 1)}"
         self._say(f"starting Redis, the gateway and {many}")
         await self._start_redis()
+        await self._check_format()
         self._at_end.enter_context(
             run_file.written(self._folder, redis_url=self._redis_url, gateway_url=self._gateway_url)
         )
@@ -218,6 +220,20 @@ class Supervisor:
                 self._say(f"waiting for Redis at {where}")
             await asyncio.sleep(1)
         raise CannotStartError(f"no Redis answers at {where}: {problem}")
+
+    async def _check_format(self) -> None:
+        """Raise CannotStartError if Redis holds another release's data: one message, not four."""
+        urls = self._settings.all_redis_urls if self._redis is None else [self._redis_url]
+        try:
+            await refuse_other_format(urls, self._settings.shards)
+        except FormatMismatch as error:
+            if self._redis is None:
+                raise CannotStartError(str(error)) from error
+            raise CannotStartError(
+                f"{self._folder / 'redis'} holds data of format {error.found}, this release needs "
+                f"{FORMAT_VERSION}: let the release that wrote it finish the jobs, then delete "
+                "that folder, or run `flotilla up` in another one"
+            ) from error
 
     def _start(self, service: Service, run: Coroutine[None, None, None] | None = None) -> None:
         """Run a service as a task; `run` is the coroutine if it is not `service.run()`."""

@@ -48,7 +48,8 @@ async def run(settings: Settings, stdout: int) -> int:
     ended, _ = await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
     failed = ended - {stopped}
     for task in failed:
-        log.error("%s ended", task.get_name(), exc_info=task.exception())
+        if not isinstance(error := task.exception(), SettingsError):  # that one is raised below
+            log.error("%s ended", task.get_name(), exc_info=error)
     await celery.stop()
     await end({stopped, *background})
     await tasks.close()

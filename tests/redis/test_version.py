@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -14,13 +18,43 @@ from shared.protocol.version import (
     FORMAT_VERSION,
     FormatMismatch,
     FormatMonitor,
+    check_format,
+    is_marked,
     refuse_other_format,
 )
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import submit
-from tests.redis_server import free_port
+from tests.redis_server import RedisServer, free_port
+from tests.waiting import eventually
 
 SHARDS = 4
+OTHER_VERSION = FORMAT_VERSION + 1
+
+
+def other_release() -> ModuleType:
+    """A second copy of the module, of another format version."""
+    spec = importlib.util.find_spec("shared.protocol.version")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.FORMAT_VERSION = OTHER_VERSION
+    return module
+
+
+class LateSet:
+    """A client whose SET waits at a barrier for that of the other client."""
+
+    def __init__(self, redis: Any, barrier: asyncio.Barrier) -> None:
+        self._redis = redis
+        self._barrier = barrier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._redis, name)
+
+    async def set(self, *arguments: Any, **options: Any) -> Any:
+        await self._barrier.wait()
+        return await self._redis.set(*arguments, **options)
 
 
 async def test_an_empty_database_is_marked(redis_url: str, store: Redis) -> None:
@@ -41,6 +75,74 @@ async def test_the_second_of_two_versions_is_refused(
         await refuse_other_format([redis_url], SHARDS)
     monkeypatch.setattr(version, "FORMAT_VERSION", first)
     await refuse_other_format([redis_url], SHARDS)
+
+
+@pytest.mark.parametrize("attempt", range(5))
+async def test_of_two_versions_that_start_at_once_on_an_empty_redis_one_wins(
+    redis_url: str, store: Redis, attempt: int
+) -> None:
+    urls = [redis_url, redis_url.replace("/0", "/1")]
+    barrier = asyncio.Barrier(2)
+    versions: dict[int, Any] = {FORMAT_VERSION: version, OTHER_VERSION: other_release()}
+    clients = {number: [connect(url) for url in urls] for number in versions}
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(
+            *(
+                module.check_format([LateSet(clients[number][0], barrier), clients[number][1]], 1)
+                for number, module in versions.items()
+            ),
+            return_exceptions=True,
+        )
+    raw = store.get(keys.FORMAT)
+    assert isinstance(raw, bytes)
+    winner = int(raw)
+    outcomes = dict(zip(versions, results, strict=True))
+    assert outcomes.pop(winner) is True
+    [(loser, refusal)] = outcomes.items()
+    assert isinstance(refusal, SettingsError)
+    assert f"of format {winner}, this release needs {loser}: " in str(refusal)
+    for redis in (redis for both in clients.values() for redis in both):
+        assert int(await redis.get(keys.FORMAT)) == winner  # the loser has marked nothing
+        await redis.aclose()
+
+
+async def test_a_refused_release_marks_none_of_its_servers(redis_url: str, store: Redis) -> None:
+    empty = redis_url.replace("/0", "/1")
+    store.set(keys.FORMAT, OTHER_VERSION)
+    with pytest.raises(FormatMismatch, match=f"of format {OTHER_VERSION}, "):
+        await refuse_other_format([empty, redis_url], SHARDS)
+    redis = connect(empty)
+    assert await redis.keys() == []
+    await redis.aclose()
+
+
+async def test_a_redis_in_cluster_mode_is_checked(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.options = {"cluster-enabled": "yes"}
+    server.start()
+    redis = connect(server.url)
+    try:
+        await redis.execute_command("CLUSTER ADDSLOTS", *range(1 << 14))
+        # It refuses commands until its state is ok.
+        await eventually(lambda: check_format([redis], SHARDS), "the server is checked")
+        await redis.set(keys.unversioned(SHARDS)[-1], "its reaper's clock")
+        monitor = FormatMonitor([redis], SHARDS)
+        assert await monitor.check()
+        assert "older release" in monitor.problem
+        await redis.delete(keys.FORMAT)
+        await redis.set(keys.unversioned(SHARDS)[-1], "its reaper's clock")
+        with pytest.raises(FormatMismatch, match="of format 1, "):
+            await monitor.check()
+    finally:
+        await redis.aclose()
+        server.stop()
+
+
+async def test_is_marked_only_reads(redis_url: str, store: Redis) -> None:
+    redis = connect(redis_url)
+    assert not await is_marked(redis, 1)
+    assert store.keys() == []
+    await redis.aclose()
 
 
 @pytest.mark.parametrize("key", keys.unversioned(SHARDS))
@@ -77,7 +179,7 @@ async def test_the_second_of_several_servers_is_checked(redis_url: str, store: R
 async def test_a_server_that_is_away_is_checked_as_soon_as_it_is_back(
     redis_url: str, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(version, "_FIRST_CHECK_S", 0.01)
+    monkeypatch.setattr(version, "_UNCHECKED_INTERVAL_S", 0.01)
     await refuse_other_format([f"redis://127.0.0.1:{free_port()}/0", "nonsense"], SHARDS)
     redis = connect(redis_url)
     get, calls = redis.get, list[str]()

@@ -177,11 +177,11 @@ async def test_messages_arrive_in_order_between_replies(
         for data in sent:
             store.publish("channel", data)
 
-        async def all_heard() -> bool:
+        async def all_received() -> bool:
             await connection.call("PING")
             return received == sent
 
-        await eventually(all_heard, "all messages have arrived, in order")
+        await eventually(all_received, "all messages have arrived, in order")
     finally:
         await connection.close()
         await redis.aclose()

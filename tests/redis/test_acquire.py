@@ -204,7 +204,7 @@ async def test_every_lease_of_a_job_is_a_generation_of_its_own(queue: JobQueue) 
     assert generations == [(1, 1), (2, 1), (3, 1)]
 
 
-async def test_a_group_that_is_made_anew_does_not_lose_a_job_in_progress(
+async def test_a_recreated_group_does_not_lose_a_job_in_progress(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue)

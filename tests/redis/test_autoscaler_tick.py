@@ -1,4 +1,4 @@
-"""The autoscaler's tick on a real Redis, with workers that only announce themselves."""
+"""The autoscaler's tick on a real Redis, with workers that only register."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_from_an_empty_fleet_to_a_decision(
     ]
 
 
-async def test_what_workers_announce_is_seen(
+async def test_announced_workers_are_observed(
     queue: JobQueue, registry: Registry, policy: None
 ) -> None:
     first = worker(pool=POOL, finished=2, job_seconds=6.0, start_s=9.0, request_bytes=100)

@@ -71,7 +71,7 @@ def damage(store: Redis, job: NewJob | LeasedJob, field: str, value: bytes | Non
 
 
 async def assert_set_aside(queue: JobQueue, store: Redis, job: NewJob | LeasedJob) -> None:
-    """The job has failed with the reason, and its bytes are a dead letter."""
+    """Assert that the job has failed with the reason, and that its bytes are a dead letter."""
     seen = await queue.get(job.id)
     assert seen is not None
     assert (seen.state, seen.error_code) == ("failed", "record_damaged")
@@ -171,7 +171,7 @@ TOUCHES: dict[str, Touch] = {
 
 @pytest.mark.parametrize("touch", TOUCHES)
 @pytest.mark.parametrize(("field", "value"), [(name[0], v) for name, v in HELD.items()])
-async def test_a_job_in_progress_is_set_aside_by_whoever_touches_it(
+async def test_a_job_in_progress_is_set_aside_by_every_call(
     queue: JobQueue, store: Redis, touch: str, field: str, value: bytes | None
 ) -> None:
     job = await lease(queue)
@@ -244,9 +244,7 @@ async def test_a_stream_entry_without_a_job_is_read_once(
 
 
 @pytest.mark.parametrize("segment", [GARBAGE, b"", b"x", msgpack.packb("text")])
-async def test_a_segment_that_nobody_can_read(
-    queue: JobQueue, store: Redis, segment: bytes
-) -> None:
+async def test_an_unreadable_segment(queue: JobQueue, store: Redis, segment: bytes) -> None:
     """The job can't be completed, as with every entry that Redis has lost."""
     job = await lease(queue)
     await emit_and_flush(queue, job)
@@ -272,7 +270,7 @@ async def test_entries_that_only_the_reader_finds_damaged(queue: JobQueue, store
     assert await finish(queue, job, 2, answer()) == "failed"
 
 
-async def test_the_last_segment_of_an_ended_job_is_made_anew(queue: JobQueue, store: Redis) -> None:
+async def test_the_last_segment_of_an_ended_job_is_rebuilt(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     await finish(queue, job, 1, answer())
     store.lset(keys.log(0, job.id), -1, GARBAGE)
@@ -282,7 +280,7 @@ async def test_the_last_segment_of_an_ended_job_is_made_anew(queue: JobQueue, st
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_a_step_that_nobody_can_read(queue: JobQueue, store: Redis, at: int) -> None:
+async def test_an_unreadable_step(queue: JobQueue, store: Redis, at: int) -> None:
     job = await lease(queue)
     await emit_token(queue, job, 1)
     steps = keys.steps(0, WORKER)
@@ -294,7 +292,7 @@ async def test_a_step_that_nobody_can_read(queue: JobQueue, store: Redis, at: in
     assert await queue.cancel(job.id, TENANT) == "cancelled"
 
 
-async def test_members_that_are_no_jobs(queue: JobQueue, store: Redis) -> None:
+async def test_index_members_without_a_job(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue)
     store.zadd(keys.jobs(0, TENANT), {GARBAGE: 1, "job_x": 2, new_job_id(1): float("inf")})
     store.zadd(keys.waiting(0, POOL, DEFAULT), {GARBAGE: 1})
@@ -384,7 +382,7 @@ async def test_a_log_of_the_wrong_type_fails_its_job(queue: JobQueue, store: Red
     assert await finish(queue, other, 1, answer()) == "ok"
 
 
-async def test_a_job_whose_log_was_lost_is_not_started_anew(queue: JobQueue, store: Redis) -> None:
+async def test_a_job_whose_log_was_lost_is_not_started_again(queue: JobQueue, store: Redis) -> None:
     """Its client has received the beginning of the answer."""
     job = await lease(queue)
     await emit_and_flush(queue, job)

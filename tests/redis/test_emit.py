@@ -66,7 +66,7 @@ def steps_of(store: Redis, worker: str = WORKER) -> list[list[tuple[str, int]]]:
     return [[(id_.decode(), seq) for id_, seq, *_ in decode(frames)] for frames in parts[1::2]]
 
 
-async def test_a_step_stands_in_the_log_and_reaches_the_gateway(
+async def test_a_step_is_stored_in_the_log_and_published_to_the_gateway(
     queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
@@ -93,7 +93,7 @@ async def test_a_wrong_fence_token_writes_nothing(
 ) -> None:
     fence_token = await next_fence_token(queue)
     job = await lease(queue)
-    step = make_step([output(job, 1), last_words(job, 1)], [LogFlush(job.id, b"\1\0")])
+    step = make_step([output(job, 1), last_output(job, 1)], [LogFlush(job.id, b"\1\0")])
     before = everything(store)
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, change.format(fence_token), step)
@@ -102,7 +102,9 @@ async def test_a_wrong_fence_token_writes_nothing(
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_without_a_fence_nobody_writes(queue: JobQueue, store: Redis, again: bool) -> None:
+async def test_without_a_fence_nothing_is_written(
+    queue: JobQueue, store: Redis, again: bool
+) -> None:
     fence_token = await next_fence_token(queue)
     job = await lease(queue)
     store.delete(keys.fence(0, WORKER))
@@ -355,7 +357,7 @@ async def test_a_gateway_receives_only_the_jobs_that_it_watches(
     assert [e.seq for e in await queue.entries(not_listened.id, 0)] == [1]
 
 
-async def test_a_job_that_nobody_waits_for_is_logged_and_not_published(
+async def test_a_job_without_watchers_is_logged_and_not_published(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, gateway="")
@@ -558,7 +560,7 @@ async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) ->
 # --- the end in the same call ---
 
 
-def last_words(job: LeasedJob, seq: int, **changes: Any) -> JobOutput:
+def last_output(job: LeasedJob, seq: int, **changes: Any) -> JobOutput:
     """The last output of a job and its end."""
     return output(job, seq, "last", answer(**changes))
 
@@ -572,7 +574,7 @@ async def test_the_last_output_and_the_end_are_one_call_and_one_message(
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     gateway.messages()
     store.config_resetstat()
-    assert await queue.emit(0, WORKER, fence_token, make_step([last_words(job, 2)])) == {}
+    assert await queue.emit(0, WORKER, fence_token, make_step([last_output(job, 2)])) == {}
     assert script_calls(store) == 1
     assert published(store) == 1
     (message,) = gateway.messages()
@@ -594,7 +596,7 @@ async def test_a_worker_that_ends_a_job_keeps_its_fence_token(queue: JobQueue) -
     for _ in range(2):
         await submit(queue)
     ends, on = await claim(queue)
-    assert await queue.emit(0, WORKER, fence_token, make_step([last_words(ends, 1)])) == {}
+    assert await queue.emit(0, WORKER, fence_token, make_step([last_output(ends, 1)])) == {}
     assert await queue.emit(0, WORKER, fence_token, make_step([output(on, 1)])) == {}
 
 
@@ -604,7 +606,7 @@ async def test_the_last_journal_and_the_result_are_one_message_for_watchers(
     job = await lease(queue, stream=False)
     await queue.watch(job.id, GATEWAY, follow=True)
     whole = {"content_type": "application/json", "body": b"{}"}
-    assert await emit(queue, [last_words(job, 1, **whole)]) == {}
+    assert await emit(queue, [last_output(job, 1, **whole)]) == {}
     (message,) = gateway.messages()
     deltas, result = decode(message)
     assert deltas[1:3] == (1, FrameKind.DELTAS)
@@ -617,7 +619,7 @@ async def test_a_gateway_that_waits_for_the_result_receives_only_that(
     queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue, stream=False)
-    assert await emit(queue, [last_words(job, 1, body=b"{}")]) == {}
+    assert await emit(queue, [last_output(job, 1, body=b"{}")]) == {}
     assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.RESULT)]
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
 
@@ -626,7 +628,7 @@ async def test_final_output_without_watchers_is_only_in_the_log(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
-    await emit(queue, [last_words(job, 1, body=b"{}")])
+    await emit(queue, [last_output(job, 1, body=b"{}")])
     assert not store.exists(keys.steps(0, WORKER))
 
 
@@ -635,7 +637,7 @@ async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
 ) -> None:
     fence_token = await next_fence_token(queue)
     job = await lease(queue)
-    step = make_step([last_words(job, 1)])
+    step = make_step([last_output(job, 1)])
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert len(gateway.frames()) == 2
     before = everything(store)
@@ -655,7 +657,7 @@ async def test_a_repeated_call_applies_only_what_is_new(
     job = await lease(queue)
     await emit_token(queue, job, 1, "last")
     gateway.frames()
-    assert await emit(queue, [last_words(job, 1)], again=True) == {}
+    assert await emit(queue, [last_output(job, 1)], again=True) == {}
     assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.DONE)]
     entries = await queue.entries(job.id, 0)
     assert [(e.seq, e.items, e.end) for e in entries] == [
@@ -684,7 +686,7 @@ async def test_a_job_whose_hash_is_gone_is_not_ended(
     fence_token = await next_fence_token(queue)
     job = await lease(queue)
     store.delete(keys.job(0, job.id))
-    step = make_step([last_words(job, 1)])
+    step = make_step([last_output(job, 1)])
     assert await queue.emit(0, WORKER, fence_token, step) == {job.id: "gone"}
     assert FrameKind.DONE not in [frame[2] for frame in gateway.frames()]
     assert not store.exists(keys.job(0, job.id))
@@ -694,7 +696,7 @@ async def test_a_job_whose_hash_is_gone_is_not_ended(
 async def test_a_job_that_redis_does_not_have_is_not_ended(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     store.flushall()
-    assert await emit(queue, [last_words(job, 1)]) == {job.id: "gone"}
+    assert await emit(queue, [last_output(job, 1)]) == {job.id: "gone"}
     assert store.keys() == [
         keys.fence(0, WORKER).encode()
     ]  # written by the renewal, not by the output
@@ -713,10 +715,10 @@ async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
     lost = await emit(
         queue,
         [
-            last_words(cancelled, 1),
+            last_output(cancelled, 1),
             output(on, 1),
-            last_words(ends, 1),
-            last_words(gone, 1),
+            last_output(ends, 1),
+            last_output(gone, 1),
             end_without_output(silent, 1, answer(event=JobEvent.FAIL, error_code="engine_error")),
         ],
         worker=WORKER,
@@ -738,12 +740,10 @@ async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
     ]
 
 
-async def test_a_job_that_nobody_waits_for_ends_without_a_message(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_a_job_without_watchers_ends_without_a_message(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue, gateway="")
     store.config_resetstat()
-    assert await emit(queue, [last_words(job, 1)]) == {}
+    assert await emit(queue, [last_output(job, 1)]) == {}
     assert published(store) == 0
     assert [e.end for e in await queue.entries(job.id, 0)] == ["", "completed"]
 

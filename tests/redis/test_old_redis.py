@@ -169,7 +169,7 @@ async def test_a_job_is_cancelled_and_one_expires(old_queue: JobQueue) -> None:
     assert job.state == "expired"
 
 
-async def test_what_is_lost_is_repaired(old_queue: JobQueue, old_store: Redis) -> None:
+async def test_lost_data_is_repaired(old_queue: JobQueue, old_store: Redis) -> None:
     running = await submit(old_queue)
     (lease,) = await claim(old_queue)
     waiting = await submit(old_queue)

@@ -136,24 +136,24 @@ async def reject_unreceived(queue: JobQueue, store: Redis, job: LeasedJob) -> No
 
 
 @pytest.mark.parametrize("lose", [release, reap_one, reject_unreceived])
-@pytest.mark.parametrize("spoken", [True, False])
+@pytest.mark.parametrize("has_output", [True, False])
 async def test_a_worker_learns_of_a_lost_job_before_it_writes_again(
     queue: JobQueue,
     store: Redis,
     lose: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
-    spoken: bool,
+    has_output: bool,
 ) -> None:
     for _ in range(2):
         await submit(queue)
     lost, kept = await claim(queue)
-    if spoken:
+    if has_output:
         await emit_token(queue, lost, 1)
     before = await queue.renew(0, WORKER, "", LEASE_S, [lost, kept])
     await lose(queue, store, lost)
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, before.fence_token, make_step([output(kept, 1)]))
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [lost, kept])
-    assert after.lost == {lost.id: "failed" if spoken else "queued"}
+    assert after.lost == {lost.id: "failed" if has_output else "queued"}
     assert list(after.watchers) == [kept.id]
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(kept, 1)])) == {}
 
@@ -207,7 +207,7 @@ async def test_a_fresh_lease_is_not_taken(queue: JobQueue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "watched", "spoken", "state"),
+    ("stream", "watched", "has_output", "state"),
     [
         pytest.param(True, False, False, "queued", id="nothing was sent"),
         pytest.param(True, False, True, "failed", id="a client has seen a part"),
@@ -217,19 +217,19 @@ async def test_a_fresh_lease_is_not_taken(queue: JobQueue) -> None:
     ],
 )
 @pytest.mark.parametrize("blame", [True, False])
-async def test_a_job_starts_anew_only_if_nobody_has_seen_its_answer(
+async def test_a_job_starts_again_only_if_no_client_has_received_output(
     queue: JobQueue,
     gateway: ChannelSubscriber,
     stream: bool,
     watched: bool,
-    spoken: bool,
+    has_output: bool,
     state: str,
     blame: bool,
 ) -> None:
     job = await lease(queue, stream=stream)
     if watched:
         await queue.watch(job.id, GATEWAY, follow=True)
-    if spoken:
+    if has_output:
         await emit_token(queue, job, 1)
     gateway.frames()
     assert await queue.release([job], "why", blame=blame) == {job.id: state}

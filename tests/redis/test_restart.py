@@ -1,4 +1,4 @@
-"""Redis is killed and comes back: jobs and leases are there, scripts load themselves again."""
+"""Redis is killed and comes back: jobs and leases are there, scripts are loaded again."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ async def test_each_job_and_each_worker_has_its_own_output(queue: JobQueue) -> N
 
 
 def forged_frame(job: LeasedJob, seq: int) -> bytes:
-    """A frame of the job as it would stand in a step."""
+    """A frame of the job as it would be in a step."""
     return encode(job.id, seq, FrameKind.CHUNK, (b"counterfeit",))
 
 
@@ -195,7 +195,7 @@ async def test_text_that_looks_like_the_jobs_next_frame_is_not_read_as_one(queue
     assert entry_texts(await queue.entries(job.id, 1)) == [b"true"]
 
 
-async def test_the_head_of_a_frame_may_stand_in_proper_text(queue: JobQueue) -> None:
+async def test_text_may_contain_the_head_of_a_frame(queue: JobQueue) -> None:
     """U+25BF ends with the bytes that a frame begins with."""
     for _ in range(2):
         await submit(queue)

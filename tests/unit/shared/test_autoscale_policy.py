@@ -174,7 +174,7 @@ def test_a_worker_that_is_late_is_expected_soon_and_not_asked_for_again() -> Non
     assert run.last.wait_s == pytest.approx(3, abs=2)
 
 
-# --- a queue that stands still ---
+# --- a queue that does not move ---
 
 
 def test_jobs_behind_long_ones_get_slots_although_the_figures_are_low() -> None:
@@ -281,7 +281,7 @@ def test_to_zero_when_idle_and_back_at_the_first_job() -> None:
     assert run.last.wait_s == pytest.approx(30, abs=2)
 
 
-def test_work_begins_the_idle_time_anew() -> None:
+def test_work_restarts_the_idle_time() -> None:
     run = Run(replace(KNOWN, ready=1))
     run.observe_for(290)
     run.observe(2, running=1)

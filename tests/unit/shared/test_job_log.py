@@ -50,7 +50,7 @@ def end(state: str) -> bytes:
 
 
 def parse(*entries: bytes, first: int = 1) -> list[Entry]:
-    """Entries that stand in a log one by one."""
+    """Parse entries that are stored one by one."""
     return parse_segments([pack_segment(seq, [entry]) for seq, entry in enumerate(entries, first)])
 
 
@@ -346,6 +346,6 @@ def test_a_transcript_does_not_depend_on_how_the_journal_is_cut(
         in_parts.add(entry)
     at_once.add(record for entry in entries for record in entry)
     assert in_parts == at_once
-    spoken = [r for entry in entries for r in entry if isinstance(r, Delta)]
-    assert in_parts.completion_tokens == sum(len(delta.token_ids) for delta in spoken)
-    assert sum(len(c["text"]) for c in in_parts.choices()) == sum(len(d.text) for d in spoken)
+    deltas = [r for entry in entries for r in entry if isinstance(r, Delta)]
+    assert in_parts.completion_tokens == sum(len(delta.token_ids) for delta in deltas)
+    assert sum(len(c["text"]) for c in in_parts.choices()) == sum(len(d.text) for d in deltas)

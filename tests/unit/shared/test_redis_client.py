@@ -1,4 +1,4 @@
-"""Names of servers, and which errors of Redis pass by themselves."""
+"""Names of servers, and which errors of Redis are temporary."""
 
 from __future__ import annotations
 

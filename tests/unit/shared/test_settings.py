@@ -190,7 +190,7 @@ def test_a_wrong_value_in_a_file_is_refused_by_name(secrets: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["alice:k1,bob:k2", "alice:k1\nbob:k2\n", "\nalice:k1,\n bob:k2 "])
-def test_keys_of_a_secret_file_stand_on_lines_or_between_commas(secrets: Path, text: str) -> None:
+def test_keys_of_a_secret_file_are_separated_by_lines_or_commas(secrets: Path, text: str) -> None:
     (secrets / "flotilla_api_keys").write_text(text)
     assert load_settings().tenants() == {digest("k1"): "alice", digest("k2"): "bob"}
 
@@ -214,7 +214,7 @@ def digest(key: str) -> str:
         ("k1", {"k1": f"key-{digest('k1')[:8]}"}),
     ],
 )
-def test_keys_stand_for_tenants(
+def test_keys_identify_tenants(
     monkeypatch: pytest.MonkeyPatch, text: str, tenants: dict[str, str]
 ) -> None:
     monkeypatch.setenv("FLOTILLA_API_KEYS", text)

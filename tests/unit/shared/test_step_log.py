@@ -185,7 +185,7 @@ def test_the_last_frame_of_a_complete_stream_is_done() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65535])
-def test_a_body_of_any_size_stands_behind_its_head(size: int) -> None:
+def test_a_body_of_any_size_follows_its_head(size: int) -> None:
     answer = JobResult(JobEvent.COMPLETE, "", 200, "text/plain", b"x" * size, 1, 0)
     found, inline, body = last_frame(job(stream=False), answer)
     assert (found[5][2], inline) == (body, True)

@@ -208,9 +208,8 @@ async def test_a_job_whose_entry_can_not_be_read_is_queued(
 ) -> None:
     await claim(queue, 4, slots=4)
     stream = keys.queue(0, POOL, DEFAULT)
-    store.xgroup_setid(
-        stream, keys.GROUP, "9999999999999-0"
-    )  # the group's position is behind the job
+    # The group's position is behind the job.
+    store.xgroup_setid(stream, keys.GROUP, "9999999999999-0")
     job = make_job()
     assert await queue.submit_all(0, [job], 10) == [1]
     assert control.messages() == []

@@ -172,9 +172,8 @@ async def test_a_job_that_is_gone_is_lost(queue: JobQueue, store: Redis) -> None
     job = await lease(queue)
     store.flushall()
     assert await emit_token(queue, job, 1) == {job.id: "gone"}
-    assert store.keys() == [
-        keys.fence(0, WORKER).encode()
-    ]  # written by the renewal, not by the output
+    # The renewal has written this, not the output.
+    assert store.keys() == [keys.fence(0, WORKER).encode()]
 
 
 async def test_one_lost_job_does_not_stop_the_others_of_its_step(
@@ -697,9 +696,8 @@ async def test_a_job_that_redis_does_not_have_is_not_ended(queue: JobQueue, stor
     job = await lease(queue)
     store.flushall()
     assert await emit(queue, [last_output(job, 1)]) == {job.id: "gone"}
-    assert store.keys() == [
-        keys.fence(0, WORKER).encode()
-    ]  # written by the renewal, not by the output
+    # The renewal has written this, not the output.
+    assert store.keys() == [keys.fence(0, WORKER).encode()]
 
 
 async def test_a_step_in_which_jobs_go_on_end_and_are_lost(

@@ -1,4 +1,4 @@
-"""The executor on a real queue: its jobs are cancelled, taken back and watched while they run."""
+"""The executor on a real queue: its jobs are cancelled, requeued and watched while they run."""
 
 from __future__ import annotations
 
@@ -144,9 +144,8 @@ async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_ru
     await submit(queue, gateway="")
     other = await leased_run(executor, queue)
     await send(failed, 1)
-    del executor.runs[
-        failed.job.id
-    ]  # as if the run failed because of a bug; the reaper requeues the job
+    # As if the run failed because of a bug; the reaper requeues the job.
+    del executor.runs[failed.job.id]
     expire_lease(store, failed.job)
     assert await queue.reap(0, LEASE_S) == {failed.job.id: "queued"}
     for n in range(1, FLUSH_AFTER + 2):

@@ -118,7 +118,7 @@ class Worker:
         self.fence_token = ""
         self.runs: dict[str, Run] = {}
         self.inbox: list[LeasedJob | str] = []
-        """Jobs, and ids of those to drop, that were sent to it and that it has not received yet."""
+        """Messages that it has not processed yet: jobs, and ids of jobs to drop."""
         self.batch: Batch | None = None
         self.steps = 0
         self.unconfirmed_steps = deque([-STEPS], maxlen=STEPS - FLUSH_AFTER)
@@ -233,7 +233,7 @@ class Fleet:
         assigned = self.control.assigned(self.queue)
         assert {lease.id for lease in assigned} == {job.id for job in jobs[: len(assigned)]}
         assert [depth == 0 for depth in depths] == [n < len(assigned) for n in range(len(jobs))]
-        assert not assigned or queue_was_empty, "a job has overtaken those that wait"
+        assert not assigned or queue_was_empty, "a job has overtaken queued ones"
         self.record_leases(self.workers[0], assigned, lost=self.chance(0.1))
 
     async def acquire(self) -> None:
@@ -311,7 +311,7 @@ class Fleet:
         return answer(event=self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL]))
 
     async def send(self, worker: Worker) -> None:
-        """One try, as `Publisher._retry` makes it."""
+        """Make one attempt to send, as `Publisher._retry` does."""
         batch = worker.batch
         assert batch is not None
         if not batch.is_valid_with(worker.fence_token):
@@ -383,7 +383,7 @@ class Fleet:
             job_id, published = run.job.id, self.published[run.job.id]
             if not self.holds(run.job):
                 # The worker can't distinguish its own end from another's.
-                assert end is not None, "a job has gone on that is not its worker's"
+                assert end is not None, "a worker wrote for a job that it has lost"
                 assert run.ended_as == self.states[job_id]
                 if self.last[job_id] != run.job:
                     late[job_id] = self.states[job_id].value
@@ -695,7 +695,7 @@ class Fleet:
             self.check_worker(worker)
 
     def check_state(self, now: Job) -> None:
-        """The step led from the last state to this one by an event that the state machine has."""
+        """Assert that the state machine allows the change from the last state to this one."""
         was = self.states[now.id]
         if now.state is not was:
             ways = [t for t in TRANSITIONS.values() if was in t.sources and t.target is now.state]
@@ -724,7 +724,7 @@ class Fleet:
         assert len(stored) == len(entries) or not state.terminal
 
     def check_worker(self, worker: Worker) -> None:
-        """What a worker with a valid token has stored of its jobs is right."""
+        """A worker with a valid token holds its jobs and has their current watchers."""
         fence = self.store.get(keys.fence(0, worker.name))
         assert (fence or b"").decode() == self.fences[worker.name]
         length, ttl = (

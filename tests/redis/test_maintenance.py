@@ -111,7 +111,7 @@ async def test_stale_records_are_removed(
 ) -> None:
     registry = Registry(queue.servers.primary)
     await registry.register_models("served", [{"id": "m"}])
-    await submit(queue)  # POOL is a pool by that
+    await submit(queue)  # the fleet has POOL now
     store.sadd(keys.WORKERS, "w-gone")
     kept = [
         make(pool)
@@ -199,7 +199,7 @@ async def test_a_task_fails_while_redis_is_away_and_runs_when_it_is_back(
     own_redis.stop(kill=True)
     await tasks.run(REPAIR)
     assert "repair: failed in this round: " in logged.text
-    own_redis.start()  # the idle connections are dead
+    own_redis.start()  # the idle connections are closed
     await tasks.run(REPAIR)
     with own_redis.client() as client:
         assert client.hexists(keys.MAINTENANCE_RUNS, REPAIR)
@@ -227,7 +227,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 @asynccontextmanager
 async def watching(settings: Settings) -> AsyncIterator[Celery]:
-    """`process.watch` runs meanwhile."""
+    """Run `process.watch` meanwhile."""
     celery, tasks = Celery(), MaintenanceTasks(settings)
     task = asyncio.create_task(process.watch(settings, tasks, celery))  # type: ignore[arg-type]
     yield celery

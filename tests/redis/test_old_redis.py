@@ -70,13 +70,13 @@ async def old_queue(old_server: RedisServer, old_store: Redis) -> AsyncIterator[
 
 
 def calls(store: Redis, command: str) -> int:
-    """How often it was called since the last reset of the statistics."""
+    """How often the command was called since the last reset of the statistics."""
     stats = store.info("commandstats").get(f"cmdstat_{command}", {})
     return int(stats.get("calls", 0))
 
 
 async def live(queue: JobQueue) -> None:
-    """A job from its submission to its end."""
+    """Run a job from its submission to its end."""
     job = await submit(queue)
     leased = await claim_one(queue)
     assert await emit_and_flush(queue, leased) == {}

@@ -32,7 +32,7 @@ STORM_ROUNDS = 40 * int(os.environ.get("FAULT_ROUNDS", "5"))
 
 @pytest.fixture(autouse=True, params=["auto", "off"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """FLOTILLA_FAST_PATHS."""
+    """The value of FLOTILLA_FAST_PATHS."""
     monkeypatch.setattr(fast_paths, "_mode", request.param)
     return str(request.param)
 
@@ -335,7 +335,8 @@ def test_any_order_of_calls_and_losses(
     async def run() -> None:
         async with opened(redis_url) as connection:
             for _ in range(400):
-                with contextlib.suppress(RedisConnectionError):  # of the cut before
+                # The previous cut may fail this call.
+                with contextlib.suppress(RedisConnectionError):
                     await some_calls(connection)
             assert 0 < connection.losses <= cuts
             assert answered > 400

@@ -131,8 +131,8 @@ async def test_a_page_reports_deleted_jobs_and_removes_them_from_the_index(
     assert len(await page(queue, TENANT, None, 10)) == 2
 
 
-def outlive(store: Redis, job: NewJob) -> None:
-    """The job has ended and its time to live is over."""
+def expire_record(store: Redis, job: NewJob) -> None:
+    """Delete the job's record, as if its time to live had passed."""
     store.delete(keys.job(0, job.id))
     store.zadd(f"{keys.base(0)}{keys.EXPIRING}", {f"{job.id} {job.tenant}": 1})
 
@@ -159,7 +159,7 @@ async def test_sweeping_removes_deleted_jobs_and_nothing_else(
     for job in ended:
         await queue.cancel(job.id, job.tenant)
     for job in jobs[::2]:
-        outlive(store, job)
+        expire_record(store, job)
     assert await swept(queue, 3) == 3
     assert await queue.sweep(0) == 0
     left = store.zrange(keys.jobs(0, TENANT), 0, -1)
@@ -170,7 +170,7 @@ async def test_one_sweep_checks_the_oldest_only(queue: JobQueue, store: Redis) -
     jobs = [await submit(queue) for _ in range(5)]
     for job in jobs:
         await queue.cancel(job.id, TENANT)
-        outlive(store, job)
+        expire_record(store, job)
     assert [await queue.sweep(0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 

@@ -1,4 +1,4 @@
-"""Jobs that lose their worker: back to the front, or failed; never twice, never for ever."""
+"""Jobs that lose their worker: they are requeued in front, or they fail; never on two workers."""
 
 from __future__ import annotations
 

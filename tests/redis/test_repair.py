@@ -147,9 +147,8 @@ async def test_a_silent_workers_job_is_found_again(
     assert await queue.reap(0, 0.0) == {}  # without a repair, the reaper never finds it
     assert await repair(queue) == {"entries": 1}
     assert await repair(queue) == {}
-    assert (
-        await claim(queue, worker="w-2") == []
-    )  # the entry is delivered again; the job stays with its holder
+    # The entry is delivered again; the job stays with its holder.
+    assert await claim(queue, worker="w-2") == []
     expire_lease(store, job)
     assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
     assert (await claim_one(queue, worker="w-2")).id == job.id

@@ -56,7 +56,7 @@ def kill(server: RedisServer) -> None:
 def forget_scripts(server: RedisServer) -> None:
     with server.client() as client:
         client.script_flush()
-        with contextlib.suppress(redis.ResponseError):  # Redis 7 brought functions
+        with contextlib.suppress(redis.ResponseError):  # Redis has functions from version 7 on
             client.function_flush()
 
 
@@ -189,7 +189,7 @@ async def test_calls_fail_soon_while_redis_is_away(queue: JobQueue, own_redis: R
 
 
 async def go_on(call: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """The answer to a call that is made again while its old connections are found broken."""
+    """Repeat a call until it does not meet a connection that the restart has broken."""
 
     async def answered() -> tuple[T] | None:
         try:

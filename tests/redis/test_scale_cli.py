@@ -34,7 +34,7 @@ def explain(*arguments: str) -> Result:
 
 @pytest.fixture
 def fleet(redis_url: str) -> str:
-    """Two jobs wait for one worker, and the autoscaler has seen it."""
+    """A fleet with two queued jobs and one worker, after a tick of the autoscaler."""
 
     async def prepare() -> None:
         async with open_queue(redis_url) as queue:

@@ -1,4 +1,4 @@
-"""Shards on two Redis servers: each job on its own, and one that is away takes no other with it."""
+"""Shards on two Redis servers: each job is on one, and the other does not depend on it."""
 
 from __future__ import annotations
 

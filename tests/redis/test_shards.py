@@ -1,4 +1,4 @@
-"""Shards: all keys of a job lie in one slot of a cluster, and no script leaves its slot."""
+"""Shards: all keys of a job are in one slot of a cluster, and no script uses another."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ async def test_without_its_steps_a_log_holds_what_was_flushed(
     assert entry_texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3"]
     await emit(queue, [outputs[4]])
     assert entry_texts(await queue.entries(job.id, 2)) == [b"3", b"lost", b"5"]
-    # Its worker has all of it still.
+    # Its worker still has all entries.
     await emit(queue, [outputs[5]], log_flushes=[segment(outputs[3:], 4)])
     assert entry_texts(await queue.entries(job.id, 2)) == [b"3", b"4", b"5", b"6"]
 
@@ -982,7 +982,7 @@ async def test_a_stopped_worker_publishes_nothing_more(
         produce(buffer, n)
         worker.publisher.on_step()
         goes_on.set()
-        for _ in range(20):  # other calls come and go meanwhile
+        for _ in range(20):  # other calls complete meanwhile
             await flaky.servers.primary.ping()
     assert flaky.n_calls == calls + 1
 

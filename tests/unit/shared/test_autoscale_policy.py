@@ -35,7 +35,7 @@ UNKNOWN = Observation(
 )
 KNOWN = replace(UNKNOWN, job_s=10.0, job_tokens=500.0, slots=8, start_s=30.0)
 FULL = replace(KNOWN, ready=4, running=32)
-"""All slots taken, nothing waits."""
+"""All slots are taken, no job waits."""
 
 
 def first(now: Observation, **limits: float) -> Decision:
@@ -90,7 +90,7 @@ class Run:
             7,
             "4.8 jobs/s of 10 s each keep 48 slots busy; a worker has 8",
         ),
-        # what runs stays, though nothing comes any more
+        # enough for the running jobs, though no new ones arrive
         (replace(FULL, arrivals_per_s=0), 4, "32 jobs run"),
         # a backlog: clear 5 s after the new ones are there, each of which takes 12 jobs until then
         (
@@ -114,7 +114,7 @@ class Run:
             6,
             "40 jobs wait (about 50 s of work for 4 workers)",
         ),
-        # those at work are done before a new one has loaded
+        # the running jobs end before a new worker has loaded
         (
             replace(FULL, waiting=96, start_s=120.0),
             4,
@@ -161,7 +161,7 @@ def test_a_backlog_is_not_asked_for_twice_while_workers_load() -> None:
 
 
 def test_workers_that_have_just_loaded_are_not_taken_away_again() -> None:
-    """They loaded for as long as a worker must have been superfluous."""
+    """They loaded for as long as fewer workers must have been enough."""
     run = Run(replace(KNOWN, waiting=120, start_s=120.0))
     wanted = run.last.wanted
     run.observe_for(120, starting=wanted)
@@ -187,7 +187,7 @@ def test_jobs_behind_long_ones_get_slots_although_the_figures_are_low() -> None:
     assert run.last.reason == (
         "1 job waits, the oldest for 8 s, and no slot has become free for 8 s"
     )
-    # the one asked for will do
+    # the requested worker is enough
     for _ in range(10):
         run.observe(2, oldest_s=run.now.oldest_s + 2, starting=1)
     assert run.last.wanted == 2

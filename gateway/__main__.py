@@ -18,6 +18,7 @@ import uvicorn
 from gateway.app import create_app
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
+from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
 from shared.platform import eviction, fast_paths, logs
@@ -29,10 +30,11 @@ _CLOSE_S = 1
 
 
 def main() -> None:
-    """Serve until a signal. Exits with 2 if a setting is wrong."""
+    """Serve until a signal. Exits with 2 if a setting or the installed uvicorn can't be used."""
     try:
         settings = load_settings()
         _check_keys(settings)
+        refuse_unknown_protocol()
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
         asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))

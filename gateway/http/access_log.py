@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import NamedTuple
 
@@ -101,16 +102,24 @@ def _text(line: _Line) -> str:
 
 
 def _json(line: _Line) -> str:
-    # `json.dumps` of a dict takes three times as long, and there is a line for every request.
-    path = _shown(line.path)
+    # `json.dumps` of a dict takes several times as long, and there is a line for every request.
     job_id = f', "job_id": {_quoted(line.job_id)}' if line.job_id != "-" else ""
     error = f', "error": {_quoted(line.error)}' if line.error else ""
+    common = _common_fields(line.method, line.path, line.status, line.tenant)
     return (
-        f'{{"timestamp": "{logs.timestamp(line.at_s)}", "level": "info", "logger": "{_LOGGER}", '
-        f'"message": {_quoted(f"{line.method} {path} {line.status}")}, '
-        f'"method": {_quoted(line.method)}, "path": {_quoted(path)}, "status": {line.status}, '
-        f'"seconds": {line.seconds:.4f}, "request_id": "{line.request_id.decode("ascii")}", '
-        f'"tenant": {_quoted(line.tenant)}{job_id}{error}}}\n'
+        f'{{"timestamp": "{logs.timestamp(line.at_s)}", {common}, "seconds": {line.seconds:.4f}, '
+        f'"request_id": "{line.request_id.decode("ascii")}"{job_id}{error}}}\n'
+    )
+
+
+@lru_cache(maxsize=64)
+def _common_fields(method: str, path: bytes, status: int, tenant: str) -> str:
+    """The fields that many requests share. Cached: most requests go to a few paths."""
+    shown = _shown(path)
+    return (
+        f'"level": "info", "logger": "{_LOGGER}", '
+        f'"message": {_quoted(f"{method} {shown} {status}")}, "method": {_quoted(method)}, '
+        f'"path": {_quoted(shown)}, "status": {status}, "tenant": {_quoted(tenant)}'
     )
 
 

@@ -2,7 +2,8 @@
 
 The parser keeps the request line, headers and trailers in memory until they are complete. This
 class limits their size, number and time. The limits for all connections together are in
-`connection_limits.py`.
+`connection_limits.py`. What the class needs of uvicorn is in `uvicorn_protocol.py`, which checks it
+at start.
 
 When a connection ends, all its requests are marked as disconnected. uvicorn marks only the newest:
 with pipelining, an earlier stream would go on writing to the closed connection, and its job would

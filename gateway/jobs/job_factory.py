@@ -27,13 +27,25 @@ class JobFactory:
         self, endpoint: Endpoint, tenant: str, pool: str, request: CheckedRequest, body: bytes
     ) -> NewJob:
         """A job whose client waits for the answer, which is sent to this gateway."""
-        job = self.detached(endpoint, tenant, pool, request, body)
-        return job._replace(ttl_s=self._settings.stream_ttl_s, gateway=self._gateway_id)
+        ttl_s, gateway_id = self._settings.stream_ttl_s, self._gateway_id
+        return self._job(endpoint, tenant, pool, request, body, ttl_s, gateway_id)
 
     def detached(
         self, endpoint: Endpoint, tenant: str, pool: str, request: CheckedRequest, body: bytes
     ) -> NewJob:
         """A job whose answer is fetched later, or never."""
+        return self._job(endpoint, tenant, pool, request, body, self._settings.result_ttl_s, "")
+
+    def _job(
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        pool: str,
+        request: CheckedRequest,
+        body: bytes,
+        ttl_s: float,
+        gateway_id: str,
+    ) -> NewJob:
         return NewJob(
             id=self._job_id(),
             tenant=tenant,
@@ -43,8 +55,9 @@ class JobFactory:
             endpoint=endpoint.path,
             body=body,
             stream=request.stream,
-            ttl_s=self._settings.result_ttl_s,
+            ttl_s=ttl_s,
             max_attempts=self._settings.max_attempts,
+            gateway=gateway_id,
         )
 
     def _job_id(self) -> str:

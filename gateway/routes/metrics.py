@@ -53,8 +53,9 @@ async def _read_fleet(gateway: Gateway) -> None:
     for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance, m.dead_letters_written):
         gauge.clear()
     m.dead_letters.set(letters.kept if letters else nan)
-    for what, written in (letters.written if letters else {}).items():
-        m.dead_letters_written.labels(what).set(written)
+    if letters:
+        for what in {*dead_letters.KINDS, *letters.written}:
+            m.dead_letters_written.labels(what).set(letters.written.get(what, 0))
     for depth in lanes:
         m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
         m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)

@@ -10,6 +10,9 @@ from shared.platform.redis_client import is_wrong_type
 from shared.protocol import keys
 from shared.queue.job_queue import JobQueue
 
+KINDS = ("attempts", "entry", "field", "job", "key", "log", "member", "steps")
+"""What can be set aside: a job that is out of attempts, and kinds of unreadable data."""
+
 
 class DeadLetters(NamedTuple):
     """How many there are."""
@@ -17,7 +20,7 @@ class DeadLetters(NamedTuple):
     kept: int
     """In the streams of all shards, which are trimmed."""
     written: Mapping[str, int]
-    """Ever written, by what was set aside: `job`, `attempts`, `log`, `key`, ..."""
+    """Ever written, by what was set aside: see `KINDS`. Without those that are 0."""
 
 
 async def count(queue: JobQueue) -> DeadLetters:

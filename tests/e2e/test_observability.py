@@ -22,9 +22,9 @@ from prometheus_client.registry import Collector
 
 from gateway.maintenance import tasks
 from shared.platform.settings import Settings
-from shared.protocol import keys
 from shared.protocol.lanes import LANES
 from shared.protocol.states import JobState, WorkerState
+from shared.queue import dead_letters
 from tests.e2e.processes import Process, Stack
 from tests.e2e.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
 from tests.e2e.shared_engine import SharedEngine
@@ -62,6 +62,7 @@ class Fleet:
         exports.add_words("job", JOBS.values())
         exports.add_words("state", [*JobState, *WorkerState])
         exports.add_words("lane", LANES)
+        exports.add_words("what", dead_letters.KINDS)
         exports.add_words("task", [tasks.REPAIR, tasks.PRUNE, tasks.AUTOSCALE])
         return exports
 
@@ -98,8 +99,6 @@ def fleet(redis: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Itera
         worker = stack.worker(**lease, **slow)
         fleet = Fleet(stack, stack.gateway(**lease), worker, maintenance)
         use(fleet, "simulated")
-        with redis.client() as client:  # as if a job had run out of attempts
-            client.hincrby(keys.dead_letter_counts(0), "attempts", 1)
         yield fleet
     finally:
         for process in stack.processes:  # shown if something fails

@@ -61,7 +61,7 @@ def known(api: httpx.Client, name: str = MODEL) -> httpx.Response:
     )
 
 
-def grow_old(store: Redis) -> None:
+def make_decision_old(store: Redis) -> None:
     scale = json.loads(store.hget(keys.scale(POOL), "scale"))
     scale["seen"]["at_s"] -= 3600
     store.hset(keys.scale(POOL), "scale", json.dumps(scale))
@@ -83,7 +83,7 @@ def test_keda_reads_the_decision_by_model_and_by_pool(api: httpx.Client, redis_u
 def test_an_old_decision_and_none_are_503(api: httpx.Client, redis_url: str, store: Redis) -> None:
     decide(redis_url)
     known(api)
-    grow_old(store)
+    make_decision_old(store)
     reply = wait_for(
         lambda: (reply := api.get(f"/autoscale/{MODEL}")).status_code != 200 and reply,
         "the gateway has the old decision",
@@ -111,7 +111,7 @@ def test_prometheus(api: httpx.Client, gateway: Process, redis_url: str, store: 
     decide(redis_url)
     known(api)
     assert f'flotilla_autoscale_wanted_workers{{pool="{POOL}"}} 1.0' in samples()
-    grow_old(store)
+    make_decision_old(store)
     wait_for(lambda: not any("wanted" in line for line in samples()), "it is not wanted any more")
     (age,) = (line for line in samples() if "decision_age" in line)
     assert float(age.rpartition(" ")[2]) > 3000

@@ -1,4 +1,4 @@
-"""A queue on an empty Redis, and short words for what the tests do with it."""
+"""A queue on an empty Redis, and helpers for what the tests do with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
 
 @pytest.fixture
 def store(redis_server: RedisServer, redis_url: str) -> Iterator[sync_redis.Redis]:
-    """A client that looks at what is there."""
+    """A client that reads what Redis holds."""
     with redis_server.client() as client:
         yield client
 
@@ -56,7 +56,7 @@ def store(redis_server: RedisServer, redis_url: str) -> Iterator[sync_redis.Redi
 async def open_queue(
     url: str, *, shards: int = 1, more: Sequence[str] = ()
 ) -> AsyncIterator[JobQueue]:
-    """A queue whose connections are closed in the end. `more`: where its shards lie."""
+    """A queue whose connections are closed at the end. `more`: URLs of further servers."""
     servers = Servers(url, more)
     queue = JobQueue(servers, shards=shards)
     try:
@@ -67,7 +67,7 @@ async def open_queue(
 
 
 Frame = tuple[bytes, int, int, Any, Any]
-"""Job, seq, kind, journal, payload: what most tests look at."""
+"""Job, seq, kind, journal, payload: what most tests compare."""
 
 
 def decode(message: bytes) -> list[Frame]:
@@ -97,65 +97,65 @@ def make_job(**changes: Any) -> NewJob:
 
 
 async def submit(queue: JobQueue, **changes: Any) -> NewJob:
-    """A job that waits."""
+    """Submit a job; it is queued."""
     job = make_job(**changes)
     await queue.submit(job, 1000)
     return job
 
 
-async def take(
+async def claim(
     queue: JobQueue,
     count: int = 100,
     worker: str = WORKER,
     shard: int = 0,
     lease_s: float = LEASE_S,
-    offer: int = 0,
+    slots: int = 0,
     acknowledged: int | str = UNKNOWN,
 ) -> list[LeasedJob]:
-    """What a worker gets that asks for so many, and has so many slots to offer."""
-    offers = SlotUpdate(POOL, keys.advertiser(worker, lease_s), offer, acknowledged)
+    """Claim up to `count` jobs for a worker that advertises `slots` free slots."""
+    update = SlotUpdate(POOL, keys.advertiser(worker, lease_s), slots, acknowledged)
     acquired = await acquire.call(
-        queue.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=offers
+        queue.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=update
     )
     return acquired.jobs
 
 
-async def take_one(queue: JobQueue, worker: str = WORKER, lease_s: float = LEASE_S) -> LeasedJob:
-    """The only job that waits."""
-    (job,) = await take(queue, worker=worker, lease_s=lease_s)
+async def claim_one(queue: JobQueue, worker: str = WORKER, lease_s: float = LEASE_S) -> LeasedJob:
+    """Claim the only queued job."""
+    (job,) = await claim(queue, worker=worker, lease_s=lease_s)
     return job
 
 
 async def lease(queue: JobQueue, **changes: Any) -> LeasedJob:
-    """A job in a worker's hands; nothing else may wait."""
+    """Submit and claim a job; no other job may be queued."""
     await submit(queue, **changes)
-    return await take_one(queue)
+    return await claim_one(queue)
 
 
 async def repair(queue: JobQueue) -> dict[str, int]:
-    """What one walk over everything has put right."""
+    """Repair everything in one scan; returns how often each kind of damage was repaired."""
     done: Counter[str] = Counter()
-    for place in range(len(queue.servers)):
-        async for step in scan_server(queue, place):
+    for server_index in range(len(queue.servers)):
+        async for step in scan_server(queue, server_index):
             if step.members:
                 repaired = await queue.repair(*step)
                 done.update({what: each.times for what, each in repaired.items()})
     return dict(done)
 
 
-async def say(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dict[str, str]:
-    """One step's output of one job; returns what was lost."""
+async def emit_token(queue: JobQueue, job: LeasedJob, seq: int, text: str = "x") -> dict[str, str]:
+    """Emit one token of one job; returns the lost jobs."""
     return await emit(queue, [output(job, seq, text)])
 
 
-async def begin(queue: JobQueue, job: LeasedJob) -> dict[str, str]:
-    """Its first output, which goes into its log with the call that publishes it."""
+async def emit_and_flush(queue: JobQueue, job: LeasedJob) -> dict[str, str]:
+    """Emit the first token of a job and flush it to the job log in the same call."""
     first = output(job, 1)
     return await emit(queue, [first], log_flushes=[log_flush(first, 1)])
 
 
 def output(job: LeasedJob, seq: int, text: str = "x", answer: JobResult | None = None) -> JobOutput:
-    """One token of a job, and its end if there is an answer."""
+    """One token of a job, and its end if `answer` is given."""
     items = (text.encode(),) if job.stream else None
     return entry_output(job, seq, items, make_journal([(0, 0, [seq], text)]), answer)
 
@@ -163,7 +163,7 @@ def output(job: LeasedJob, seq: int, text: str = "x", answer: JobResult | None =
 def entry_output(
     job: LeasedJob, seq: int, items: Any, journal: Journal, answer: JobResult | None = None
 ) -> JobOutput:
-    """Any entry of a job, and its end if there is an answer."""
+    """Any entry of a job, and its end if `answer` is given."""
     kind = FrameKind.CHUNK if job.stream else FrameKind.DELTAS
     frame = encode(job.id, seq, kind, items, journal, job.generation)
     if answer is None:
@@ -172,7 +172,7 @@ def entry_output(
     return JobStream(job), frame, FinalEntry(seq + 1, segment, answer)
 
 
-def silent_end(job: LeasedJob, seq: int, answer: JobResult) -> JobOutput:
+def end_without_output(job: LeasedJob, seq: int, answer: JobResult) -> JobOutput:
     """Only the end of a job; `seq` is the number of its last entry."""
     return JobStream(job), b"", FinalEntry(seq, b"", answer)
 
@@ -196,9 +196,9 @@ async def emit(
     worker: str = "",
     log_flushes: Sequence[LogFlush] = (),
     again: bool = False,
-    offer: SlotUpdate | None = None,
+    slots: SlotUpdate | None = None,
 ) -> dict[str, str]:
-    """Emit one step as a worker does: it renews if its token is over, and leaves out lost jobs.
+    """Emit one step as a worker does: it renews an invalid token and leaves out lost jobs.
 
     Returns the lost jobs. The worker is the one that holds the first job, else `WORKER`.
     """
@@ -207,16 +207,16 @@ async def emit(
     if not worker:
         packed = jobs and await queue.servers.primary.hget(keys.job(shard, jobs[0].id), "lease")
         worker = (packed and read_lease(packed).worker) or WORKER
-    place, left = (queue, worker, shard), list(outputs)
+    token_key, left = (queue, worker, shard), list(outputs)
     lost: dict[str, str] = {}
     while True:
-        fence_token = _fence_tokens.get(place, "")
+        fence_token = _fence_tokens.get(token_key, "")
         if not fence_token or any(
             job_stream.fence_token != fence_token for job_stream, _, _ in left
         ):
             held = [job_stream.job for job_stream, _, _ in left]
             renewal = await queue.renew(shard, worker, fence_token, LEASE_S, held)
-            fence_token = _fence_tokens[place] = renewal.fence_token
+            fence_token = _fence_tokens[token_key] = renewal.fence_token
             lost |= renewal.lost
             for job_stream, _, end in left:
                 job_stream.fence_token = fence_token
@@ -227,7 +227,7 @@ async def emit(
                     end is not None
                     and TRANSITIONS[end.result.event].target == lost[job_stream.job.id]
                 ):
-                    del lost[job_stream.job.id]  # by itself, perhaps; the script knows
+                    del lost[job_stream.job.id]  # perhaps by this worker; the script decides
             left = [each for each in left if each[0].job.id not in lost]
             log_flushes = [each for each in log_flushes if each.job_id not in lost]
         if not left and outputs:
@@ -235,14 +235,14 @@ async def emit(
         try:
             step = make_step(left, log_flushes)
             return lost | await queue.emit(
-                shard, worker, fence_token, step, repeated=again, slots=offer
+                shard, worker, fence_token, step, repeated=again, slots=slots
             )
         except Fenced:
-            del _fence_tokens[place]
+            del _fence_tokens[token_key]
 
 
-async def enter(queue: JobQueue, worker: str = WORKER, shard: int = 0) -> str:
-    """The worker's next fencing token, valid for the jobs that it gets from now on."""
+async def next_fence_token(queue: JobQueue, worker: str = WORKER, shard: int = 0) -> str:
+    """Renew to get the worker's next fencing token, valid for the jobs that it claims later."""
     renewal = await queue.renew(shard, worker, "", LEASE_S, [])
     _fence_tokens[queue, worker, shard] = renewal.fence_token
     return renewal.fence_token
@@ -262,7 +262,7 @@ async def renew(queue: JobQueue, worker: str, jobs: Sequence[LeasedJob]) -> dict
 
 async def finish(queue: JobQueue, job: LeasedJob, seq: int, answer: JobResult) -> str:
     """End a job; 'ok', or its state if it was lost."""
-    lost = await emit(queue, [silent_end(job, seq, answer)])
+    lost = await emit(queue, [end_without_output(job, seq, answer)])
     return lost.get(job.id, "ok")
 
 
@@ -280,13 +280,13 @@ def answer(**changes: Any) -> JobResult:
 
 
 def lane_of(raw: Mapping[bytes, bytes]) -> str:
-    """Of the stream that a job's entry is in, by its hash."""
+    """The lane of the stream that has the job's entry, by the job record."""
     other = raw.get(b"queue")
     return other.decode().split(":")[1] if other else parse_job("", raw).lane
 
 
-def grow_old(store: sync_redis.Redis, job: LeasedJob) -> None:
-    """Make it look as if the job's worker had not renewed its lease for long."""
+def expire_lease(store: sync_redis.Redis, job: LeasedJob) -> None:
+    """Set the idle time of a lease as if it had not been renewed for long."""
     raw = store.hgetall(keys.job(job.shard, job.id))
     stream, entry = keys.queue(job.shard, POOL, lane_of(raw)), raw[b"entry"]
     (pending,) = store.xpending_range(stream, keys.GROUP, entry, entry, 1)
@@ -317,8 +317,8 @@ def has_group(store: sync_redis.Redis, stream: str) -> bool:
     return bool(store.exists(stream) and store.xinfo_groups(stream))
 
 
-class Listener:
-    """A subscriber of a channel. What it has not received when it looks was not sent."""
+class ChannelSubscriber:
+    """A subscriber of a channel; each call returns all that was published since the last one."""
 
     def __init__(self, store: sync_redis.Redis, channel: str) -> None:
         self._store = store
@@ -328,7 +328,7 @@ class Listener:
         self._pubsub.get_message(timeout=5)
 
     def messages(self) -> list[bytes]:
-        """The messages since the last look."""
+        """The messages since the last call."""
         self._store.publish(self._channel, "that is all")
         received = []
         while True:
@@ -340,16 +340,16 @@ class Listener:
             received.append(message["data"])
 
     def frames(self) -> list[Frame]:
-        """The frames since the last look, without their generations."""
+        """The frames since the last call, without their generations."""
         return [frame for message in self.messages() for frame in decode(message)]
 
     def dropped(self) -> list[str]:
-        """The jobs that a worker was asked to drop since the last look."""
+        """The jobs that a worker was asked to drop since the last call."""
         received = [decode_control(message) for message in self.messages()]
         return [words[0].decode() for kind, words in received if kind is ControlKind.DROP]
 
-    def handed(self, queue: JobQueue) -> list[LeasedJob]:
-        """The jobs that a worker was handed since the last look."""
+    def assigned(self, queue: JobQueue) -> list[LeasedJob]:
+        """The jobs that were assigned to a worker since the last call."""
         received = [decode_control(message) for message in self.messages()]
         return [
             job
@@ -363,24 +363,24 @@ class Listener:
 
 
 @pytest.fixture
-def gateway(store: sync_redis.Redis) -> Iterator[Listener]:
+def gateway(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """The gateway that `make_job` names."""
-    listener = Listener(store, keys.tokens_channel(GATEWAY))
-    yield listener
-    listener.close()
+    subscriber = ChannelSubscriber(store, keys.tokens_channel(GATEWAY))
+    yield subscriber
+    subscriber.close()
 
 
 @pytest.fixture
-def other_gateway(store: sync_redis.Redis) -> Iterator[Listener]:
+def other_gateway(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
     """A second gateway, `gw-2`."""
-    listener = Listener(store, keys.tokens_channel("gw-2"))
-    yield listener
-    listener.close()
+    subscriber = ChannelSubscriber(store, keys.tokens_channel("gw-2"))
+    yield subscriber
+    subscriber.close()
 
 
 @pytest.fixture
-def control(store: sync_redis.Redis) -> Iterator[Listener]:
-    """A subscriber of the control channel of the worker that `take` names."""
-    listener = Listener(store, keys.control_channel(WORKER))
-    yield listener
-    listener.close()
+def control(store: sync_redis.Redis) -> Iterator[ChannelSubscriber]:
+    """A subscriber of the control channel of the worker that `claim` names."""
+    subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
+    yield subscriber
+    subscriber.close()

@@ -22,7 +22,7 @@ from worker.run.executor import Executor
 
 
 def chat(max_tokens: int, **more: Any) -> bytes:
-    """A request's body. With `ignore_eos` the answer is no shorter than that."""
+    """A request's body. With `ignore_eos` the answer has exactly `max_tokens` tokens."""
     messages = [{"role": "user", "content": "x"}]
     body = {"model": "simulated", "max_tokens": max_tokens, "messages": messages}
     return json.dumps(body | more).encode()

@@ -23,20 +23,20 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
+    claim,
     emit,
+    emit_token,
     entries_of,
+    expire_lease,
     finish,
-    grow_old,
     make_job,
     output,
     pending,
     renew,
     repair,
-    say,
     submit,
-    take,
 )
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
@@ -47,25 +47,25 @@ ADVERTISER = keys.advertiser(WORKER, LEASE_S)
 
 
 def advertised(store: Redis, shard: int = 0) -> dict[str, int]:
-    """Slots by worker, of those that have any."""
-    offers = store.zrangebyscore(keys.advertised(shard, POOL), 1, "+inf", withscores=True)
-    return {who.decode().split()[0]: int(slots) for who, slots in offers}
+    """Advertised slots by worker, without those that have none."""
+    entries = store.zrangebyscore(keys.advertised(shard, POOL), 1, "+inf", withscores=True)
+    return {who.decode().split()[0]: int(slots) for who, slots in entries}
 
 
 @pytest.fixture
-def other(store: Redis) -> Iterator[Listener]:
-    """A second worker that listens, `w-2`."""
-    listener = Listener(store, keys.control_channel("w-2"))
-    yield listener
-    listener.close()
+def other(store: Redis) -> Iterator[ChannelSubscriber]:
+    """A second worker with a subscription, `w-2`."""
+    subscriber = ChannelSubscriber(store, keys.control_channel("w-2"))
+    yield subscriber
+    subscriber.close()
 
 
 async def test_a_job_is_assigned_to_a_worker_with_an_advertised_slot(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    assert await take(queue, 4, offer=4) == []
+    assert await claim(queue, 4, slots=4) == []
     job = await submit(queue, body=b"\x00\xff", endpoint="/e")
-    (leased,) = control.handed(queue)
+    (leased,) = control.assigned(queue)
     assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
     assert (leased.attempt, leased.shard, leased.stream, len(leased.lease_id)) == (1, 0, True, 16)
     assert leased.waited_s == 0
@@ -76,21 +76,21 @@ async def test_a_job_is_assigned_to_a_worker_with_an_advertised_slot(
     assert await position(queue, seen) is None
     assert (pending(store), advertised(store)) == (1, {WORKER: 3})
     assert store.llen(keys.wake_ups(0, POOL)) == 0
-    assert await take(queue) == []
+    assert await claim(queue) == []
     assert await finish(queue, leased, 1, answer()) == "ok"
     assert (pending(store), entries_of(store, job.id)) == (0, [])
 
 
 async def test_an_assigned_job_may_be_written_under_the_workers_fencing_token(
-    queue: JobQueue, store: Redis, control: Listener, gateway: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber, gateway: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     await submit(queue)
-    (first,) = control.handed(queue)
+    (first,) = control.assigned(queue)
     assert first.fence_token == "", "it has none before it renews"
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [first])
     await submit(queue)
-    (second,) = control.handed(queue)
+    (second,) = control.assigned(queue)
     assert second.fence_token == renewal.fence_token != ""
     step = make_step([output(second, 1)])
     assert await queue.emit(0, WORKER, renewal.fence_token, step) == {}
@@ -98,12 +98,12 @@ async def test_an_assigned_job_may_be_written_under_the_workers_fencing_token(
 
 
 async def test_a_renewal_reports_a_job_that_was_cancelled_before_it_arrived(
-    queue: JobQueue, control: Listener
+    queue: JobQueue, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     before = await queue.renew(0, WORKER, "", LEASE_S, [])
     job = await submit(queue)
-    (leased,) = control.handed(queue)
+    (leased,) = control.assigned(queue)
     await queue.cancel(job.id, TENANT)
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [leased])
     assert leased.fence_token != after.fence_token, (
@@ -112,32 +112,34 @@ async def test_a_renewal_reports_a_job_that_was_cancelled_before_it_arrived(
     assert after.lost == {job.id: "cancelled"}
 
 
-async def test_the_depth_of_an_assigned_job_is_zero(queue: JobQueue, control: Listener) -> None:
-    await take(queue, 1, offer=1)
+async def test_the_depth_of_an_assigned_job_is_zero(
+    queue: JobQueue, control: ChannelSubscriber
+) -> None:
+    await claim(queue, 1, slots=1)
     assert [await queue.submit(make_job(), 10) for _ in range(3)] == [0, 1, 2]
 
 
 async def test_no_more_jobs_are_assigned_than_slots_and_the_rest_is_queued_in_order(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 2, offer=2)
+    await claim(queue, 2, slots=2)
     jobs = [make_job() for _ in range(5)]
     assert await queue.submit_all(0, jobs, 10) == [0, 0, 1, 2, 3]
     messages = control.messages()
     assert len(messages) == 1, "jobs of one call come in one message"
     assert advertised(store) == {}
-    assert [job.id for job in await take(queue)] == [job.id for job in jobs[2:]]
+    assert [job.id for job in await claim(queue)] == [job.id for job in jobs[2:]]
 
 
 async def test_no_job_overtakes_a_queued_one(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
     waiting = await submit(queue, lane=FLEX)
-    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 8, UNKNOWN))
+    await emit(queue, [], slots=SlotUpdate(POOL, ADVERTISER, 8, UNKNOWN))
     for lane in (FLEX, DEFAULT, PRIORITY):
         await submit(queue, lane=lane)
     assert control.messages() == []
-    got = await take(queue)
+    got = await claim(queue)
     assert (len(got), got[-2].id) == (4, waiting.id)
 
 
@@ -146,40 +148,40 @@ async def test_a_worker_whose_claim_was_filled_advertises_nothing(
 ) -> None:
     for _ in range(3):
         await submit(queue)
-    await take(queue, 2, offer=8)
+    await claim(queue, 2, slots=8)
     assert advertised(store) == {}
-    await take(queue, 2, offer=8)
+    await claim(queue, 2, slots=8)
     assert advertised(store) == {WORKER: 7}
 
 
 async def test_a_worker_that_is_not_subscribed_gets_nothing(queue: JobQueue, store: Redis) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     job = await submit(queue)
     assert advertised(store) == {}
-    assert [leased.id for leased in await take(queue, worker="w-3")] == [job.id]
+    assert [leased.id for leased in await claim(queue, worker="w-3")] == [job.id]
 
 
 async def test_the_worker_with_most_free_slots_comes_first(
-    queue: JobQueue, store: Redis, control: Listener, other: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
-    await take(queue, 1, offer=3)
-    await take(queue, 1, offer=5, worker="w-2")
-    await take(queue, 1, offer=9, worker="gone")
+    await claim(queue, 1, slots=3)
+    await claim(queue, 1, slots=5, worker="w-2")
+    await claim(queue, 1, slots=9, worker="gone")
     for _ in range(4):
         await submit(queue)
-    assert (len(control.handed(queue)), len(other.handed(queue))) == (1, 3)
+    assert (len(control.assigned(queue)), len(other.assigned(queue))) == (1, 3)
     assert advertised(store) == {WORKER: 2, "w-2": 2}
 
 
 async def test_jobs_of_one_call_are_shared_by_slots_and_keep_their_order(
-    queue: JobQueue, store: Redis, control: Listener, other: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber, other: ChannelSubscriber
 ) -> None:
-    await take(queue, 1, offer=3)
-    await take(queue, 1, offer=5, worker="w-2")
+    await claim(queue, 1, slots=3)
+    await claim(queue, 1, slots=5, worker="w-2")
     lanes = (DEFAULT, PRIORITY, DEFAULT)
     jobs = [make_job(lane=lanes[n % 3]) for n in range(10)]
     assert await queue.submit_all(0, jobs, 10) == [0] * 8 + [1, 2]
-    shares = [[leased.id for leased in who.handed(queue)] for who in (control, other)]
+    shares = [[leased.id for leased in who.assigned(queue)] for who in (control, other)]
     assert [len(share) for share in shares] == [3, 5]
     assert sorted(shares[0] + shares[1]) == sorted(job.id for job in jobs[:8])
     for lane in (DEFAULT, PRIORITY):
@@ -188,65 +190,68 @@ async def test_jobs_of_one_call_are_shared_by_slots_and_keep_their_order(
             places = [ids.index(job_id) for job_id in share if job_id in ids]
             assert places == sorted(places)
     assert advertised(store) == {}
-    assert {leased.id for leased in await take(queue)} == {job.id for job in jobs[8:]}
+    assert {leased.id for leased in await claim(queue)} == {job.id for job in jobs[8:]}
 
 
 async def test_a_job_that_is_submitted_twice_in_one_call_is_assigned_once(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     job = make_job()
     assert await queue.submit_all(0, [job, job], 10) == [0, 0]
-    assert [leased.id for leased in control.handed(queue)] == [job.id]
+    assert [leased.id for leased in control.assigned(queue)] == [job.id]
     assert (pending(store), advertised(store)) == (1, {WORKER: 3})
 
 
 async def test_a_job_whose_entry_can_not_be_read_is_queued(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     stream = keys.queue(0, POOL, DEFAULT)
-    store.xgroup_setid(stream, keys.GROUP, "9999999999999-0")  # somebody has moved the group on
+    # The group's position is behind the job.
+    store.xgroup_setid(stream, keys.GROUP, "9999999999999-0")
     job = make_job()
     assert await queue.submit_all(0, [job], 10) == [1]
     assert control.messages() == []
     assert await repair(queue) == {"entries": 1}
     store.xgroup_setid(stream, keys.GROUP, "0")
-    assert [leased.id for leased in await take(queue)] == [job.id]
+    assert [leased.id for leased in await claim(queue)] == [job.id]
 
 
-async def test_jobs_in_flight_take_slots(queue: JobQueue, store: Redis, control: Listener) -> None:
-    await take(queue, 4, offer=4)
+async def test_jobs_in_flight_take_slots(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
+) -> None:
+    await claim(queue, 4, slots=4)
     for _ in range(6):
         await submit(queue)  # the worker has received none of them yet
-    assert len(control.handed(queue)) == 4
-    assert await take(queue, 4, offer=4, acknowledged=4) == []
+    assert len(control.assigned(queue)) == 4
+    assert await claim(queue, 4, slots=4, acknowledged=4) == []
     assert advertised(store) == {}
     # It has received three, and one has ended: there is a slot for one of the two queued ones.
-    assert len(await take(queue, 2, offer=2, acknowledged=-3)) == 1
+    assert len(await claim(queue, 2, slots=2, acknowledged=-3)) == 1
     # It has received the fourth, and two more have ended.
-    assert len(await take(queue, 2, offer=2, acknowledged=-1)) == 1
+    assert len(await claim(queue, 2, slots=2, acknowledged=-1)) == 1
     assert advertised(store) == {WORKER: 1}
 
 
 async def test_jobs_in_flight_are_subtracted_from_the_update_of_a_step(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     for _ in range(3):
         await submit(queue)
     # It has received one, which has ended: of four free slots, two are for jobs in flight.
-    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 4, 3))
+    await emit(queue, [], slots=SlotUpdate(POOL, ADVERTISER, 4, 3))
     assert advertised(store) == {WORKER: 2}
-    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 2, 2))
+    await emit(queue, [], slots=SlotUpdate(POOL, ADVERTISER, 2, 2))
     assert advertised(store) == {WORKER: 2}
 
 
 async def test_slots_of_lost_workers_are_removed(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 1, offer=3)
-    await take(queue, 1, offer=3, worker="gone")
+    await claim(queue, 1, slots=3)
+    await claim(queue, 1, slots=3, worker="gone")
     await submit(queue, pool=POOL)
     await queue.sweep(0)
     assert advertised(store) == {WORKER: 2}
@@ -254,59 +259,63 @@ async def test_slots_of_lost_workers_are_removed(
 
 
 async def test_the_update_of_a_step_is_advertised(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 1, offer=1)
+    await claim(queue, 1, slots=1)
     await submit(queue)
-    (job,) = control.handed(queue)
-    await emit(queue, [output(job, 1)], offer=SlotUpdate(POOL, ADVERTISER, 2, 0))
+    (job,) = control.assigned(queue)
+    await emit(queue, [output(job, 1)], slots=SlotUpdate(POOL, ADVERTISER, 2, 0))
     assert advertised(store) == {WORKER: 2}
     await emit(queue, [output(job, 2)])
     assert advertised(store) == {WORKER: 2}
-    await emit(queue, [output(job, 3)], offer=SlotUpdate(POOL, ADVERTISER, 0, 2))
+    await emit(queue, [output(job, 3)], slots=SlotUpdate(POOL, ADVERTISER, 0, 2))
     assert advertised(store) == {}
 
 
 async def test_withdrawn_slots_are_not_assigned(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     await queue.withdraw_slots(POOL, WORKER, LEASE_S)
     await submit(queue)
     assert (advertised(store), control.messages()) == ({}, [])
 
 
 async def test_a_worker_without_a_lease_gets_nothing_more(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     job = await submit(queue)
-    (leased,) = control.handed(queue)
-    grow_old(store, leased)
+    (leased,) = control.assigned(queue)
+    expire_lease(store, leased)
     assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
     assert advertised(store) == {}
-    assert [(again.id, again.attempt) for again in await take(queue)] == [(job.id, 2)]
+    assert [(again.id, again.attempt) for again in await claim(queue)] == [(job.id, 2)]
 
 
-async def test_a_large_request_is_claimed(queue: JobQueue, store: Redis, control: Listener) -> None:
-    await take(queue, 4, offer=4)
+async def test_a_large_request_is_claimed(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
+) -> None:
+    await claim(queue, 4, slots=4)
     job = await submit(queue, body=b"x" * (1 << 17))
     assert (control.messages(), advertised(store)) == ([], {WORKER: 4})
-    assert [leased.id for leased in await take(queue)] == [job.id]
+    assert [leased.id for leased in await claim(queue)] == [job.id]
 
 
-async def test_a_repeated_submit_assigns_no_job_twice(queue: JobQueue, control: Listener) -> None:
-    await take(queue, 4, offer=4)
+async def test_a_repeated_submit_assigns_no_job_twice(
+    queue: JobQueue, control: ChannelSubscriber
+) -> None:
+    await claim(queue, 4, slots=4)
     job = make_job()
     await queue.submit(job, 10)
     await queue.submit(job, 10)  # the first reply was lost
-    assert [leased.id for leased in control.handed(queue)] == [job.id]
+    assert [leased.id for leased in control.assigned(queue)] == [job.id]
 
 
 async def test_an_assigned_job_has_a_deadline_too(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 4, offer=4)
+    await claim(queue, 4, slots=4)
     job = await submit(queue, deadline_s=600.0)
     control.messages()
     store.zadd(keys.base(0) + keys.DEADLINES, {job.id: 1})
@@ -315,20 +324,20 @@ async def test_an_assigned_job_has_a_deadline_too(
 
 
 async def test_a_worker_rejects_assigned_jobs_that_it_did_not_receive(
-    queue: JobQueue, store: Redis, control: Listener
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
 ) -> None:
-    await take(queue, 8, offer=8)
+    await claim(queue, 8, slots=8)
     for _ in range(4):
         await submit(queue)
-    received, missed, old, young = control.handed(queue)
-    await say(queue, old, 1)  # its client has seen something
+    received, missed, old, young = control.assigned(queue)
+    await emit_token(queue, old, 1)  # its client has received output
     for leased in (received, missed, old):
-        grow_old(store, leased)
+        expire_lease(store, leased)
     assert await queue.reject_unreceived(POOL, "w-2", [], 1.0) == {}
     states = await queue.reject_unreceived(POOL, WORKER, [received.id], 1.0)
     assert states == {missed.id: "queued", old.id: "failed"}
     assert await queue.reject_unreceived(POOL, WORKER, [received.id], 1.0) == {}
-    (again,) = await take(queue, worker="w-2")
+    (again,) = await claim(queue, worker="w-2")
     assert (again.id, again.attempt) == (missed.id, 1)
     assert await renew(queue, WORKER, [received, young]) == {}
     assert await renew(queue, WORKER, [missed]) == {missed.id: "in_progress"}
@@ -336,7 +345,7 @@ async def test_a_worker_rejects_assigned_jobs_that_it_did_not_receive(
 
 @pytest.mark.parametrize("damage", ["gone", "ended", "forgotten"])
 async def test_other_entries_in_the_lane_do_no_harm(
-    queue: JobQueue, store: Redis, control: Listener, damage: str
+    queue: JobQueue, store: Redis, control: ChannelSubscriber, damage: str
 ) -> None:
     stray = await submit(queue)
     store.zrem(keys.waiting(0, POOL, DEFAULT), stray.id)
@@ -344,11 +353,11 @@ async def test_other_entries_in_the_lane_do_no_harm(
         store.delete(keys.job(0, stray.id))
     elif damage == "ended":
         store.hset(keys.job(0, stray.id), "state", "cancelled")
-    await emit(queue, [], offer=SlotUpdate(POOL, ADVERTISER, 4, UNKNOWN))
+    await emit(queue, [], slots=SlotUpdate(POOL, ADVERTISER, 4, UNKNOWN))
     job = await submit(queue)
-    handed = [leased.id for leased in control.handed(queue)]
-    assert handed == ([stray.id, job.id] if damage == "forgotten" else [job.id])
-    assert pending(store) == len(handed)
+    assigned = [leased.id for leased in control.assigned(queue)]
+    assert assigned == ([stray.id, job.id] if damage == "forgotten" else [job.id])
+    assert pending(store) == len(assigned)
 
 
 async def test_a_worker_advertises_its_slots_and_withdraws_them_when_it_drains(

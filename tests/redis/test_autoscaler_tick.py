@@ -1,4 +1,4 @@
-"""The autoscaler's tick on a real Redis, with workers that only announce themselves."""
+"""The autoscaler's tick on a real Redis, with workers that only register."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
 from shared.queue.job_queue import JobQueue
-from tests.redis.conftest import POOL, open_queue, submit, take
+from tests.redis.conftest import POOL, claim, open_queue, submit
 from tests.redis_server import RedisServer
 from tests.unit.gateway.test_observation import worker
 
@@ -76,7 +76,7 @@ async def test_from_an_empty_fleet_to_a_decision(
     ]
 
 
-async def test_what_workers_announce_is_seen(
+async def test_announced_workers_are_observed(
     queue: JobQueue, registry: Registry, policy: None
 ) -> None:
     first = worker(pool=POOL, finished=2, job_seconds=6.0, start_s=9.0, request_bytes=100)
@@ -85,7 +85,7 @@ async def test_what_workers_announce_is_seen(
     await registry.announce(worker("w-3", pool="other"))
     for _ in range(3):
         await submit(queue, body=b"x" * 100)
-    await take(queue, 1)
+    await claim(queue, 1)
     await tick(queue, registry, SETTINGS)
     done = replace(first, finished=4, job_seconds=14.0, prompt_tokens=40, completion_tokens=60)
     await registry.announce(replace(done, request_bytes=300))
@@ -157,7 +157,7 @@ async def test_the_history_is_bounded_and_newest_first(
     queue: JobQueue, registry: Registry, policy: None
 ) -> None:
     for n in range(HISTORY + 20):
-        await (submit(queue) if n % 2 else take(queue))
+        await (submit(queue) if n % 2 else claim(queue))
         await tick(queue, registry, SETTINGS)
     history = await ScaleStore(queue.servers.primary).history(POOL)
     assert len(history) == HISTORY
@@ -217,8 +217,8 @@ async def test_two_gateways_have_the_same_copy(
     assert fleets[0].wait_estimate(POOL, 1).reason == "no worker runs; one is being started"
 
 
-class Deaf:
-    """An actuator whose machine does not answer."""
+class Unreachable:
+    """An actuator that raises, as if its machine did not answer."""
 
     asked: list[int]
 
@@ -229,7 +229,7 @@ class Deaf:
         raise httpx.ConnectError("nobody there")
 
 
-class Drains:
+class DrainsOneMore:
     """An actuator that drains one more each time."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class Drains:
 async def test_an_actuator_that_fails_leaves_the_decision_readable(
     queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing = Deaf()
+    failing = Unreachable()
     monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: failing)
     await submit(queue)
     await tick(queue, registry, SETTINGS)
@@ -253,10 +253,10 @@ async def test_an_actuator_that_fails_leaves_the_decision_readable(
     assert (await scale_of(queue)).wanted == 1
 
 
-async def test_what_was_told_to_drain_is_remembered(
+async def test_the_number_of_draining_workers_is_stored(
     queue: JobQueue, registry: Registry, policy: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drains = Drains()
+    drains = DrainsOneMore()
     monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: drains)
     for _ in range(3):
         await tick(queue, registry, SETTINGS)

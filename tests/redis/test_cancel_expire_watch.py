@@ -21,9 +21,12 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
+    claim,
+    claim_one,
     emit,
+    emit_token,
     entries_of,
     finish,
     lease,
@@ -31,10 +34,7 @@ from tests.redis.conftest import (
     output,
     pending,
     renew,
-    say,
     submit,
-    take,
-    take_one,
 )
 
 
@@ -45,7 +45,7 @@ async def state_of(queue: JobQueue, job_id: str) -> tuple[str, str]:
 
 
 async def test_a_queued_job_is_cancelled_at_once(
-    queue: JobQueue, store: Redis, gateway: Listener, control: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, control: ChannelSubscriber
 ) -> None:
     job = await submit(queue, deadline_s=60)
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
@@ -55,15 +55,15 @@ async def test_a_queued_job_is_cancelled_at_once(
     assert store.keys("*waiting*") == store.keys("*deadlines") == []
     assert store.pttl(keys.job(0, job.id)) > 0
     assert store.pttl(keys.log(0, job.id)) > 0
-    assert await take(queue) == []
+    assert await claim(queue) == []
     assert entries_of(store, job.id) == []
 
 
-async def test_a_running_job_keeps_what_it_has_and_its_worker_is_told(
-    queue: JobQueue, store: Redis, gateway: Listener, control: Listener
+async def test_a_cancelled_job_keeps_its_output_and_its_worker_is_notified(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, control: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
-    await say(queue, job, 1, "kept")
+    await emit_token(queue, job, 1, "kept")
     gateway.frames()
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
     assert control.dropped() == [job.id]
@@ -74,17 +74,17 @@ async def test_a_running_job_keeps_what_it_has_and_its_worker_is_told(
     ]
     assert entries_of(store, job.id) == []
     assert pending(store) == 0
-    assert await say(queue, job, 2) == {job.id: "cancelled"}
+    assert await emit_token(queue, job, 2) == {job.id: "cancelled"}
     assert len(await queue.entries(job.id, 0)) == 2
 
 
-async def test_what_was_kept_of_a_cancelled_job_needs_no_worker_any_more(
+async def test_the_output_of_a_cancelled_job_does_not_depend_on_its_worker(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue)
-    await say(queue, job, 1, "long ago")
+    await emit_token(queue, job, 1, "long ago")
     await emit(queue, [], log_flushes=[log_flush(output(job, 1, "long ago"), 1)])
-    await say(queue, job, 2, "just now")
+    await emit_token(queue, job, 2, "just now")
     await queue.cancel(job.id, TENANT)
     store.delete(keys.steps(0, WORKER))
     assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 0)] == [
@@ -94,8 +94,8 @@ async def test_what_was_kept_of_a_cancelled_job_needs_no_worker_any_more(
     ]
 
 
-async def test_cancelling_what_has_ended_changes_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener
+async def test_cancelling_an_ended_job_changes_nothing(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
     await finish(queue, job, 1, answer())
@@ -126,23 +126,23 @@ async def watch(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     await queue.watch(job.id, "gw-2", follow=False)
 
 
-async def see(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+async def follow(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     await queue.watch(job.id, GATEWAY, follow=True)
 
 
-@pytest.mark.parametrize("change", [cancel, expire, watch, see])
-async def test_a_worker_hears_of_a_change_before_it_writes_again(
+@pytest.mark.parametrize("change", [cancel, expire, watch, follow])
+async def test_a_worker_receives_a_change_before_it_writes_again(
     queue: JobQueue,
     store: Redis,
-    gateway: Listener,
+    gateway: ChannelSubscriber,
     change: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
 ) -> None:
     changed, other = [await submit(queue, deadline_s=60) for _ in range(2)]
-    jobs = await take(queue)
+    jobs = await claim(queue)
     before = await queue.renew(0, WORKER, "", LEASE_S, jobs)
     await change(queue, store, jobs[0])
     gateway.frames()
-    # It has not learned of the change, and sends output of the other job only.
+    # The worker has not received the change, and sends output of the other job only.
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, before.fence_token, make_step([output(jobs[1], 1)]))
     assert await queue.entries(other.id, 0) == []
@@ -152,16 +152,16 @@ async def test_a_worker_hears_of_a_change_before_it_writes_again(
     if change in (cancel, expire):
         assert after.lost == {changed.id: (await state_of(queue, changed.id))[0]}
     else:
-        listeners = (f"{GATEWAY} gw-2", False) if change is watch else (GATEWAY, True)
+        watchers = (f"{GATEWAY} gw-2", False) if change is watch else (GATEWAY, True)
         assert after == Renewal(
-            after.fence_token, {}, {changed.id: listeners, other.id: (GATEWAY, False)}
+            after.fence_token, {}, {changed.id: watchers, other.id: (GATEWAY, False)}
         )
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(jobs[1], 1)])) == {}
     assert len(await queue.entries(other.id, 0)) == 1
 
 
-@pytest.mark.parametrize("change", [cancel, expire, watch, see])
-async def test_what_happens_to_a_job_that_waits_holds_no_worker_up(
+@pytest.mark.parametrize("change", [cancel, expire, watch, follow])
+async def test_a_change_to_a_queued_job_invalidates_no_fence(
     queue: JobQueue,
     store: Redis,
     change: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
@@ -173,9 +173,9 @@ async def test_what_happens_to_a_job_that_waits_holds_no_worker_up(
     assert await queue.emit(0, WORKER, renewal.fence_token, make_step([])) == {}
 
 
-async def test_a_change_to_one_workers_job_holds_no_other_worker_up(queue: JobQueue) -> None:
+async def test_a_change_to_one_workers_job_invalidates_no_other_fence(queue: JobQueue) -> None:
     await submit(queue)
-    mine = await take_one(queue, worker="w-2")
+    mine = await claim_one(queue, worker="w-2")
     others = await lease(queue)
     await renew(queue, WORKER, [others])
     renewal = await queue.renew(0, "w-2", "", LEASE_S, [mine])
@@ -183,7 +183,7 @@ async def test_a_change_to_one_workers_job_holds_no_other_worker_up(queue: JobQu
     assert await queue.emit(0, "w-2", renewal.fence_token, make_step([output(mine, 1)])) == {}
 
 
-async def test_another_tenants_job_looks_like_none(queue: JobQueue) -> None:
+async def test_another_tenants_job_is_not_found(queue: JobQueue) -> None:
     job = await submit(queue)
     assert await queue.cancel(job.id, "somebody else") is None
     assert await queue.cancel(new_job_id(1), TENANT) is None
@@ -195,17 +195,21 @@ async def test_a_requeued_job_can_be_cancelled(queue: JobQueue, store: Redis) ->
     job = await lease(queue)
     await queue.release([job], "drained", blame=False)
     assert await queue.cancel(job.id, TENANT) is JobState.CANCELLED
-    assert await take(queue) == []
+    assert await claim(queue) == []
     assert entries_of(store, job.id) == []
 
 
 @pytest.mark.parametrize("started", [False, True])
 async def test_a_job_whose_time_is_over_expires(
-    queue: JobQueue, store: Redis, gateway: Listener, control: Listener, started: bool
+    queue: JobQueue,
+    store: Redis,
+    gateway: ChannelSubscriber,
+    control: ChannelSubscriber,
+    started: bool,
 ) -> None:
     job = await submit(queue, deadline_s=60)
     if started:
-        await say(queue, await take_one(queue), 1)
+        await emit_token(queue, await claim_one(queue), 1)
         gateway.frames()
     (deadlines,) = store.keys("*deadlines")
     store.zadd(deadlines, {job.id: 1})
@@ -237,7 +241,7 @@ async def test_the_deadline_of_a_vanished_job_is_forgotten(queue: JobQueue, stor
     assert store.keys("*deadlines") == []
 
 
-async def test_what_has_ended_does_not_expire(queue: JobQueue, store: Redis) -> None:
+async def test_an_ended_job_does_not_expire(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     await finish(queue, job, 1, answer())
     deadlines = keys.base(0) + keys.DEADLINES
@@ -247,30 +251,30 @@ async def test_what_has_ended_does_not_expire(queue: JobQueue, store: Redis) -> 
     assert not store.exists(deadlines)
 
 
-async def test_who_watches_a_queued_job_is_told_of_everything_later(
-    queue: JobQueue, gateway: Listener
+async def test_the_watcher_of_a_queued_job_receives_all_frames(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await submit(queue, gateway="")
     await queue.watch(job.id, GATEWAY, follow=False)
-    leased = await take_one(queue)
+    leased = await claim_one(queue)
     first = output(leased, 1)
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     await finish(queue, leased, 2, answer())
     assert [f[1:3] for f in gateway.frames()] == [(1, FrameKind.CHUNK), (2, FrameKind.DONE)]
 
 
-async def test_who_watches_a_running_job_is_told_from_now_on(
-    queue: JobQueue, gateway: Listener
+async def test_the_watcher_of_a_running_job_receives_the_later_frames(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     leased = await lease(queue, gateway="")
-    await say(queue, leased, 1)
+    await emit_token(queue, leased, 1)
     await queue.watch(leased.id, GATEWAY, follow=True)
-    await say(queue, leased, 2)
+    await emit_token(queue, leased, 2)
     assert [f[1] for f in gateway.frames()] == [2]
 
 
-async def listeners(queue: JobQueue, job: LeasedJob) -> tuple[str, bool]:
-    """What the job's worker gets about the gateways that listen."""
+async def watchers_of(queue: JobQueue, job: LeasedJob) -> tuple[str, bool]:
+    """The job's watchers, as its worker gets them with a renewal."""
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [job])
     return renewal.watchers[job.id]
 
@@ -279,21 +283,21 @@ async def test_watching_does_not_take_the_lease_from_its_worker(queue: JobQueue)
     leased = await lease(queue, gateway="")
     for gateway in ("a", "b", "a"):
         await queue.watch(leased.id, gateway, follow=False)
-    assert await listeners(queue, leased) == ("a b", False)
+    assert await watchers_of(queue, leased) == ("a b", False)
     first = output(leased, 1)
     assert await emit(queue, [first], log_flushes=[log_flush(first, 1)]) == {}
     await queue.watch(leased.id, "b", follow=True)
     await queue.watch(leased.id, "c", follow=False)
-    assert await listeners(queue, leased) == ("a b c", True)
+    assert await watchers_of(queue, leased) == ("a b c", True)
     assert await finish(queue, leased, 2, answer()) == "ok"
 
 
-async def test_watching_what_one_watches_already_holds_nobody_up(queue: JobQueue) -> None:
+async def test_watching_again_invalidates_no_fence(queue: JobQueue) -> None:
     leased = await lease(queue, gateway="")
     await queue.watch(leased.id, GATEWAY, follow=True)
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [leased])
-    for sees in (True, False):
-        await queue.watch(leased.id, GATEWAY, follow=sees)
+    for follow in (True, False):
+        await queue.watch(leased.id, GATEWAY, follow=follow)
     assert await queue.emit(0, WORKER, renewal.fence_token, make_step([output(leased, 1)])) == {}
 
 
@@ -302,10 +306,10 @@ async def test_a_gateway_whose_name_begins_like_anothers_is_not_taken_for_it(
 ) -> None:
     leased = await lease(queue, gateway="gw-12")
     await queue.watch(leased.id, "gw-1", follow=False)
-    assert await listeners(queue, leased) == ("gw-12 gw-1", False)
+    assert await watchers_of(queue, leased) == ("gw-12 gw-1", False)
 
 
-async def test_watching_what_has_ended_changes_nothing(queue: JobQueue, store: Redis) -> None:
+async def test_watching_an_ended_job_changes_nothing(queue: JobQueue, store: Redis) -> None:
     leased = await lease(queue)
     await finish(queue, leased, 1, answer())
     before = {key: store.dump(key) for key in store.scan_iter()}
@@ -313,17 +317,17 @@ async def test_watching_what_has_ended_changes_nothing(queue: JobQueue, store: R
     assert {key: store.dump(key) for key in store.scan_iter()} == before
 
 
-async def test_watching_what_is_not_there_makes_nothing(queue: JobQueue, store: Redis) -> None:
+async def test_watching_an_unknown_job_writes_nothing(queue: JobQueue, store: Redis) -> None:
     await queue.watch(new_job_id(1), GATEWAY, follow=True)
     assert store.keys() == []
 
 
-async def test_the_worker_that_is_told_is_the_one_that_holds_the_job(
-    queue: JobQueue, control: Listener
+async def test_only_the_worker_that_holds_the_job_is_notified(
+    queue: JobQueue, control: ChannelSubscriber
 ) -> None:
     leased = await lease(queue)
     await queue.release([leased], "drained", blame=False)
-    await take_one(queue, worker="w-other")
+    await claim_one(queue, worker="w-other")
     await queue.cancel(leased.id, TENANT)
     assert control.messages() == []
 

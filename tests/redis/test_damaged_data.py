@@ -24,20 +24,20 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
-    begin,
+    claim,
+    claim_one,
     emit,
+    emit_and_flush,
+    emit_token,
+    end_without_output,
+    expire_lease,
     finish,
-    grow_old,
     lease,
     renew,
     repair,
-    say,
-    silent_end,
     submit,
-    take,
-    take_one,
 )
 
 GARBAGE = b"\xc1\x00 damaged"
@@ -49,8 +49,8 @@ async def others_go_on(queue: JobQueue) -> AsyncIterator[None]:
     """After every test, a job is listed, leased, answered and read."""
     yield
     job = await submit(queue, tenant="other")
-    leased = {each.id: each for each in await take(queue)}[job.id]
-    assert await begin(queue, leased) == {}
+    leased = {each.id: each for each in await claim(queue)}[job.id]
+    assert await emit_and_flush(queue, leased) == {}
     assert await finish(queue, leased, 2, answer()) == "ok"
     assert [entry.end for entry in await queue.entries(job.id, 0)] == ["", "completed"]
     assert [row[2] and row[2].state for row in await page(queue, "other", None, 10)] == [
@@ -71,7 +71,7 @@ def damage(store: Redis, job: NewJob | LeasedJob, field: str, value: bytes | Non
 
 
 async def assert_set_aside(queue: JobQueue, store: Redis, job: NewJob | LeasedJob) -> None:
-    """The job has failed with the reason, and its bytes are a dead letter."""
+    """Assert that the job has failed with the reason, and that its bytes are a dead letter."""
     seen = await queue.get(job.id)
     assert seen is not None
     assert (seen.state, seen.error_code) == ("failed", "record_damaged")
@@ -112,14 +112,14 @@ WAITING = {
 
 @pytest.mark.parametrize(("field", "value"), [(name[0], v) for name, v in WAITING.items()])
 async def test_a_waiting_job_is_set_aside_when_it_is_claimed(
-    queue: JobQueue, store: Redis, gateway: Listener, field: str, value: bytes | None
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, field: str, value: bytes | None
 ) -> None:
     damaged, other = await submit(queue), await submit(queue)
     damage(store, damaged, field, value)
-    assert [job.id for job in await take(queue)] == [other.id]
+    assert [job.id for job in await claim(queue)] == [other.id]
     await assert_set_aside(queue, store, damaged)
     ended = [(job, kind) for job, _, kind, _, _ in gateway.frames()]
-    assert ended == [(damaged.id.encode(), FrameKind.ENDED)]  # who waits for it need not hang
+    assert ended == [(damaged.id.encode(), FrameKind.ENDED)]  # its gateway does not wait any longer
     assert [depth.waiting for depth in await depths(queue)] == [0] * 4 or field == "request"
     await repair(queue)
     assert sum(depth.waiting for depth in await depths(queue)) == 0
@@ -158,7 +158,7 @@ HELD = {("lease", name): value for name, value in LEASES.items()} | {
 Touch = Callable[[JobQueue, LeasedJob], Any]
 TOUCHES: dict[str, Touch] = {
     "renew": lambda queue, job: renew(queue, WORKER, [job]),
-    "emit": lambda queue, job: emit(queue, [silent_end(job, 1, answer())], worker=WORKER),
+    "emit": lambda queue, job: emit(queue, [end_without_output(job, 1, answer())], worker=WORKER),
     "reap": lambda queue, job: queue.reap(0, LEASE_S),
     "cancel": lambda queue, job: queue.cancel(job.id, TENANT),
     "watch": lambda queue, job: queue.watch(job.id, "gw-2", follow=True),
@@ -171,11 +171,11 @@ TOUCHES: dict[str, Touch] = {
 
 @pytest.mark.parametrize("touch", TOUCHES)
 @pytest.mark.parametrize(("field", "value"), [(name[0], v) for name, v in HELD.items()])
-async def test_a_job_in_progress_is_set_aside_by_whoever_touches_it(
+async def test_a_job_in_progress_is_set_aside_by_every_call(
     queue: JobQueue, store: Redis, touch: str, field: str, value: bytes | None
 ) -> None:
     job = await lease(queue)
-    grow_old(store, job)
+    expire_lease(store, job)
     damage(store, job, field, value)
     await TOUCHES[touch](queue, job)
     await assert_set_aside(queue, store, job)
@@ -201,7 +201,7 @@ async def test_a_history_is_set_aside_alone(queue: JobQueue, store: Redis, value
     if value.startswith((b"[", b'{"')):
         return  # JSON that only Python finds damaged
     assert await queue.release([job], "drained", blame=False) == {job.id: "queued"}
-    assert (await take_one(queue)).id == job.id
+    assert (await claim_one(queue)).id == job.id
 
 
 @pytest.mark.parametrize("value", [GARBAGE, b"", msgpack.packb([200]), msgpack.packb(["x"] * 4)])
@@ -221,9 +221,9 @@ async def test_a_missing_entry_is_put_right_by_a_repair(queue: JobQueue, store: 
     for value in (None, b"", b"no entry", b"1-x"):
         job = await submit(queue)
         damage(store, job, "entry", value)
-        assert await take(queue) == []
+        assert await claim(queue) == []
         assert (await repair(queue))["entries"] == 1
-        assert (await take_one(queue)).id == job.id
+        assert (await claim_one(queue)).id == job.id
     job = await submit(queue)
     damage(store, job, "entry", b"no entry")
     assert await queue.cancel(job.id, TENANT) == "cancelled"
@@ -237,19 +237,17 @@ async def test_a_stream_entry_without_a_job_is_read_once(
     job = await submit(queue)
     if at == "repair":
         await repair(queue)
-    assert (await take_one(queue)).id == job.id
+    assert (await claim_one(queue)).id == job.id
     ((_, letter),) = store.xrange(keys.dead_letters(0))
     assert (letter[b"what"], letter[b"value:more"]) == (b"entry", GARBAGE)
     assert store.xlen(STREAM) == 1
 
 
 @pytest.mark.parametrize("segment", [GARBAGE, b"", b"x", msgpack.packb("text")])
-async def test_a_segment_that_nobody_can_read(
-    queue: JobQueue, store: Redis, segment: bytes
-) -> None:
+async def test_an_unreadable_segment(queue: JobQueue, store: Redis, segment: bytes) -> None:
     """The job can't be completed, as with every entry that Redis has lost."""
     job = await lease(queue)
-    await begin(queue, job)
+    await emit_and_flush(queue, job)
     store.rpush(keys.log(0, job.id), segment)
     entries = await queue.entries(job.id, 0)
     assert [entry.seq for entry in entries] == [1]
@@ -262,7 +260,7 @@ async def test_a_segment_that_nobody_can_read(
 
 async def test_entries_that_only_the_reader_finds_damaged(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
-    await begin(queue, job)
+    await emit_and_flush(queue, job)
     segment = msgpack.packb(2) + msgpack.packb(2) + msgpack.packb(None) + GARBAGE
     store.rpush(keys.log(0, job.id), segment)
     entries = await queue.entries(job.id, 0)
@@ -272,7 +270,7 @@ async def test_entries_that_only_the_reader_finds_damaged(queue: JobQueue, store
     assert await finish(queue, job, 2, answer()) == "failed"
 
 
-async def test_the_last_segment_of_an_ended_job_is_made_anew(queue: JobQueue, store: Redis) -> None:
+async def test_the_last_segment_of_an_ended_job_is_rebuilt(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     await finish(queue, job, 1, answer())
     store.lset(keys.log(0, job.id), -1, GARBAGE)
@@ -282,9 +280,9 @@ async def test_the_last_segment_of_an_ended_job_is_made_anew(queue: JobQueue, st
 
 
 @pytest.mark.parametrize("at", [0, 1])
-async def test_a_step_that_nobody_can_read(queue: JobQueue, store: Redis, at: int) -> None:
+async def test_an_unreadable_step(queue: JobQueue, store: Redis, at: int) -> None:
     job = await lease(queue)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     steps = keys.steps(0, WORKER)
     sound = store.lindex(steps, at)
     store.lset(steps, at, GARBAGE if at == 0 else sound[: 5 + len(job.id)])
@@ -294,7 +292,7 @@ async def test_a_step_that_nobody_can_read(queue: JobQueue, store: Redis, at: in
     assert await queue.cancel(job.id, TENANT) == "cancelled"
 
 
-async def test_members_that_are_no_jobs(queue: JobQueue, store: Redis) -> None:
+async def test_index_members_without_a_job(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue)
     store.zadd(keys.jobs(0, TENANT), {GARBAGE: 1, "job_x": 2, new_job_id(1): float("inf")})
     store.zadd(keys.waiting(0, POOL, DEFAULT), {GARBAGE: 1})
@@ -346,15 +344,15 @@ async def test_a_key_of_the_wrong_type_is_set_aside(
     await depths(queue)
     await dead_letters.count(queue)
     waiting = await submit(queue, deadline_s=60)
-    await say(queue, running, 1)
+    await emit_token(queue, running, 1)
     await queue.reap(0, LEASE_S, longest_pause_s=1)
     await queue.expire(0)
     await queue.sweep(0)
     await repair(queue)
-    taken = {job.id for job in await take(queue)}
+    taken = {job.id for job in await claim(queue)}
     assert waiting.id in taken
     await finish(queue, running, 2, answer())
-    if name in {"dead_letters", "dead_letter_counts"}:  # they are written when there is a letter
+    if name in {"dead_letters", "dead_letter_counts"}:  # they exist only after a job was set aside
         damage(store, waiting, "state", b"asleep")
         await queue.get(waiting.id)
     else:
@@ -365,7 +363,7 @@ async def test_a_key_of_the_wrong_type_is_set_aside(
 async def test_a_record_of_the_wrong_type(queue: JobQueue, store: Redis) -> None:
     waiting, running = await submit(queue), await submit(queue)
     store.set(keys.job(0, waiting.id), "no hash")
-    assert [job.id for job in await take(queue)] == [running.id]
+    assert [job.id for job in await claim(queue)] == [running.id]
     store.delete(keys.job(0, running.id))
     store.set(keys.job(0, running.id), "no hash")
     for job in (waiting, running):
@@ -377,17 +375,17 @@ async def test_a_record_of_the_wrong_type(queue: JobQueue, store: Redis) -> None
 
 async def test_a_log_of_the_wrong_type_fails_its_job(queue: JobQueue, store: Redis) -> None:
     job, other = await lease(queue), await lease(queue)
-    await begin(queue, job)
+    await emit_and_flush(queue, job)
     store.delete(keys.log(0, job.id))
     store.set(keys.log(0, job.id), "no list")
     assert await finish(queue, job, 2, answer()) == "failed"
     assert await finish(queue, other, 1, answer()) == "ok"
 
 
-async def test_a_job_whose_log_was_lost_is_not_started_anew(queue: JobQueue, store: Redis) -> None:
-    """Its client has seen the beginning of the answer."""
+async def test_a_job_whose_log_was_lost_is_not_started_again(queue: JobQueue, store: Redis) -> None:
+    """Its client has received the beginning of the answer."""
     job = await lease(queue)
-    await begin(queue, job)
+    await emit_and_flush(queue, job)
     store.delete(keys.log(0, job.id), keys.steps(0, WORKER))
     store.set(keys.log(0, job.id), "no list")
     assert await queue.release([job], "drained", blame=False) == {job.id: "failed"}
@@ -398,7 +396,7 @@ async def test_large_values_are_kept_by_their_beginning_and_digest(
 ) -> None:
     damaged = await submit(queue, body=b"x" * 100_000)
     damage(store, damaged, "request", GARBAGE)
-    await take(queue)
+    await claim(queue)
     ((_, letter),) = store.xrange(keys.dead_letters(0))
     assert letter[b"value:request"] == GARBAGE
     assert len(letter[b"value:body"]) == 4096

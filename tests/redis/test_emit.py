@@ -1,4 +1,4 @@
-"""Emit: only who knows its fencing token writes, each entry once, one message per gateway."""
+"""Emit: only a valid fencing token may write; each entry once, one message per gateway."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from tests.redis.conftest import (
     LEASE_S,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
+    claim,
+    claim_one,
     decode,
     emit,
-    enter,
+    emit_token,
+    end_without_output,
     entry_output,
+    expire_lease,
     finish,
-    grow_old,
     lease,
     log_flush,
+    next_fence_token,
     output,
     renew,
-    say,
-    silent_end,
     submit,
-    take,
-    take_one,
 )
 
 
@@ -66,12 +66,12 @@ def steps_of(store: Redis, worker: str = WORKER) -> list[list[tuple[str, int]]]:
     return [[(id_.decode(), seq) for id_, seq, *_ in decode(frames)] for frames in parts[1::2]]
 
 
-async def test_a_step_stands_in_the_log_and_reaches_the_gateway(
-    queue: JobQueue, gateway: Listener
+async def test_a_step_is_stored_in_the_log_and_published_to_the_gateway(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
-    assert await say(queue, job, 1, "He") == {}
-    assert await say(queue, job, 2, "llo") == {}
+    assert await emit_token(queue, job, 1, "He") == {}
+    assert await emit_token(queue, job, 2, "llo") == {}
     entries = await queue.entries(job.id, 0)
     assert [(e.seq, e.items, e.end) for e in entries] == [
         (1, (b"He",), ""),
@@ -88,12 +88,12 @@ async def test_a_step_stands_in_the_log_and_reaches_the_gateway(
 
 
 @pytest.mark.parametrize("change", ["", "0" * 12, "{}0", " {}", "{}\0"])
-async def test_who_does_not_know_the_fence_token_writes_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener, change: str
+async def test_a_wrong_fence_token_writes_nothing(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, change: str
 ) -> None:
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     job = await lease(queue)
-    step = make_step([output(job, 1), last_words(job, 1)], [LogFlush(job.id, b"\1\0")])
+    step = make_step([output(job, 1), last_output(job, 1)], [LogFlush(job.id, b"\1\0")])
     before = everything(store)
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, change.format(fence_token), step)
@@ -102,8 +102,10 @@ async def test_who_does_not_know_the_fence_token_writes_nothing(
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_without_a_fence_nobody_writes(queue: JobQueue, store: Redis, again: bool) -> None:
-    fence_token = await enter(queue)
+async def test_without_a_fence_nothing_is_written(
+    queue: JobQueue, store: Redis, again: bool
+) -> None:
+    fence_token = await next_fence_token(queue)
     job = await lease(queue)
     store.delete(keys.fence(0, WORKER))
     for known in (fence_token, ""):
@@ -112,15 +114,18 @@ async def test_without_a_fence_nobody_writes(queue: JobQueue, store: Redis, agai
     assert await queue.entries(job.id, 0) == []
 
 
-async def test_the_fence_token_of_another_worker_is_no_fence_token(queue: JobQueue) -> None:
+async def test_another_workers_fence_token_writes_nothing(queue: JobQueue) -> None:
     job = await lease(queue)
-    for other in (await enter(queue, "w-2"), await enter(queue, f"{WORKER}0")):
+    for other in (
+        await next_fence_token(queue, "w-2"),
+        await next_fence_token(queue, f"{WORKER}0"),
+    ):
         with pytest.raises(Fenced):
             await queue.emit(0, WORKER, other, make_step([output(job, 1)]))
 
 
-async def test_an_fence_token_lasts_as_long_as_a_lease(queue: JobQueue, store: Redis) -> None:
-    fence_token, fence = await enter(queue), keys.fence(0, WORKER)
+async def test_a_fence_token_expires_with_the_lease(queue: JobQueue, store: Redis) -> None:
+    fence_token, fence = await next_fence_token(queue), keys.fence(0, WORKER)
     assert 0 < store.pttl(fence) <= LEASE_S * 1000
     store.pexpire(fence, 1000)
     assert (await queue.renew(0, WORKER, fence_token, LEASE_S, [])).fence_token == fence_token
@@ -129,20 +134,22 @@ async def test_an_fence_token_lasts_as_long_as_a_lease(queue: JobQueue, store: R
 
 @pytest.mark.parametrize("lease_id", ["0" * 16, "", "0" * 15, "0" * 17])
 async def test_a_wrong_lease_id_writes_nothing(
-    queue: JobQueue, gateway: Listener, lease_id: str
+    queue: JobQueue, gateway: ChannelSubscriber, lease_id: str
 ) -> None:
     job = await lease(queue)
-    assert await say(queue, job._replace(lease_id=lease_id), 1) == {job.id: "in_progress"}
+    assert await emit_token(queue, job._replace(lease_id=lease_id), 1) == {job.id: "in_progress"}
     assert await queue.entries(job.id, 0) == []
     assert gateway.frames() == []
 
 
-async def test_after_a_cancel_nothing_is_written(queue: JobQueue, gateway: Listener) -> None:
+async def test_after_a_cancel_nothing_is_written(
+    queue: JobQueue, gateway: ChannelSubscriber
+) -> None:
     job = await lease(queue)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     await queue.cancel(job.id, TENANT)
     gateway.frames()
-    assert await say(queue, job, 2) == {job.id: "cancelled"}
+    assert await emit_token(queue, job, 2) == {job.id: "cancelled"}
     assert [e.end for e in await queue.entries(job.id, 0)] == ["", "cancelled"]
     assert gateway.frames() == []
 
@@ -151,29 +158,30 @@ async def test_after_a_reap_the_old_worker_writes_nothing_and_the_new_one_does(
     queue: JobQueue, store: Redis
 ) -> None:
     old = await lease(queue)
-    grow_old(store, old)
+    expire_lease(store, old)
     await queue.reap(0, 1.0)
-    assert await say(queue, old, 1) == {old.id: "queued"}
-    new = await take_one(queue, worker="w-2")
+    assert await emit_token(queue, old, 1) == {old.id: "queued"}
+    new = await claim_one(queue, worker="w-2")
     old_words = output(old, 1, "old")
     assert await emit(queue, [old_words], worker=WORKER) == {old.id: "in_progress"}
-    assert await say(queue, new, 1, "new") == {}
+    assert await emit_token(queue, new, 1, "new") == {}
     assert [e.items for e in await queue.entries(old.id, 0)] == [(b"new",)]
 
 
 async def test_a_job_that_is_gone_is_lost(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     store.flushall()
-    assert await say(queue, job, 1) == {job.id: "gone"}
-    assert store.keys() == [keys.fence(0, WORKER).encode()]  # it has asked, and written nothing
+    assert await emit_token(queue, job, 1) == {job.id: "gone"}
+    # The renewal has written this, not the output.
+    assert store.keys() == [keys.fence(0, WORKER).encode()]
 
 
-async def test_one_lost_job_does_not_keep_the_others_of_its_step_back(
-    queue: JobQueue, gateway: Listener
+async def test_one_lost_job_does_not_stop_the_others_of_its_step(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     for _ in range(3):
         await submit(queue)
-    jobs = await take(queue)
+    jobs = await claim(queue)
     await queue.cancel(jobs[1].id, TENANT)
     gateway.frames()
     lost = await emit(queue, [output(job, 1) for job in jobs])
@@ -181,12 +189,10 @@ async def test_one_lost_job_does_not_keep_the_others_of_its_step_back(
     assert [frame[0].decode() for frame in gateway.frames()] == [jobs[0].id, jobs[2].id]
 
 
-async def test_the_renewal_tells_of_lost_jobs_as_an_emission_does(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_a_renewal_reports_lost_jobs_as_emit_does(queue: JobQueue, store: Redis) -> None:
     for _ in range(3):
         await submit(queue)
-    mine, cancelled, gone = await take(queue)
+    mine, cancelled, gone = await claim(queue)
     await queue.cancel(cancelled.id, TENANT)
     store.delete(keys.job(0, gone.id))
     expected = {cancelled.id: "cancelled", gone.id: "gone"}
@@ -196,18 +202,18 @@ async def test_the_renewal_tells_of_lost_jobs_as_an_emission_does(
     assert await renew(queue, WORKER, [stranger]) == {stranger.id: "gone"}
 
 
-async def test_nobody_renews_what_another_holds(queue: JobQueue, store: Redis) -> None:
+async def test_a_worker_cannot_renew_anothers_lease(queue: JobQueue, store: Redis) -> None:
     old = await lease(queue)
-    grow_old(store, old)
+    expire_lease(store, old)
     await queue.reap(0, 1.0)
-    new = await take_one(queue, worker="w-2")
+    new = await claim_one(queue, worker="w-2")
     assert await renew(queue, WORKER, [old]) == {old.id: "in_progress"}
     (entry,) = store.xpending_range(keys.queue(0, "pool", "retry"), keys.GROUP, "-", "+", 9)
     assert entry["consumer"] == b"w-2"
     assert await renew(queue, "w-2", [new]) == {}
 
 
-async def test_a_renewal_tells_who_listens(queue: JobQueue) -> None:
+async def test_a_renewal_returns_the_watchers(queue: JobQueue) -> None:
     quiet, streamed, watched = (
         await lease(queue, gateway=""),
         await lease(queue),
@@ -227,9 +233,9 @@ async def test_a_renewal_tells_who_listens(queue: JobQueue) -> None:
 
 
 async def test_a_repeated_call_appends_and_publishes_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     job = await lease(queue)
     for seq in (1, 2):
         step = make_step([output(job, seq)])
@@ -242,26 +248,26 @@ async def test_a_repeated_call_appends_and_publishes_nothing(
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 
 
-async def test_a_repetition_of_what_never_came_is_carried_out(
-    queue: JobQueue, gateway: Listener
+async def test_a_repeated_call_that_never_arrived_is_applied(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     assert await emit(queue, [output(job, 2)], again=True) == {}
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 
 
 async def test_a_step_that_comes_twice_with_one_job_less_is_read_once(
-    queue: JobQueue, gateway: Listener
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
-    """The reply was lost, and a job was too before the call was repeated without it."""
+    """The reply was lost, then a job was lost; the call is repeated without that job."""
     for _ in range(2):
         await submit(queue)
-    on, gone = await take(queue)
+    on, gone = await claim(queue)
     await emit(queue, [output(gone, 1), output(on, 1)])
     await emit(queue, [output(on, 1)], again=True)
-    await say(queue, on, 2, "y")
+    await emit_token(queue, on, 2, "y")
     assert [(e.seq, e.items, e.lost) for e in await queue.entries(on.id, 0)] == [
         (1, (b"x",), False),
         (2, (b"y",), False),
@@ -270,13 +276,16 @@ async def test_a_step_that_comes_twice_with_one_job_less_is_read_once(
     assert [e.seq for e in await queue.entries(on.id, 0)] == [1, 2, 3]
 
 
-async def test_a_repeated_log_flush_stands_in_the_log_once(queue: JobQueue, store: Redis) -> None:
+async def test_a_repeated_log_flush_is_stored_once(queue: JobQueue, store: Redis) -> None:
     for _ in range(2):
         await submit(queue)
-    on, pauses = await take(queue)
+    on, pauses = await claim(queue)
     words = output(pauses, 1)
     await emit(queue, [words])
-    step, fence_token = make_step([output(on, 1)], [log_flush(words, 1)]), await enter(queue)
+    step, fence_token = (
+        make_step([output(on, 1)], [log_flush(words, 1)]),
+        await next_fence_token(queue),
+    )
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     before = everything(store)
     assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {}
@@ -284,7 +293,9 @@ async def test_a_repeated_log_flush_stands_in_the_log_once(queue: JobQueue, stor
     assert store.llen(keys.log(0, pauses.id)) == 1
 
 
-async def test_a_repeated_log_flush_that_never_came_is_made(queue: JobQueue, store: Redis) -> None:
+async def test_a_repeated_log_flush_that_never_arrived_is_applied(
+    queue: JobQueue, store: Redis
+) -> None:
     job = await lease(queue)
     first, second = output(job, 1), output(job, 2)
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
@@ -293,15 +304,15 @@ async def test_a_repeated_log_flush_that_never_came_is_made(queue: JobQueue, sto
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
 
 
-# --- who receives it ---
+# --- which gateways receive it ---
 
 
 async def test_one_message_per_gateway_however_many_jobs(
-    queue: JobQueue, store: Redis, gateway: Listener, other_gateway: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber
 ) -> None:
     for i in range(64):
         await submit(queue, gateway=GATEWAY if i % 2 else "gw-2")
-    jobs = await take(queue)
+    jobs = await claim(queue)
     store.config_resetstat()
     assert await emit(queue, [output(job, 1) for job in jobs]) == {}
     assert published(store) == 2
@@ -311,21 +322,21 @@ async def test_one_message_per_gateway_however_many_jobs(
     assert ids == [[job.id for job in jobs[1::2]], [job.id for job in jobs[::2]]]
 
 
-async def test_two_gateways_hear_of_one_job(
-    queue: JobQueue, gateway: Listener, other_gateway: Listener
+async def test_two_gateways_receive_the_frames_of_one_job(
+    queue: JobQueue, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
     await queue.watch(job.id, "gw-2", follow=True)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     assert gateway.frames() == other_gateway.frames() != []
 
 
-async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
-    queue: JobQueue, store: Redis, gateway: Listener, other_gateway: Listener
+async def test_one_message_for_a_gateway_that_shares_jobs_with_others(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber
 ) -> None:
     await submit(queue)
     await submit(queue)
-    alone, shared = await take(queue)
+    alone, shared = await claim(queue)
     await queue.watch(shared.id, "gw-2", follow=True)
     store.config_resetstat()
     await emit(queue, [output(alone, 1), output(shared, 1)])
@@ -334,35 +345,35 @@ async def test_one_message_for_a_gateway_that_listens_to_jobs_with_others(
     assert [frame[0].decode() for frame in other_gateway.frames()] == [shared.id]
 
 
-async def test_who_listens_to_some_jobs_of_a_step_hears_of_those_only(
-    queue: JobQueue, gateway: Listener
+async def test_a_gateway_receives_only_the_jobs_that_it_watches(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     await submit(queue)
     await submit(queue, gateway="")
-    listened, not_listened = await take(queue)
+    listened, not_listened = await claim(queue)
     await emit(queue, [output(not_listened, 1), output(listened, 1)])
     assert [frame[0].decode() for frame in gateway.frames()] == [listened.id]
     assert [e.seq for e in await queue.entries(not_listened.id, 0)] == [1]
 
 
-async def test_a_job_that_nobody_waits_for_is_logged_and_not_published(
+async def test_a_job_without_watchers_is_logged_and_not_published(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, gateway="")
     store.config_resetstat()
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     assert published(store) == 0
     assert len(await queue.entries(job.id, 0)) == 1
 
 
 async def test_deltas_of_an_answer_that_is_not_streamed_go_to_watchers_only(
-    queue: JobQueue, gateway: Listener
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue, stream=False)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     assert gateway.frames() == []
     await queue.watch(job.id, GATEWAY, follow=True)
-    await say(queue, job, 2)
+    await emit_token(queue, job, 2)
     ((_, seq, kind, journal, payload),) = gateway.frames()
     assert (seq, kind, payload) == (2, FrameKind.DELTAS, None)
     assert read_journal(journal) == [Delta(0, 0, (2,), "x")]
@@ -373,8 +384,8 @@ async def test_deltas_of_an_answer_that_is_not_streamed_go_to_watchers_only(
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65_535, 65_536, 1_000_000])
-async def test_any_bytes_of_any_size_come_out_as_they_went_in(
-    queue: JobQueue, gateway: Listener, size: int
+async def test_bytes_of_any_size_are_read_as_they_were_written(
+    queue: JobQueue, gateway: ChannelSubscriber, size: int
 ) -> None:
     job = await lease(queue)
     chunk = (bytes(range(256)) * (size // 256 + 1))[:size]
@@ -389,14 +400,14 @@ async def test_any_bytes_of_any_size_come_out_as_they_went_in(
     assert gateway.frames() == [(job.id.encode(), 1, FrameKind.CHUNK, journal, items)]
 
 
-async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
-    queue: JobQueue, gateway: Listener
+async def test_encoded_chunks_are_decoded_from_the_log_and_from_the_frames(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
     chunks = [b'data: {"id": "cmpl-1", "text": "%s"}\n\n' % text for text in (b"a", b"b", b"c")]
-    folder = DeltaEncoder()
+    encoder = DeltaEncoder()
     for seq, chunk in enumerate(chunks, 1):
-        items = folder.encode([chunk])
+        items = encoder.encode([chunk])
         journal = make_journal([(0, 0, (seq,), chunk.decode()[-5])], items)
         assert await emit(queue, [entry_output(job, seq, items, journal)]) == {}
     entries, frames = await queue.entries(job.id, 0), gateway.frames()
@@ -408,7 +419,7 @@ async def test_what_is_folded_is_unfolded_from_the_log_and_from_the_frames(
 
 
 async def test_a_step_of_a_stream_without_a_chunk_is_counted(
-    queue: JobQueue, gateway: Listener
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
     journal = make_journal([(0, 0, (1,), "")])
@@ -420,10 +431,10 @@ async def test_a_step_of_a_stream_without_a_chunk_is_counted(
 
 
 async def test_a_step_of_many_jobs_is_one_call_and_one_write(queue: JobQueue, store: Redis) -> None:
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     for _ in range(256):
         await submit(queue)
-    jobs = await take(queue, 256)
+    jobs = await claim(queue, 256)
     store.config_resetstat()
     step = make_step([output(job, 1) for job in jobs])
     assert await queue.emit(0, WORKER, fence_token, step) == {}
@@ -434,17 +445,17 @@ async def test_a_step_of_many_jobs_is_one_call_and_one_write(queue: JobQueue, st
 async def test_a_step_log_keeps_the_last_steps(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     for seq in range(1, STEPS + 4):
-        await say(queue, job, seq)
+        await emit_token(queue, job, seq)
     assert steps_of(store) == [[(job.id, seq)] for seq in range(4, STEPS + 4)]
     assert store.pttl(keys.steps(0, WORKER)) > 1000 * LEASE_S
 
 
-async def test_a_log_flush_stands_in_the_log_of_its_job_and_nowhere_else(
-    queue: JobQueue, store: Redis, gateway: Listener
+async def test_a_log_flush_is_stored_in_the_log_of_its_job_only(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
     for _ in range(2):
         await submit(queue)
-    on, pauses = await take(queue)
+    on, pauses = await claim(queue)
     words = [output(pauses, seq, str(seq)) for seq in (1, 2)]
     for word in words:
         await emit(queue, [word])
@@ -476,17 +487,17 @@ async def test_a_call_of_nothing_but_log_flushes_is_no_step(queue: JobQueue, sto
 
 @pytest.mark.parametrize("seq", [2, 3, 9])
 async def test_a_number_that_is_too_high_leaves_a_hole(
-    queue: JobQueue, store: Redis, gateway: Listener, seq: int
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, seq: int
 ) -> None:
     """Redis was killed and has lost the entries between."""
     job = await lease(queue)
     first = output(job, 1)
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     for number in range(2, seq):
-        await say(queue, job, number)
+        await emit_token(queue, job, number)
     store.delete(keys.steps(0, WORKER))
     gateway.frames()
-    assert await say(queue, job, seq, "behind") == {}
+    assert await emit_token(queue, job, seq, "behind") == {}
     assert await emit(queue, [output(job, seq, "behind")], again=True) == {}
     entries = await queue.entries(job.id, 0)
     assert [(e.seq, e.lost) for e in entries] == [
@@ -494,13 +505,13 @@ async def test_a_number_that_is_too_high_leaves_a_hole(
     ]
     assert entries[-1].items == (b"behind",)
     assert [frame[1] for frame in gateway.frames()] == [seq]
-    assert await say(queue, job, seq + 1) == {}
+    assert await emit_token(queue, job, seq + 1) == {}
     assert [e.seq for e in await queue.entries(job.id, seq)] == [seq + 1]
 
 
 async def test_a_number_that_is_too_high_is_kept_in_an_empty_log(queue: JobQueue) -> None:
     job = await lease(queue)
-    assert await say(queue, job, 3) == {}
+    assert await emit_token(queue, job, 3) == {}
     assert [(e.seq, e.lost) for e in await queue.entries(job.id, 0)] == [
         (1, True),
         (2, True),
@@ -512,13 +523,13 @@ async def test_a_number_that_is_too_high_is_kept_in_an_empty_log(queue: JobQueue
 
 
 async def test_a_job_whose_log_has_a_hole_fails_and_its_end_is_found_at_its_number(
-    queue: JobQueue, store: Redis, gateway: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
     first = output(job, 1)
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     for seq in (2, 3):
-        await say(queue, job, seq)
+        await emit_token(queue, job, seq)
     store.delete(keys.steps(0, WORKER))
     gateway.frames()
     assert await finish(queue, job, 4, answer()) == "failed"
@@ -537,7 +548,7 @@ async def test_a_job_whose_log_has_a_hole_fails_and_its_end_is_found_at_its_numb
 async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) -> None:
     job = await lease(queue)
     for seq in range(1, 6):
-        await say(queue, job, seq, str(seq))
+        await emit_token(queue, job, seq, str(seq))
     for after in range(7):
         found = await queue.entries(job.id, after)
         assert [(e.seq, e.items) for e in found] == [
@@ -548,21 +559,21 @@ async def test_entries_behind_a_number_are_those_of_the_list(queue: JobQueue) ->
 # --- the end in the same call ---
 
 
-def last_words(job: LeasedJob, seq: int, **changes: Any) -> JobOutput:
+def last_output(job: LeasedJob, seq: int, **changes: Any) -> JobOutput:
     """The last output of a job and its end."""
     return output(job, seq, "last", answer(**changes))
 
 
 async def test_the_last_output_and_the_end_are_one_call_and_one_message(
-    queue: JobQueue, store: Redis, gateway: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     job = await lease(queue)
     first = output(job, 1)
     await emit(queue, [first], log_flushes=[log_flush(first, 1)])
     gateway.messages()
     store.config_resetstat()
-    assert await queue.emit(0, WORKER, fence_token, make_step([last_words(job, 2)])) == {}
+    assert await queue.emit(0, WORKER, fence_token, make_step([last_output(job, 2)])) == {}
     assert script_calls(store) == 1
     assert published(store) == 1
     (message,) = gateway.messages()
@@ -579,22 +590,22 @@ async def test_the_last_output_and_the_end_are_one_call_and_one_message(
     assert ended.state is JobState.COMPLETED
 
 
-async def test_an_end_that_a_worker_tells_does_not_end_its_fence_token(queue: JobQueue) -> None:
-    fence_token = await enter(queue)
+async def test_a_worker_that_ends_a_job_keeps_its_fence_token(queue: JobQueue) -> None:
+    fence_token = await next_fence_token(queue)
     for _ in range(2):
         await submit(queue)
-    ends, on = await take(queue)
-    assert await queue.emit(0, WORKER, fence_token, make_step([last_words(ends, 1)])) == {}
+    ends, on = await claim(queue)
+    assert await queue.emit(0, WORKER, fence_token, make_step([last_output(ends, 1)])) == {}
     assert await queue.emit(0, WORKER, fence_token, make_step([output(on, 1)])) == {}
 
 
-async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
-    queue: JobQueue, gateway: Listener
+async def test_the_last_journal_and_the_result_are_one_message_for_watchers(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue, stream=False)
     await queue.watch(job.id, GATEWAY, follow=True)
     whole = {"content_type": "application/json", "body": b"{}"}
-    assert await emit(queue, [last_words(job, 1, **whole)]) == {}
+    assert await emit(queue, [last_output(job, 1, **whole)]) == {}
     (message,) = gateway.messages()
     deltas, result = decode(message)
     assert deltas[1:3] == (1, FrameKind.DELTAS)
@@ -603,29 +614,29 @@ async def test_the_last_journal_and_the_result_are_one_message_for_who_watches(
     assert result == (job.id.encode(), 2, FrameKind.RESULT, 3, content)
 
 
-async def test_who_waits_for_the_result_alone_hears_of_nothing_else(
-    queue: JobQueue, gateway: Listener
+async def test_a_gateway_that_waits_for_the_result_receives_only_that(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue, stream=False)
-    assert await emit(queue, [last_words(job, 1, body=b"{}")]) == {}
+    assert await emit(queue, [last_output(job, 1, body=b"{}")]) == {}
     assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.RESULT)]
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
 
 
-async def test_last_words_that_nobody_hears_stand_in_the_log_only(
+async def test_final_output_without_watchers_is_only_in_the_log(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
-    await emit(queue, [last_words(job, 1, body=b"{}")])
+    await emit(queue, [last_output(job, 1, body=b"{}")])
     assert not store.exists(keys.steps(0, WORKER))
 
 
 async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     job = await lease(queue)
-    step = make_step([last_words(job, 1)])
+    step = make_step([last_output(job, 1)])
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert len(gateway.frames()) == 2
     before = everything(store)
@@ -633,19 +644,19 @@ async def test_a_call_whose_reply_was_lost_is_repeated_and_changes_nothing(
     assert everything(store) == before
     assert gateway.frames() == []
     other = answer(event=JobEvent.FAIL, error_code="engine_error", status=500)
-    step = make_step([silent_end(job, 2, other)])
+    step = make_step([end_without_output(job, 2, other)])
     assert await queue.emit(0, WORKER, fence_token, step, repeated=True) == {job.id: "completed"}
     assert everything(store) == before
 
 
-async def test_of_a_repeated_call_only_what_is_new_happens(
-    queue: JobQueue, gateway: Listener
+async def test_a_repeated_call_applies_only_what_is_new(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     """The output is stored already; nothing is published again."""
     job = await lease(queue)
-    await say(queue, job, 1, "last")
+    await emit_token(queue, job, 1, "last")
     gateway.frames()
-    assert await emit(queue, [last_words(job, 1)], again=True) == {}
+    assert await emit(queue, [last_output(job, 1)], again=True) == {}
     assert [frame[1:3] for frame in gateway.frames()] == [(2, FrameKind.DONE)]
     entries = await queue.entries(job.id, 0)
     assert [(e.seq, e.items, e.end) for e in entries] == [
@@ -656,46 +667,45 @@ async def test_of_a_repeated_call_only_what_is_new_happens(
 
 @pytest.mark.parametrize("lease_id", ["0" * 16, "", "0" * 15, "0" * 17])
 async def test_a_wrong_lease_id_ends_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener, lease_id: str
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, lease_id: str
 ) -> None:
-    """Not even in the right fencing token."""
-    fence_token = await enter(queue)
+    """Not even with the right fencing token."""
+    fence_token = await next_fence_token(queue)
     job = await lease(queue)
     before = everything(store)
-    step = make_step([silent_end(job._replace(lease_id=lease_id), 1, answer())])
+    step = make_step([end_without_output(job._replace(lease_id=lease_id), 1, answer())])
     assert await queue.emit(0, WORKER, fence_token, step) == {job.id: "in_progress"}
     assert everything(store) == before
     assert gateway.frames() == []
 
 
 async def test_a_job_whose_hash_is_gone_is_not_ended(
-    queue: JobQueue, store: Redis, gateway: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     job = await lease(queue)
     store.delete(keys.job(0, job.id))
-    step = make_step([last_words(job, 1)])
+    step = make_step([last_output(job, 1)])
     assert await queue.emit(0, WORKER, fence_token, step) == {job.id: "gone"}
     assert FrameKind.DONE not in [frame[2] for frame in gateway.frames()]
     assert not store.exists(keys.job(0, job.id))
     assert await queue.entries(job.id, 0) == []
 
 
-async def test_a_job_that_redis_knows_nothing_of_is_not_ended(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_a_job_that_redis_does_not_have_is_not_ended(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     store.flushall()
-    assert await emit(queue, [last_words(job, 1)]) == {job.id: "gone"}
-    assert store.keys() == [keys.fence(0, WORKER).encode()]  # it has asked, and written nothing
+    assert await emit(queue, [last_output(job, 1)]) == {job.id: "gone"}
+    # The renewal has written this, not the output.
+    assert store.keys() == [keys.fence(0, WORKER).encode()]
 
 
 async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
-    queue: JobQueue, store: Redis, gateway: Listener
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
     for _ in range(5):
         await submit(queue)
-    on, ends, cancelled, silent, gone = await take(queue)
+    on, ends, cancelled, silent, gone = await claim(queue)
     await queue.cancel(cancelled.id, TENANT)
     store.delete(keys.job(0, gone.id))
     gateway.frames()
@@ -703,11 +713,11 @@ async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
     lost = await emit(
         queue,
         [
-            last_words(cancelled, 1),
+            last_output(cancelled, 1),
             output(on, 1),
-            last_words(ends, 1),
-            last_words(gone, 1),
-            silent_end(silent, 1, answer(event=JobEvent.FAIL, error_code="engine_error")),
+            last_output(ends, 1),
+            last_output(gone, 1),
+            end_without_output(silent, 1, answer(event=JobEvent.FAIL, error_code="engine_error")),
         ],
         worker=WORKER,
     )
@@ -728,12 +738,10 @@ async def test_a_step_in_which_jobs_go_on_end_and_are_lost(
     ]
 
 
-async def test_a_job_that_nobody_waits_for_ends_without_a_message(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_a_job_without_watchers_ends_without_a_message(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue, gateway="")
     store.config_resetstat()
-    assert await emit(queue, [last_words(job, 1)]) == {}
+    assert await emit(queue, [last_output(job, 1)]) == {}
     assert published(store) == 0
     assert [e.end for e in await queue.entries(job.id, 0)] == ["", "completed"]
 
@@ -741,9 +749,9 @@ async def test_a_job_that_nobody_waits_for_ends_without_a_message(
 async def test_a_call_of_several_long_answers_is_taken(queue: JobQueue) -> None:
     for _ in range(4):
         await submit(queue, stream=False)
-    jobs = await take(queue)
+    jobs = await claim(queue)
     bodies = {job.id: bytes([i]) * (1 << 20) for i, job in enumerate(jobs)}
-    step = [silent_end(job, 1, answer(body=bodies[job.id])) for job in jobs]
+    step = [end_without_output(job, 1, answer(body=bodies[job.id])) for job in jobs]
     assert await emit(queue, step) == {}
     for job in jobs:
         ended = await queue.get(job.id)

@@ -17,7 +17,7 @@ from tests.redis_server import free_port
 
 @pytest.fixture
 def limited(store: Redis) -> Iterator[Redis]:
-    """Its memory is limited."""
+    """A Redis whose memory is limited."""
     store.config_set("maxmemory", 100 << 20)
     yield store
     store.config_set("maxmemory-policy", "noeviction")

@@ -1,4 +1,4 @@
-"""The executor on a real queue: its jobs are cancelled, taken back and watched while they run."""
+"""The executor on a real queue: its jobs are cancelled, requeued and watched while they run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
-    grow_old,
+    claim_one,
+    expire_lease,
     make_job,
     pending,
     submit,
-    take_one,
 )
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
@@ -59,7 +59,7 @@ async def executor(queue: JobQueue) -> AsyncIterator[Executor]:
 
 async def leased_run(executor: Executor, queue: JobQueue) -> JobRun:
     """A run of the only queued job; it is not executed."""
-    run = JobRun(await take_one(queue), executor._engine, executor.publisher, executor._metrics)
+    run = JobRun(await claim_one(queue), executor._engine, executor.publisher, executor._metrics)
     executor.runs[run.job.id] = run
     return run
 
@@ -99,7 +99,7 @@ async def test_a_job_that_is_leased_again_ends_its_old_run_at_once(
     await submit(queue, body=chat(4000))
     old = await leased_run(executor, queue)
     await queue.release([old.job], "drained", blame=False)
-    executor._start(await take_one(queue))
+    executor._start(await claim_one(queue))
     assert old.buffer.discarded, "although it has sent nothing that could be refused"
     assert not executor.runs[old.job.id].buffer.discarded
     await end(list(executor._tasks))
@@ -144,10 +144,9 @@ async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_ru
     await submit(queue, gateway="")
     other = await leased_run(executor, queue)
     await send(failed, 1)
-    del executor.runs[
-        failed.job.id
-    ]  # as when a run fails because of a bug; the reaper decides then
-    grow_old(store, failed.job)
+    # As if the run failed because of a bug; the reaper requeues the job.
+    del executor.runs[failed.job.id]
+    expire_lease(store, failed.job)
     assert await queue.reap(0, LEASE_S) == {failed.job.id: "queued"}
     for n in range(1, FLUSH_AFTER + 2):
         await send(other, n)
@@ -155,7 +154,7 @@ async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_ru
 
 
 async def test_a_new_watcher_gets_every_step_from_then_on(
-    queue: JobQueue, redis_url: str, other_gateway: Listener
+    queue: JobQueue, redis_url: str, other_gateway: ChannelSubscriber
 ) -> None:
     async with serving(queue, redis_url, slots=4):
         job = make_job(body=chat(300, stream=True, ignore_eos=True), gateway="")
@@ -218,7 +217,7 @@ async def test_a_job_that_is_leased_again_to_the_same_worker_is_completed_once(
 
 
 async def test_a_result_that_comes_too_late_publishes_nothing(
-    queue: JobQueue, executor: Executor, gateway: Listener
+    queue: JobQueue, executor: Executor, gateway: ChannelSubscriber
 ) -> None:
     """The worker is about to end the job as failed; another process has just done so."""
     await submit(queue)

@@ -24,31 +24,33 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
+    claim,
+    claim_one,
     emit,
-    enter,
+    emit_token,
+    end_without_output,
     entries_of,
+    expire_lease,
     finish,
-    grow_old,
     lease,
     make_job,
+    next_fence_token,
     output,
     pending,
-    say,
-    silent_end,
     submit,
-    take,
-    take_one,
 )
 from tests.waiting import eventually
 
 JSON = {"content_type": "application/json"}
 
 
-async def test_a_finished_job_is_what_its_worker_said(queue: JobQueue, gateway: Listener) -> None:
+async def test_a_finished_job_has_the_workers_result(
+    queue: JobQueue, gateway: ChannelSubscriber
+) -> None:
     leased = await lease(queue)
-    await say(queue, leased, 1, "He")
+    await emit_token(queue, leased, 1, "He")
     frames = [output(leased, seq, text)[1] for seq, text in ((1, "He"), (2, "y"))]
     entries = [entry_of(frame, leased.id, seq) for seq, frame in enumerate(frames, 1)]
     end = FinalEntry(3, pack_segment(1, entries), answer())
@@ -94,7 +96,9 @@ async def test_hash_and_log_end_at_the_same_moment(queue: JobQueue, store: Redis
     assert first == pytest.approx(second, abs=500)
 
 
-async def test_told_twice_it_is_done_once(queue: JobQueue, store: Redis, gateway: Listener) -> None:
+async def test_finished_twice_it_ends_once(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
+) -> None:
     leased = await lease(queue)
     assert await finish(queue, leased, 1, answer()) == "ok"
     before = store.hgetall(keys.job(0, leased.id))
@@ -105,12 +109,12 @@ async def test_told_twice_it_is_done_once(queue: JobQueue, store: Redis, gateway
     assert gateway.frames() == []
 
 
-async def test_a_repeated_call_changes_nothing_and_says_nothing_else(
-    queue: JobQueue, store: Redis, gateway: Listener
+async def test_a_repeated_finish_changes_and_publishes_nothing(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
     for _ in range(2):
         await submit(queue)
-    ends, goes_on = await take(queue)
+    ends, goes_on = await claim(queue)
     renewal = await queue.renew(0, WORKER, "", LEASE_S, [ends, goes_on])
     step = make_step([output(ends, 1, answer=answer()), output(goes_on, 1)])
     assert await queue.emit(0, WORKER, renewal.fence_token, step) == {}
@@ -121,12 +125,12 @@ async def test_a_repeated_call_changes_nothing_and_says_nothing_else(
     assert gateway.frames() == []
 
 
-async def test_the_end_of_one_job_is_no_reason_to_ask_about_the_others(queue: JobQueue) -> None:
+async def test_the_end_of_one_job_invalidates_no_fence(queue: JobQueue) -> None:
     for _ in range(2):
         await submit(queue)
-    first, second = await take(queue)
+    first, second = await claim(queue)
     fence_token = (await queue.renew(0, WORKER, "", LEASE_S, [first, second])).fence_token
-    end = make_step([silent_end(first, 1, answer())])
+    end = make_step([end_without_output(first, 1, answer())])
     assert await queue.emit(0, WORKER, fence_token, end) == {}
     assert await queue.emit(0, WORKER, fence_token, make_step([output(second, 1)])) == {}
 
@@ -134,11 +138,11 @@ async def test_the_end_of_one_job_is_no_reason_to_ask_about_the_others(queue: Jo
 async def test_writes_that_a_failed_call_deferred_are_not_done_by_the_next(
     queue: JobQueue, store: Redis
 ) -> None:
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     for _ in range(2):
         await submit(queue)
-    broken, sound = await take(queue)
-    step = make_step([silent_end(broken, 1, answer())])
+    broken, sound = await claim(queue)
+    step = make_step([end_without_output(broken, 1, answer())])
     log_flushes, results = msgpack.unpackb(step.flushes_and_results, raw=True)
     malformed = replace(step, flushes_and_results=pack([log_flushes, [*results, "no result"]]))
     with pytest.raises(ResponseError, match="table expected"):
@@ -148,7 +152,7 @@ async def test_writes_that_a_failed_call_deferred_are_not_done_by_the_next(
     assert pending(store) == 1
 
 
-async def test_the_second_word_does_not_change_the_first(queue: JobQueue) -> None:
+async def test_a_second_result_does_not_replace_the_first(queue: JobQueue) -> None:
     leased = await lease(queue)
     await finish(queue, leased, 1, answer())
     other = answer(event=JobEvent.FAIL, error_code="engine_error", status=500)
@@ -160,7 +164,7 @@ async def test_the_second_word_does_not_change_the_first(queue: JobQueue) -> Non
 
 @pytest.mark.parametrize("lease_id", ["", "f" * 16, "f" * 15])
 async def test_a_wrong_lease_id_ends_nothing(
-    queue: JobQueue, store: Redis, gateway: Listener, lease_id: str
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, lease_id: str
 ) -> None:
     leased = await lease(queue)
     assert await finish(queue, leased._replace(lease_id=lease_id), 1, answer()) == "in_progress"
@@ -175,26 +179,26 @@ async def test_an_empty_lease_id_is_not_the_one_of_a_queued_job(queue: JobQueue)
     assert await finish(queue, leased._replace(lease_id=""), 1, answer()) == "queued"
 
 
-async def test_an_end_that_comes_too_late_keeps_no_other_back(
-    queue: JobQueue, store: Redis, gateway: Listener
+async def test_a_late_end_does_not_stop_the_others_of_its_step(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
     for _ in range(2):
         await submit(queue)
-    mine, gone = await take(queue)
+    mine, gone = await claim(queue)
     fence_token = (await queue.renew(0, WORKER, "", LEASE_S, [mine, gone])).fence_token
-    store.delete(keys.job(0, gone.id))  # behind everybody's back
-    step = make_step([silent_end(gone, 1, answer()), silent_end(mine, 1, answer())])
+    store.delete(keys.job(0, gone.id))  # without a change of the fence
+    step = make_step([end_without_output(gone, 1, answer()), end_without_output(mine, 1, answer())])
     assert await queue.emit(0, WORKER, fence_token, step) == {gone.id: "gone"}
     assert [frame[0].decode() for frame in gateway.frames()] == [mine.id]
     assert not store.exists(keys.log(0, gone.id))
 
 
-async def test_who_has_lost_the_job_hears_what_it_is_now(queue: JobQueue, store: Redis) -> None:
+async def test_a_worker_that_lost_the_job_gets_its_state(queue: JobQueue, store: Redis) -> None:
     old = await lease(queue)
-    grow_old(store, old)
+    expire_lease(store, old)
     await queue.reap(0, 1.0)
     assert await finish(queue, old, 1, answer()) == "queued"
-    new = await take_one(queue, worker="w-2")
+    new = await claim_one(queue, worker="w-2")
     assert await finish(queue, old, 1, answer()) == "in_progress"
     assert await finish(queue, new, 1, answer()) == "ok"
     assert await finish(queue, old, 1, answer()) == "completed"
@@ -210,7 +214,7 @@ async def test_a_cancelled_job_stays_cancelled(queue: JobQueue) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, INLINE_RESULT_BYTES])
 async def test_a_short_answer_travels_in_the_frame(
-    queue: JobQueue, gateway: Listener, size: int
+    queue: JobQueue, gateway: ChannelSubscriber, size: int
 ) -> None:
     leased = await lease(queue, stream=False)
     body = b"\xff" * size
@@ -221,7 +225,7 @@ async def test_a_short_answer_travels_in_the_frame(
 
 
 async def test_a_long_answer_does_not_travel_in_the_frame(
-    queue: JobQueue, gateway: Listener
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     leased = await lease(queue, stream=False)
     body = b"\xff" * (INLINE_RESULT_BYTES + 1)
@@ -232,8 +236,8 @@ async def test_a_long_answer_does_not_travel_in_the_frame(
     assert (job.result, job.content_type) == (body, "application/json")
 
 
-async def test_a_refused_stream_is_told_with_the_engines_own_body(
-    queue: JobQueue, gateway: Listener
+async def test_a_refused_stream_ends_with_the_engines_own_body(
+    queue: JobQueue, gateway: ChannelSubscriber
 ) -> None:
     leased = await lease(queue, stream=True)
     refusal = answer(event=JobEvent.FAIL, error_code="rejected", status=400, body=b"{}", **JSON)
@@ -243,8 +247,8 @@ async def test_a_refused_stream_is_told_with_the_engines_own_body(
     assert payload == (400, b"application/json", b"{}")
 
 
-async def test_every_gateway_that_waits_hears_of_the_end(
-    queue: JobQueue, gateway: Listener, other_gateway: Listener
+async def test_every_watching_gateway_receives_the_end(
+    queue: JobQueue, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber
 ) -> None:
     leased = await lease(queue)
     await queue.watch(leased.id, "gw-2", follow=False)
@@ -255,17 +259,17 @@ async def test_every_gateway_that_waits_hears_of_the_end(
 async def test_the_end_of_one_job_leaves_the_others_alone(queue: JobQueue, store: Redis) -> None:
     for _ in range(3):
         await submit(queue)
-    first, *others = await take(queue)
+    first, *others = await claim(queue)
     await finish(queue, first, 1, answer())
     assert pending(store) == store.xlen(keys.queue(0, POOL, DEFAULT)) == 2
     for job in others:
-        assert await say(queue, job, 1) == {}
+        assert await emit_token(queue, job, 1) == {}
 
 
 async def test_a_job_is_deleted_when_its_time_is_over(queue: JobQueue, store: Redis) -> None:
     job = make_job(ttl_s=0.001)
     await queue.submit(job, 9)
-    await finish(queue, await take_one(queue), 1, answer())
+    await finish(queue, await claim_one(queue), 1, answer())
 
     async def gone() -> bool:
         return await queue.get(job.id) is None

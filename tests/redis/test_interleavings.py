@@ -1,6 +1,6 @@
 """Two workers, a canceller, an expirer, a reaper and a repairer on a few jobs, in random order.
 
-After every step what Redis holds is compared with what the steps so far allow. The workers go by
+After every step, Redis is compared with what the steps so far allow. The workers follow
 the rules of worker/publish/publisher.py and worker/claim/lease.py, but late, and with lost calls
 and replies. The number in a failing test's name is its seed: the same test makes the same steps
 again.
@@ -33,18 +33,18 @@ from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
     TENANT,
+    ChannelSubscriber,
     Frame,
-    Listener,
     answer,
+    claim,
     decode,
+    end_without_output,
+    expire_lease,
     finish,
-    grow_old,
     has_group,
     lane_of,
     make_job,
     repair,
-    silent_end,
-    take,
 )
 from worker.publish.output_buffer import OutputBuffer
 
@@ -54,7 +54,7 @@ MOST_JOBS = 5
 WORKERS = ("w-1", "w-2")
 GATEWAYS = ("gw-1", "gw-2")
 LEASE_S = 600.0
-"""No lease runs out by itself; `grow_old` makes one look as if it had."""
+"""No lease runs out by itself; `expire_lease` sets its idle time."""
 LIVE = {JobState.QUEUED, JobState.IN_PROGRESS}
 DEADLINES = keys.base(0) + keys.DEADLINES
 
@@ -64,7 +64,7 @@ Received = tuple[str, int, int]
 
 
 class Run(OutputBuffer):
-    """A job in a worker's hands, as far as the worker knows."""
+    """A job that a worker believes to hold."""
 
     __slots__ = ("begun", "ended_as")
 
@@ -73,15 +73,15 @@ class Run(OutputBuffer):
         self.begun = 0
         """The step with the first entry that is not flushed."""
         self.ended_as = ""
-        """As what its worker has ended it, or is about to."""
+        """The state in which its worker has ended it, or is about to."""
 
     @property
-    def can_send(self) -> bool:
+    def may_send(self) -> bool:
         return not (self.discarded or self.ended_as)
 
 
 class Batch:
-    """What a worker sends, until Redis has taken it."""
+    """The output of a step, pending until Redis has stored it."""
 
     def __init__(
         self, items: list[tuple[Run, JobOutput]], log_flushes: list[tuple[Run, LogFlush]]
@@ -89,10 +89,10 @@ class Batch:
         self.items = items
         self.log_flushes = log_flushes
         self.tries = 0
-        """Calls, renewals among them, which were lost or whose reply was."""
+        """Lost calls and lost replies, those of renewals among them."""
         self.refused = False
-        self.carried_out: Step | None = None
-        """As Redis has taken it already."""
+        self.applied: Step | None = None
+        """The step as Redis has stored it, if it has."""
 
     def step(self) -> Step:
         return make_step([each for _, each in self.items], [each for _, each in self.log_flushes])
@@ -103,7 +103,7 @@ class Batch:
         )
 
     def drop_stale(self, fence_token: str) -> None:
-        """Leave out the output of jobs that the worker knows to have lost."""
+        """Remove the output of jobs that the worker has lost, as far as it was notified."""
         for run, _ in [*self.items, *self.log_flushes]:
             run.discarded = run.discarded or run.fence_token != fence_token
         self.items = [item for item in self.items if not item[0].discarded]
@@ -111,23 +111,23 @@ class Batch:
 
 
 class Worker:
-    """What one worker knows."""
+    """The state of one worker."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.fence_token = ""
         self.runs: dict[str, Run] = {}
-        self.mail: list[LeasedJob | str] = []
-        """Jobs, and ids of those to drop, that were sent to it and that it has not received yet."""
+        self.inbox: list[LeasedJob | str] = []
+        """Messages that it has not processed yet: jobs, and ids of jobs to drop."""
         self.batch: Batch | None = None
         self.steps = 0
-        self.doubts = deque([-STEPS], maxlen=STEPS - FLUSH_AFTER)
-        """The last steps of which it does not know whether Redis has taken them: each may stand
+        self.unconfirmed_steps = deque([-STEPS], maxlen=STEPS - FLUSH_AFTER)
+        """The last steps whose reply was lost. Redis may have stored each of them, so each may be
         twice in the step log, which has room for so many."""
 
     def receive(self) -> None:
-        """The mail arrives."""
-        for message in self.mail:
+        """Process the messages in the inbox."""
+        for message in self.inbox:
             if isinstance(message, str):
                 if message in self.runs:
                     self.runs[message].discarded = True
@@ -135,12 +135,12 @@ class Worker:
             if message.id in self.runs:
                 self.runs[message.id].discarded = True
             self.runs[message.id] = Run(message)
-        self.mail = []
+        self.inbox = []
 
     def pack(
         self, senders: Iterable[tuple[Run, JobResult | None]], early: Callable[[], bool]
     ) -> None:
-        """A step. Entries are flushed `early` or when their time has come."""
+        """Make the next batch. Due entries are flushed, and others if `early` returns true."""
         self.steps += 1
         items = []
         for run, end in senders:
@@ -160,21 +160,21 @@ class Worker:
         ]
         self.batch = Batch(items, [(run, run.log_flush()) for run in due])
 
-    def leave(self, run: Run) -> None:
-        """The run is over."""
+    def remove(self, run: Run) -> None:
+        """Remove an ended run."""
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
 
 
 class Fleet:
-    """The actors, and what they know: every lease that was ever given, and whose it is now."""
+    """The actors, and the expected state: every lease ever granted, and its holder now."""
 
     def __init__(
         self,
         queue: JobQueue,
         store: Redis,
-        control: Listener,
-        gateways: dict[str, Listener],
+        control: ChannelSubscriber,
+        gateways: dict[str, ChannelSubscriber],
         seed: int,
     ) -> None:
         self.queue = queue
@@ -187,27 +187,27 @@ class Fleet:
         self.jobs: list[NewJob] = []
         self.states: dict[str, JobState] = {}
         self.leases: list[tuple[Worker, LeasedJob]] = []
-        """All that were ever given."""
+        """All that were ever granted."""
         self.holder: dict[str, tuple[Worker, LeasedJob]] = {}
-        """Who may write, per job in progress."""
+        """The worker that may write, per job in progress."""
         self.last: dict[str, LeasedJob | None] = {}
-        """Who could write last, per job; None if it was taken back."""
+        """The last lease per job; None if the job was requeued since."""
         self.published: dict[str, list[Frame]] = {}
         """The frames that were published under that lease."""
         self.watchers: dict[str, list[str]] = {}
         self.watched: set[str] = set()
-        """Jobs whose answer somebody sees grow."""
+        """Jobs whose output is shown to a client while it grows."""
         self.fences = dict.fromkeys(WORKERS, "")
         self.fence_tokens = ["", "x"]
-        # Every other fleet has workers that bring hardly anything to an end.
-        self.feeble = bool(seed % 2)
-        self.haste = self.random.choice([0.0, 0.03, 0.5])
-        """How likely entries are flushed before they must be."""
-        self.calm = False
-        """Nothing is lost on its way any more."""
+        # In every other fleet, workers end hardly any job.
+        self.few_ends = bool(seed % 2)
+        self.early_flush_chance = self.random.choice([0.0, 0.03, 0.5])
+        """The probability that entries are flushed before they are due."""
+        self.no_losses = False
+        """From now on, no call and no message is lost."""
 
     def chance(self, probability: float) -> bool:
-        return not self.calm and self.random.random() < probability
+        return not self.no_losses and self.random.random() < probability
 
     # --- jobs come to the workers ---
 
@@ -222,7 +222,7 @@ class Fleet:
             )
             for _ in range(min(self.random.choice([1, 1, 2, 3]), MOST_JOBS - len(self.jobs)))
         ]
-        nobody_waits = JobState.QUEUED not in self.states.values()
+        queue_was_empty = JobState.QUEUED not in self.states.values()
         depths = await self.queue.submit_all(0, jobs, 100)
         for job in jobs:
             self.jobs.append(job)
@@ -230,33 +230,33 @@ class Fleet:
             self.last[job.id] = None
             self.published[job.id] = []
             self.watchers[job.id] = job.gateway.split()
-        handed = self.control.handed(self.queue)
-        assert {lease.id for lease in handed} == {job.id for job in jobs[: len(handed)]}
-        assert [depth == 0 for depth in depths] == [n < len(handed) for n in range(len(jobs))]
-        assert not handed or nobody_waits, "a job has overtaken those that wait"
-        self.given(self.workers[0], handed, lost=self.chance(0.1))
+        assigned = self.control.assigned(self.queue)
+        assert {lease.id for lease in assigned} == {job.id for job in jobs[: len(assigned)]}
+        assert [depth == 0 for depth in depths] == [n < len(assigned) for n in range(len(jobs))]
+        assert not assigned or queue_was_empty, "a job has overtaken queued ones"
+        self.record_leases(self.workers[0], assigned, lost=self.chance(0.1))
 
     async def acquire(self) -> None:
         worker = self.random.choice(self.workers)
-        count, offer = self.random.randint(0, 3), self.random.randint(0, 4)
-        got = await take(self.queue, count, worker=worker.name, lease_s=LEASE_S, offer=offer)
+        count, slots = self.random.randint(0, 3), self.random.randint(0, 4)
+        got = await claim(self.queue, count, worker=worker.name, lease_s=LEASE_S, slots=slots)
         assert len(got) <= count
-        self.given(worker, got)
+        self.record_leases(worker, got)
 
-    def given(self, worker: Worker, leases: list[LeasedJob], *, lost: bool = False) -> None:
-        """A worker has got jobs; it receives them soon, unless the message is lost."""
+    def record_leases(self, worker: Worker, leases: list[LeasedJob], *, lost: bool = False) -> None:
+        """Record new leases, and send the jobs to the worker unless the message is `lost`."""
         for lease in leases:
             assert self.states[lease.id] is JobState.QUEUED, f"{lease.id} was given away"
             before = [other for _, other in self.leases if other.id == lease.id]
             assert lease.generation == len(before) + 1
             assert all(lease.lease_id != other.lease_id for _, other in self.leases), "given twice"
             assert lease.fence_token == self.fences[worker.name]
-            assert self.listens(lease.id) == (lease.watchers, lease.watched)
+            assert self.watchers_of(lease.id) == (lease.watchers, lease.watched)
             self.leases.append((worker, lease))
             self.holder[lease.id] = (worker, lease)
             self.last[lease.id] = lease
             self.published[lease.id] = []
-        worker.mail += [] if lost else leases
+        worker.inbox += [] if lost else leases
         if not self.chance(0.2):
             worker.receive()
 
@@ -270,7 +270,7 @@ class Fleet:
         worker = self.random.choice(self.workers)
         for _ in range(self.random.choice([1, 1, 1, 1, 2, 3, STEPS, 2 * STEPS])):
             await self.step(worker, 0)
-            for job in self.some(self.jobs):
+            for job in self.sample(self.jobs):
                 await self.check_log(job.id)
 
     async def finish(self) -> None:
@@ -281,8 +281,8 @@ class Fleet:
         if worker.batch is None:
             for run in list(worker.runs.values()):
                 if run.discarded and self.chance(0.3):
-                    worker.leave(run)
-            able = [run for run in worker.runs.values() if run.can_send]
+                    worker.remove(run)
+            able = [run for run in worker.runs.values() if run.may_send]
             senders = self.random.sample(able, self.random.randint(0, len(able)))
             ends = dict.fromkeys(self.random.sample(able, min(n_ends, len(able))))
             for run in senders:
@@ -291,11 +291,11 @@ class Fleet:
             if not senders and not ends:
                 return
             sending = dict.fromkeys(senders) | {run: self.answer() for run in ends}
-            worker.pack(sending.items(), lambda: self.chance(self.haste))
+            worker.pack(sending.items(), lambda: self.chance(self.early_flush_chance))
         await self.send(worker)
 
     def produce(self, run: Run, others: list[Run]) -> None:
-        """Some tokens of a job; among them what looks like a frame of another."""
+        """Some tokens of a job; some texts look like a frame of another job."""
         for n in range(self.random.choice([1, 1, 1, 2])):
             text = f"{run.job.lease_id} {n} " + "x" * self.random.choice([0, 0, 0, 20, 300])
             run.delta(0, 0, [self.random.randrange(1 << 17)], text)
@@ -311,7 +311,7 @@ class Fleet:
         return answer(event=self.random.choice([JobEvent.COMPLETE, JobEvent.FAIL]))
 
     async def send(self, worker: Worker) -> None:
-        """One try, as `Publisher._retry` makes it."""
+        """Make one attempt to send, as `Publisher._retry` does."""
         batch = worker.batch
         assert batch is not None
         if not batch.is_valid_with(worker.fence_token):
@@ -332,19 +332,20 @@ class Fleet:
         except Fenced:
             worker.fence_token, batch.refused = "", True
             return
-        if worker.steps - worker.doubts[0] >= STEPS and self.chance(0.2):  # the reply is lost
-            worker.doubts.append(worker.steps)
+        may_be_lost = worker.steps - worker.unconfirmed_steps[0] >= STEPS
+        if may_be_lost and self.chance(0.2):  # the reply is lost
+            worker.unconfirmed_steps.append(worker.steps)
             batch.tries += 1
             return
         for run, (_, _, end) in batch.items:
             if end is not None:
-                worker.leave(run)
+                worker.remove(run)
         worker.batch = None
 
     async def call(self, worker: Worker, batch: Batch) -> None:
-        """Send the batch, and see what comes of it. Raises Fenced."""
+        """Send the batch and check the effects. Raises Fenced."""
         fence_token, fence, step = worker.fence_token, self.fences[worker.name], batch.step()
-        before = self.everything() if fence != fence_token or batch.carried_out else {}
+        before = self.dump() if fence != fence_token or batch.applied else {}
         self.received()
         try:
             lost = await self.queue.emit(
@@ -352,47 +353,47 @@ class Fleet:
             )
         except Fenced:
             assert fence != fence_token
-            assert self.everything() == before
+            assert self.dump() == before
             raise
         assert fence == fence_token
-        sent, late = self.take_down(batch)
+        sent, late = self.expected_effects(batch)
         assert lost == late
         received = self.received()
-        if not batch.carried_out:
+        if not batch.applied:
             assert received == sent
         elif (step.frame_sizes, step.frames) == (
-            batch.carried_out.frame_sizes,
-            batch.carried_out.frames,
+            batch.applied.frame_sizes,
+            batch.applied.frames,
         ):
-            assert self.everything() == before
+            assert self.dump() == before
             assert received == {name: [] for name in GATEWAYS}
         else:
-            # Some of its jobs were lost meanwhile. At most the listeners receive the others again,
-            # and the step stands there twice.
-            now, steps = self.everything(), keys.steps(0, worker.name).encode()
+            # Some of its jobs were lost meanwhile. At most, gateways receive the others again,
+            # and the step log has the step twice.
+            now, steps = self.dump(), keys.steps(0, worker.name).encode()
             assert now | {steps: b""} == before | {steps: b""}
             assert all(set(received[name]) <= set(sent[name]) for name in GATEWAYS)
-        batch.carried_out = step
+        batch.applied = step
 
-    def take_down(self, batch: Batch) -> tuple[dict[str, list[Received]], dict[str, str]]:
-        """What gateways receive of a batch that was taken, and the jobs that it has not ended."""
+    def expected_effects(self, batch: Batch) -> tuple[dict[str, list[Received]], dict[str, str]]:
+        """What a stored batch sends to each gateway, and the states of jobs that it did not end."""
         sent: dict[str, list[Received]] = {name: [] for name in GATEWAYS}
         late = {}
         for run, (_, packed, end) in batch.items:
             job_id, published = run.job.id, self.published[run.job.id]
             if not self.holds(run.job):
-                # It can't tell the end that another has made from its own.
-                assert end is not None, "a job has gone on that is not its worker's"
+                # The worker can't distinguish its own end from another's.
+                assert end is not None, "a worker wrote for a job that it has lost"
                 assert run.ended_as == self.states[job_id]
                 if self.last[job_id] != run.job:
                     late[job_id] = self.states[job_id].value
             if packed and self.counts(run, batch):
                 (frame,) = decode(packed)
-                if batch.carried_out is None:
+                if batch.applied is None:
                     published.append(frame)
                 assert frame[1] <= len(published)
                 assert published[frame[1] - 1] == frame
-                watchers, watched = self.listens(job_id)
+                watchers, watched = self.watchers_of(job_id)
                 for name in watchers.split() if run.job.stream or watched else ():
                     sent[name].append((job_id, *frame[1:3]))
         for run, (_, _, end) in batch.items:
@@ -408,9 +409,9 @@ class Fleet:
         return sent, late
 
     def counts(self, run: Run, batch: Batch) -> bool:
-        """Whether the worker may write for the job, now or when Redis first took the batch."""
+        """Whether the worker may write for the job, now or when Redis first stored the batch."""
         return self.holds(run.job) or (
-            batch.carried_out is not None and self.last[run.job.id] == run.job
+            batch.applied is not None and self.last[run.job.id] == run.job
         )
 
     async def renew(self, worker: Worker) -> bool:
@@ -426,7 +427,7 @@ class Fleet:
             self.fence_tokens.append(renewal.fence_token)
         self.fences[worker.name] = renewal.fence_token
         assert renewal.watchers == {
-            run.job.id: self.listens(run.job.id) for run in runs if self.holds(run.job)
+            run.job.id: self.watchers_of(run.job.id) for run in runs if self.holds(run.job)
         }
         assert renewal.lost == {
             run.job.id: self.states[run.job.id] for run in runs if not self.holds(run.job)
@@ -440,26 +441,27 @@ class Fleet:
                 watchers, watched = renewal.watchers[run.job.id]
                 run.set_watchers(watchers, watched=watched)
             elif run.ended_as == renewal.lost[run.job.id]:
-                run.set_watchers("", watched=False)  # by itself, perhaps: then all have received it
+                # Perhaps this worker ended it; then the end is published already.
+                run.set_watchers("", watched=False)
             else:
                 run.discarded = True
         return True
 
-    async def keep(self) -> None:
-        """A worker renews its leases."""
+    async def renew_some(self) -> None:
+        """Renew the leases of one worker."""
         await self.renew(self.random.choice(self.workers))
 
-    # --- some who must not write ---
+    # --- writes that must be refused ---
 
-    async def intrude(self) -> None:
-        """Who does not know a worker's fencing token writes nothing, whatever else it knows."""
+    async def write_with_a_wrong_token(self) -> None:
+        """A call with a wrong fencing token writes nothing, even with a valid lease id."""
         name = self.random.choice(WORKERS)
         fence_tokens = [
             fence_token
             for fence_token in self.fence_tokens
             if fence_token != self.fences[name] or not fence_token
         ]
-        for _, lease in self.some(self.leases):
+        for _, lease in self.sample(self.leases):
             segment = pack_segment(1, [b"\xc0\xc0"])
             frame = encode(lease.id, 1, FrameKind.CHUNK, (b"forged",))
             late_output = (
@@ -468,36 +470,36 @@ class Fleet:
                 self.random.choice([None, FinalEntry(2, segment, answer())]),
             )
             step = make_step([late_output], [LogFlush(lease.id, segment)])
-            before, again = self.everything(), self.random.random() < 0.5
+            before, again = self.dump(), self.random.random() < 0.5
             self.received()
             with pytest.raises(Fenced):
                 await self.queue.emit(
                     0, name, self.random.choice(fence_tokens), step, repeated=again
                 )
-            assert self.everything() == before
+            assert self.dump() == before
             assert self.received() == {name: [] for name in GATEWAYS}
 
-    async def end_too_late(self) -> None:
-        """Not even who knows the fencing token ends a job whose lease is over."""
+    async def end_lost_jobs(self) -> None:
+        """A job whose lease is over can't be ended, even with the right fencing token."""
         names = [name for name, fence_token in self.fences.items() if fence_token]
         over = [lease for _, lease in self.leases if not self.holds(lease)]
-        for lease in self.some(over) if names else ():
+        for lease in self.sample(over) if names else ():
             name, end, state = self.random.choice(names), self.answer(), self.states[lease.id]
-            before = self.everything()
+            before = self.dump()
             self.received()
-            step = make_step([silent_end(lease, 9, end)])
+            step = make_step([end_without_output(lease, 9, end)])
             lost = await self.queue.emit(0, name, self.fences[name], step)
             mine = lease == self.last[lease.id] and state is TRANSITIONS[end.event].target
             assert lost == ({} if mine else {lease.id: state})
-            assert self.everything() == before
+            assert self.dump() == before
             assert self.received() == {name: [] for name in GATEWAYS}
 
     # --- workers lose their jobs ---
 
     async def release(self) -> None:
-        chosen = {lease.id: lease for _, lease in self.some(self.leases, 2)}.values()
+        chosen = {lease.id: lease for _, lease in self.sample(self.leases, 2)}.values()
         blame = self.random.random() < 0.5
-        expected = {x.id: self.without_worker(x, blame) for x in chosen if self.holds(x)}
+        expected = {x.id: self.state_without_worker(x, blame) for x in chosen if self.holds(x)}
         for worker in self.workers:
             for run in worker.runs.values():
                 run.discarded = run.discarded or run.job in chosen
@@ -509,7 +511,7 @@ class Fleet:
         worker = self.random.choice(self.workers)
         worker.receive()
         expected = {
-            lease.id: self.without_worker(lease, False)
+            lease.id: self.state_without_worker(lease, False)
             for holder, lease in self.holder.values()
             if holder is worker and lease.id not in worker.runs
         }
@@ -519,18 +521,20 @@ class Fleet:
         )
         self.invalidate_fence(expected)
 
-    async def fall_silent(self) -> None:
-        for _, lease in self.some(self.leases):
+    async def let_leases_expire(self) -> None:
+        for _, lease in self.sample(self.leases):
             if self.holds(lease):
-                grow_old(self.store, lease)
+                expire_lease(self.store, lease)
 
     async def reap(self) -> None:
         held = {job_id: lease for job_id, (_, lease) in self.holder.items()}
-        expected = {name: self.without_worker(held[name], True) for name in self.silent()}
+        expected = {
+            name: self.state_without_worker(held[name], True) for name in self.expired_leases()
+        }
         assert await self.queue.reap(0, LEASE_S) == expected
         self.invalidate_fence(expected)
 
-    def silent(self) -> list[str]:
+    def expired_leases(self) -> list[str]:
         """The jobs whose lease has not been renewed for long."""
         return [
             fields[b"job"].decode()
@@ -542,8 +546,8 @@ class Fleet:
             for _, fields in self.store.xrange(stream, item["message_id"], item["message_id"])
         ]
 
-    def without_worker(self, lease: LeasedJob, blame: bool) -> str:
-        """What becomes of a job in progress that loses its worker."""
+    def state_without_worker(self, lease: LeasedJob, blame: bool) -> str:
+        """The next state of a job in progress that loses its worker."""
         if self.published[lease.id] and (lease.stream or lease.id in self.watched):
             return "failed"
         packed: Any = self.store.hget(keys.job(0, lease.id), "lease")
@@ -551,31 +555,31 @@ class Fleet:
         return "failed" if blame and attempts >= MAX_ATTEMPTS else "queued"
 
     async def forget(self) -> None:
-        """A fencing token is over when nobody has renewed it for long."""
+        """Delete a fencing token, as if it had expired."""
         name = self.random.choice(WORKERS)
         self.store.delete(keys.fence(0, name))
         self.fences[name] = ""
 
     def invalidate_fence(self, job_ids: Iterable[str], *, hint: bool = False) -> None:
-        """Jobs in progress have changed. With the `hint` their worker may receive the change."""
+        """Record that jobs have changed. With `hint`, a control message may reach their worker."""
         for job_id in job_ids:
             if job_id in self.holder:
                 worker, _ = self.holder[job_id]
                 self.fences[worker.name] = ""
                 if hint and self.chance(0.5):
-                    worker.mail.append(job_id)
+                    worker.inbox.append(job_id)
 
     # --- clients and the clock ---
 
     async def cancel(self) -> None:
-        for job in self.some(self.jobs):
+        for job in self.sample(self.jobs):
             state = await self.queue.cancel(job.id, TENANT)
             was = self.states[job.id]
             assert state is (JobState.CANCELLED if was in LIVE else was)
             self.invalidate_fence([job.id], hint=True)
 
     async def pass_deadline(self) -> None:
-        for job in self.some(self.jobs):
+        for job in self.sample(self.jobs):
             if job.deadline_s and self.states[job.id] in LIVE:
                 self.store.zadd(DEADLINES, {job.id: 1})
                 self.store.hset(keys.job(0, job.id), "deadline_us", 1)
@@ -585,66 +589,66 @@ class Fleet:
         self.invalidate_fence(expired, hint=True)
 
     async def watch(self) -> None:
-        for job in self.some(self.jobs):
-            gateway, sees = self.random.choice(GATEWAYS), self.random.random() < 0.5
-            await self.queue.watch(job.id, gateway, follow=sees)
+        for job in self.sample(self.jobs):
+            gateway, follow = self.random.choice(GATEWAYS), self.random.random() < 0.5
+            await self.queue.watch(job.id, gateway, follow=follow)
             if self.states[job.id] not in LIVE:
                 continue
-            before = self.listens(job.id)
+            before = self.watchers_of(job.id)
             if gateway not in self.watchers[job.id]:
                 self.watchers[job.id].append(gateway)
-            if sees:
+            if follow:
                 self.watched.add(job.id)
-            if self.listens(job.id) != before:
+            if self.watchers_of(job.id) != before:
                 self.invalidate_fence([job.id])
 
     async def repair(self) -> None:
-        """Nothing is broken here, so there is nothing to do."""
+        """No data is damaged, so nothing is repaired."""
         assert await repair(self.queue) == {}
 
     def actors(self) -> dict[Callable[[], Awaitable[None]], int]:
-        """Who may act, and how often."""
+        """The actions and their weights."""
         return {
             self.submit: 6,
             self.acquire: 10,
             self.receive: 4,
-            self.emit: 4 if self.feeble else 14,
-            self.finish: 0 if self.feeble else 5,
-            self.keep: 2,
-            self.intrude: 1,
-            self.end_too_late: 1,
+            self.emit: 4 if self.few_ends else 14,
+            self.finish: 0 if self.few_ends else 5,
+            self.renew_some: 2,
+            self.write_with_a_wrong_token: 1,
+            self.end_lost_jobs: 1,
             self.release: 3,
             self.reject_unreceived: 2,
-            self.fall_silent: 5,
+            self.let_leases_expire: 5,
             self.reap: 5,
             self.forget: 1,
-            self.cancel: 0 if self.feeble else 2,
+            self.cancel: 0 if self.few_ends else 2,
             self.pass_deadline: 2,
             self.expire: 2,
             self.watch: 3,
             self.repair: 2,
         }
 
-    def some(self, things: list[T], most: int = 1) -> list[T]:
+    def sample(self, things: list[T], most: int = 1) -> list[T]:
         return self.random.sample(things, min(most, len(things)))
 
     def holds(self, lease: LeasedJob) -> bool:
         return lease.id in self.holder and self.holder[lease.id][1] == lease
 
-    def listens(self, job_id: str) -> tuple[str, bool]:
+    def watchers_of(self, job_id: str) -> tuple[str, bool]:
         return " ".join(self.watchers[job_id]), job_id in self.watched
 
     def received(self) -> dict[str, list[Received]]:
-        """What gateways have received since the last look, by job."""
+        """What gateways have received since the last call, by job."""
         return {
             name: sorted(
-                ((frame[0].decode(), *frame[1:3]) for frame in listener.frames()),
+                ((frame[0].decode(), *frame[1:3]) for frame in subscriber.frames()),
                 key=itemgetter(0),
             )
-            for name, listener in self.gateways.items()
+            for name, subscriber in self.gateways.items()
         }
 
-    def everything(self) -> dict[bytes, bytes]:
+    def dump(self) -> dict[bytes, bytes]:
         """All that Redis holds."""
         names = sorted(self.store.keys())
         pipe = self.store.pipeline()
@@ -683,7 +687,7 @@ class Fleet:
             if live:
                 name = lane_of(raw)
                 assert mine == [(name, raw[b"entry"])], "one entry per job that is not over"
-            # A job that ended while it waited leaves its entry to be met and dropped by a worker.
+            # A job that ended while it waited leaves its entry, which a worker reads and drops.
             assert len(mine) == 1 if running else len(mine) <= 1
             assert {entry in pending for entry in mine} <= {running}
         assert pending <= set(entries)
@@ -691,7 +695,7 @@ class Fleet:
             self.check_worker(worker)
 
     def check_state(self, now: Job) -> None:
-        """The step led from the last state to this one by an event that the state machine has."""
+        """Assert that the state machine allows the change from the last state to this one."""
         was = self.states[now.id]
         if now.state is not was:
             ways = [t for t in TRANSITIONS.values() if was in t.sources and t.target is now.state]
@@ -720,7 +724,7 @@ class Fleet:
         assert len(stored) == len(entries) or not state.terminal
 
     def check_worker(self, worker: Worker) -> None:
-        """A worker that may write is wrong about none of its jobs."""
+        """A worker with a valid token holds its jobs and has their current watchers."""
         fence = self.store.get(keys.fence(0, worker.name))
         assert (fence or b"").decode() == self.fences[worker.name]
         length, ttl = (
@@ -732,20 +736,20 @@ class Fleet:
         known = [
             (each.job, each.fence_token, each.watchers)
             for each in worker.runs.values()
-            if each.can_send
+            if each.may_send
         ]
         known += [
             (each, each.fence_token, each.watchers)
-            for each in worker.mail
+            for each in worker.inbox
             if not isinstance(each, str)
         ]
         for lease, fence_token, watchers in known:
             if fence_token and fence_token == self.fences[worker.name]:
-                assert self.holds(lease), "a worker takes a job for its own"
-                assert watchers == self.listens(lease.id)[0]
+                assert self.holds(lease), "a worker may write for a job that it has lost"
+                assert watchers == self.watchers_of(lease.id)[0]
         for run in worker.runs.values():
-            if run.can_send and run.fence_token and run.fence_token == self.fences[worker.name]:
-                watchers, watched = self.listens(run.job.id)
+            if run.may_send and run.fence_token and run.fence_token == self.fences[worker.name]:
+                watchers, watched = self.watchers_of(run.job.id)
                 assert run.subscribers == (watchers if run.job.stream or watched else "")
 
     def entries(self) -> tuple[dict[tuple[str, bytes], str], set[tuple[str, bytes]]]:
@@ -761,46 +765,52 @@ class Fleet:
                 pending |= {(lane, item["message_id"]) for item in delivered}
         return entries, pending
 
-    async def bring_to_an_end(self) -> None:
-        """Nothing goes wrong any more: the workers end what they know of, a new one the rest."""
-        self.calm = True
+    async def end_all_jobs(self) -> None:
+        """Without further losses: the workers end their jobs, a new worker ends the rest."""
+        self.no_losses = True
         for worker in self.workers:
             worker.receive()
             while worker.batch is not None:
                 await self.send(worker)
             await self.renew(worker)
-            ending = [run for run in worker.runs.values() if run.can_send]
+            ending = [run for run in worker.runs.values() if run.may_send]
             if ending:
                 worker.pack([(run, answer()) for run in ending], lambda: False)
             while worker.batch is not None:
                 await self.send(worker)
             await self.check()
         left = {job_id: lease for job_id, (_, lease) in self.holder.items()}
-        expected = {job_id: self.without_worker(lease, False) for job_id, lease in left.items()}
+        expected = {
+            job_id: self.state_without_worker(lease, False) for job_id, lease in left.items()
+        }
         assert await self.queue.release(left.values(), "drained", blame=False) == expected
-        for lease in await take(self.queue, worker="w-3"):
+        for lease in await claim(self.queue, worker="w-3"):
             assert await finish(self.queue, lease, 1, answer()) == "ok"
 
 
 @pytest.fixture
-def control(store: Redis) -> Iterator[Listener]:
-    """The first worker is there; what the second one offers, nobody may have."""
-    listener = Listener(store, keys.control_channel(WORKERS[0]))
-    yield listener
-    listener.close()
+def control(store: Redis) -> Iterator[ChannelSubscriber]:
+    """Only the first worker is subscribed; no job is assigned to the second one's slots."""
+    subscriber = ChannelSubscriber(store, keys.control_channel(WORKERS[0]))
+    yield subscriber
+    subscriber.close()
 
 
 @pytest.fixture
-def gateways(store: Redis) -> Iterator[dict[str, Listener]]:
-    listeners = {name: Listener(store, keys.tokens_channel(name)) for name in GATEWAYS}
-    yield listeners
-    for listener in listeners.values():
-        listener.close()
+def gateways(store: Redis) -> Iterator[dict[str, ChannelSubscriber]]:
+    subscribers = {name: ChannelSubscriber(store, keys.tokens_channel(name)) for name in GATEWAYS}
+    yield subscribers
+    for subscriber in subscribers.values():
+        subscriber.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_whatever_happens_every_promise_holds(
-    queue: JobQueue, store: Redis, control: Listener, gateways: dict[str, Listener], seed: int
+async def test_random_interleavings_keep_every_invariant(
+    queue: JobQueue,
+    store: Redis,
+    control: ChannelSubscriber,
+    gateways: dict[str, ChannelSubscriber],
+    seed: int,
 ) -> None:
     fleet = Fleet(queue, store, control, gateways, seed)
     actors = fleet.actors()
@@ -809,7 +819,7 @@ async def test_whatever_happens_every_promise_holds(
         (act,) = fleet.random.choices(list(actors), list(actors.values()))
         await act()
         await fleet.check()
-    await fleet.bring_to_an_end()
+    await fleet.end_all_jobs()
     assert fleet.entries() == ({}, set())
     fleet_over = [await queue.get(job.id) for job in fleet.jobs]
     assert all(job is not None and job.state.terminal for job in fleet_over)

@@ -18,19 +18,19 @@ from tests.redis.conftest import (
     LEASE_S,
     TENANT,
     WORKER,
-    grow_old,
+    claim,
+    claim_one,
+    expire_lease,
     open_queue,
     output,
     submit,
-    take,
-    take_one,
 )
 from tests.waiting import eventually
 from worker.claim.lease import Lease
 
 
 class Worker:
-    """The jobs in a worker's hands, and their lease."""
+    """The jobs that a worker holds, and their lease."""
 
     def __init__(self, queue: JobQueue) -> None:
         self.held: list[JobStream] = []
@@ -55,7 +55,7 @@ async def test_a_renewal_gives_all_jobs_the_token_and_their_subscribers(
 ) -> None:
     for _ in range(2):
         await submit(queue)
-    a, b = [worker.hold(job) for job in await take(queue)]
+    a, b = [worker.hold(job) for job in await claim(queue)]
     await queue.watch(a.job.id, "gw-2", follow=True)
     await worker.lease.renew(0)
     assert a.fence_token == b.fence_token == worker.lease.fence_token(0) != ""
@@ -67,8 +67,8 @@ async def test_a_renewal_keeps_silent_jobs_from_being_reaped(
     queue: JobQueue, store: Redis, worker: Worker
 ) -> None:
     await submit(queue)
-    stream = worker.hold(await take_one(queue))
-    grow_old(store, stream.job)
+    stream = worker.hold(await claim_one(queue))
+    expire_lease(store, stream.job)
     await worker.lease.renew(0)
     assert await queue.reap(0, 1.0) == {}
 
@@ -87,7 +87,7 @@ async def test_a_renewal_reports_jobs_that_were_ended_or_taken_back(
 ) -> None:
     for _ in range(3):
         await submit(queue)
-    kept, cancelled, released = [worker.hold(job) for job in await take(queue)]
+    kept, cancelled, released = [worker.hold(job) for job in await claim(queue)]
     await queue.cancel(cancelled.job.id, TENANT)
     await queue.release([released.job], "drained", blame=False)
     await worker.lease.renew(0)
@@ -98,13 +98,13 @@ async def test_a_renewal_reports_jobs_that_were_ended_or_taken_back(
 async def test_a_job_that_arrives_during_a_renewal_does_not_get_its_token(
     queue: JobQueue, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis may have answered before it leased the job, and said nothing about it."""
+    """Redis may have replied before it leased the job, so the reply does not cover it."""
     renew = queue.renew
 
     async def job_arrives_meanwhile(*args: Any) -> Renewal:
         renewal = await renew(*args)
         await submit(queue)
-        worker.hold((await take_one(queue))._replace(fence_token="older"))
+        worker.hold((await claim_one(queue))._replace(fence_token="older"))
         return renewal
 
     monkeypatch.setattr(queue, "renew", job_arrives_meanwhile)
@@ -116,7 +116,7 @@ async def test_concurrent_renewals_leave_the_token_that_redis_accepts(
     queue: JobQueue, worker: Worker
 ) -> None:
     await submit(queue)
-    stream = worker.hold(await take_one(queue))
+    stream = worker.hold(await claim_one(queue))
     await asyncio.gather(*(worker.lease.renew(0) for _ in range(5)))
     token = worker.lease.fence_token(0)
     assert stream.fence_token == token
@@ -127,7 +127,7 @@ async def test_an_invalidated_token_is_replaced_by_the_next_renewal(
     queue: JobQueue, worker: Worker
 ) -> None:
     await submit(queue)
-    stream = worker.hold(await take_one(queue))
+    stream = worker.hold(await claim_one(queue))
     await worker.lease.renew(0)
     old = worker.lease.fence_token(0)
     worker.lease.invalidate(0, "an older one")
@@ -163,7 +163,7 @@ async def test_a_renewal_that_fails_changes_nothing(
 async def test_after_a_lost_connection_no_shard_has_a_token_until_it_is_renewed(
     redis_url: str, store: Redis
 ) -> None:
-    """Another Redis may answer afterwards, which knows less of what was leased."""
+    """Another Redis may reply afterwards, which has fewer of the leases."""
     async with open_queue(redis_url, shards=2) as queue:
         worker = Worker(queue)
         for shard in range(2):

@@ -21,7 +21,7 @@ from shared.platform.settings import Settings
 from shared.protocol import keys
 from shared.protocol.lanes import DEFAULT
 from shared.queue.job_queue import JobQueue
-from tests.redis.conftest import POOL, submit, take
+from tests.redis.conftest import POOL, claim, submit
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 
@@ -51,7 +51,7 @@ async def test_a_scan_takes_small_steps_and_misses_nothing(
     queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "MEMBERS_PER_STEP", 10)
-    # More than Redis keeps in one piece, of which it always gives the whole.
+    # More than Redis stores in one compact encoding, which a scan always returns whole.
     jobs = {(await submit(queue, deadline_s=60)).id.encode() for _ in range(300)}
     steps = [step async for step in scan.scan_server(queue)]
     for word in (keys.JOB, keys.JOBS, keys.WAITING, keys.DEADLINES):
@@ -84,7 +84,7 @@ async def test_a_round_is_bounded_and_the_next_continues(
         await keeper.repair()
         rounds.append(store.xlen(STREAM) - before)
     assert max(rounds) < 100
-    assert len(await take(queue, 1000)) == 300
+    assert len(await claim(queue, 1000)) == 300
     assert "repaired: " in logged.text
     assert re.search(r"repaired: \d+ entries \(job_\w+, job_\w+, job_\w+, .*\)", logged.text)
 
@@ -111,7 +111,7 @@ async def test_stale_records_are_removed(
 ) -> None:
     registry = Registry(queue.servers.primary)
     await registry.register_models("served", [{"id": "m"}])
-    await submit(queue)  # POOL is a pool by that
+    await submit(queue)  # the fleet has POOL now
     store.sadd(keys.WORKERS, "w-gone")
     kept = [
         make(pool)
@@ -199,7 +199,7 @@ async def test_a_task_fails_while_redis_is_away_and_runs_when_it_is_back(
     own_redis.stop(kill=True)
     await tasks.run(REPAIR)
     assert "repair: failed in this round: " in logged.text
-    own_redis.start()  # the idle connections are dead
+    own_redis.start()  # the idle connections are closed
     await tasks.run(REPAIR)
     with own_redis.client() as client:
         assert client.hexists(keys.MAINTENANCE_RUNS, REPAIR)
@@ -227,7 +227,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 @asynccontextmanager
 async def watching(settings: Settings) -> AsyncIterator[Celery]:
-    """`process.watch` runs meanwhile."""
+    """Run `process.watch` meanwhile."""
     celery, tasks = Celery(), MaintenanceTasks(settings)
     task = asyncio.create_task(process.watch(settings, tasks, celery))  # type: ignore[arg-type]
     yield celery

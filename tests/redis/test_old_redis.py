@@ -28,22 +28,22 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
-    begin,
+    claim,
+    claim_one,
     emit,
+    emit_and_flush,
+    emit_token,
+    expire_lease,
     finish,
-    grow_old,
     log_flush,
     open_queue,
     output,
     pending,
     renew,
     repair,
-    say,
     submit,
-    take,
-    take_one,
 )
 from tests.redis_server import RedisServer, embedded_binary
 
@@ -70,30 +70,30 @@ async def old_queue(old_server: RedisServer, old_store: Redis) -> AsyncIterator[
 
 
 def calls(store: Redis, command: str) -> int:
-    """How often it was called since the last reset of the statistics."""
+    """How often the command was called since the last reset of the statistics."""
     stats = store.info("commandstats").get(f"cmdstat_{command}", {})
     return int(stats.get("calls", 0))
 
 
 async def live(queue: JobQueue) -> None:
-    """A job from its submission to its end."""
+    """Run a job from its submission to its end."""
     job = await submit(queue)
-    leased = await take_one(queue)
-    assert await begin(queue, leased) == {}
+    leased = await claim_one(queue)
+    assert await emit_and_flush(queue, leased) == {}
     assert await renew(queue, WORKER, [leased]) == {}
     assert [entry.seq for entry in await queue.entries(job.id, 0)] == [1]
     assert await finish(queue, leased, 2, answer()) == "ok"
 
 
-def test_it_is_an_old_one(old_store: Redis) -> None:
+def test_the_old_server_has_no_functions(old_store: Redis) -> None:
     assert old_store.info("server")["redis_version"].startswith("6.2")
 
 
 async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> None:
-    listener = Listener(old_store, keys.tokens_channel(GATEWAY))
+    subscriber = ChannelSubscriber(old_store, keys.tokens_channel(GATEWAY))
     await submit(old_queue)
     first = await submit(old_queue, lane=PRIORITY, deadline_s=60)
-    got = await take(old_queue)
+    got = await claim(old_queue)
     assert got[0].id == first.id
     await old_queue.watch(first.id, "gw-2", follow=True)
     step = [output(job, 1) for job in got]
@@ -105,7 +105,7 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
         assert await emit(old_queue, [], log_flushes=log_flushes, again=again) == {}
         assert await emit(old_queue, [end], again=again) == {}
         assert await finish(old_queue, got[0], 2, answer()) == "ok"
-    kinds = [frame[1:3] for frame in listener.frames()]
+    kinds = [frame[1:3] for frame in subscriber.frames()]
     assert kinds == [
         (1, FrameKind.CHUNK),
         (1, FrameKind.CHUNK),
@@ -114,7 +114,7 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
         (2, FrameKind.DONE),
     ]
     assert [e.seq for e in await old_queue.entries(got[1].id, 0)] == [1, 2, 3]
-    listener.close()
+    subscriber.close()
     assert pending(old_store) == 0
     assert [d.waiting + d.in_progress for d in await depths(old_queue)] == [0] * 4
     rows = await page(old_queue, TENANT, None, 10)
@@ -134,16 +134,14 @@ async def test_scripts_are_called_and_loaded_again_when_they_were_forgotten(
     assert calls(old_store, "fcall") == 0
 
 
-async def test_what_was_said_is_in_the_log_of_who_is_cancelled(
-    old_queue: JobQueue, old_store: Redis
-) -> None:
+async def test_a_cancelled_jobs_output_is_in_its_log(old_queue: JobQueue, old_store: Redis) -> None:
     await submit(old_queue)
-    job = await take_one(old_queue)
+    job = await claim_one(old_queue)
     for seq in (1, 2):
-        assert await say(old_queue, job, seq) == {}
+        assert await emit_token(old_queue, job, seq) == {}
     assert not old_store.exists(keys.log(0, job.id)), "it stands in the step log yet"
     assert await old_queue.cancel(job.id, TENANT) == "cancelled"
-    assert await say(old_queue, job, 3) == {job.id: "cancelled"}
+    assert await emit_token(old_queue, job, 3) == {job.id: "cancelled"}
     old_store.delete(keys.steps(0, WORKER))
     entries = await old_queue.entries(job.id, 1)
     assert [(entry.seq, entry.end) for entry in entries] == [(2, ""), (3, "cancelled")]
@@ -151,19 +149,19 @@ async def test_what_was_said_is_in_the_log_of_who_is_cancelled(
 
 async def test_a_job_is_taken_back_and_goes_first(old_queue: JobQueue, old_store: Redis) -> None:
     await submit(old_queue)
-    old = await take_one(old_queue)
+    old = await claim_one(old_queue)
     await submit(old_queue)
-    grow_old(old_store, old)
+    expire_lease(old_store, old)
     assert await old_queue.reap(0, 5.0) == {old.id: "queued"}
-    assert await say(old_queue, old, 1) == {old.id: "queued"}
-    again, _ = await take(old_queue, worker="w-2")
+    assert await emit_token(old_queue, old, 1) == {old.id: "queued"}
+    again, _ = await claim(old_queue, worker="w-2")
     assert (again.id, again.attempt) == (old.id, 2)
     assert await old_queue.release([again], "drained", blame=False) == {old.id: "queued"}
 
 
 async def test_a_job_is_cancelled_and_one_expires(old_queue: JobQueue) -> None:
     running, late = await submit(old_queue), await submit(old_queue, deadline_s=1e-6)
-    assert [job.id for job in await take(old_queue, 1)] == [running.id]
+    assert [job.id for job in await claim(old_queue, 1)] == [running.id]
     assert await old_queue.cancel(running.id, TENANT) == "cancelled"
     await Reaper(old_queue, 5.0, ReaperMetrics(CollectorRegistry())).round()
     job = await old_queue.get(late.id)
@@ -171,17 +169,17 @@ async def test_a_job_is_cancelled_and_one_expires(old_queue: JobQueue) -> None:
     assert job.state == "expired"
 
 
-async def test_what_is_lost_is_repaired(old_queue: JobQueue, old_store: Redis) -> None:
+async def test_lost_data_is_repaired(old_queue: JobQueue, old_store: Redis) -> None:
     running = await submit(old_queue)
-    (lease,) = await take(old_queue)
+    (lease,) = await claim(old_queue)
     waiting = await submit(old_queue)
     submitted = old_store.time()
     while old_store.time()[1] // 1000 == submitted[1] // 1000:
-        pass  # within a millisecond a stream that begins anew gives the same ids again
+        pass  # within a millisecond a new stream gives the same ids again
     old_store.delete(keys.queue(0, POOL, DEFAULT), keys.waiting(0, POOL, DEFAULT))
     assert await repair(old_queue) == {"entries": 2, "waiting": 1}
     assert await repair(old_queue) == {}
-    assert [job.id for job in await take(old_queue)] == [waiting.id]
+    assert [job.id for job in await claim(old_queue)] == [waiting.id]
     assert await renew(old_queue, WORKER, [lease]) == {}
     assert await finish(old_queue, lease, 1, answer()) == "ok"
     assert await old_queue.cancel(running.id, TENANT) == "completed"
@@ -207,7 +205,7 @@ def modern(store: Redis) -> Redis:
 
 
 def limit(store: Redis, *rights: str) -> None:
-    """What the user `limited` may do."""
+    """Set the rights of the user `limited`."""
     store.acl_setuser(
         "limited",
         enabled=True,
@@ -227,7 +225,7 @@ async def limited(modern: Redis, redis_url: str) -> AsyncIterator[JobQueue]:
     modern.acl_deluser("limited")
 
 
-async def test_functions_are_called_where_there_are_some(queue: JobQueue, modern: Redis) -> None:
+async def test_functions_are_called_where_redis_has_them(queue: JobQueue, modern: Redis) -> None:
     await live(queue)
     assert calls(modern, "fcall")
     assert calls(modern, "evalsha") == 0
@@ -244,7 +242,7 @@ async def test_functions_that_redis_has_forgotten_are_loaded_again(
     assert calls(modern, "evalsha") == 0
 
 
-async def test_who_loads_functions_that_are_there_calls_them(
+async def test_loading_functions_that_exist_already_uses_them(
     queue: JobQueue, modern: Redis, redis_url: str
 ) -> None:
     async with open_queue(redis_url) as other:
@@ -254,7 +252,9 @@ async def test_who_loads_functions_that_are_there_calls_them(
     assert calls(modern, "evalsha") == 0
 
 
-async def test_who_may_not_load_functions_calls_scripts(limited: JobQueue, modern: Redis) -> None:
+async def test_a_user_that_may_not_load_functions_calls_scripts(
+    limited: JobQueue, modern: Redis
+) -> None:
     await live(limited)
     modern.script_flush()
     await live(limited)
@@ -262,7 +262,7 @@ async def test_who_may_not_load_functions_calls_scripts(limited: JobQueue, moder
     assert calls(modern, "fcall") == 0
 
 
-async def test_who_may_load_functions_no_more_goes_on_with_scripts(
+async def test_a_user_that_loses_the_right_to_load_functions_goes_on_with_scripts(
     limited: JobQueue, modern: Redis
 ) -> None:
     limit(modern)
@@ -274,14 +274,14 @@ async def test_who_may_load_functions_no_more_goes_on_with_scripts(
     assert calls(modern, "evalsha")
 
 
-async def test_who_may_not_load_functions_ends_what_runs_in_a_full_redis(
+async def test_a_user_without_functions_can_end_running_jobs_in_a_full_redis(
     limited: JobQueue, modern: Redis
 ) -> None:
     await submit(limited)
-    leased = await take_one(limited)
+    leased = await claim_one(limited)
     modern.config_set("maxmemory", 1)
     try:
-        assert await begin(limited, leased) == {}
+        assert await emit_and_flush(limited, leased) == {}
         assert await finish(limited, leased, 2, answer()) == "ok"
         with pytest.raises(RedisError) as caught:
             await submit(limited)

@@ -1,4 +1,4 @@
-"""Redis is full: nothing new is taken in, what runs can go on and end."""
+"""Redis is full: new jobs are refused, running jobs go on and end."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    claim,
+    claim_one,
     emit,
+    expire_lease,
     finish,
-    grow_old,
     log_flush,
     make_job,
     output,
     renew,
     submit,
-    take,
-    take_one,
 )
 
 
 @pytest.fixture
 def modern(store: Redis) -> Redis:
-    """Scripts can't say that they must run before Redis 7."""
+    """Only from Redis 7 on can a script be marked to run although memory is full."""
     if int(store.info("server")["redis_version"].split(".")[0]) < 7:
         pytest.skip("Redis before 7 refuses every script when it is full")
     return store
@@ -53,11 +53,11 @@ async def test_a_full_redis_takes_no_new_job(queue: JobQueue, full: Redis) -> No
     assert await queue.submit(refused, 10) == 2
 
 
-async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: Redis) -> None:
+async def test_running_jobs_go_on_and_end(queue: JobQueue, modern: Redis, full: Redis) -> None:
     jobs = [await submit(queue) for _ in range(5)]
-    first = (await take(queue, 1))[0]
+    first = (await claim(queue, 1))[0]
     full.config_set("maxmemory", 1)
-    done, cancelled, silent, released = [first, *await take(queue, 3)]
+    done, cancelled, silent, released = [first, *await claim(queue, 3)]
     assert await renew(queue, WORKER, [done]) == {}
     await queue.watch(done.id, "gw-2", follow=True)
     first_step = output(done, 1, "x" * 10_000)
@@ -68,13 +68,15 @@ async def test_what_runs_goes_on_and_ends(queue: JobQueue, modern: Redis, full: 
     assert await emit(queue, [last]) == {}
     assert [e.end for e in await queue.entries(done.id, 0)] == ["", "", "completed"]
     assert await queue.cancel(cancelled.id, TENANT) == "cancelled"
-    grow_old(full, silent)
+    expire_lease(full, silent)
     assert await queue.reap(0, 5.0) == {silent.id: "queued"}
     assert await queue.release([released], "drained", blame=False) == {released.id: "queued"}
-    assert {job.id for job in await take(queue)} == {silent.id, released.id, jobs[4].id}
+    assert {job.id for job in await claim(queue)} == {silent.id, released.id, jobs[4].id}
 
 
-async def test_the_clock_goes_on(queue: JobQueue, modern: Redis, full: Redis) -> None:
+async def test_deadlines_and_leases_still_expire(
+    queue: JobQueue, modern: Redis, full: Redis
+) -> None:
     late = await submit(queue, deadline_s=1e-6)
     full.config_set("maxmemory", 1)
     assert await queue.expire(0, 10) == [late.id]
@@ -84,7 +86,7 @@ async def test_scripts_can_be_loaded_into_a_full_redis(
     queue: JobQueue, modern: Redis, full: Redis
 ) -> None:
     await submit(queue)
-    leased = await take_one(queue)
+    leased = await claim_one(queue)
     full.config_set("maxmemory", 1)
     full.function_flush()
     full.script_flush()

@@ -32,7 +32,7 @@ STORM_ROUNDS = 40 * int(os.environ.get("FAULT_ROUNDS", "5"))
 
 @pytest.fixture(autouse=True, params=["auto", "off"])
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """FLOTILLA_FAST_PATHS."""
+    """The value of FLOTILLA_FAST_PATHS."""
     monkeypatch.setattr(fast_paths, "_mode", request.param)
     return str(request.param)
 
@@ -177,11 +177,11 @@ async def test_messages_arrive_in_order_between_replies(
         for data in sent:
             store.publish("channel", data)
 
-        async def all_heard() -> bool:
+        async def all_received() -> bool:
             await connection.call("PING")
             return received == sent
 
-        await eventually(all_heard, "all messages have arrived, in order")
+        await eventually(all_received, "all messages have arrived, in order")
     finally:
         await connection.close()
         await redis.aclose()
@@ -269,7 +269,7 @@ def test_a_reply_that_arrived_before_the_cut_is_delivered(
             if mode == "off":  # it is written by a task
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-            # The loop stands still meanwhile, so it reads the reply and the end together.
+            # The loop is blocked meanwhile, so it reads the reply and the end together.
             wait_for(lambda: store.get("a") == b"1", "Redis has the command")
             cut(store, clients(store) - others)
             assert await reply == b"OK"
@@ -335,7 +335,8 @@ def test_any_order_of_calls_and_losses(
     async def run() -> None:
         async with opened(redis_url) as connection:
             for _ in range(400):
-                with contextlib.suppress(RedisConnectionError):  # of the cut before
+                # The previous cut may fail this call.
+                with contextlib.suppress(RedisConnectionError):
                     await some_calls(connection)
             assert 0 < connection.losses <= cuts
             assert answered > 400

@@ -23,11 +23,11 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
+    claim,
     lease,
     submit,
-    take,
 )
 from tests.waiting import eventually
 from worker.claim.advertised_slots import AdvertisedSlots
@@ -40,7 +40,7 @@ DEADLINE_S = 60.0
 
 
 class Worker:
-    """A worker without an engine: the test makes its output."""
+    """A worker without an engine: the test produces its output."""
 
     def __init__(self, queue: JobQueue) -> None:
         self.free = 0
@@ -89,7 +89,7 @@ async def wait_for_entries(queue: JobQueue, job_id: str, count: int) -> None:
     await eventually(logged, f"{count} entries of {job_id}")
 
 
-def on_offer(store: Redis) -> int:
+def advertised(store: Redis) -> int:
     """The slots that the worker has advertised."""
     return int(store.zscore(keys.advertised(0, POOL), keys.advertiser(WORKER, LEASE_S)) or 0)
 
@@ -99,7 +99,7 @@ async def test_long_results_are_stored_though_they_leave_in_several_calls(
 ) -> None:
     for _ in range(5):
         await submit(queue, stream=False)
-    jobs = await take(queue)
+    jobs = await claim(queue)
     bodies = [bytes([ord("a") + n]) * (module._CALL_BYTES * 2 // 3) for n in range(5)]
     results = [
         JobResult(JobEvent.COMPLETE, "", 200, "application/json", body, 1, 0) for body in bodies
@@ -122,7 +122,7 @@ async def test_the_outcome_of_a_result_is_the_jobs_state_or_that_it_was_discarde
 ) -> None:
     for _ in range(3):
         await submit(queue)
-    kept, cancelled, gone = [worker.start(job) for job in await take(queue)]
+    kept, cancelled, gone = [worker.start(job) for job in await claim(queue)]
     await worker.lease.renew(0)
     store.delete(keys.job(0, gone.job.id))  # without a change of the fence
     outcomes = await asyncio.gather(*(worker.finish(each, answer()) for each in (kept, gone)))
@@ -155,7 +155,7 @@ async def test_a_result_whose_reply_was_lost_is_repeated_and_stored_once(
 
 
 async def test_output_is_kept_while_redis_refuses_writes(
-    queue: JobQueue, store: Redis, worker: Worker, gateway: Listener
+    queue: JobQueue, store: Redis, worker: Worker, gateway: ChannelSubscriber
 ) -> None:
     buffer = worker.start(await lease(queue))
     await worker.lease.renew(0)
@@ -202,7 +202,7 @@ async def test_free_slots_are_advertised_with_the_output(
     buffer.chunk(b"x")
     worker.publisher.on_step()
     await wait_for_entries(queue, buffer.job.id, 1)
-    assert on_offer(store) == 3
+    assert advertised(store) == 3
 
 
 async def test_slots_of_a_refused_call_are_advertised_with_the_next_one(
@@ -215,8 +215,8 @@ async def test_slots_of_a_refused_call_are_advertised_with_the_next_one(
     buffer.chunk(b"1")
     worker.publisher.on_step()
     await wait_for_entries(queue, buffer.job.id, 1)
-    assert on_offer(store) == 0, "the call that carried the update was refused"
+    assert advertised(store) == 0, "the call that carried the update was refused"
     buffer.chunk(b"2")
     worker.publisher.on_step()
     await wait_for_entries(queue, buffer.job.id, 2)
-    assert on_offer(store) == 3
+    assert advertised(store) == 3

@@ -19,12 +19,12 @@ from shared.queue.reaper import Reaper
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,
-    grow_old,
+    claim,
+    claim_one,
+    expire_lease,
     lease,
     open_queue,
     submit,
-    take,
-    take_one,
 )
 from tests.waiting import eventually
 
@@ -55,7 +55,7 @@ async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
     monkeypatch.setattr(module, "_AT_ONCE", 3)
     silent = [await lease(queue) for _ in range(7)]
     for job in silent:
-        grow_old(store, job)
+        expire_lease(store, job)
     late = [await submit(queue, deadline_s=1e-6) for _ in range(7)]
     gone = {f"job_{n:027x} {TENANT}": 1 for n in range(7)}
     store.zadd(f"{keys.base(0)}{keys.EXPIRING}", gone)
@@ -75,7 +75,7 @@ async def test_a_round_leaves_nothing_for_the_next_however_much_there_is(
 
 async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -> None:
     silent = await lease(queue)
-    grow_old(store, silent)
+    expire_lease(store, silent)
     late = await submit(queue, deadline_s=1e-6)
     forgotten = await submit(queue)
     await queue.cancel(forgotten.id, TENANT)
@@ -89,9 +89,7 @@ async def test_a_round_reaps_expires_and_sweeps(queue: JobQueue, store: Redis) -
     assert store.zcard(keys.jobs(0, TENANT)) == 2
 
 
-async def test_who_comes_second_leaves_the_round_to_the_first(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_only_one_of_two_reapers_runs_a_round(queue: JobQueue, store: Redis) -> None:
     store.set(keys.reaper(0), 1)
     late = await submit(queue, deadline_s=1e-6)
     await Reaper(queue, LEASE_S, METRICS).round()
@@ -119,22 +117,22 @@ async def test_running_it_takes_a_silent_workers_job_after_the_lease(
     queue: JobQueue,
 ) -> None:
     await submit(queue)
-    job = await take_one(queue, lease_s=0.2)
+    job = await claim_one(queue, lease_s=0.2)
 
     async def taken() -> bool:
         return await state(queue, job.id) == "queued"
 
     async with running(Reaper(queue, 0.2, METRICS)):
         await eventually(taken, "the job is taken back")
-    assert len(await take(queue)) == 1
+    assert len(await claim(queue)) == 1
 
 
-async def test_when_redis_is_back_holders_have_a_whole_lease_to_renew(
+async def test_after_an_outage_holders_have_a_whole_lease_to_renew(
     queue: JobQueue, store: Redis
 ) -> None:
-    """Nobody could renew while Redis stood still, or was away, so that silence means nothing."""
+    """No worker could renew during the outage, so an old renewal does not mean a lost worker."""
     silent = await lease(queue)
-    grow_old(store, silent)
+    expire_lease(store, silent)
     now_us = reaps_since_long(store)
     last_round_us = now_us - int((LEASE_S / 2 + 1) * 1e6)
     store.set(REAPED, f"{last_round_us} 0")
@@ -144,7 +142,7 @@ async def test_when_redis_is_back_holders_have_a_whole_lease_to_renew(
     packed: Any = store.get(REAPED)
     last_us, back_us = map(int, packed.split())
     assert last_us == back_us >= now_us
-    # The rounds after it come in time, and the lease runs out by what they have seen.
+    # The rounds after it come in time, so the lease runs out by the time they count.
     store.set(REAPED, f"{last_us} {back_us - int((LEASE_S - 1) * 1e6)}")
     store.delete(keys.reaper(0))
     await reaper.round()
@@ -158,13 +156,13 @@ async def test_when_redis_is_back_holders_have_a_whole_lease_to_renew(
 async def test_the_first_round_of_all_takes_nothing(queue: JobQueue, store: Redis) -> None:
     """Redis may have lost its writes, or be another one."""
     silent = await lease(queue)
-    grow_old(store, silent)
+    expire_lease(store, silent)
     await Reaper(queue, LEASE_S, METRICS).round()
     assert await state(queue, silent.id) == "in_progress"
 
 
 def reaps_since_long(store: Redis) -> int:
-    """As if rounds had come in time for long; returns Redis' time in us."""
+    """Record rounds as if they had come in time for long; returns Redis' time in us."""
     now: Any = store.time()
     seconds, us = now
     now_us: int = seconds * 1_000_000 + us

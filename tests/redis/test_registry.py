@@ -1,4 +1,4 @@
-"""The registry: who is there, what they serve, and what stays when they go."""
+"""The registry: workers, the models they serve, and which models stay without workers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_models_stay_when_their_workers_go(registry: Registry) -> None:
     assert models["b"] == ModelInfo("b", "pool", cards[0])
 
 
-async def test_the_last_word_about_a_model_counts(registry: Registry) -> None:
+async def test_the_latest_announcement_of_a_model_is_used(registry: Registry) -> None:
     await registry.register_models("old", [{"id": "a"}])
     await registry.register_models("new", [{"id": "a"}])
     assert (await registry.models())["a"].pool == "new"
@@ -134,7 +134,7 @@ async def test_an_entry_of_an_older_version_is_read_without_what_it_does_not_tel
     assert await registry.workers() == [INFO]
 
 
-async def test_a_declared_model_gives_way_to_a_workers_word(registry: Registry) -> None:
+async def test_a_workers_announcement_replaces_a_declared_model(registry: Registry) -> None:
     await registry.declare_model("pool", {"id": "a"})
     assert (await registry.models())["a"] == ModelInfo("a", "pool", {"id": "a"})
     await registry.register_models("own", [{"id": "a", "max_model_len": 9}])
@@ -147,7 +147,7 @@ async def test_an_id_is_one_process_own(registry: Registry, store: Redis) -> Non
     assert await registry.reserve("w-1", "first", 60)
     assert not await registry.reserve("w-1", "second", 60)
     assert await registry.reserve("w-2", "second", 60)
-    await registry.leave("w-1", "second")  # which does not have it
+    await registry.leave("w-1", "second")  # another process's id
     assert not await registry.reserve("w-1", "second", 60)
     await registry.leave("w-1", "first")
     assert await registry.reserve("w-1", "second", 60)

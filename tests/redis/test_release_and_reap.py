@@ -1,4 +1,4 @@
-"""Jobs that lose their worker: back to the front, or failed; never twice, never for ever."""
+"""Jobs that lose their worker: they are requeued in front, or they fail; never on two workers."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
-    begin,
+    claim,
+    claim_one,
     emit,
+    emit_and_flush,
+    emit_token,
     entries_of,
-    grow_old,
+    expire_lease,
     lease,
     log_flush,
     output,
     pending,
     renew,
-    say,
     submit,
-    take,
-    take_one,
 )
 
 
 async def reap(queue: JobQueue, store: Redis, *jobs: LeasedJob) -> dict[str, str]:
-    """The workers of these jobs have been silent for long, and the reaper looks."""
+    """Let the leases of these jobs run out and reap them; returns their states."""
     for job in jobs:
-        grow_old(store, job)
+        expire_lease(store, job)
     return await queue.reap(0, LEASE_S)
 
 
@@ -69,10 +69,10 @@ async def test_an_unanswered_job_waits_again_in_front_of_all_others(
     assert await position(queue, await seen(queue, later.id)) == 2
     assert entries_of(store, job.id) == [RETRY_LANE]
     assert pending(store) == 0
-    assert [each.id for each in await take(queue)] == [job.id, later.id]
+    assert [each.id for each in await claim(queue)] == [job.id, later.id]
 
 
-async def test_a_requeued_job_has_no_holder_no_log_and_rings_the_wake_ups(
+async def test_a_requeued_job_has_no_holder_no_log_and_adds_a_wake_up(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
@@ -96,74 +96,74 @@ async def test_a_damaged_lease_does_not_stop_the_reaper(
     """The job fails: without its generation, outputs of two attempts could be mixed."""
     damaged, other = await lease(queue, stream=False), await lease(queue, stream=False)
     for job in (damaged, other):
-        grow_old(store, job)
+        expire_lease(store, job)
     store.hset(keys.job(0, damaged.id), "lease", damage)
     states = await queue.reap(0, LEASE_S)
     assert states == {other.id: "queued"}
-    assert [job.id for job in await take(queue)] == [other.id]
+    assert [job.id for job in await claim(queue)] == [other.id]
     seen = await queue.get(damaged.id)
     assert seen is not None
     assert (seen.state, seen.error_code) == ("failed", "record_damaged")
 
 
-async def test_what_was_said_under_an_earlier_lease_is_not_taken_for_the_answer(
+async def test_output_of_an_earlier_lease_is_not_part_of_the_answer(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
-    await say(queue, job, 1, "old")
-    await say(queue, job, 2, "old")
+    await emit_token(queue, job, 1, "old")
+    await emit_token(queue, job, 2, "old")
     await queue.release([job], "drained", blame=False)
-    again = await take_one(queue)  # by the same worker, whose step log still has it
+    again = await claim_one(queue)  # by the same worker, whose step log still has it
     assert await queue.entries(job.id, 0) == []
-    await say(queue, again, 1, "new")
+    await emit_token(queue, again, 1, "new")
     texts = [read_journal(entry.journal) for entry in await queue.entries(job.id, 0)]
     assert texts == [[Delta(0, 0, (1,), "new")]]
     await queue.cancel(job.id, TENANT)
     assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, ""), (2, "cancelled")]
 
 
-async def hand_back(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+async def release(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     await queue.release([job], "drained", blame=False)
 
 
-async def take_back(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+async def reap_one(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
     await reap(queue, store, job)
 
 
 async def reject_unreceived(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
-    grow_old(store, job)
+    expire_lease(store, job)
     await queue.reject_unreceived(POOL, WORKER, [], LEASE_S)
 
 
-@pytest.mark.parametrize("lose", [hand_back, take_back, reject_unreceived])
-@pytest.mark.parametrize("spoken", [True, False])
-async def test_a_worker_hears_that_it_has_lost_a_job_before_it_writes_again(
+@pytest.mark.parametrize("lose", [release, reap_one, reject_unreceived])
+@pytest.mark.parametrize("has_output", [True, False])
+async def test_a_worker_learns_of_a_lost_job_before_it_writes_again(
     queue: JobQueue,
     store: Redis,
     lose: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
-    spoken: bool,
+    has_output: bool,
 ) -> None:
     for _ in range(2):
         await submit(queue)
-    lost, kept = await take(queue)
-    if spoken:
-        await say(queue, lost, 1)
+    lost, kept = await claim(queue)
+    if has_output:
+        await emit_token(queue, lost, 1)
     before = await queue.renew(0, WORKER, "", LEASE_S, [lost, kept])
     await lose(queue, store, lost)
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, before.fence_token, make_step([output(kept, 1)]))
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [lost, kept])
-    assert after.lost == {lost.id: "failed" if spoken else "queued"}
+    assert after.lost == {lost.id: "failed" if has_output else "queued"}
     assert list(after.watchers) == [kept.id]
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(kept, 1)])) == {}
 
 
-async def test_what_a_lost_worker_said_is_in_the_log_of_its_failed_job(
+async def test_a_lost_workers_output_is_in_the_log_of_its_failed_job(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue)
     for seq, text in enumerate("abc", 1):
-        await say(queue, job, seq, text)
+        await emit_token(queue, job, seq, text)
     await emit(queue, [], log_flushes=[log_flush(output(job, 1, "a"), 1)])
     assert await reap(queue, store, job) == {job.id: "failed"}
     store.delete(keys.steps(0, WORKER))
@@ -178,25 +178,25 @@ async def test_what_a_lost_worker_said_is_in_the_log_of_its_failed_job(
 async def test_a_renewed_lease_is_never_taken(queue: JobQueue, store: Redis) -> None:
     for _ in range(3):
         await submit(queue)
-    jobs = await take(queue)
+    jobs = await claim(queue)
     for job in jobs:
-        grow_old(store, job)
+        expire_lease(store, job)
     assert await renew(queue, WORKER, jobs[:2]) == {}
     assert await queue.reap(0, LEASE_S) == {jobs[2].id: "queued"}
 
 
-async def test_how_long_a_lease_is_its_holder_says(queue: JobQueue, store: Redis) -> None:
+async def test_the_holder_sets_the_length_of_its_lease(queue: JobQueue, store: Redis) -> None:
     await submit(queue)
-    patient = await take_one(queue, lease_s=2 * LONG_AGO_MS / 1000)
-    grow_old(store, patient)
+    long = await claim_one(queue, lease_s=2 * LONG_AGO_MS / 1000)
+    expire_lease(store, long)
     assert await queue.reap(0, LEASE_S) == {}
     await submit(queue)
-    hasty = await take_one(queue, lease_s=0.001)
-    grow_old(store, hasty)
-    assert await queue.reap(0, LEASE_S) == {hasty.id: "queued"}
+    short = await claim_one(queue, lease_s=0.001)
+    expire_lease(store, short)
+    assert await queue.reap(0, LEASE_S) == {short.id: "queued"}
 
 
-async def test_how_many_attempts_a_job_has_its_gateway_says(queue: JobQueue) -> None:
+async def test_the_gateway_sets_the_number_of_attempts(queue: JobQueue) -> None:
     job = await lease(queue, max_attempts=1)
     assert await queue.release([job], "engine_died", blame=True) == {job.id: "failed"}
 
@@ -207,7 +207,7 @@ async def test_a_fresh_lease_is_not_taken(queue: JobQueue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "watched", "spoken", "state"),
+    ("stream", "watched", "has_output", "state"),
     [
         pytest.param(True, False, False, "queued", id="nothing was sent"),
         pytest.param(True, False, True, "failed", id="a client has seen a part"),
@@ -217,20 +217,20 @@ async def test_a_fresh_lease_is_not_taken(queue: JobQueue) -> None:
     ],
 )
 @pytest.mark.parametrize("blame", [True, False])
-async def test_a_job_starts_anew_only_if_nobody_has_seen_its_answer(
+async def test_a_job_starts_again_only_if_no_client_has_received_output(
     queue: JobQueue,
-    gateway: Listener,
+    gateway: ChannelSubscriber,
     stream: bool,
     watched: bool,
-    spoken: bool,
+    has_output: bool,
     state: str,
     blame: bool,
 ) -> None:
     job = await lease(queue, stream=stream)
     if watched:
         await queue.watch(job.id, GATEWAY, follow=True)
-    if spoken:
-        await say(queue, job, 1)
+    if has_output:
+        await emit_token(queue, job, 1)
     gateway.frames()
     assert await queue.release([job], "why", blame=blame) == {job.id: state}
     after = await seen(queue, job.id)
@@ -244,7 +244,7 @@ async def test_a_job_starts_anew_only_if_nobody_has_seen_its_answer(
 
 async def test_a_failed_job_leaves_nothing_behind(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue, deadline_s=60)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     assert await reap(queue, store, job) == {job.id: "failed"}
     assert entries_of(store, job.id) == []
     assert store.keys("*deadlines") == []
@@ -253,14 +253,14 @@ async def test_a_failed_job_leaves_nothing_behind(queue: JobQueue, store: Redis)
     assert store.xlen(keys.dead_letters(0)) == 0
 
 
-async def test_a_job_that_takes_every_worker_down_is_given_up(
-    queue: JobQueue, store: Redis, gateway: Listener
+async def test_a_job_that_kills_every_worker_fails(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue)
     for attempt in range(1, MAX_ATTEMPTS):
         assert job.attempt == attempt
         assert await reap(queue, store, job) == {job.id: "queued"}
-        job = await take_one(queue, worker=f"w-{attempt}")
+        job = await claim_one(queue, worker=f"w-{attempt}")
     assert await reap(queue, store, job) == {job.id: "failed"}
     after = await seen(queue, job.id)
     assert after.error_code == "too_many_attempts"
@@ -274,7 +274,7 @@ async def test_a_job_that_takes_every_worker_down_is_given_up(
         b"reason": b"worker_lost",
     }
     assert [frame[2] for frame in gateway.frames()] == [FrameKind.ENDED]
-    assert await take(queue) == []
+    assert await claim(queue) == []
 
 
 async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis) -> None:
@@ -282,7 +282,7 @@ async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis
     for _ in range(3 * MAX_ATTEMPTS):
         assert job.attempt == 1
         assert await queue.release([job], "drained", blame=False) == {job.id: "queued"}
-        job = await take_one(queue)
+        job = await claim_one(queue)
     assert store.xlen(keys.dead_letters(0)) == 0
     outcomes = [a.outcome for a in (await seen(queue, job.id)).attempts]
     assert outcomes == ["drained"] * 3 * MAX_ATTEMPTS + ["in_progress"]
@@ -292,15 +292,17 @@ async def test_a_dead_engine_counts(queue: JobQueue) -> None:
     job = await lease(queue)
     for _ in range(MAX_ATTEMPTS - 1):
         await queue.release([job], "engine_died", blame=True)
-        job = await take_one(queue)
+        job = await claim_one(queue)
     assert await queue.release([job], "engine_died", blame=True) == {job.id: "failed"}
 
 
-async def test_history_tells_each_attempts_times_in_order(queue: JobQueue, store: Redis) -> None:
+async def test_history_has_the_times_of_each_attempt_in_order(
+    queue: JobQueue, store: Redis
+) -> None:
     job = await lease(queue)
     await reap(queue, store, job)
-    await queue.release([await take_one(queue, worker="w-2")], "drained", blame=False)
-    job = await take_one(queue, worker="w-3")
+    await queue.release([await claim_one(queue, worker="w-2")], "drained", blame=False)
+    job = await claim_one(queue, worker="w-3")
     after = await seen(queue, job.id)
     assert [(a.worker, a.outcome) for a in after.attempts] == [
         (WORKER, "worker_lost"),
@@ -313,10 +315,10 @@ async def test_history_tells_each_attempts_times_in_order(queue: JobQueue, store
     assert after.created_at <= times[0]
 
 
-async def test_what_is_lost_already_is_not_released(queue: JobQueue, store: Redis) -> None:
+async def test_a_lost_job_is_not_released(queue: JobQueue, store: Redis) -> None:
     for _ in range(3):
         await submit(queue)
-    mine, cancelled, reaped = await take(queue)
+    mine, cancelled, reaped = await claim(queue)
     await queue.cancel(cancelled.id, TENANT)
     await reap(queue, store, reaped)
     assert await queue.release([mine, cancelled, reaped], "drained", blame=True) == {
@@ -330,7 +332,7 @@ async def test_the_reaper_clears_what_the_end_of_a_job_left_in_the_list(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue)
-    grow_old(store, job)
+    expire_lease(store, job)
     store.delete(keys.job(0, job.id))
     assert await queue.reap(0, LEASE_S) == {}
     assert pending(store) == store.xlen(keys.queue(0, POOL, DEFAULT)) == 0
@@ -340,7 +342,7 @@ async def test_a_pending_entry_that_was_deleted_is_acknowledged(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue)
-    grow_old(store, job)
+    expire_lease(store, job)
     stream = keys.queue(0, POOL, DEFAULT)
     store.xdel(stream, store.hget(keys.job(0, job.id), "entry"))
     await queue.reap(0, LEASE_S)
@@ -352,31 +354,31 @@ async def test_one_round_takes_no_more_than_its_limit_oldest_first(
 ) -> None:
     for _ in range(5):
         await submit(queue)
-    jobs = await take(queue)
+    jobs = await claim(queue)
     for job in jobs:
-        grow_old(store, job)
+        expire_lease(store, job)
     assert list(await queue.reap(0, LEASE_S, limit=2)) == [job.id for job in jobs[:2]]
     assert list(await queue.reap(0, LEASE_S, limit=9)) == [job.id for job in jobs[2:]]
 
 
-async def test_every_lane_of_every_pool_is_looked_at(queue: JobQueue, store: Redis) -> None:
+async def test_every_lane_of_every_pool_is_reaped(queue: JobQueue, store: Redis) -> None:
     for lane in ("priority", "default", "flex"):
         await submit(queue, lane=lane)
-    jobs = await take(queue)
+    jobs = await claim(queue)
     again = await reap(queue, store, *jobs)
     assert set(again) == {job.id for job in jobs}
-    retried = await take(queue)
+    retried = await claim(queue)
     assert set(await reap(queue, store, *retried)) == {job.id for job in jobs}
 
 
 async def test_a_watched_job_stays_watched_when_another_worker_starts_it(
-    queue: JobQueue, store: Redis, other_gateway: Listener
+    queue: JobQueue, store: Redis, other_gateway: ChannelSubscriber
 ) -> None:
     job = await lease(queue, stream=False)
     await queue.watch(job.id, "gw-2", follow=True)
     await reap(queue, store, job)
-    again = await take_one(queue, worker="w-2")
-    await say(queue, again, 1)
+    again = await claim_one(queue, worker="w-2")
+    await emit_token(queue, again, 1)
     assert [(f[1], f[2]) for f in other_gateway.frames()] == [
         (0, FrameKind.STARTED),
         (1, FrameKind.DELTAS),
@@ -386,12 +388,12 @@ async def test_a_watched_job_stays_watched_when_another_worker_starts_it(
 async def test_the_log_of_a_job_that_is_deleted_goes_with_the_next_renewal(
     queue: JobQueue, store: Redis
 ) -> None:
-    """It has no time to live, and nobody could read it."""
+    """The log has no time to live, and no client could read it."""
     for _ in range(2):
         await submit(queue)
-    gone, damaged = await take(queue)
+    gone, damaged = await claim(queue)
     for job in (gone, damaged):
-        await begin(queue, job)
+        await emit_and_flush(queue, job)
     store.delete(keys.job(0, gone.id))
     store.hset(keys.job(0, damaged.id), "request", "damaged")
     assert await renew(queue, WORKER, [gone, damaged]) == {gone.id: "gone", damaged.id: "failed"}
@@ -411,7 +413,7 @@ async def test_an_entry_of_a_deleted_job_leaves_no_log(queue: JobQueue, store: R
 
 async def test_the_end_of_a_deleted_job_leaves_no_log(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
-    await begin(queue, job)
+    await emit_and_flush(queue, job)
     fence_token = (await queue.renew(0, WORKER, "", LEASE_S, [job])).fence_token
     store.delete(keys.job(0, job.id))
     step = make_step([output(job, 2, answer=answer())])

@@ -23,10 +23,13 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    claim,
+    claim_one,
     emit,
+    emit_token,
     entries_of,
+    expire_lease,
     finish,
-    grow_old,
     lease,
     log_flush,
     open_queue,
@@ -34,10 +37,7 @@ from tests.redis.conftest import (
     pending,
     renew,
     repair,
-    say,
     submit,
-    take,
-    take_one,
 )
 from tests.waiting import eventually
 
@@ -49,33 +49,33 @@ NOBODY = new_job_id(1)
 
 
 def dump(store: Redis) -> dict[bytes, Any]:
-    """Everything in Redis but times to live, and the order of a hash, which a look may change."""
+    """Everything in Redis but times to live, and the order of a hash, which a read may change."""
     return {
         key: store.hgetall(key) if store.type(key) == b"hash" else store.dump(key)
         for key in store.scan_iter()
     }
 
 
-# --- jobs that nothing leads to ---
+# --- jobs that no index or stream has ---
 
 
 async def test_a_lost_stream_is_made_again_in_its_order(queue: JobQueue, store: Redis) -> None:
     jobs = [await submit(queue) for _ in range(20)]
     store.delete(STREAM)
-    assert await take(queue) == []
+    assert await claim(queue) == []
     assert await repair(queue) == {"entries": 20}
     assert await repair(queue) == {}
-    assert [job.id for job in await take(queue)] == [job.id for job in jobs]
+    assert [job.id for job in await claim(queue)] == [job.id for job in jobs]
 
 
 async def test_one_lost_entry(queue: JobQueue, store: Redis) -> None:
     first, second = await submit(queue), await submit(queue)
     store.xdel(STREAM, store.hget(keys.job(0, first.id), "entry"))
     assert await repair(queue) == {"entries": 1}
-    assert [job.id for job in await take(queue)] == [second.id, first.id]
+    assert [job.id for job in await claim(queue)] == [second.id, first.id]
 
 
-async def test_what_counts_and_what_lists_is_filled_again(queue: JobQueue, store: Redis) -> None:
+async def test_counters_and_indexes_are_filled_again(queue: JobQueue, store: Redis) -> None:
     job = await submit(queue, deadline_s=1e-6)
     before = {key: store.zrange(key, 0, -1, withscores=True) for key in (WAITING, LISTED)}
     store.delete(WAITING, LISTED, DEADLINES, f"{keys.base(0)}{keys.POOL_NAMES}", STREAM)
@@ -98,32 +98,32 @@ async def test_a_job_of_the_retry_lane_goes_back_there(queue: JobQueue, store: R
     store.delete(keys.queue(0, POOL, RETRY_LANE))
     other = await submit(queue)
     assert await repair(queue) == {"entries": 1}
-    assert [each.id for each in await take(queue)] == [job.id, other.id]
+    assert [each.id for each in await claim(queue)] == [job.id, other.id]
 
 
-def pass_by(store: Redis) -> None:
-    """The group is made anew, by somebody who wants new entries only."""
+def recreate_group_at_end(store: Redis) -> None:
+    """Recreate the group at the end of the stream, so the old entries are never delivered."""
     if store.exists(STREAM) and store.xinfo_groups(STREAM):
         store.xgroup_destroy(STREAM, keys.GROUP)
     store.xgroup_create(STREAM, keys.GROUP, "$")
 
 
 def read_by_hand(store: Redis) -> None:
-    """Somebody reads the entry without a lease."""
+    """Read the entry without leasing the job."""
     store.xgroup_create(STREAM, keys.GROUP, "0")
     store.xreadgroup(keys.GROUP, "a person", {STREAM: ">"})
 
 
-@pytest.mark.parametrize("damage", [pass_by, read_by_hand])
+@pytest.mark.parametrize("damage", [recreate_group_at_end, read_by_hand])
 async def test_an_entry_that_no_worker_will_read(
     queue: JobQueue, store: Redis, damage: Callable[[Redis], None]
 ) -> None:
     job = await submit(queue)
     damage(store)
-    assert await take(queue) == []
+    assert await claim(queue) == []
     assert await repair(queue) == {"entries": 1}
     assert entries_of(store, job.id) == [DEFAULT]
-    assert (await take_one(queue)).id == job.id
+    assert (await claim_one(queue)).id == job.id
     assert pending(store) == 1
 
 
@@ -138,22 +138,23 @@ def delete_stream(store: Redis) -> None:
     store.delete(STREAM)
 
 
-@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, pass_by])
+@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, recreate_group_at_end])
 async def test_a_silent_workers_job_is_found_again(
     queue: JobQueue, store: Redis, damage: Callable[[Redis], None]
 ) -> None:
     job = await lease(queue)
     damage(store)
-    assert await queue.reap(0, 0.0) == {}  # without repair nobody would ever know
+    assert await queue.reap(0, 0.0) == {}  # without a repair, the reaper never finds it
     assert await repair(queue) == {"entries": 1}
     assert await repair(queue) == {}
-    assert await take(queue, worker="w-2") == []  # it is read, and left to its holder
-    grow_old(store, job)
+    # The entry is delivered again; the job stays with its holder.
+    assert await claim(queue, worker="w-2") == []
+    expire_lease(store, job)
     assert await queue.reap(0, LEASE_S) == {job.id: "queued"}
-    assert (await take_one(queue, worker="w-2")).id == job.id
+    assert (await claim_one(queue, worker="w-2")).id == job.id
 
 
-@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, pass_by])
+@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, recreate_group_at_end])
 @pytest.mark.parametrize("read", [True, False])
 async def test_a_living_workers_job_stays_its_own(
     queue: JobQueue, store: Redis, damage: Callable[[Redis], None], read: bool
@@ -162,29 +163,29 @@ async def test_a_living_workers_job_stays_its_own(
     damage(store)
     assert await repair(queue) == {"entries": 1}
     if read:
-        assert await take(queue, worker="w-2") == []
+        assert await claim(queue, worker="w-2") == []
         assert await renew(queue, WORKER, [job]) == {}
         (entry,) = store.xpending_range(STREAM, keys.GROUP, "-", "+", 10)
         assert entry["consumer"] == WORKER.encode()
     assert await finish(queue, job, 1, answer()) == "ok"
     assert entries_of(store, job.id) == []
-    assert await take(queue, worker="w-2") == []
+    assert await claim(queue, worker="w-2") == []
 
 
-@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, pass_by])
+@pytest.mark.parametrize("damage", [delete_stream, forget_consumer, recreate_group_at_end])
 async def test_a_living_worker_goes_on_before_anything_is_repaired(
     queue: JobQueue, store: Redis, damage: Callable[[Redis], None]
 ) -> None:
     job = await lease(queue)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     damage(store)
     assert await renew(queue, WORKER, [job]) == {}
-    assert await say(queue, job, 2) == {}
+    assert await emit_token(queue, job, 2) == {}
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
     assert await repair(queue) == {"entries": 1}
 
 
-# --- what leads to no job ---
+# --- entries without a job ---
 
 
 async def test_entries_without_a_job(queue: JobQueue, store: Redis) -> None:
@@ -197,7 +198,7 @@ async def test_entries_without_a_job(queue: JobQueue, store: Redis) -> None:
     assert await repair(queue) == {"stray entries": 6, "damaged entries": 2}
     assert entries_of(store, job.id) == [DEFAULT]
     assert await repair(queue) == {}
-    assert (await take_one(queue)).id == job.id
+    assert (await claim_one(queue)).id == job.id
 
 
 async def test_members_without_a_job(queue: JobQueue, store: Redis) -> None:
@@ -220,9 +221,9 @@ async def test_members_without_a_job(queue: JobQueue, store: Redis) -> None:
 
 async def test_the_log_of_a_job_that_was_deleted(queue: JobQueue, store: Redis) -> None:
     gone, fine, ended = await submit(queue), await submit(queue), await submit(queue)
-    leased = {job.id: job for job in await take(queue)}
+    leased = {job.id: job for job in await claim(queue)}
     for job in leased.values():
-        await say(queue, job, 1)
+        await emit_token(queue, job, 1)
         await emit(queue, [], log_flushes=[log_flush(output(job, 1), 1)], worker=WORKER)
     await finish(queue, leased[ended.id], 2, answer())
     logs = {job.id: keys.log(0, job.id) for job in (gone, fine, ended)}
@@ -236,9 +237,9 @@ async def test_the_log_of_a_job_that_was_deleted(queue: JobQueue, store: Redis) 
     assert await repair(queue) == {}
 
 
-async def test_a_walk_finds_logs_without_a_job(queue: JobQueue, store: Redis) -> None:
+async def test_a_scan_finds_logs_without_a_job(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     await emit(queue, [], log_flushes=[log_flush(output(job, 1), 1)], worker=WORKER)
     store.delete(keys.job(0, job.id))
     done = await repair(queue)
@@ -272,7 +273,7 @@ async def test_damaged_hashes_stop_nothing(queue: JobQueue, store: Redis) -> Non
     job = await submit(queue)
     store.delete(STREAM)
     assert await repair(queue) == {"entries": 1}
-    assert (await take_one(queue)).id == job.id
+    assert (await claim_one(queue)).id == job.id
 
 
 # --- what is as it should be ---
@@ -282,19 +283,19 @@ async def test_a_sound_fleet_is_not_touched(queue: JobQueue, store: Redis) -> No
     for lane in CLIENT_LANES:
         for _ in range(3):
             await submit(queue, lane=lane, deadline_s=60)
-    given_back, ended, watched, *_ = await take(queue, 5)
+    given_back, ended, watched, *_ = await claim(queue, 5)
     await queue.release([given_back], "drained", blame=False)
     await finish(queue, ended, 1, answer())
     await queue.watch(watched.id, "gw-2", follow=True)
-    await say(queue, watched, 1)
+    await emit_token(queue, watched, 1)
     assert store.exists(keys.fence(0, WORKER), keys.steps(0, WORKER)) == 2
     before = dump(store)
     assert await repair(queue) == {}
     assert dump(store) == before
 
 
-async def test_it_may_run_at_any_time(queue: JobQueue, redis_url: str) -> None:
-    """Jobs go through the fleet while three walk over it without a pause."""
+async def test_repairs_may_run_at_any_time(queue: JobQueue, redis_url: str) -> None:
+    """Jobs go through the fleet while three repairers scan it without a pause."""
     over = asyncio.Event()
     found: list[dict[str, int]] = []
 
@@ -304,7 +305,7 @@ async def test_it_may_run_at_any_time(queue: JobQueue, redis_url: str) -> None:
 
     async def worker(name: str) -> None:
         while not over.is_set():
-            for job in await take(queue, 3, worker=name):
+            for job in await claim(queue, 3, worker=name):
                 if random.random() < 0.3:
                     await queue.release([job], "drained", blame=False)
                 else:
@@ -312,7 +313,7 @@ async def test_it_may_run_at_any_time(queue: JobQueue, redis_url: str) -> None:
                     done.append(job.id)
             await asyncio.sleep(0)
 
-    async def walker() -> None:
+    async def repairer() -> None:
         async with open_queue(redis_url) as own:
             while not over.is_set():
                 found.append(await repair(own))
@@ -322,7 +323,7 @@ async def test_it_may_run_at_any_time(queue: JobQueue, redis_url: str) -> None:
 
     done: list[str] = []
     async with asyncio.timeout(60):
-        running = [asyncio.create_task(walker()) for _ in range(3)]
+        running = [asyncio.create_task(repairer()) for _ in range(3)]
         running += [asyncio.create_task(worker(f"w-{n}")) for n in range(3)]
         await asyncio.gather(*(client() for _ in range(3)))
         await eventually(all_done, "every job is completed")
@@ -333,7 +334,7 @@ async def test_it_may_run_at_any_time(queue: JobQueue, redis_url: str) -> None:
     assert not any(found)
 
 
-async def test_two_repair_the_same_damage_once(
+async def test_two_processes_repair_the_same_damage_once(
     queue: JobQueue, store: Redis, redis_url: str
 ) -> None:
     jobs = [await submit(queue) for _ in range(300)]
@@ -344,13 +345,13 @@ async def test_two_repair_the_same_damage_once(
         "entries": 300,
         "waiting": 300,
     }
-    assert sorted(job.id for job in await take(queue, 1000)) == sorted(job.id for job in jobs)
+    assert sorted(job.id for job in await claim(queue, 1000)) == sorted(job.id for job in jobs)
 
 
-async def test_every_shard_is_walked_over(redis_url: str, store: Redis) -> None:
+async def test_every_shard_is_scanned(redis_url: str, store: Redis) -> None:
     async with open_queue(redis_url, shards=3) as queue:
         jobs = [await submit(queue, id=new_job_id(3)) for _ in range(30)]
         store.delete(*(keys.queue(shard, POOL, lane) for shard in range(3) for lane in LANES))
         assert await repair(queue) == {"entries": 30}
-        got = [job.id for shard in range(3) for job in await take(queue, shard=shard)]
+        got = [job.id for shard in range(3) for job in await claim(queue, shard=shard)]
         assert sorted(got) == sorted(job.id for job in jobs)

@@ -1,4 +1,4 @@
-"""Redis is killed and comes back: jobs and leases are there, scripts load themselves again."""
+"""Redis is killed and comes back: jobs and leases are there, scripts are loaded again."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    claim,
+    claim_one,
     emit,
-    enter,
+    emit_token,
     finish,
     lease,
     log_flush,
+    next_fence_token,
     open_queue,
     output,
     pending,
     renew,
-    say,
     submit,
-    take,
-    take_one,
 )
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -56,7 +56,7 @@ def kill(server: RedisServer) -> None:
 def forget_scripts(server: RedisServer) -> None:
     with server.client() as client:
         client.script_flush()
-        with contextlib.suppress(redis.ResponseError):  # Redis 7 brought functions
+        with contextlib.suppress(redis.ResponseError):  # Redis has functions from version 7 on
             client.function_flush()
 
 
@@ -77,11 +77,11 @@ async def test_a_lease_survives_and_its_holder_goes_on(
     queue: JobQueue, own_redis: RedisServer
 ) -> None:
     job = await lease(queue)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     kill(own_redis)
     own_redis.start()
     assert await go_on(renew, queue, WORKER, [job]) == {}
-    assert await say(queue, job, 2) == {}
+    assert await emit_token(queue, job, 2) == {}
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
     last = [log_flush(output(job, seq), seq) for seq in (1, 2)]
     assert await emit(queue, [], log_flushes=last) == {}
@@ -91,23 +91,23 @@ async def test_a_lease_survives_and_its_holder_goes_on(
 
 async def test_a_worker_goes_on_in_its_fence_token(queue: JobQueue, own_redis: RedisServer) -> None:
     job = await lease(queue)
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     assert await renew(queue, WORKER, [job]) == {}
     kill(own_redis)
     own_redis.start()
     step = make_step([output(job, 1)])
-    with pytest.raises(RedisConnectionError):  # another Redis may not know of the job
+    with pytest.raises(RedisConnectionError):  # another Redis may not have the job
         await queue.emit(0, WORKER, fence_token, step)
     assert await go_on(renew, queue, WORKER, [job]) == {}
     assert await queue.emit(0, WORKER, fence_token, step) == {}
     assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
 
 
-async def test_what_was_said_last_survives_and_is_kept_when_its_worker_does_not(
+async def test_the_last_output_survives_and_is_kept_when_its_worker_is_lost(
     queue: JobQueue, own_redis: RedisServer
 ) -> None:
     await submit(queue)
-    job = await take_one(queue, lease_s=0.2)
+    job = await claim_one(queue, lease_s=0.2)
     step = [output(job, 1)]
     assert await emit(queue, step) == {}
     assert await emit(queue, [output(job, 2)], log_flushes=[log_flush(step[0], 1)]) == {}
@@ -126,9 +126,7 @@ async def test_what_was_said_last_survives_and_is_kept_when_its_worker_does_not(
     ]
 
 
-async def test_what_waits_and_what_has_ended_survives(
-    queue: JobQueue, own_redis: RedisServer
-) -> None:
+async def test_queued_and_ended_jobs_survive(queue: JobQueue, own_redis: RedisServer) -> None:
     ended = await lease(queue)
     await finish(queue, ended, 1, answer(body=b"result"))
     waiting = [await submit(queue, deadline_s=600) for _ in range(3)]
@@ -139,14 +137,14 @@ async def test_what_waits_and_what_has_ended_survives(
     assert (job.state, job.result) == ("completed", b"result")
     with own_redis.client() as client:
         assert client.pttl(keys.job(0, ended.id)) > 0
-    assert [each.id for each in await take(queue)] == [each.id for each in waiting]
+    assert [each.id for each in await claim(queue)] == [each.id for each in waiting]
 
 
 async def test_a_worker_that_died_with_it_loses_its_job_to_another(
     queue: JobQueue, own_redis: RedisServer
 ) -> None:
     await submit(queue)
-    old = await take_one(queue, lease_s=0.2)
+    old = await claim_one(queue, lease_s=0.2)
     kill(own_redis)
     own_redis.start()
 
@@ -154,8 +152,8 @@ async def test_a_worker_that_died_with_it_loses_its_job_to_another(
         return await go_on(queue.reap, 0, 0.2)
 
     assert await eventually(taken, "the job is taken back") == {old.id: "queued"}
-    assert await say(queue, old, 1) == {old.id: "queued"}
-    new = await take_one(queue, worker="w-2")
+    assert await emit_token(queue, old, 1) == {old.id: "queued"}
+    new = await claim_one(queue, worker="w-2")
     assert await finish(queue, new, 1, answer()) == "ok"
     with own_redis.client() as client:
         assert pending(client) == 0
@@ -166,32 +164,32 @@ async def test_scripts_that_redis_has_forgotten_are_loaded_again(
 ) -> None:
     job = await lease(queue)
     forget_scripts(own_redis)
-    assert await say(queue, job, 1) == {}
+    assert await emit_token(queue, job, 1) == {}
     assert await queue.cancel(job.id, TENANT) == "cancelled"
 
 
-async def test_a_redis_without_its_data_is_told_from_one_that_kept_it(
+async def test_a_redis_that_lost_its_data_is_detected(
     queue: JobQueue, own_redis: RedisServer
 ) -> None:
     job = await lease(queue)
     with own_redis.client() as client:
         client.flushall()
     forget_scripts(own_redis)
-    assert await say(queue, job, 1) == {job.id: "gone"}
+    assert await emit_token(queue, job, 1) == {job.id: "gone"}
     assert await renew(queue, WORKER, [job]) == {job.id: "gone"}
     assert await finish(queue, job, 1, answer()) == "gone"
-    assert await take(queue) == []
+    assert await claim(queue) == []
 
 
-async def test_while_it_is_away_calls_fail_soon(queue: JobQueue, own_redis: RedisServer) -> None:
+async def test_calls_fail_soon_while_redis_is_away(queue: JobQueue, own_redis: RedisServer) -> None:
     await submit(queue)
     own_redis.stop(kill=True)
     with pytest.raises((RedisError, OSError)):
-        await take(queue)
+        await claim(queue)
 
 
 async def go_on(call: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """The answer to a call that is made again while its old connections are found broken."""
+    """Repeat a call until it does not meet a connection that the restart has broken."""
 
     async def answered() -> tuple[T] | None:
         try:

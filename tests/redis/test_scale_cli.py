@@ -34,7 +34,7 @@ def explain(*arguments: str) -> Result:
 
 @pytest.fixture
 def fleet(redis_url: str) -> str:
-    """Two jobs wait for one worker, and the autoscaler has seen it."""
+    """A fleet with two queued jobs and one worker, after a tick of the autoscaler."""
 
     async def prepare() -> None:
         async with open_queue(redis_url) as queue:
@@ -92,7 +92,7 @@ def test_the_fleet_of_this_folder_is_the_default(fleet: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"pid": 1}', '{"pid": "1", "redis_url": "x"}', '{"pid": 99999999}']
 )
-def test_a_run_file_of_nobody(tmp_path: Path, text: str) -> None:
+def test_an_unusable_run_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     assert run_file.redis_url(tmp_path) is None
 

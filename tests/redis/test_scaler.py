@@ -1,4 +1,4 @@
-"""What `flotilla up --autoscale` does with a decision: services that only say they run."""
+"""What `flotilla up --autoscale` does with a decision, with stand-ins for worker processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.waiting import eventually
 
 
 class Process:
-    """Plays a Service: runs until it is stopped or made to fail."""
+    """A stand-in for a Service: runs until it is stopped or made to fail."""
 
     def __init__(self, name: str, command: Any) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Process:
 
 
 class Fleet:
-    """A scaler, what it started, and the words with which tests speak to both."""
+    """A scaler, the services it started, and helpers for both."""
 
     def __init__(self, queue: JobQueue, **settings: Any) -> None:
         self.registry = Registry(queue.servers.primary)
@@ -98,7 +98,7 @@ class Fleet:
     async def act(self, wanted: int) -> list[int]:
         await self.decide(wanted)
         await self.scaler.act()
-        await asyncio.sleep(0)  # what it has asked for begins
+        await asyncio.sleep(0)  # lets the requested services start
         return self.numbers
 
 
@@ -126,9 +126,9 @@ async def test_the_least_busy_one_is_drained_and_its_number_is_free_again(fleet:
     first_id = fleet.workers.ids[2]
     drained = fleet.process(2)
     assert await fleet.act(2) == [1, 2, 3]
-    await fleet.act(2)  # it has not announced that it drains
+    await fleet.act(2)  # it has not announced yet that it is draining
     assert drained.stops == [45]
-    assert await fleet.act(3) == [1, 2, 3, 4]  # who drains is no help
+    assert await fleet.act(3) == [1, 2, 3, 4]  # a draining worker takes no jobs
     drained.end.set_result(None)
 
     async def gone() -> bool:
@@ -150,7 +150,7 @@ async def test_a_worker_that_loads_is_never_ended(fleet: Fleet) -> None:
     assert [fleet.process(number).stops for number in (1, 2)] == [[45], []]
 
 
-async def test_a_silent_autoscaler_changes_nothing(fleet: Fleet, store: Redis) -> None:
+async def test_an_autoscaler_without_decisions_changes_nothing(fleet: Fleet, store: Redis) -> None:
     await fleet.scaler.act()
     assert fleet.numbers == []
     await fleet.decide(2, ago_s=60)
@@ -161,14 +161,14 @@ async def test_a_silent_autoscaler_changes_nothing(fleet: Fleet, store: Redis) -
     assert fleet.numbers == []
 
 
-async def test_a_worker_that_never_serves_ends_it_all_if_none_ever_did(fleet: Fleet) -> None:
+async def test_a_worker_that_never_serves_ends_the_fleet_if_none_ever_did(fleet: Fleet) -> None:
     await fleet.act(1)
     fleet.process(1).end.set_exception(GaveUpError("worker-1: it never became ready"))
     with pytest.raises(GaveUpError):
         await fleet.tasks[0]
 
 
-async def test_where_there_is_no_room_for_one_more_the_others_go_on(fleet: Fleet) -> None:
+async def test_without_room_for_one_more_the_others_go_on(fleet: Fleet) -> None:
     await fleet.act(1)
     await fleet.announce(1)
     assert await fleet.act(2) == [1, 2]

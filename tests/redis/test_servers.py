@@ -1,4 +1,4 @@
-"""Shards on two Redis servers: each job on its own, and one that is away takes no other with it."""
+"""Shards on two Redis servers: each job is on one, and the other does not depend on it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
-    begin,
+    claim,
+    emit_and_flush,
     finish,
     open_queue,
     repair,
     submit,
-    take,
 )
 from tests.redis.executors import chat, serving
 from tests.redis_server import RedisServer
@@ -65,7 +65,7 @@ def job_id(shard: int, number: int) -> str:
 
 
 async def submit_everywhere(queue: JobQueue, each: int = 1, body: bytes = b"{}") -> list[NewJob]:
-    """The first is the oldest."""
+    """Submit jobs to every shard; returns them oldest first."""
     return [
         await submit(queue, id=job_id(shard, number), body=body)
         for number in range(each)
@@ -78,9 +78,9 @@ async def test_a_job_lies_on_its_shards_server_with_all_that_is_its(
 ) -> None:
     jobs = await submit_everywhere(queue)
     for shard in range(SHARDS):
-        (job,) = await take(queue, shard=shard)
+        (job,) = await claim(queue, shard=shard)
         assert job.id == jobs[shard].id
-        assert await begin(queue, job) == {}
+        assert await emit_and_flush(queue, job) == {}
         assert await finish(queue, job, 2, answer()) == "ok"
         assert [entry.seq for entry in await queue.entries(job.id, 0)] == [1, 2]
     for place, server in enumerate(servers):
@@ -89,7 +89,7 @@ async def test_a_job_lies_on_its_shards_server_with_all_that_is_its(
             assert {part[0] for part in found if part} == {place, place + 2}
 
 
-async def test_what_is_asked_is_asked_everywhere(queue: JobQueue) -> None:
+async def test_queries_cover_all_servers(queue: JobQueue) -> None:
     jobs = await submit_everywhere(queue, each=3)
     for place, job in enumerate(jobs):
         there = await queue.get(job.id)
@@ -111,7 +111,7 @@ async def test_without_one_server_the_others_jobs_go_on(
 ) -> None:
     jobs = await submit_everywhere(queue)
     servers[AWAY].stop(kill=True)
-    (job,) = await take(queue, shard=0)
+    (job,) = await claim(queue, shard=0)
     assert await finish(queue, job, 1, answer()) == "ok"
     there = await queue.get(jobs[2].id)
     assert there is not None
@@ -120,7 +120,7 @@ async def test_without_one_server_the_others_jobs_go_on(
         with pytest.raises(UNAVAILABLE):
             await call
     for half in (depths(queue), page(queue, TENANT, None, 10)):
-        with pytest.raises(UNAVAILABLE):  # half the truth is none
+        with pytest.raises(UNAVAILABLE):  # an incomplete answer is an error
             await half
     servers[AWAY].start()
 
@@ -134,11 +134,11 @@ async def test_without_one_server_the_others_jobs_go_on(
     await eventually(all_there, "the jobs of the server that was away are there again")
 
 
-async def test_jobs_are_handed_back_to_those_that_are_there(
+async def test_jobs_are_released_on_the_servers_that_are_there(
     queue: JobQueue, servers: list[RedisServer]
 ) -> None:
     await submit_everywhere(queue)
-    held = [job for shard in range(SHARDS) for job in await take(queue, shard=shard)]
+    held = [job for shard in range(SHARDS) for job in await claim(queue, shard=shard)]
     servers[AWAY].stop(kill=True)
     with pytest.raises(UNAVAILABLE):
         await queue.release(held, "drained", blame=False)
@@ -146,10 +146,10 @@ async def test_jobs_are_handed_back_to_those_that_are_there(
         "nothing is held, nothing raised"
     )
     for shard in (0, 2):
-        assert len(await take(queue, shard=shard)) == 1
+        assert len(await claim(queue, shard=shard)) == 1
 
 
-async def test_what_is_wrong_is_found_and_put_right_everywhere(
+async def test_damage_is_repaired_on_all_servers(
     queue: JobQueue, servers: list[RedisServer]
 ) -> None:
     await submit_everywhere(queue)
@@ -159,7 +159,7 @@ async def test_what_is_wrong_is_found_and_put_right_everywhere(
                 client.delete(keys.queue(shard, POOL, "default"))
     assert sum((await repair(queue)).values()) >= SHARDS
     for shard in range(SHARDS):
-        assert len(await take(queue, shard=shard)) == 1
+        assert len(await claim(queue, shard=shard)) == 1
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -168,13 +168,13 @@ async def test_silent_workers_lose_their_jobs_on_servers_that_are_there(
 ) -> None:
     await submit_everywhere(queue)
     for shard in range(SHARDS):
-        await take(queue, shard=shard, lease_s=0.2)
+        await claim(queue, shard=shard, lease_s=0.2)
     if away:
         servers[AWAY].stop(kill=True)
     reaping = asyncio.create_task(Reaper(queue, 0.2, ReaperMetrics(CollectorRegistry())).run())
 
     async def waits(shard: int) -> bool:
-        return bool(await take(queue, shard=shard))
+        return bool(await claim(queue, shard=shard))
 
     try:
         for shard in (0, 2) if away else range(SHARDS):

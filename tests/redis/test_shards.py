@@ -1,4 +1,4 @@
-"""Shards: all keys of a job lie in one slot of a cluster, and no script leaves its slot."""
+"""Shards: all keys of a job are in one slot of a cluster, and no script uses another."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from tests.redis.conftest import (
     TENANT,
     WORKER,
     answer,
+    claim,
     emit,
+    expire_lease,
     finish,
-    grow_old,
     log_flush,
     make_job,
     open_queue,
@@ -30,7 +31,6 @@ from tests.redis.conftest import (
     renew,
     repair,
     submit,
-    take,
 )
 
 SHARDS = 4
@@ -47,7 +47,7 @@ def tags(text: str) -> set[str]:
 
 
 async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
-    """Everything that can happen to jobs, in one shard; returns the jobs' ids."""
+    """Run every operation on jobs of one shard; returns the jobs' ids."""
 
     def job_id() -> str:
         return new_job_id(1).replace("job_000", f"job_{shard:03x}")
@@ -55,7 +55,7 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     ids = [
         (await submit(queue, id=job_id(), lane=lane, deadline_s=60)).id for lane in CLIENT_LANES * 2
     ]
-    done, cancelled, silent, released, expired, poison = await take(queue, shard=shard)
+    done, cancelled, silent, released, expired, poison = await claim(queue, shard=shard)
     await queue.watch(done.id, "gw-2", follow=True)
     step = [output(done, 1), output(expired, 1), output(cancelled, 1)]
     assert await emit(queue, step) == {}
@@ -64,14 +64,14 @@ async def live(queue: JobQueue, store: Redis, shard: int) -> list[str]:
     assert await renew(queue, WORKER, [done, cancelled]) == {}
     assert await finish(queue, done, 2, answer()) == "ok"
     await queue.cancel(cancelled.id, TENANT)
-    grow_old(store, silent)
+    expire_lease(store, silent)
     await queue.reap(shard, 5.0)
     await queue.release([released], "drained", blame=False)
     store.zadd(f"{keys.base(shard)}{keys.DEADLINES}", {expired.id: 1})
     await queue.expire(shard, 10)
     for _ in range(MAX_ATTEMPTS):
         await queue.release([poison], "engine_died", blame=True)
-        poison = next((j for j in await take(queue, shard=shard) if j.id == poison.id), poison)
+        poison = next((j for j in await claim(queue, shard=shard) if j.id == poison.id), poison)
     await queue.reject_unreceived(POOL, WORKER, [], 0.0)
     await queue.sweep(shard)
     await repair(queue)
@@ -108,13 +108,13 @@ async def test_every_script_touches_one_tag(queue: JobQueue, store: Redis) -> No
     assert scripts >= SHARDS * 20
 
 
-async def test_a_worker_is_fenced_off_in_the_shard_only_in_which_a_job_was_taken_from_it(
+async def test_a_lost_job_invalidates_the_fence_of_its_shard_only(
     queue: JobQueue, store: Redis
 ) -> None:
     held = []
     for shard in range(SHARDS):
         await submit(queue, id=f"job_{shard:03x}{0:024x}")
-        held += await take(queue, shard=shard)
+        held += await claim(queue, shard=shard)
     assert await renew(queue, WORKER, held) == {}
     fence_tokens = [store.get(keys.fence(shard, WORKER)).decode() for shard in range(SHARDS)]
     assert len(set(fence_tokens)) == SHARDS
@@ -137,7 +137,7 @@ async def test_a_script_called_for_one_shard_changes_no_other(
     jobs = [await submit(queue, id=f"job_{shard:03x}{0:024x}") for shard in range(SHARDS)]
     others = [key for key in store.keys("*") if b"{2}" not in key]
     before = {key: store.dump(key) for key in others}
-    (leased,) = await take(queue, shard=2)
+    (leased,) = await claim(queue, shard=2)
     assert leased.id == jobs[2].id
     await finish(queue, leased, 1, answer())
     assert {key: store.dump(key) for key in store.keys("*") if b"{2}" not in key} == before
@@ -149,13 +149,13 @@ async def test_one_call_renews_and_releases_jobs_of_all_shards(
     held = []
     for shard in range(SHARDS):
         await submit(queue, id=f"job_{shard:03x}{0:024x}")
-        held += await take(queue, shard=shard)
+        held += await claim(queue, shard=shard)
     assert await renew(queue, WORKER, held) == {}
     assert await queue.release(held, "drained", blame=False) == {j.id: "queued" for j in held}
     assert [pending(store, shard) for shard in range(SHARDS)] == [0] * SHARDS
 
 
-async def test_a_wake_ups_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
+async def test_a_wake_up_in_any_shard_wakes_a_worker(queue: JobQueue, redis_url: str) -> None:
     for shard in range(SHARDS):
         await queue.submit(make_job(id=f"job_{shard:03x}{0:024x}"), 10)
         await queue.servers.primary.blpop(

@@ -34,21 +34,21 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     WORKER,
-    Listener,
+    ChannelSubscriber,
     answer,
+    claim,
+    claim_one,
     decode,
     emit,
-    enter,
+    emit_token,
+    end_without_output,
     entry_output,
+    expire_lease,
     finish,
-    grow_old,
     lease,
+    next_fence_token,
     output,
-    say,
-    silent_end,
     submit,
-    take,
-    take_one,
 )
 from worker.claim.lease import Lease
 from worker.publish import publisher as publisher_module
@@ -58,15 +58,15 @@ from worker.publish.publisher import Publisher
 DEADLINE_S = 60.0
 
 
-def segment(words: Sequence[JobOutput], first: int) -> LogFlush:
+def segment(outputs: Sequence[JobOutput], first: int) -> LogFlush:
     """The flush of outputs from number `first` on into the job log."""
-    job_id = words[0][0].job.id
-    entries = [entry_of(frame, job_id, seq) for seq, (_, frame, _) in enumerate(words, first)]
+    job_id = outputs[0][0].job.id
+    entries = [entry_of(frame, job_id, seq) for seq, (_, frame, _) in enumerate(outputs, first)]
     return LogFlush(job_id, pack_segment(first, entries))
 
 
-def texts(entries: Sequence[Entry]) -> list[bytes]:
-    """What entries of a streamed job say; such as are lost say so."""
+def entry_texts(entries: Sequence[Entry]) -> list[bytes]:
+    """The texts of a streamed job's entries; b"lost" for lost ones, the state for the end."""
     return [b"lost" if e.lost else e.end.encode() or b"".join(map(bytes, e.items)) for e in entries]
 
 
@@ -79,18 +79,18 @@ def n_steps(store: Redis, worker: str = WORKER, shard: int = 0) -> int:
 # --- reading ---
 
 
-async def test_what_is_only_in_the_step_log_is_read(queue: JobQueue, store: Redis) -> None:
+async def test_output_that_is_only_in_the_step_log_is_read(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue)
     assert await queue.entries(job.id, 0) == []
     assert await queue.last_entry(job.id) is None
     for seq in range(1, 6):
-        await say(queue, job, seq, str(seq))
+        await emit_token(queue, job, seq, str(seq))
         last = await queue.last_entry(job.id)
         assert last is not None
         assert (last.seq, last.items) == (seq, (b"%d" % seq,))
     assert not store.exists(keys.log(0, job.id))
     whole = await queue.entries(job.id, 0)
-    assert texts(whole) == [b"1", b"2", b"3", b"4", b"5"]
+    assert entry_texts(whole) == [b"1", b"2", b"3", b"4", b"5"]
     for after in range(7):
         assert await queue.entries(job.id, after) == whole[after:]
 
@@ -102,72 +102,72 @@ async def test_log_and_step_log_are_one_wherever_the_log_ends(
     """`cuts`: numbers of the last entries of the log's segments."""
     for _ in range(2):
         await submit(queue)
-    job, other = await take(queue)
-    words = [output(job, seq, str(seq)) for seq in range(1, 13)]
+    job, other = await claim(queue)
+    outputs = [output(job, seq, str(seq)) for seq in range(1, 13)]
     begun = 1
-    for seq, word in enumerate(words, 1):
-        await emit(queue, [output(other, seq), word])
+    for seq, each in enumerate(outputs, 1):
+        await emit(queue, [output(other, seq), each])
         if seq in cuts:
-            await emit(queue, [], log_flushes=[segment(words[begun - 1 : seq], begun)])
+            await emit(queue, [], log_flushes=[segment(outputs[begun - 1 : seq], begun)])
             begun = seq + 1
     whole = await queue.entries(job.id, 0)
     assert [e.seq for e in whole] == list(range(1, 13))
-    assert texts(whole) == [b"%d" % seq for seq in range(1, 13)]
+    assert entry_texts(whole) == [b"%d" % seq for seq in range(1, 13)]
     for after in range(15):
         assert await queue.entries(job.id, after) == whole[after:]
     assert await queue.last_entry(job.id) == whole[-1]
 
 
 async def test_a_number_of_any_size_is_read(queue: JobQueue) -> None:
-    """Its place in a frame grows with it."""
+    """A larger number takes more bytes in a frame."""
     job = await lease(queue)
     for seq in (0x7F, 0xFF, 0xFFFF):
-        words = [output(job, seq + more, str(seq + more)) for more in range(3)]
-        for word in words:
-            await emit(queue, [word])
+        outputs = [output(job, seq + more, str(seq + more)) for more in range(3)]
+        for each in outputs:
+            await emit(queue, [each])
         from_the_steps = await queue.entries(job.id, seq - 1)
         assert [e.seq for e in from_the_steps] == [seq, seq + 1, seq + 2]
-        assert texts(from_the_steps) == [b"%d" % (seq + more) for more in range(3)]
-        await emit(queue, [], log_flushes=[segment(words, seq)])
+        assert entry_texts(from_the_steps) == [b"%d" % (seq + more) for more in range(3)]
+        await emit(queue, [], log_flushes=[segment(outputs, seq)])
         assert await queue.entries(job.id, seq - 1) == from_the_steps
 
 
-async def test_each_job_and_each_worker_has_its_own_words(queue: JobQueue) -> None:
+async def test_each_job_and_each_worker_has_its_own_output(queue: JobQueue) -> None:
     for _ in range(4):
         await submit(queue)
-    mine, others = await take(queue, 2), await take(queue, 2, worker="w-2")
+    mine, others = await claim(queue, 2), await claim(queue, 2, worker="w-2")
     for seq in range(1, 4):
         await emit(queue, [output(job, seq, f"1{job.id}{seq}") for job in mine])
         await emit(queue, [output(job, seq, f"2{job.id}{seq}") for job in reversed(others)])
     for worker, jobs in ((1, mine), (2, others)):
         for job in jobs:
             expected = [f"{worker}{job.id}{seq}".encode() for seq in range(1, 4)]
-            assert texts(await queue.entries(job.id, 0)) == expected
+            assert entry_texts(await queue.entries(job.id, 0)) == expected
 
 
 # --- text that looks like a frame ---
 
 
-def counterfeit(job: LeasedJob, seq: int) -> bytes:
-    """A frame of the job as it would stand in a step."""
+def forged_frame(job: LeasedJob, seq: int) -> bytes:
+    """A frame of the job as it would be in a step."""
     return encode(job.id, seq, FrameKind.CHUNK, (b"counterfeit",))
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_text_that_spells_a_frame_of_another_job_is_none(
+async def test_text_that_looks_like_another_jobs_frame_is_not_read_as_one(
     queue: JobQueue, known: bool
 ) -> None:
     for _ in range(2):
         await submit(queue)
-    victim, forger = await take(queue)
-    forged = counterfeit(victim, 1 + known)
+    victim, forger = await claim(queue)
+    forged = forged_frame(victim, 1 + known)
     if known:
-        await say(queue, victim, 1, "mine")
+        await emit_token(queue, victim, 1, "mine")
     await emit(queue, [entry_output(forger, 1, (forged,), ((0, 0, (1,), forged),))])
     await emit(queue, [entry_output(forger, 2, (forged + forged, (1, 2), forged), None)])
-    assert texts(await queue.entries(victim.id, 0)) == [b"mine"] * known
+    assert entry_texts(await queue.entries(victim.id, 0)) == [b"mine"] * known
     await queue.cancel(victim.id, TENANT)
-    assert texts(await queue.entries(victim.id, 0)) == [b"mine"] * known + [b"cancelled"]
+    assert entry_texts(await queue.entries(victim.id, 0)) == [b"mine"] * known + [b"cancelled"]
     assert [e.items for e in await queue.entries(forger.id, 0)] == [
         (forged,),
         (forged + forged, (1, 2), forged),
@@ -178,47 +178,45 @@ async def test_text_that_spells_a_frame_of_another_job_is_none(
 async def test_a_frame_among_such_texts_is_found(queue: JobQueue, place: str) -> None:
     for _ in range(3):
         await submit(queue)
-    victim, forger, another = await take(queue)
-    forged = [entry_output(x, 1, (counterfeit(victim, 1),), None) for x in (forger, another)]
+    victim, forger, another = await claim(queue)
+    forged = [entry_output(x, 1, (forged_frame(victim, 1),), None) for x in (forger, another)]
     true = output(victim, 1, "true")
     steps = {"before": [true, *forged], "behind": [*forged, true]}
     await emit(queue, steps.get(place, [forged[0], true, forged[1]]))
-    assert texts(await queue.entries(victim.id, 0)) == [b"true"]
+    assert entry_texts(await queue.entries(victim.id, 0)) == [b"true"]
 
 
-async def test_a_job_that_spells_its_own_next_frame_has_not_said_it(queue: JobQueue) -> None:
+async def test_text_that_looks_like_the_jobs_next_frame_is_not_read_as_one(queue: JobQueue) -> None:
     job = await lease(queue)
-    spelt = counterfeit(job, 2)
+    spelt = forged_frame(job, 2)
     await emit(queue, [entry_output(job, 1, (spelt,), ((0, 0, (1,), spelt),))])
     assert [(e.seq, e.items) for e in await queue.entries(job.id, 0)] == [(1, (spelt,))]
-    await say(queue, job, 2, "true")
-    assert texts(await queue.entries(job.id, 1)) == [b"true"]
+    await emit_token(queue, job, 2, "true")
+    assert entry_texts(await queue.entries(job.id, 1)) == [b"true"]
 
 
-async def test_the_head_of_a_frame_may_stand_in_proper_text(queue: JobQueue) -> None:
+async def test_text_may_contain_the_head_of_a_frame(queue: JobQueue) -> None:
     """U+25BF ends with the bytes that a frame begins with."""
     for _ in range(2):
         await submit(queue)
-    victim, forger = await take(queue)
+    victim, forger = await claim(queue)
     spelt = f"\u25bf{victim.id}\1\1\0"
-    assert counterfeit(victim, 1)[: len(victim.id) + 3] in spelt.encode()
+    assert forged_frame(victim, 1)[: len(victim.id) + 3] in spelt.encode()
     await emit(queue, [output(forger, 1, spelt), output(victim, 1, "true")])
-    assert texts(await queue.entries(victim.id, 0)) == [b"true"]
-    assert texts(await queue.entries(forger.id, 0)) == [spelt.encode()]
+    assert entry_texts(await queue.entries(victim.id, 0)) == [b"true"]
+    assert entry_texts(await queue.entries(forger.id, 0)) == [spelt.encode()]
 
 
 # --- generations ---
 
 
-async def test_what_was_said_in_an_earlier_generation_is_not_taken(
-    queue: JobQueue, store: Redis
-) -> None:
-    """The same job on the same worker, whose step log still has the words of its first try."""
+async def test_output_of_an_earlier_generation_is_not_read(queue: JobQueue, store: Redis) -> None:
+    """The same job on the same worker, whose step log still has the output of its first attempt."""
     old = await lease(queue, stream=False)
     for seq in (1, 2, 3):
         await emit(queue, [entry_output(old, seq, None, (("old", seq),))])
     assert await queue.release([old], "drained", blame=False) == {old.id: "queued"}
-    new = await take_one(queue)
+    new = await claim_one(queue)
     assert (new.id, new.generation) == (old.id, old.generation + 1)
     assert n_steps(store) == 3
     assert await queue.entries(new.id, 0) == []
@@ -230,21 +228,21 @@ async def test_what_was_said_in_an_earlier_generation_is_not_taken(
     assert [(e.journal, e.end) for e in entries] == [(((b"new", 1),), ""), (None, "cancelled")]
 
 
-async def test_a_job_that_waits_anew_has_said_nothing(queue: JobQueue) -> None:
+async def test_a_requeued_job_has_no_output(queue: JobQueue) -> None:
     job = await lease(queue, stream=False)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     await queue.release([job], "drained", blame=False)
     assert await queue.entries(job.id, 0) == []
     await queue.cancel(job.id, TENANT)
     assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, "cancelled")]
 
 
-async def test_a_worker_says_nothing_in_an_earlier_generation(queue: JobQueue) -> None:
+async def test_output_of_an_earlier_generation_is_refused(queue: JobQueue) -> None:
     old = await lease(queue, stream=False)
     await queue.release([old], "drained", blame=False)
-    new = await take_one(queue)
-    assert await say(queue, old, 1) == {old.id: "in_progress"}
-    assert await say(queue, new, 1) == {}
+    new = await claim_one(queue)
+    assert await emit_token(queue, old, 1) == {old.id: "in_progress"}
+    assert await emit_token(queue, new, 1) == {}
     assert len(await queue.entries(new.id, 0)) == 1
 
 
@@ -263,7 +261,7 @@ async def expire(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
 
 
 async def reap(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
-    grow_old(store, job)
+    expire_lease(store, job)
     await queue.reap(0, 1.0)
 
 
@@ -281,20 +279,20 @@ END_STATES: dict[Ender, str] = {cancel: "cancelled", expire: "expired"}
 
 @pytest.mark.parametrize("flushed", [0, 1, 3])
 @pytest.mark.parametrize("ender", ENDERS)
-async def test_who_ends_a_job_puts_what_was_said_into_its_log(
-    queue: JobQueue, store: Redis, gateway: Listener, ender: Ender, flushed: int
+async def test_ending_a_job_flushes_its_output(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, ender: Ender, flushed: int
 ) -> None:
     job = await lease(queue, deadline_s=60)
-    words = [output(job, seq, str(seq)) for seq in (1, 2, 3)]
-    for word in words:
-        await emit(queue, [word])
+    outputs = [output(job, seq, str(seq)) for seq in (1, 2, 3)]
+    for each in outputs:
+        await emit(queue, [each])
     if flushed:
-        await emit(queue, [], log_flushes=[segment(words[:flushed], 1)])
+        await emit(queue, [], log_flushes=[segment(outputs[:flushed], 1)])
     gateway.messages()
     await ender(queue, store, job)
     store.delete(keys.steps(0, WORKER))
     state = END_STATES.get(ender, "failed")
-    assert texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3", state.encode()]
+    assert entry_texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3", state.encode()]
     assert [frame[1:3] for frame in gateway.frames()] == [(4, FrameKind.ENDED)]
     last = await queue.last_entry(job.id)
     assert last is not None
@@ -303,43 +301,45 @@ async def test_who_ends_a_job_puts_what_was_said_into_its_log(
 
 
 @pytest.mark.parametrize("ender", [reap, release, reject_unreceived])
-async def test_words_that_nobody_has_seen_do_not_keep_a_job_from_starting_anew(
+async def test_output_that_was_not_shown_does_not_prevent_a_new_start(
     queue: JobQueue, store: Redis, ender: Ender
 ) -> None:
     job = await lease(queue, stream=False)
-    words = [output(job, seq) for seq in (1, 2)]
-    await emit(queue, words[:1], log_flushes=[segment(words[:1], 1)])
-    await emit(queue, words[1:])
+    outputs = [output(job, seq) for seq in (1, 2)]
+    await emit(queue, outputs[:1], log_flushes=[segment(outputs[:1], 1)])
+    await emit(queue, outputs[1:])
     await ender(queue, store, job)
-    again = await take_one(queue, worker="w-2")
+    again = await claim_one(queue, worker="w-2")
     assert again.id == job.id
     assert not store.exists(keys.log(0, job.id))
     assert await queue.entries(job.id, 0) == []
 
 
-async def test_a_job_that_took_too_many_workers_down_keeps_its_last_words(
+async def test_a_job_without_attempts_left_keeps_its_last_output(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False, max_attempts=1)
-    await say(queue, job, 1)
+    await emit_token(queue, job, 1)
     await reap(queue, store, job)
     store.delete(keys.steps(0, WORKER))
     assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, ""), (2, "failed")]
 
 
-async def test_who_ends_jobs_of_one_worker_settles_each(queue: JobQueue, store: Redis) -> None:
+async def test_ending_several_jobs_of_one_worker_flushes_each(
+    queue: JobQueue, store: Redis
+) -> None:
     for _ in range(3):
         await submit(queue)
-    jobs = await take(queue)
+    jobs = await claim(queue)
     for seq in (1, 2):
         await emit(queue, [output(job, seq, f"{job.id}{seq}") for job in jobs])
     for job in jobs:
-        grow_old(store, job)
+        expire_lease(store, job)
     await queue.reap(0, 1.0)
     store.delete(keys.steps(0, WORKER))
     for job in jobs:
         expected = [f"{job.id}1".encode(), f"{job.id}2".encode(), b"failed"]
-        assert texts(await queue.entries(job.id, 0)) == expected
+        assert entry_texts(await queue.entries(job.id, 0)) == expected
 
 
 # --- what Redis has lost ---
@@ -349,35 +349,35 @@ async def test_without_its_steps_a_log_holds_what_was_flushed(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue)
-    words = [output(job, seq, str(seq)) for seq in range(1, 7)]
-    for word in words[:2]:
-        await emit(queue, [word])
-    await emit(queue, [words[2]], log_flushes=[segment(words[:3], 1)])
-    await emit(queue, [words[3]])
+    outputs = [output(job, seq, str(seq)) for seq in range(1, 7)]
+    for each in outputs[:2]:
+        await emit(queue, [each])
+    await emit(queue, [outputs[2]], log_flushes=[segment(outputs[:3], 1)])
+    await emit(queue, [outputs[3]])
     store.delete(keys.steps(0, WORKER))
-    assert texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3"]
-    await emit(queue, [words[4]])
-    assert texts(await queue.entries(job.id, 2)) == [b"3", b"lost", b"5"]
-    # Its worker has all of it still.
-    await emit(queue, [words[5]], log_flushes=[segment(words[3:], 4)])
-    assert texts(await queue.entries(job.id, 2)) == [b"3", b"4", b"5", b"6"]
+    assert entry_texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3"]
+    await emit(queue, [outputs[4]])
+    assert entry_texts(await queue.entries(job.id, 2)) == [b"3", b"lost", b"5"]
+    # Its worker still has all entries.
+    await emit(queue, [outputs[5]], log_flushes=[segment(outputs[3:], 4)])
+    assert entry_texts(await queue.entries(job.id, 2)) == [b"3", b"4", b"5", b"6"]
 
 
 @pytest.mark.parametrize("ender", ENDERS)
-async def test_who_ends_a_job_whose_steps_are_lost_in_part_leaves_a_hole(
+async def test_ending_a_job_with_lost_steps_leaves_a_hole(
     queue: JobQueue, store: Redis, ender: Ender
 ) -> None:
     job = await lease(queue, deadline_s=60)
-    words = [output(job, seq, str(seq)) for seq in (1, 2, 3, 4)]
-    await emit(queue, [words[0]], log_flushes=[segment(words[:1], 1)])
-    await emit(queue, [words[1]])
+    outputs = [output(job, seq, str(seq)) for seq in (1, 2, 3, 4)]
+    await emit(queue, [outputs[0]], log_flushes=[segment(outputs[:1], 1)])
+    await emit(queue, [outputs[1]])
     store.delete(keys.steps(0, WORKER))
-    await emit(queue, [words[2]])
-    await emit(queue, [words[3]])
+    await emit(queue, [outputs[2]])
+    await emit(queue, [outputs[3]])
     await ender(queue, store, job)
     state = END_STATES.get(ender, "failed")
     expected = [b"1", b"lost", b"3", b"4", state.encode()]
-    assert texts(await queue.entries(job.id, 0)) == expected
+    assert entry_texts(await queue.entries(job.id, 0)) == expected
 
 
 @pytest.mark.parametrize("after", range(12))
@@ -385,20 +385,20 @@ async def test_a_segment_that_is_lost_leaves_a_hole(
     queue: JobQueue, store: Redis, after: int
 ) -> None:
     job = await lease(queue)
-    words = [output(job, seq, str(seq)) for seq in range(1, 10)]
-    for word in words:
-        await emit(queue, [word])
+    outputs = [output(job, seq, str(seq)) for seq in range(1, 10)]
+    for each in outputs:
+        await emit(queue, [each])
     for first in (1, 3, 5, 7):
-        await emit(queue, [], log_flushes=[segment(words[first - 1 : first + 1], first)])
+        await emit(queue, [], log_flushes=[segment(outputs[first - 1 : first + 1], first)])
     log = keys.log(0, job.id)
-    second: Any = segment(words[2:4], 3).segment
+    second: Any = segment(outputs[2:4], 3).segment
     store.lrem(log, 1, second)
     expected = [b"1", b"2", b"lost", b"lost", b"5", b"6", b"7", b"8", b"9"]
-    assert texts(await queue.entries(job.id, after)) == expected[after:]
+    assert entry_texts(await queue.entries(job.id, after)) == expected[after:]
     store.ltrim(log, -1, -1)
     expected[:6] = [b"lost"] * 6
-    assert texts(await queue.entries(job.id, after)) == expected[after:]
-    assert texts([e for e in [await queue.last_entry(job.id)] if e]) == [b"9"]
+    assert entry_texts(await queue.entries(job.id, after)) == expected[after:]
+    assert entry_texts([e for e in [await queue.last_entry(job.id)] if e]) == [b"9"]
 
 
 async def test_a_log_that_is_lost_is_read_as_far_as_the_steps_go(
@@ -406,84 +406,84 @@ async def test_a_log_that_is_lost_is_read_as_far_as_the_steps_go(
 ) -> None:
     job = await lease(queue)
     n = STEPS + 5
-    words = [output(job, seq, str(seq)) for seq in range(1, n + 1)]
-    for word in words:
-        await emit(queue, [word])
-    await emit(queue, [], log_flushes=[segment(words[:FLUSH_AFTER], 1)])
+    outputs = [output(job, seq, str(seq)) for seq in range(1, n + 1)]
+    for each in outputs:
+        await emit(queue, [each])
+    await emit(queue, [], log_flushes=[segment(outputs[:FLUSH_AFTER], 1)])
     store.delete(keys.log(0, job.id))
     expected = [b"lost"] * 5 + [b"%d" % seq for seq in range(6, n + 1)]
-    assert texts(await queue.entries(job.id, 0)) == expected
+    assert entry_texts(await queue.entries(job.id, 0)) == expected
     await finish(queue, job, n + 1, answer())
-    assert texts(await queue.entries(job.id, 0)) == [b"lost"] * n + [b"failed"]
+    assert entry_texts(await queue.entries(job.id, 0)) == [b"lost"] * n + [b"failed"]
 
 
-async def test_what_stands_behind_a_lost_step_is_read(queue: JobQueue, store: Redis) -> None:
-    """Redis was killed, has lost its last moments, and the worker has gone on."""
+async def test_steps_after_a_lost_one_are_read(queue: JobQueue, store: Redis) -> None:
+    """Redis was killed and has lost its last writes, and the worker has gone on."""
     job = await lease(queue)
     for seq in range(1, 6):
-        await say(queue, job, seq, str(seq))
+        await emit_token(queue, job, seq, str(seq))
     steps: Any = store.lrange(keys.steps(0, WORKER), 0, -1)
     store.delete(keys.steps(0, WORKER))
     store.rpush(keys.steps(0, WORKER), *steps[:4], *steps[6:])  # without the third
     whole = [b"1", b"2", b"lost", b"4", b"5"]
     for after in range(6):
-        assert texts(await queue.entries(job.id, after)) == whole[after:]
-    assert texts([e for e in [await queue.last_entry(job.id)] if e]) == [b"5"]
+        assert entry_texts(await queue.entries(job.id, after)) == whole[after:]
+    assert entry_texts([e for e in [await queue.last_entry(job.id)] if e]) == [b"5"]
     await queue.cancel(job.id, TENANT)
-    assert texts(await queue.entries(job.id, 0)) == [*whole, b"cancelled"]
+    assert entry_texts(await queue.entries(job.id, 0)) == [*whole, b"cancelled"]
 
 
-async def test_a_call_that_is_carried_out_late_does_not_change_a_log(
+async def test_a_call_that_is_applied_late_does_not_change_a_log(
     queue: JobQueue, store: Redis
 ) -> None:
-    """Its connection was given up, it was repeated on another, and came all the same in the end."""
-    fence_token = await enter(queue)
+    """The call was repeated on another connection, then the first one arrived after all."""
+    fence_token = await next_fence_token(queue)
     for _ in range(2):
         await submit(queue)
-    pauses, ends = await take(queue)
-    words = {job.id: [output(job, seq) for seq in (1, 2, 3)] for job in (pauses, ends)}
+    pausing, ends = await claim(queue)
+    outputs = {job.id: [output(job, seq) for seq in (1, 2, 3)] for job in (pausing, ends)}
     steps = [
         make_step(
-            [words[job.id][n] for job in (pauses, ends)],
-            [segment(words[job.id][n : n + 1], n + 1) for job in (pauses, ends)],
+            [outputs[job.id][n] for job in (pausing, ends)],
+            [segment(outputs[job.id][n : n + 1], n + 1) for job in (pausing, ends)],
         )
         for n in range(3)
     ]
     for step in steps:
         await queue.emit(0, WORKER, fence_token, step)
-    await queue.emit(0, WORKER, fence_token, make_step([silent_end(ends, 4, answer())]))
+    await queue.emit(0, WORKER, fence_token, make_step([end_without_output(ends, 4, answer())]))
     assert await queue.emit(0, WORKER, fence_token, steps[0]) == {}
-    last = [await queue.last_entry(job.id) for job in (pauses, ends)]
+    last = [await queue.last_entry(job.id) for job in (pausing, ends)]
     assert [entry and (entry.seq, entry.end) for entry in last] == [(3, ""), (4, "completed")]
-    await queue.cancel(pauses.id, TENANT)
-    assert [e.seq for e in await queue.entries(pauses.id, 0)] == [1, 2, 3, 4]
+    await queue.cancel(pausing.id, TENANT)
+    assert [e.seq for e in await queue.entries(pausing.id, 0)] == [1, 2, 3, 4]
     assert [e.seq for e in await queue.entries(ends.id, 0)] == [1, 2, 3, 4]
 
 
 # --- the fence ---
 
 
-async def watch_anew(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+async def watch_elsewhere(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     await queue.watch(job.id, "gw-2", follow=False)
 
 
-async def see(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+async def follow(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     await queue.watch(job.id, GATEWAY, follow=True)
 
 
-async def see_anew(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+async def follow_elsewhere(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     await queue.watch(job.id, "gw-2", follow=True)
 
 
-@pytest.mark.parametrize("change", [*ENDERS, watch_anew, see, see_anew])
-async def test_whoever_changes_a_job_ends_the_fence_token_of_its_worker(
+@pytest.mark.parametrize("change", [*ENDERS, watch_elsewhere, follow, follow_elsewhere])
+async def test_every_change_to_a_job_invalidates_its_workers_fence(
     queue: JobQueue, store: Redis, change: Ender
 ) -> None:
-    """The worker's, for all its jobs; no other worker's."""
-    fence_tokens = {worker: await enter(queue, worker) for worker in (WORKER, "w-2")}
+    """The fence of the job's worker, for all its jobs; no other worker's."""
+    fence_tokens = {worker: await next_fence_token(queue, worker) for worker in (WORKER, "w-2")}
     for _ in range(3):
         await submit(queue, stream=False, deadline_s=60)
-    (changed, other), (foreign,) = await take(queue, 2), await take(queue, 1, worker="w-2")
+    (changed, other), (foreign,) = await claim(queue, 2), await claim(queue, 1, worker="w-2")
     assert {job.fence_token for job in (changed, other)} == {fence_tokens[WORKER]}
     await queue.emit(0, WORKER, fence_tokens[WORKER], make_step([output(other, 1)]))
     await change(queue, store, changed)
@@ -497,32 +497,32 @@ async def test_whoever_changes_a_job_ends_the_fence_token_of_its_worker(
     assert renewal.fence_token not in {"", *fence_tokens.values()}
 
 
-async def watch_as_before(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+async def watch_again(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     await queue.watch(job.id, GATEWAY, follow=False)
 
 
-async def see_as_before(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+async def follow_again(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     await queue.watch(job.id, GATEWAY, follow=True)
 
 
 async def end_others(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
-    """Jobs that wait, that another worker has, or that have ended."""
+    """End queued jobs, jobs of another worker, and jobs that have ended."""
     for ender in ENDERS[:-1]:
         await submit(queue, deadline_s=60)
-        await ender(queue, store, await take_one(queue, worker="w-2"))
-        with contextlib.suppress(ValueError):  # it waits anew
-            await queue.cancel((await take_one(queue, worker="w-2")).id, TENANT)
+        await ender(queue, store, await claim_one(queue, worker="w-2"))
+        with contextlib.suppress(ValueError):  # it is queued again
+            await queue.cancel((await claim_one(queue, worker="w-2")).id, TENANT)
     await queue.reject_unreceived(POOL, "w-2", [], 0.0)
     waits = await submit(queue)
     await queue.watch(waits.id, "gw-2", follow=True)
     await queue.cancel(waits.id, TENANT)
-    for sees in (False, True):
-        await queue.watch(waits.id, "gw-3", follow=sees)
+    for follow in (False, True):
+        await queue.watch(waits.id, "gw-3", follow=follow)
     await queue.cancel(waits.id, TENANT)
 
 
-async def ask(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    """In vain, or about it."""
+async def read_only_calls(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+    """Calls that are refused, or only read."""
     assert await queue.cancel(job.id, "somebody else") is None
     assert await queue.reap(0, LEASE_S) == {}
     assert await queue.reject_unreceived(POOL, WORKER, [job.id], 0.0) == {}
@@ -532,59 +532,61 @@ async def ask(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
     await queue.last_entry(job.id)
 
 
-async def get_more(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
-    """Jobs, by both ways."""
+async def claim_more(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
+    """Get further jobs, by a claim and by an assignment."""
     await submit(queue)
-    await take_one(queue)
-    await take(queue, offer=1)
+    await claim_one(queue)
+    await claim(queue, slots=1)
     await submit(queue)
 
 
 @pytest.mark.parametrize(
-    "change", [watch_as_before, see_as_before, end_others, ask, get_more], ids=lambda x: x.__name__
+    "change",
+    [watch_again, follow_again, end_others, read_only_calls, claim_more],
+    ids=lambda x: x.__name__,
 )
-async def test_what_changes_nothing_that_a_worker_knows_leaves_its_fence_token(
-    queue: JobQueue, store: Redis, control: Listener, change: Ender
+async def test_calls_that_change_no_leased_job_keep_the_fence_token(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber, change: Ender
 ) -> None:
     job = await lease(queue, stream=False)
-    await queue.watch(job.id, GATEWAY, follow=change is see_as_before)
-    fence_token = await enter(queue)
+    await queue.watch(job.id, GATEWAY, follow=change is follow_again)
+    fence_token = await next_fence_token(queue)
     await change(queue, store, job)
     assert await queue.emit(0, WORKER, fence_token, make_step([output(job, 1)])) == {}
     renewal = await queue.renew(0, WORKER, fence_token, LEASE_S, [job])
     assert (renewal.fence_token, renewal.lost) == (fence_token, {})
 
 
-async def test_a_job_tells_in_which_fence_token_it_was_given(
-    queue: JobQueue, control: Listener
+async def test_a_leased_job_has_the_fence_token_of_its_lease(
+    queue: JobQueue, control: ChannelSubscriber
 ) -> None:
     assert (await lease(queue)).fence_token == ""
-    fence_token = await enter(queue)
+    fence_token = await next_fence_token(queue)
     claimed = await lease(queue)
-    await take(queue, offer=1)
+    await claim(queue, slots=1)
     await submit(queue)
-    (handed,) = control.handed(queue)
-    assert claimed.fence_token == handed.fence_token == fence_token
+    (assigned,) = control.assigned(queue)
+    assert claimed.fence_token == assigned.fence_token == fence_token
 
 
 # --- the worker's side: publisher, lease and buffers as they are ---
 
 
 class Flaky(JobQueue):
-    """A queue whose calls are disturbed: `before` is called before emissions, `lose` says what is
-    lost of a call, if anything."""
+    """A queue with faults: functions in `before` run before calls of emit, and `lose` returns what
+    is lost of a call: "call", "reply" or nothing."""
 
     def __init__(self, servers: Servers, shards: int) -> None:
         super().__init__(servers, shards=shards)
         self.before: list[Callable[[], Awaitable[Any]]] = []
-        """For the next emissions, one each."""
+        """One for each of the next calls of emit."""
         self.lose: Callable[[], str] = lambda: ""
-        self.taken: set[tuple[bytes, int, int]] = set()
-        """Job, number and step of the frames that the publisher knows to be in Redis."""
+        self.stored: set[tuple[bytes, int, int]] = set()
+        """Job, number and step of the frames whose storing was confirmed."""
         self.n_steps = 0
         self.n_calls = 0
         self.called = asyncio.Event()
-        """A call has come to its end."""
+        """Set at the end of each call."""
         self.renewals = 0
 
     async def emit(self, *args: Any, **options: Any) -> dict[str, str]:
@@ -599,7 +601,7 @@ class Flaky(JobQueue):
         reply = await self._disturbed(call, *args, **options)
         if reply is not None:  # it is not fenced
             self.n_steps += 1
-            self.taken |= {(frame[0], frame[1], self.n_steps) for frame in decode(step.frames)}
+            self.stored |= {(frame[0], frame[1], self.n_steps) for frame in decode(step.frames)}
         return reply
 
     async def renew(self, *args: Any, **options: Any) -> Renewal:
@@ -621,31 +623,31 @@ class Flaky(JobQueue):
 
 
 class Worker:
-    """A worker without an engine: its jobs say what the test wants."""
+    """A worker without an engine: the test produces its output."""
 
     def __init__(self, queue: Flaky, name: str = WORKER) -> None:
         self.queue = queue
         self.runs: dict[str, Any] = {}
         self.lost: dict[str, str] = {}
         self.produced: dict[str, list[str]] = {}
-        """By lease id, what Redis has taken."""
+        """By lease id, the texts that Redis has stored."""
         self.lease = Lease(
             queue,
             name,
             LEASE_S,
             lambda: [run.buffer for run in self.runs.values()],
-            self._lose,
+            self._on_lost,
         )
         self.publisher = Publisher(queue, WorkerMetrics(CollectorRegistry()), self.lease)
         self.task = asyncio.create_task(self.publisher.run())
 
-    def _lose(self, job: LeasedJob, state: str) -> None:
+    def _on_lost(self, job: LeasedJob, state: str) -> None:
         self.lost[job.lease_id] = state
         if job.id in self.runs and self.runs[job.id].job.lease_id == job.lease_id:
             self.runs[job.id].buffer.discarded = True
 
     def start(self, job: LeasedJob) -> OutputBuffer:
-        """As worker/run/executor.py does."""
+        """Start a run as worker/run/executor.py does."""
         if job.id in self.runs:
             self.runs[job.id].buffer.discarded = True
         buffer = OutputBuffer(job, self.publisher.notify)
@@ -654,56 +656,56 @@ class Worker:
         return buffer
 
     async def step(self, *senders: OutputBuffer) -> None:
-        """The engine makes a step in which these say a token each; Redis has taken it then."""
+        """Make an engine step with a token of each sender; returns when Redis has stored it."""
         begun = self.queue.n_steps
         for buffer in senders:
             produce(buffer, len(self.produced[buffer.job.lease_id]))
         self.publisher.on_step()
         async with asyncio.timeout(DEADLINE_S):
-            while not all(buffer.discarded or self.is_taken(buffer, begun) for buffer in senders):
+            while not all(buffer.discarded or self.is_stored(buffer, begun) for buffer in senders):
                 self.queue.called.clear()
                 await self.queue.called.wait()
                 assert not self.task.done()
         for buffer in senders:
             if not buffer.discarded:
-                words = self.produced[buffer.job.lease_id]
-                words.append(word(buffer, len(words)))
+                texts = self.produced[buffer.job.lease_id]
+                texts.append(token_text(buffer, len(texts)))
 
-    def is_taken(self, buffer: OutputBuffer, begun: int) -> bool:
-        """What the buffer says next, in a step after so many."""
+    def is_stored(self, buffer: OutputBuffer, begun: int) -> bool:
+        """Whether the buffer's next entry is stored, in a step after number `begun`."""
         job_id, seq = buffer.job.id.encode(), len(self.produced[buffer.job.lease_id]) + 1
         return any(
-            (job_id, seq, n) in self.queue.taken for n in range(begun + 1, self.queue.n_steps + 1)
+            (job_id, seq, n) in self.queue.stored for n in range(begun + 1, self.queue.n_steps + 1)
         )
 
     async def finish(self, buffer: OutputBuffer, *, produces: bool = False) -> str:
-        """The job ends, with a last word or without."""
-        words = self.produced[buffer.job.lease_id]
+        """End the job; `produces`: with a last token."""
+        texts = self.produced[buffer.job.lease_id]
         if produces:
-            produce(buffer, len(words))
+            produce(buffer, len(texts))
         async with asyncio.timeout(DEADLINE_S):
-            verdict = await self.publisher.finish(buffer, answer())
-        if verdict == "ok":
-            words += [word(buffer, len(words))] * produces
+            outcome = await self.publisher.finish(buffer, answer())
+        if outcome == "ok":
+            texts += [token_text(buffer, len(texts))] * produces
         if self.runs[buffer.job.id].buffer is buffer:
             del self.runs[buffer.job.id]
-        return verdict
+        return outcome
 
 
-def word(buffer: OutputBuffer, n: int) -> str:
-    """The token that a job says after `n` others; in it, the head of its own frames."""
+def token_text(buffer: OutputBuffer, n: int) -> str:
+    """The text of token `n` of a job; it contains the head of the job's own frames."""
     return f"{n}\u257f{buffer.job.id}"
 
 
 def produce(buffer: OutputBuffer, n: int) -> None:
-    buffer.delta(0, 0, [n], word(buffer, n))
+    buffer.delta(0, 0, [n], token_text(buffer, n))
     if buffer.job.stream:
-        buffer.chunk(f'data: {{"text": "{word(buffer, n)}"}}\n\n'.encode())
+        buffer.chunk(f'data: {{"text": "{token_text(buffer, n)}"}}\n\n'.encode())
 
 
-def words_in(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
-    """The words of a job in its entries, from the first; they must be whole."""
-    decoder, words = DeltaDecoder(), []
+def texts_in(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
+    """The texts in a job's entries, from the first; asserts that none is missing."""
+    decoder, texts = DeltaDecoder(), []
     for n, entry in enumerate(entries):
         assert (entry.seq, entry.lost, entry.end) == (n + 1, False, "")
         (delta,) = read_journal(entry.journal, entry.items)
@@ -711,13 +713,13 @@ def words_in(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
         assert delta.token_ids == (n,)
         if buffer.job.stream:
             assert decoder.decode(entry.items) == f'data: {{"text": "{delta.text}"}}\n\n'.encode()
-        words.append(delta.text)
-    return words
+        texts.append(delta.text)
+    return texts
 
 
 @pytest.fixture
 async def flaky(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Flaky]:
-    """One that nothing disturbs yet."""
+    """A queue without faults until the test adds some."""
     monkeypatch.setattr(publisher_module, "_RETRY_CAP_S", 0.0)
     queue = Flaky(Servers(redis_url), 1)
     yield queue
@@ -735,25 +737,25 @@ async def worker(flaky: Flaky) -> AsyncIterator[Worker]:
 async def test_an_entry_is_flushed_before_it_falls_out_of_the_step_log(
     flaky: Flaky, store: Redis, worker: Worker
 ) -> None:
-    """Each number of steps between two words of a job, up to more than are kept."""
+    """With each number of steps between two tokens of a job, up to more than the log keeps."""
     for _ in range(2):
         await submit(flaky)
-    talks, pauses = [worker.start(job) for job in await take(flaky)]
+    steady, pausing = [worker.start(job) for job in await claim(flaky)]
     for pause in range(STEPS + 3):
-        await worker.step(talks, pauses)
+        await worker.step(steady, pausing)
         for n in range(pause):
-            await worker.step(talks)
-            entries = await flaky.entries(pauses.job.id, 0)
-            assert words_in(pauses, entries) == worker.produced[pauses.job.lease_id], (pause, n)
+            await worker.step(steady)
+            entries = await flaky.entries(pausing.job.id, 0)
+            assert texts_in(pausing, entries) == worker.produced[pausing.job.lease_id], (pause, n)
     assert n_steps(store) == STEPS
-    entries = await flaky.entries(talks.job.id, 0)
-    assert words_in(talks, entries) == worker.produced[talks.job.lease_id]
-    for buffer in (talks, pauses):
+    entries = await flaky.entries(steady.job.id, 0)
+    assert texts_in(steady, entries) == worker.produced[steady.job.lease_id]
+    for buffer in (steady, pausing):
         assert await worker.finish(buffer) == "ok"
     store.delete(keys.steps(0, WORKER))
-    for buffer in (talks, pauses):
+    for buffer in (steady, pausing):
         *entries, end = await flaky.entries(buffer.job.id, 0)
-        assert words_in(buffer, entries) == worker.produced[buffer.job.lease_id]
+        assert texts_in(buffer, entries) == worker.produced[buffer.job.lease_id]
         assert end.end == "completed"
 
 
@@ -762,7 +764,7 @@ async def test_the_logs_of_jobs_are_written_once_in_many_steps(
 ) -> None:
     for _ in range(4):
         await submit(flaky)
-    buffers = [worker.start(job) for job in await take(flaky)]
+    buffers = [worker.start(job) for job in await claim(flaky)]
     for _ in range(4 * FLUSH_AFTER):
         await worker.step(*buffers)
     for buffer in buffers:
@@ -770,7 +772,7 @@ async def test_the_logs_of_jobs_are_written_once_in_many_steps(
 
 
 async def test_a_call_whose_reply_was_lost_leaves_one_step(
-    flaky: Flaky, store: Redis, gateway: Listener, worker: Worker
+    flaky: Flaky, store: Redis, gateway: ChannelSubscriber, worker: Worker
 ) -> None:
     buffer = worker.start(await lease(flaky))
     losses = ["", *["reply", "call"] * 3, ""]
@@ -784,16 +786,16 @@ async def test_a_call_whose_reply_was_lost_leaves_one_step(
     assert [frame[1] for frame in gateway.frames()] == [1, 2]
 
 
-async def test_a_log_flush_is_made_though_who_spoke_with_it_is_lost(
+async def test_a_log_flush_is_made_though_the_job_sent_with_it_is_lost(
     flaky: Flaky, store: Redis, worker: Worker
 ) -> None:
-    """The step with which it leaves has nothing else to say when it is made anew."""
+    """The step is made again without that job, so it has nothing but the flush."""
     for _ in range(3):
         await submit(flaky)
-    pauses, leaves, talks = [worker.start(job) for job in await take(flaky)]
-    await worker.step(pauses)
+    pausing, leaves, steady = [worker.start(job) for job in await claim(flaky)]
+    await worker.step(pausing)
     for _ in range(FLUSH_AFTER - 2):
-        await worker.step(talks)
+        await worker.step(steady)
 
     async def cancel() -> None:
         await flaky.cancel(leaves.job.id, TENANT)
@@ -801,33 +803,33 @@ async def test_a_log_flush_is_made_though_who_spoke_with_it_is_lost(
     flaky.before = [cancel]
     await worker.step(leaves)
     for _ in range(STEPS):
-        await worker.step(talks)
-    assert words_in(pauses, await flaky.entries(pauses.job.id, 0)) == [word(pauses, 0)]
+        await worker.step(steady)
+    assert texts_in(pausing, await flaky.entries(pausing.job.id, 0)) == [token_text(pausing, 0)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_log_flush_is_not_made_of_a_job_that_is_somebody_elses(
+async def test_a_job_that_another_worker_holds_is_not_flushed(
     flaky: Flaky, store: Redis, worker: Worker, stream: bool
 ) -> None:
     """Its run has failed (a bug), so nothing renewed the lease or discarded the buffer."""
     for _ in range(2):
         await submit(flaky, stream=stream)
-    broken, talks = [worker.start(job) for job in await take(flaky)]
-    await worker.step(broken, talks)
+    broken, steady = [worker.start(job) for job in await claim(flaky)]
+    await worker.step(broken, steady)
     del worker.runs[broken.job.id]
     await reap(flaky, store, broken.job)
     log: Any = store.lrange(keys.log(0, broken.job.id), 0, -1)
     for _ in range(STEPS):
-        await worker.step(talks)
+        await worker.step(steady)
     assert store.lrange(keys.log(0, broken.job.id), 0, -1) == log
 
 
-async def test_a_fenced_worker_goes_on_and_new_listeners_hear_it(
-    flaky: Flaky, gateway: Listener, other_gateway: Listener, worker: Worker
+async def test_a_fenced_worker_goes_on_and_new_watchers_receive_its_output(
+    flaky: Flaky, gateway: ChannelSubscriber, other_gateway: ChannelSubscriber, worker: Worker
 ) -> None:
     for stream in (True, False, True):
         await submit(flaky, stream=stream, gateway=GATEWAY if stream else "")
-    streamed, whole, quiet = buffers = [worker.start(job) for job in await take(flaky)]
+    streamed, whole, quiet = buffers = [worker.start(job) for job in await claim(flaky)]
     await worker.step(*buffers)
     renewals = flaky.renewals
     await flaky.watch(streamed.job.id, "gw-2", follow=False)
@@ -841,14 +843,14 @@ async def test_a_fenced_worker_goes_on_and_new_listeners_hear_it(
     assert mine == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, quiet)]
     assert others == [(buffer.job.id, seq) for seq in (2, 3) for buffer in (streamed, whole)]
     for buffer in buffers:
-        assert words_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
-            word(buffer, n) for n in range(3)
+        assert texts_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
+            token_text(buffer, n) for n in range(3)
         ]
     assert worker.lost == {}
 
 
-async def test_who_listens_between_the_last_step_and_the_end_hears_the_end(
-    flaky: Flaky, other_gateway: Listener, worker: Worker
+async def test_a_watcher_that_comes_before_the_end_receives_the_end(
+    flaky: Flaky, other_gateway: ChannelSubscriber, worker: Worker
 ) -> None:
     buffer = worker.start(await lease(flaky))
     await worker.step(buffer)
@@ -861,11 +863,11 @@ async def test_who_listens_between_the_last_step_and_the_end_hears_the_end(
 
 
 async def test_a_fenced_worker_learns_which_jobs_it_has_lost(
-    flaky: Flaky, gateway: Listener, worker: Worker
+    flaky: Flaky, gateway: ChannelSubscriber, worker: Worker
 ) -> None:
     for _ in range(3):
         await submit(flaky)
-    stays, cancelled, reaped = buffers = [worker.start(job) for job in await take(flaky)]
+    stays, cancelled, reaped = buffers = [worker.start(job) for job in await claim(flaky)]
     await worker.step(*buffers)
 
     async def change() -> None:
@@ -880,41 +882,45 @@ async def test_a_fenced_worker_learns_which_jobs_it_has_lost(
     assert [len(await flaky.entries(buffer.job.id, 0)) for buffer in buffers] == [2, 2, 2]
 
 
-async def test_a_job_that_comes_late_is_not_spoken_of_before_a_renewal(
-    flaky: Flaky, control: Listener, gateway: Listener, other_gateway: Listener, worker: Worker
+async def test_a_job_that_arrives_late_is_not_published_before_a_renewal(
+    flaky: Flaky,
+    control: ChannelSubscriber,
+    gateway: ChannelSubscriber,
+    other_gateway: ChannelSubscriber,
+    worker: Worker,
 ) -> None:
-    """It was handed over, then changed; its worker received the change first, and the job last."""
-    (talks,) = [worker.start(await lease(flaky))]
-    await worker.step(talks)
-    await take(flaky, offer=2)
+    """It was assigned, then changed; its worker received the change first, then the job."""
+    (steady,) = [worker.start(await lease(flaky))]
+    await worker.step(steady)
+    await claim(flaky, slots=2)
     for _ in range(2):
         await submit(flaky)
-    late, lost = control.handed(flaky)
+    late, lost = control.assigned(flaky)
     assert late.fence_token == worker.lease.fence_tokens[0] != ""
     await flaky.watch(late.id, "gw-2", follow=True)
     await flaky.cancel(lost.id, TENANT)
-    await worker.step(talks)
+    await worker.step(steady)
     assert worker.lease.fence_tokens[0] not in {late.fence_token, ""}
     gateway.messages()
     renewals = flaky.renewals
-    spoken, silent = worker.start(late), worker.start(lost)
-    await worker.step(talks, spoken, silent)
+    watched, silent = worker.start(late), worker.start(lost)
+    await worker.step(steady, watched, silent)
     assert flaky.renewals == renewals + 1
     assert worker.lost == {lost.lease_id: "cancelled"}
-    assert [frame[0].decode() for frame in gateway.frames()] == [talks.job.id, late.id]
+    assert [frame[0].decode() for frame in gateway.frames()] == [steady.job.id, late.id]
     assert [(frame[0].decode(), frame[1]) for frame in other_gateway.frames()] == [(late.id, 1)]
     assert [e.end for e in await flaky.entries(lost.id, 0)] == ["cancelled"]
-    await worker.step(talks, spoken)
+    await worker.step(steady, watched)
     assert flaky.renewals == renewals + 1
 
 
-async def test_a_job_that_comes_late_may_not_even_end_before_a_renewal(
-    flaky: Flaky, other_gateway: Listener, worker: Worker
+async def test_a_job_that_arrives_late_does_not_end_before_a_renewal(
+    flaky: Flaky, other_gateway: ChannelSubscriber, worker: Worker
 ) -> None:
     await worker.lease.renew(0)
     job = await lease(flaky)
     await flaky.watch(job.id, "gw-2", follow=False)
-    await worker.lease.renew(0)  # without it
+    await worker.lease.renew(0)  # does not include the job
     assert await worker.finish(worker.start(job)) == "ok"
     assert [frame[1:3] for frame in other_gateway.frames()] == [(1, FrameKind.DONE)]
 
@@ -926,38 +932,38 @@ async def test_a_worker_whose_fence_token_redis_has_lost_begins_another(
     await worker.step(buffer)
     store.delete(keys.fence(0, WORKER))
     await worker.step(buffer)
-    assert words_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
-        word(buffer, n) for n in range(2)
+    assert texts_in(buffer, await flaky.entries(buffer.job.id, 0)) == [
+        token_text(buffer, n) for n in range(2)
     ]
 
 
-async def test_a_worker_does_not_speak_of_a_job_whose_lease_redis_has_lost(
-    flaky: Flaky, queue: JobQueue, store: Redis, gateway: Listener, worker: Worker
+async def test_output_of_a_job_whose_lease_redis_has_lost_is_not_published(
+    flaky: Flaky, queue: JobQueue, store: Redis, gateway: ChannelSubscriber, worker: Worker
 ) -> None:
     """After a power cut, or on a replica that was behind: the fencing token is older."""
     await worker.lease.renew(0)
     await submit(flaky)
     kept: dict[bytes, Any] = {key: store.dump(key) for key in store.scan_iter()}
-    buffer = worker.start(await take_one(flaky))
+    buffer = worker.start(await claim_one(flaky))
     await worker.step(buffer)
     store.flushall()
     for key, value in kept.items():
         store.restore(key, 0, value)
     store.client_kill_filter(_type="normal", skipme=True)
-    new = await take_one(queue, worker="w-2")
+    new = await claim_one(queue, worker="w-2")
     gateway.messages()
-    await say(queue, new, 1, "new")
+    await emit_token(queue, new, 1, "new")
     await worker.step(buffer)
     assert [frame[1] for frame in gateway.frames()] == [1]
     assert worker.lost == {buffer.job.lease_id: "in_progress"}
-    assert texts(await queue.entries(new.id, 0)) == [b"new"]
+    assert entry_texts(await queue.entries(new.id, 0)) == [b"new"]
 
 
 @pytest.mark.parametrize("lost", ["", "call", "reply"])
-async def test_a_worker_that_has_ended_says_nothing_more(
+async def test_a_stopped_worker_publishes_nothing_more(
     flaky: Flaky, store: Redis, worker: Worker, lost: str
 ) -> None:
-    """Not even if a call was on its way."""
+    """Not even if a call was in flight."""
     buffer = worker.start(await lease(flaky))
     await worker.step(buffer)
     calls, losses = flaky.n_calls, [lost]
@@ -976,7 +982,7 @@ async def test_a_worker_that_has_ended_says_nothing_more(
         produce(buffer, n)
         worker.publisher.on_step()
         goes_on.set()
-        for _ in range(20):  # other calls come and go meanwhile
+        for _ in range(20):  # other calls complete meanwhile
             await flaky.servers.primary.ping()
     assert flaky.n_calls == calls + 1
 
@@ -987,56 +993,56 @@ async def test_shards_have_step_logs_and_fence_tokens_of_their_own(
     flaky.shards = 2
     worker = Worker(flaky)
     jobs = [
-        (await take(flaky, shard=shard))[0]
+        (await claim(flaky, shard=shard))[0]
         for shard in (0, 1)
         if await submit(flaky, id=f"job_{shard:03x}{'0' * 24}")
     ]
-    talks, pauses = [worker.start(job) for job in jobs]
-    await worker.step(talks)
+    steady, pausing = [worker.start(job) for job in jobs]
+    await worker.step(steady)
     for _ in range(2):
-        await worker.step(pauses)
+        await worker.step(pausing)
     for _ in range(STEPS):
-        await worker.step(talks)
+        await worker.step(steady)
     assert (n_steps(store, shard=0), n_steps(store, shard=1)) == (STEPS, 2)
     # The first entry alone: no step of its shard has followed the second.
-    assert store.llen(keys.log(1, pauses.job.id)) == 1
+    assert store.llen(keys.log(1, pausing.job.id)) == 1
     renewals = flaky.renewals
-    await flaky.watch(pauses.job.id, "gw-2", follow=True)
-    await worker.step(talks)
+    await flaky.watch(pausing.job.id, "gw-2", follow=True)
+    await worker.step(steady)
     assert flaky.renewals == renewals
-    await worker.step(talks, pauses)
+    await worker.step(steady, pausing)
     assert flaky.renewals == renewals + 1
-    for buffer in (talks, pauses):
-        words = words_in(buffer, await flaky.entries(buffer.job.id, 0))
-        assert words == worker.produced[buffer.job.lease_id]
+    for buffer in (steady, pausing):
+        texts = texts_in(buffer, await flaky.entries(buffer.job.id, 0))
+        assert texts == worker.produced[buffer.job.lease_id]
     await end([worker.task])
 
 
 # --- everything at once, at random ---
 
 
-class Chance:
-    """A worker with jobs that talk and pause, and everybody who can disturb it."""
+class RandomSteps:
+    """A worker whose jobs produce output at random, and random faults and changes."""
 
     def __init__(
         self,
         worker: Worker,
         store: Redis,
-        listeners: dict[str, Listener],
-        control: Listener,
+        subscribers: dict[str, ChannelSubscriber],
+        control: ChannelSubscriber,
         seed: int,
     ) -> None:
         self.worker = worker
         self.queue = worker.queue
         self.store = store
         self.random = random.Random(seed)
-        self.listeners = listeners
+        self.subscribers = subscribers
         self.control = control
         self.buffers: list[OutputBuffer] = []
-        """Those in hand."""
+        """Those of running jobs."""
         self.past: list[OutputBuffer] = []
-        """Those that are not in hand any more, and whose jobs have ended."""
-        self.paces: dict[str, float] = {}
+        """Those of ended jobs."""
+        self.rates: dict[str, float] = {}
         """How often a job produces output."""
         self.watched_from: dict[tuple[str, str], int] = {}
         """By gateway and job: the first number that the gateway must receive."""
@@ -1046,52 +1052,52 @@ class Chance:
     def lose(self) -> str:
         return self.random.choices(["", "call", "reply"], [20, 1, 1])[0]
 
-    # --- others ---
+    # --- clients and other processes ---
 
-    async def bring(self) -> None:
-        """Another job, handed over or claimed."""
+    async def add_job(self) -> None:
+        """Add a job, assigned or claimed."""
         if len(self.buffers) > 7:
             return
-        handed = self.random.random() < 0.5
-        for again in await take(self.queue, 8, offer=9 * handed):
-            self.take_up(again)
+        assigned = self.random.random() < 0.5
+        for again in await claim(self.queue, 8, slots=9 * assigned):
+            self.start(again)
         job = await submit(
             self.queue,
             stream=self.random.random() < 0.6,
             gateway=self.random.choice(["", GATEWAY]),
             deadline_s=60,
         )
-        (late,) = self.control.handed(self.queue) if handed else await take(self.queue)
+        (late,) = self.control.assigned(self.queue) if assigned else await claim(self.queue)
         assert late.id == job.id
-        if self.random.random() < 0.3:  # before its worker knows of it
+        if self.random.random() < 0.3:  # before its worker receives it
             await self.change(late)
-        self.take_up(late)
+        self.start(late)
 
-    def take_up(self, job: LeasedJob) -> None:
+    def start(self, job: LeasedJob) -> None:
         buffer = self.worker.start(job)
         self.buffers.append(buffer)
-        self.paces[job.lease_id] = self.random.choice([1.0, 0.9, 0.3, 0.05, 0.02])
+        self.rates[job.lease_id] = self.random.choice([1.0, 0.9, 0.3, 0.05, 0.02])
 
     async def change(self, job: LeasedJob | None = None) -> None:
-        """Somebody ends, takes or watches a job."""
+        """End, requeue or watch a job."""
         if job is None:
             if not self.buffers:
                 return
             job = self.random.choice(self.buffers).job
-        pace = self.random.random()
-        if pace < 0.5:
+        roll = self.random.random()
+        if roll < 0.5:
             await self.watch(job)
-        elif pace < 0.7:
+        elif roll < 0.7:
             await cancel(self.queue, self.store, job)
-        elif pace < 0.8:
+        elif roll < 0.8:
             await expire(self.queue, self.store, job)
-        elif pace < 0.9:
+        elif roll < 0.9:
             await release(self.queue, self.store, job)
         elif self.is_held(job):
             await reap(self.queue, self.store, job)
 
     def lease_id(self, job: LeasedJob) -> str:
-        """Of the last lease; empty if the job was taken back since."""
+        """The id of the last lease; empty if the job was requeued since."""
         packed: Any = self.store.hget(keys.job(0, job.id), "lease")
         return read_lease(packed).lease_id
 
@@ -1100,20 +1106,20 @@ class Chance:
         return state == b"in_progress" and self.lease_id(job) == job.lease_id
 
     async def watch(self, job: LeasedJob) -> None:
-        gateway = self.random.choice(list(self.listeners))
-        sees = self.random.random() < 0.5
+        gateway = self.random.choice(list(self.subscribers))
+        follow = self.random.random() < 0.5
         if not self.is_held(job):
             return
-        await self.queue.watch(job.id, gateway, follow=sees)
-        if job.stream or sees:
+        await self.queue.watch(job.id, gateway, follow=follow)
+        if job.stream or follow:
             last = await self.queue.last_entry(job.id)
             self.watched_from.setdefault((gateway, job.lease_id), last.seq + 1 if last else 1)
 
     async def forget(self) -> None:
         self.store.delete(keys.fence(0, WORKER))
 
-    async def keep(self) -> None:
-        """As the lease keeper does, which bears failures."""
+    async def renew(self) -> None:
+        """Renew as the lease renewer does, which tolerates failures."""
         with contextlib.suppress(RedisTimeoutError):
             await self.worker.lease.renew(0)
 
@@ -1121,39 +1127,39 @@ class Chance:
 
     async def step(self) -> None:
         while self.random.random() < 0.2:
-            disturbance = self.random.choice([self.change, self.change, self.forget, self.keep])
+            disturbance = self.random.choice([self.change, self.change, self.forget, self.renew])
             self.queue.before.append(disturbance)
-        senders = [x for x in self.buffers if self.random.random() < self.paces[x.job.lease_id]]
+        senders = [x for x in self.buffers if self.random.random() < self.rates[x.job.lease_id]]
         if senders and self.random.random() < 0.2:
             senders = senders[:1]
         if senders:
             await self.worker.step(*senders)
         for buffer in self.buffers[:]:
             if buffer.discarded:
-                await self.part_with(buffer)
+                await self.remove(buffer)
             elif self.random.random() < 0.01:
                 await self.worker.finish(buffer, produces=self.random.random() < 0.5)
-                await self.part_with(buffer)
+                await self.remove(buffer)
 
-    async def part_with(self, buffer: OutputBuffer) -> None:
+    async def remove(self, buffer: OutputBuffer) -> None:
         self.buffers.remove(buffer)
         run = self.worker.runs.get(buffer.job.id)
         if run is not None and run.buffer is buffer:
             del self.worker.runs[buffer.job.id]
         job = await self.queue.get(buffer.job.id)
         assert job is not None
-        if job.state is JobState.QUEUED:  # nobody has seen anything of it
-            for again in await take(self.queue):
-                self.take_up(again)
+        if job.state is JobState.QUEUED:  # no client has received any output
+            for again in await claim(self.queue):
+                self.start(again)
         elif self.lease_id(buffer.job) == buffer.job.lease_id:
             assert job.state is not JobState.IN_PROGRESS
             self.past.append(buffer)
 
     # --- what must hold ---
 
-    def listen(self) -> None:
-        for gateway, listener in self.listeners.items():
-            for id_, seq, kind, *_ in listener.frames():
+    def receive(self) -> None:
+        for gateway, subscriber in self.subscribers.items():
+            for id_, seq, kind, *_ in subscriber.frames():
                 if kind in (FrameKind.CHUNK, FrameKind.DELTAS):
                     self.received.setdefault((gateway, id_.decode()), set()).add(seq)
 
@@ -1166,7 +1172,7 @@ class Chance:
             await self.check_entries(buffer, whole=False)
 
     async def check_entries(self, buffer: OutputBuffer, *, whole: bool) -> None:
-        job, words = buffer.job, self.worker.produced[buffer.job.lease_id]
+        job, texts = buffer.job, self.worker.produced[buffer.job.lease_id]
         entries = await self.queue.entries(job.id, 0)
         after = self.random.randrange(len(entries) + 2)
         assert await self.queue.entries(job.id, after) == entries[after:]
@@ -1174,37 +1180,39 @@ class Chance:
             assert entries[-1].end
             last = await self.queue.last_entry(job.id)
             assert last == entries.pop()
-        found = words_in(buffer, entries)
-        # A worker that learns only from Redis' silence what has become of a step can't say whether
-        # the last word of a job that it has lost came.
-        extra = [word(buffer, len(words))] if len(found) > len(words) and not whole else []
-        assert found == [*words, *extra]
-        for gateway in self.listeners:
+        found = texts_in(buffer, entries)
+        # If the reply to a step is lost and the job is lost, too, the worker does not know whether
+        # the job's last token was stored.
+        extra = [token_text(buffer, len(texts))] if len(found) > len(texts) and not whole else []
+        assert found == [*texts, *extra]
+        for gateway in self.subscribers:
             first = self.watched_from.get((gateway, job.lease_id))
             if first is not None and whole:
                 numbers = self.received.get((gateway, job.id), set())
-                assert set(range(first, len(words) + 1)) <= numbers, "a listener has missed a frame"
+                assert set(range(first, len(texts) + 1)) <= numbers, (
+                    "a subscriber has missed a frame"
+                )
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_happens_what_was_said_is_read(
+async def test_random_steps_lose_no_stored_output(
     flaky: Flaky,
     store: Redis,
-    gateway: Listener,
-    other_gateway: Listener,
-    control: Listener,
+    gateway: ChannelSubscriber,
+    other_gateway: ChannelSubscriber,
+    control: ChannelSubscriber,
     worker: Worker,
     seed: int,
 ) -> None:
-    listeners = {GATEWAY: gateway, "gw-2": other_gateway}
-    chance = Chance(worker, store, listeners, control, seed)
+    subscribers = {GATEWAY: gateway, "gw-2": other_gateway}
+    steps = RandomSteps(worker, store, subscribers, control, seed)
     for _ in range(300):
-        if chance.random.random() < 0.1:
-            await chance.bring()
-        await chance.step()
-        chance.listen()
-        await chance.check()
-    assert len(chance.past) > 5
+        if steps.random.random() < 0.1:
+            await steps.add_job()
+        await steps.step()
+        steps.receive()
+        await steps.check()
+    assert len(steps.past) > 5
 
 
 async def test_a_worker_goes_on_when_redis_has_forgotten_the_scripts(

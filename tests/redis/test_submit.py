@@ -1,4 +1,4 @@
-"""Submit: a job is there whole, or not at all."""
+"""Submit: a job is stored completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shared.protocol.job import new_job_id
 from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
-from tests.redis.conftest import POOL, TENANT, entries_of, make_job, submit, take
+from tests.redis.conftest import POOL, TENANT, claim, entries_of, make_job, submit
 
 
-async def test_a_submitted_job_is_what_was_handed_in(queue: JobQueue) -> None:
+async def test_a_submitted_job_has_the_fields_that_were_submitted(queue: JobQueue) -> None:
     handed_in = make_job(metadata={"a": "b"}, deadline_s=30.0, stream=False)
     await queue.submit(handed_in, 10)
     job = await queue.get(handed_in.id)
@@ -45,7 +45,7 @@ async def test_submitted_twice_it_is_one_job(queue: JobQueue, store: Redis) -> N
     assert entries_of(store, job.id) == [DEFAULT]
 
 
-async def test_a_full_lane_takes_nothing_and_keeps_nothing(queue: JobQueue, store: Redis) -> None:
+async def test_a_full_lane_refuses_a_job_and_stores_nothing(queue: JobQueue, store: Redis) -> None:
     for _ in range(2):
         await queue.submit(make_job(), 2)
     there = set(store.keys())
@@ -78,9 +78,7 @@ async def test_a_job_without_a_deadline_is_in_no_list_of_deadlines(
     assert store.zrange(deadlines, 0, -1) == [later.id.encode()]
 
 
-async def test_the_wake_ups_rings_for_each_job_but_not_for_ever(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_each_job_adds_a_wake_up_up_to_a_limit(queue: JobQueue, store: Redis) -> None:
     for _ in range(70):
         await submit(queue)
     assert store.llen(keys.wake_ups(0, POOL)) == 64
@@ -89,7 +87,7 @@ async def test_the_wake_ups_rings_for_each_job_but_not_for_ever(
 async def test_any_bytes_travel_unchanged(queue: JobQueue) -> None:
     body = bytes(range(256)) * 300
     job = await submit(queue, body=body, endpoint="/v1/ü", model="Ω\n")
-    (leased,) = await take(queue, 1)
+    (leased,) = await claim(queue, 1)
     assert (leased.id, leased.body, leased.endpoint) == (job.id, body, "/v1/ü")
 
 

@@ -30,6 +30,10 @@ class SubmitStatus(StrEnum):
     """Its lane holds as many jobs as it may: nothing was stored."""
 
 
+# Looked up for every job: calling the enum costs several times as much.
+_STATUS = {status.encode(): status for status in SubmitStatus}
+
+
 class Submitted(NamedTuple):
     """The reply for one job."""
 
@@ -55,7 +59,7 @@ def start(
 def parse(reply: Sequence[Any]) -> list[Submitted]:
     """The reply, for each job in the order of the call."""
     return [
-        Submitted(SubmitStatus(status.decode()), waiting)
+        Submitted(_STATUS[status], waiting)
         for status, waiting in zip(reply[::2], reply[1::2], strict=True)
     ]
 

@@ -141,7 +141,7 @@ NEXT = {ReadMode.CHUNKS: chunk(2), ReadMode.DELTAS: deltas(2)}
 
 
 def fill(log: Log, mode: ReadMode, count: int) -> None:
-    """Entries as `chunk` and `deltas` tell of them."""
+    """Append entries up to number `count`, as `chunk` and `deltas` publish them."""
     for seq in range(len(log.entries) + 1, count + 1):
         if mode is ReadMode.CHUNKS:
             log.write(b"%d" % seq)

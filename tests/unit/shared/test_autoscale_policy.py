@@ -1,4 +1,4 @@
-"""How many workers, and why: by table, over time, and what holds whatever is seen."""
+"""How many workers, and why: by table, over time, and invariants for any observation."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ UNKNOWN = Observation(
 )
 KNOWN = replace(UNKNOWN, job_s=10.0, job_tokens=500.0, slots=8, start_s=30.0)
 FULL = replace(KNOWN, ready=4, running=32)
-"""All slots taken, nothing waits."""
+"""All slots are taken, no job waits."""
 
 
 def first(now: Observation, **limits: float) -> Decision:
-    """The first decision, as if nobody had ever wanted anything else than what is there."""
+    """The first decision, with as many workers wanted before as are there."""
     return decide(now, replace(LIMITS, **limits), None)
 
 
 class Run:
-    """Decision after decision; what is wanted is there at once unless a look says otherwise."""
+    """A series of decisions; wanted workers are there at once unless an observation has others."""
 
     def __init__(self, now: Observation, **limits: float) -> None:
         self.limits = replace(LIMITS, **limits)
         self.now = now
         self.last = decide(now, self.limits, None)
 
-    def look(self, after_s: float, **changes: object) -> Decision:
+    def observe(self, after_s: float, **changes: object) -> Decision:
         self.now = replace(self.now, at_s=self.now.at_s + after_s, **changes)
         self.last = decide(self.now, self.limits, self.last.state)
         return self.last
 
-    def looks(self, seconds: float, **changes: object) -> Decision:
-        """Every 2 s, for so long."""
+    def observe_for(self, seconds: float, **changes: object) -> Decision:
+        """Observe every 2 s for `seconds`; returns the last decision."""
         for _ in range(int(seconds / 2)):
-            self.look(2, **changes)
+            self.observe(2, **changes)
         return self.last
 
 
-# --- what the load asks for ---
+# --- what the load needs ---
 
 
 @pytest.mark.parametrize(
     ("now", "wanted", "reason"),
     [
-        # nothing is known yet
+        # no observation of the load yet
         (UNKNOWN, 0, "nothing waits or runs"),
         (replace(UNKNOWN, waiting=1), 1, "1 job waits, and no worker has run yet"),
         (replace(UNKNOWN, waiting=33), 2, "33 jobs wait, and no worker has run yet"),
@@ -90,7 +90,7 @@ class Run:
             7,
             "4.8 jobs/s of 10 s each keep 48 slots busy; a worker has 8",
         ),
-        # what runs stays, though nothing comes any more
+        # enough for the running jobs, though no new ones arrive
         (replace(FULL, arrivals_per_s=0), 4, "32 jobs run"),
         # a backlog: clear 5 s after the new ones are there, each of which takes 12 jobs until then
         (
@@ -114,7 +114,7 @@ class Run:
             6,
             "40 jobs wait (about 50 s of work for 4 workers)",
         ),
-        # those at work are done before a new one has loaded
+        # the running jobs end before a new worker has loaded
         (
             replace(FULL, waiting=96, start_s=120.0),
             4,
@@ -141,7 +141,7 @@ def test_figures_are_in_the_singular_and_the_plural() -> None:
         (1, "keeping 1 worker that is still starting"),
         (2, "keeping 2 workers that are still starting"),
     ):
-        assert Run(replace(KNOWN, starting=starting)).looks(300).reason == reason
+        assert Run(replace(KNOWN, starting=starting)).observe_for(300).reason == reason
 
 
 def test_millions_of_jobs_take_all_workers_at_once() -> None:
@@ -153,7 +153,7 @@ def test_a_backlog_is_not_asked_for_twice_while_workers_load() -> None:
     run = Run(replace(KNOWN, waiting=120, start_s=120.0))
     wanted = run.last.wanted
     assert wanted == 10
-    run.looks(118, starting=wanted)
+    run.observe_for(118, starting=wanted)
     assert run.last.wanted == wanted
     assert run.last.reason == (
         "10 starting workers clear the queue in 17 s; a new worker takes 120 s to start"
@@ -161,20 +161,20 @@ def test_a_backlog_is_not_asked_for_twice_while_workers_load() -> None:
 
 
 def test_workers_that_have_just_loaded_are_not_taken_away_again() -> None:
-    """They loaded for as long as a worker must have been superfluous."""
+    """They loaded for as long as fewer workers must have been enough."""
     run = Run(replace(KNOWN, waiting=120, start_s=120.0))
     wanted = run.last.wanted
-    run.looks(120, starting=wanted)
-    assert run.look(2, starting=0, ready=wanted, running=8, waiting=112).wanted == wanted
+    run.observe_for(120, starting=wanted)
+    assert run.observe(2, starting=0, ready=wanted, running=8, waiting=112).wanted == wanted
 
 
 def test_a_worker_that_is_late_is_expected_soon_and_not_asked_for_again() -> None:
     run = Run(replace(KNOWN, waiting=8, start_s=30.0))
-    assert run.looks(200, starting=1).wanted == 1
+    assert run.observe_for(200, starting=1).wanted == 1
     assert run.last.wait_s == pytest.approx(3, abs=2)
 
 
-# --- a queue that stands still ---
+# --- a queue that does not move ---
 
 
 def test_jobs_behind_long_ones_get_slots_although_the_figures_are_low() -> None:
@@ -182,14 +182,14 @@ def test_jobs_behind_long_ones_get_slots_although_the_figures_are_low() -> None:
     run = Run(stuck)
     assert run.last.wanted == 1
     for _ in range(4):
-        run.look(2, oldest_s=run.now.oldest_s + 2)
+        run.observe(2, oldest_s=run.now.oldest_s + 2)
     assert run.last.wanted == 2
     assert run.last.reason == (
         "1 job waits, the oldest for 8 s, and no slot has become free for 8 s"
     )
-    # the one asked for will do
+    # the requested worker is enough
     for _ in range(10):
-        run.look(2, oldest_s=run.now.oldest_s + 2, starting=1)
+        run.observe(2, oldest_s=run.now.oldest_s + 2, starting=1)
     assert run.last.wanted == 2
 
 
@@ -200,7 +200,7 @@ def test_jobs_behind_long_ones_get_slots_although_the_figures_are_low() -> None:
 def test_a_queue_that_moves_is_not_stuck_however_old_it_is(shorter: int, older_s: float) -> None:
     run = Run(replace(FULL, waiting=1000, oldest_s=500.0, start_s=600.0), max=100)
     for _ in range(100):
-        run.look(2, waiting=run.now.waiting - shorter, oldest_s=run.now.oldest_s + older_s)
+        run.observe(2, waiting=run.now.waiting - shorter, oldest_s=run.now.oldest_s + older_s)
     assert run.last.wanted == 4
 
 
@@ -209,7 +209,7 @@ def test_a_worker_that_memory_bounds_counts_with_the_jobs_that_it_runs() -> None
     now = replace(KNOWN, slots=256, ready=1, running=40, waiting=300, arrivals_per_s=4.0)
     run = Run(now)
     assert run.last.wanted == 1
-    run.looks(12, oldest_s=9.0, waiting=301)
+    run.observe_for(12, oldest_s=9.0, waiting=301)
     assert run.last.wanted > 4
 
 
@@ -219,88 +219,88 @@ def test_a_worker_that_memory_bounds_counts_with_the_jobs_that_it_runs() -> None
 def test_down_only_when_fewer_have_been_enough_for_a_while() -> None:
     run = Run(replace(FULL, arrivals_per_s=2.5))
     assert run.last.wanted == 4
-    assert run.looks(84, running=5, arrivals_per_s=0.5).wanted == 4
+    assert run.observe_for(84, running=5, arrivals_per_s=0.5).wanted == 4
     assert run.last.reason == "fewer have been enough for 84 of 120 s"
-    assert run.looks(34).wanted == 4
-    assert run.look(2).wanted == 1
+    assert run.observe_for(34).wanted == 4
+    assert run.observe(2).wanted == 1
     assert run.last.reason == "1 worker has been enough for 120 s"
 
 
 def test_the_largest_need_of_the_window_counts() -> None:
     run = Run(replace(FULL, ready=10, running=64, arrivals_per_s=6.4))
     assert run.last.wanted == 10
-    run.looks(60, running=40, arrivals_per_s=4.0)  # 7 would do
-    run.looks(58, running=10, arrivals_per_s=1.0)  # 2 would do
+    run.observe_for(60, running=40, arrivals_per_s=4.0)  # 7 would do
+    run.observe_for(58, running=10, arrivals_per_s=1.0)  # 2 would do
     assert run.last.wanted == 10
-    assert run.looks(2).wanted == 7
+    assert run.observe_for(2).wanted == 7
     assert run.last.reason == "7 workers have been enough for 120 s"
-    assert run.looks(52, ready=7).wanted == 7
-    assert run.looks(12).wanted == 2
+    assert run.observe_for(52, ready=7).wanted == 7
+    assert run.observe_for(12).wanted == 2
 
 
 def test_a_load_on_a_boundary_does_not_flap() -> None:
     """6.4 slots are one worker's share."""
     run = Run(replace(KNOWN, ready=1, running=6, arrivals_per_s=0.64))
-    wanted = {run.look(2, arrivals_per_s=0.64 + 0.05 * (-1) ** i).wanted for i in range(500)}
+    wanted = {run.observe(2, arrivals_per_s=0.64 + 0.05 * (-1) ** i).wanted for i in range(500)}
     assert wanted == {1}
-    run.look(2, arrivals_per_s=0.75)
+    run.observe(2, arrivals_per_s=0.75)
     wanted = {
-        run.look(2, ready=2, arrivals_per_s=0.68 + 0.03 * (-1) ** i).wanted for i in range(500)
+        run.observe(2, ready=2, arrivals_per_s=0.68 + 0.03 * (-1) ** i).wanted for i in range(500)
     }
     assert wanted == {2}
 
 
-def test_what_is_there_at_first_is_what_was_needed_until_then() -> None:
+def test_the_first_number_of_workers_counts_as_needed_until_then() -> None:
     run = Run(replace(KNOWN, ready=9))
     assert run.last.wanted == 9
-    assert run.looks(118).wanted == 9
-    assert run.looks(2).wanted == 1  # the last one waits longer
+    assert run.observe_for(118).wanted == 9
+    assert run.observe_for(2).wanted == 1  # the last one waits longer
     assert run.last.reason == "idle for 120 of 300 s"
 
 
-def test_nobody_who_loads_is_stopped_but_by_the_limit() -> None:
+def test_loading_workers_are_stopped_only_by_the_limit() -> None:
     run = Run(replace(KNOWN, waiting=120))
     assert run.last.wanted == 10
-    run.look(2, starting=10, waiting=0)  # cancelled
-    assert run.looks(300).wanted == 10
+    run.observe(2, starting=10, waiting=0)  # cancelled
+    assert run.observe_for(300).wanted == 10
     assert run.last.reason == "keeping 10 workers that are still starting"
     run.limits = replace(run.limits, max=4)
-    assert run.look(2).wanted == 4
+    assert run.observe(2).wanted == 4
     assert run.last.reason == "keeping 10 workers that are still starting; 4 is the maximum"
 
 
 def test_to_zero_when_idle_and_back_at_the_first_job() -> None:
     run = Run(replace(KNOWN, ready=1, running=1, arrivals_per_s=0.01))
-    assert run.looks(210, running=0).wanted == 1
+    assert run.observe_for(210, running=0).wanted == 1
     assert run.last.reason == "idle for 210 of 300 s"
-    assert run.looks(88).wanted == 1
-    assert run.look(2).wanted == 0
+    assert run.observe_for(88).wanted == 1
+    assert run.observe(2).wanted == 0
     assert run.last.reason == "idle for 300 s"
-    assert run.looks(600, ready=0, arrivals_per_s=0).wanted == 0
-    assert run.look(2, waiting=1).wanted == 1
+    assert run.observe_for(600, ready=0, arrivals_per_s=0).wanted == 0
+    assert run.observe(2, waiting=1).wanted == 1
     assert run.last.wait_s == pytest.approx(30, abs=2)
 
 
-def test_work_begins_the_idle_time_anew() -> None:
+def test_work_restarts_the_idle_time() -> None:
     run = Run(replace(KNOWN, ready=1))
-    run.looks(290)
-    run.look(2, running=1)
-    run.look(2, running=0)
-    assert run.looks(290).wanted == 1
+    run.observe_for(290)
+    run.observe(2, running=1)
+    run.observe(2, running=0)
+    assert run.observe_for(290).wanted == 1
 
 
 def test_limits_that_change_count_at_once() -> None:
     run = Run(FULL)
     run.limits = replace(run.limits, max=2)
-    assert run.look(2).wanted == 2
+    assert run.observe(2).wanted == 2
     run.limits = replace(run.limits, min=6, max=20)
-    assert run.look(2).wanted == 6
+    assert run.observe(2).wanted == 6
     assert run.last.reason == "32 jobs run; 6 is the minimum"
 
 
-def test_jobs_on_workers_that_leave_hold_nobody_else() -> None:
+def test_jobs_on_draining_workers_keep_no_others() -> None:
     run = Run(replace(KNOWN, ready=1, draining=3, running=32))
-    assert run.looks(130).wanted == 1
+    assert run.observe_for(130).wanted == 1
 
 
 # --- clocks ---
@@ -308,21 +308,21 @@ def test_jobs_on_workers_that_leave_hold_nobody_else() -> None:
 
 def test_a_clock_that_is_set_back_changes_nothing() -> None:
     run = Run(replace(FULL, arrivals_per_s=2.5))
-    run.looks(60, running=5, arrivals_per_s=0.5)
-    assert run.look(-86_400).wanted == 4
+    run.observe_for(60, running=5, arrivals_per_s=0.5)
+    assert run.observe(-86_400).wanted == 4
     assert run.last.reason == "fewer have been enough for 60 of 120 s"
-    assert run.looks(62).wanted == 1
+    assert run.observe_for(62).wanted == 1
 
 
 def test_an_outage_of_the_autoscaler_is_not_calm() -> None:
     run = Run(replace(FULL, arrivals_per_s=2.5))
-    run.look(2, running=5, arrivals_per_s=0.5)
-    assert run.look(3600).wanted == 4
+    run.observe(2, running=5, arrivals_per_s=0.5)
+    assert run.observe(3600).wanted == 4
     idle = Run(replace(KNOWN, ready=1))
-    assert idle.look(3600).wanted == 1
+    assert idle.observe(3600).wanted == 1
 
 
-# --- what clients are told ---
+# --- the wait that clients get ---
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_the_wait_of_a_job_that_comes_now(now: Observation, wait_s: float | None
     assert first(now).wait_s == (None if wait_s is None else pytest.approx(wait_s))
 
 
-# --- whatever is seen ---
+# --- invariants for any observation ---
 
 
 def _seconds(most: float) -> st.SearchStrategy[float]:
@@ -395,7 +395,7 @@ def each(
 
 @settings(max_examples=300, deadline=None)
 @given(HISTORIES, LIMITS_OF_ALL_KINDS)
-def test_it_stays_within_the_limits_and_says_why(
+def test_decisions_stay_within_the_limits_and_have_a_reason(
     history: list[Observation], limits: Limits
 ) -> None:
     def check(now: Observation, decision: Decision) -> None:
@@ -412,7 +412,7 @@ def test_it_stays_within_the_limits_and_says_why(
 
 @settings(max_examples=200, deadline=None)
 @given(HISTORIES, LIMITS_OF_ALL_KINDS)
-def test_what_it_remembers_is_small_ordered_and_can_be_stored(
+def test_the_policys_state_is_small_ordered_and_can_be_stored(
     history: list[Observation], limits: Limits
 ) -> None:
     stored = TypeAdapter(PolicyState)
@@ -432,7 +432,7 @@ def test_what_it_remembers_is_small_ordered_and_can_be_stored(
 
 @settings(max_examples=300, deadline=None)
 @given(OBSERVATIONS, LIMITS_OF_ALL_KINDS, st.integers(1, 10**6))
-def test_more_that_waits_never_means_fewer_workers(
+def test_more_waiting_jobs_never_mean_fewer_workers(
     now: Observation, limits: Limits, more: int
 ) -> None:
     now = replace(now, waiting_tokens=None)
@@ -442,14 +442,14 @@ def test_more_that_waits_never_means_fewer_workers(
 
 @settings(max_examples=100, deadline=None)
 @given(HISTORIES, LIMITS_OF_ALL_KINDS)
-def test_it_comes_to_rest(history: list[Observation], limits: Limits) -> None:
-    """Whatever was: without work, and with what was asked for there, `min` is wanted in the end."""
+def test_idle_fleets_reach_the_minimum(history: list[Observation], limits: Limits) -> None:
+    """After any history: without work, and with the wanted workers there, `min` is wanted."""
     state = None
     for now in history:
         state = decide(now, limits, state).state
     quiet = replace(KNOWN, at_s=history[-1].at_s)
-    looks = int(max(limits.down_after_s, limits.idle_s) / 60) + 2
-    for _ in range(looks):
+    observe_for = int(max(limits.down_after_s, limits.idle_s) / 60) + 2
+    for _ in range(observe_for):
         assert state is not None
         quiet = replace(quiet, at_s=quiet.at_s + 60, ready=state.wanted)
         state = decide(quiet, limits, state).state
@@ -523,5 +523,5 @@ def test_the_setting_is_checked_at_start(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
     ],
 )
-def test_one_worker_is_spoken_of_in_the_singular(now: Observation, words: str) -> None:
+def test_one_worker_is_in_the_singular(now: Observation, words: str) -> None:
     assert words in first(now).reason

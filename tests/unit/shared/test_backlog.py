@@ -27,7 +27,7 @@ FOUR = WorkerSupply(ready=4, loading=(), slots=8)
         (Backlog(96, 10), WorkerSupply(4, ((10, 4),), 8), 15, 0),
         (Backlog(96, 10), WorkerSupply(4, ((50, 4),), 8), 30, 32),
         (Backlog(20, 10, arrivals_per_s=1), WorkerSupply(0, ((10, 1), (15, 4)), 8), 15, 0),
-        # nobody, and jobs that are not known to end
+        # no workers, and jobs of unknown duration
         (Backlog(5, 10), WorkerSupply(0, (), 8), math.inf, 5),
         (Backlog(5, math.inf), FOUR, math.inf, 5),
         (Backlog(5, math.inf), WorkerSupply(4, ((15, 1),), 8), 15, 0),
@@ -49,7 +49,7 @@ def test_a_queue_drains(
         (Backlog(96, 10), FOUR, 20, 5, 2),  # 16 more than 4 can take; one takes 12 in 5 s
         (Backlog(96, 10), WorkerSupply(0, (), 8), 20, 0, 12),  # at once: a slot for each
         (Backlog(96, 10), WorkerSupply(0, (), 8), 20, 10, 6),
-        (Backlog(96, 10), WorkerSupply(0, ((20, 6),), 8), 20, 10, 0),  # they have been asked for
+        (Backlog(96, 10), WorkerSupply(0, ((20, 6),), 8), 20, 10, 0),  # requested already
         (Backlog(100, math.inf), WorkerSupply(0, (), 8), 20, 10, 13),
         (Backlog(3_000_000, 10), FOUR, 20, 5, 249_994),
     ],

@@ -1,4 +1,4 @@
-"""Blob storage in a folder: what was put is there whole, or not at all."""
+"""Blob storage in a folder: a blob is stored completely or not at all."""
 
 from __future__ import annotations
 

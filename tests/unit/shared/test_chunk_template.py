@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder, Item
 
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
+TEXTS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
 
-# Chunks that share much, as those of a stream do, and quotes where they hurt.
+# Chunks that share much, as those of a stream do, with quotes in difficult positions.
 pieces = st.sampled_from([b'data: {"a":"', b'"', b'\\"', b'"},"b":"', b'"}\n\n', b"x", b"xy"])
 alike = st.lists(pieces, max_size=6).map(b"".join)
 chunks = st.lists(alike | st.binary(max_size=20), max_size=30)
@@ -55,36 +55,36 @@ def steps(stream: list[bytes], cuts: Iterable[int]) -> Iterator[list[bytes]]:
 
 
 def encode_each(stream: list[bytes]) -> list[list[Item]]:
-    """One chunk per step, as a token stream comes."""
-    folder = DeltaEncoder()
-    return [folder.encode([chunk]) for chunk in stream]
+    """Encode one chunk per step, as in a token stream."""
+    encoder = DeltaEncoder()
+    return [encoder.encode([chunk]) for chunk in stream]
 
 
-def decode_each(folded: Iterable[list[Item]]) -> bytes:
+def decode_each(encoded: Iterable[list[Item]]) -> bytes:
     decoder = DeltaDecoder()
-    return b"".join([decoder.decode(items) for items in folded])
+    return b"".join([decoder.decode(items) for items in encoded])
 
 
-def words(folded: list[list[Item]]) -> list[list[Item]]:
-    """The steps at the end of a stream, of which each says one of WORDS."""
-    return folded[-len(WORDS) :]
+def last_steps(encoded: list[list[Item]]) -> list[list[Item]]:
+    """The last steps of a stream, which have one of TEXTS each."""
+    return encoded[-len(TEXTS) :]
 
 
 @settings(deadline=None, derandomize=True, max_examples=500)
 @given(chunks, st.lists(st.integers(0, 5), max_size=20))
-def test_any_chunks_come_out_as_they_went_in_however_they_are_cut(
+def test_chunks_are_decoded_as_they_were_encoded_however_they_are_cut(
     stream: list[bytes], cuts: list[int]
 ) -> None:
-    folder, decoder = DeltaEncoder(), DeltaDecoder()
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
     for step in steps(stream, cuts):
-        packed = pack_chunks(folder.encode(step))
+        packed = pack_chunks(encoder.encode(step))
         items = msgpack.unpackb(packed, raw=True, use_list=False)
         assert decoder.decode(items) == b"".join(step)
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=30))
-def test_any_texts_of_a_chat_come_out_as_they_went_in(texts: list[str]) -> None:
+def test_texts_of_a_chat_are_decoded_as_they_were_encoded(texts: list[str]) -> None:
     stream = [chat({"content": text}) for text in texts]
     assert decode_each(encode_each(stream)) == b"".join(stream)
 
@@ -100,53 +100,53 @@ def test_the_cutting_does_not_change_the_items(stream: list[bytes]) -> None:
 def test_a_step_of_a_chat_is_its_text() -> None:
     stream = [chat({"role": "assistant", "content": ""})]
     stream += [chat({"content": " is"}), chat({"content": " it"})]
-    stream += [chat({"content": word}) for word in WORDS]
-    folded = encode_each(stream)
-    assert words(folded) == [[word.encode()] for word in WORDS]
-    assert [len(pack_chunks(items)) for items in words(folded)] == [len(w) + 2 for w in WORDS]
-    assert decode_each(folded) == b"".join(stream)
+    stream += [chat({"content": word}) for word in TEXTS]
+    encoded = encode_each(stream)
+    assert last_steps(encoded) == [[word.encode()] for word in TEXTS]
+    assert [len(pack_chunks(items)) for items in last_steps(encoded)] == [len(w) + 2 for w in TEXTS]
+    assert decode_each(encoded) == b"".join(stream)
 
 
 def test_a_step_of_a_completion_is_its_text() -> None:
-    stream = [completion(text) for text in ("It", " is", *WORDS)]
-    folded = encode_each(stream)
-    assert words(folded) == [[word.encode()] for word in WORDS]
-    assert decode_each(folded) == b"".join(stream)
+    stream = [completion(text) for text in ("It", " is", *TEXTS)]
+    encoded = encode_each(stream)
+    assert last_steps(encoded) == [[word.encode()] for word in TEXTS]
+    assert decode_each(encoded) == b"".join(stream)
 
 
 def test_several_steps_at_once_are_their_texts() -> None:
-    folder = DeltaEncoder()
-    folder.encode([chat({"role": "assistant", "content": ""}), chat({"content": "a"})])
-    folder.encode([chat({"content": "b"})])
-    step = [chat({"content": word}) for word in WORDS]
-    assert folder.encode(step) == [word.encode() for word in WORDS]
+    encoder = DeltaEncoder()
+    encoder.encode([chat({"role": "assistant", "content": ""}), chat({"content": "a"})])
+    encoder.encode([chat({"content": "b"})])
+    step = [chat({"content": word}) for word in TEXTS]
+    assert encoder.encode(step) == [word.encode() for word in TEXTS]
 
 
 def test_the_arguments_of_a_tool_call_are_sent_as_they_grow() -> None:
     stream = [chat({"role": "assistant", "content": ""})]
-    stream += [chat({"content": word}) for word in WORDS]  # it has settled on an template
+    stream += [chat({"content": word}) for word in TEXTS]  # a template is chosen by now
     call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "find"}}
     stream += [chat({"tool_calls": [call]}), arguments('{"'), arguments("who")]
-    stream += [arguments(word) for word in WORDS]
-    folded = encode_each(stream)
-    assert words(folded) == [[word.encode()] for word in WORDS]
-    assert decode_each(folded) == b"".join(stream)
+    stream += [arguments(word) for word in TEXTS]
+    encoded = encode_each(stream)
+    assert last_steps(encoded) == [[word.encode()] for word in TEXTS]
+    assert decode_each(encoded) == b"".join(stream)
 
 
 def test_text_after_reasoning_is_sent_as_it_is() -> None:
     stream = [chat({"role": "assistant", "content": ""})]
-    stream += [chat({"reasoning_content": word}) for word in WORDS]
-    stream += [chat({"content": word}) for word in ("so", "then", *WORDS)]
-    folded = encode_each(stream)
-    assert words(folded) == [[word.encode()] for word in WORDS]
-    assert decode_each(folded) == b"".join(stream)
+    stream += [chat({"reasoning_content": word}) for word in TEXTS]
+    stream += [chat({"content": word}) for word in ("so", "then", *TEXTS)]
+    encoded = encode_each(stream)
+    assert last_steps(encoded) == [[word.encode()] for word in TEXTS]
+    assert decode_each(encoded) == b"".join(stream)
 
 
-def test_a_step_of_two_choices_tells_little_more_than_which_and_what() -> None:
-    folder, decoder = DeltaEncoder(), DeltaDecoder()
-    for i, pair in enumerate((word, word.upper()) for word in WORDS):
+def test_a_step_of_two_choices_is_little_more_than_indexes_and_texts() -> None:
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
+    for i, pair in enumerate((word, word.upper()) for word in TEXTS):
         step = [chat({"content": word}, index=index) for index, word in enumerate(pair)]
-        items = folder.encode(step)
+        items = encoder.encode(step)
         assert decoder.decode(items) == b"".join(step)
         if i > 3:
             assert len(items) == 2  # no template
@@ -160,11 +160,11 @@ def test_the_first_chunk_is_sent_whole() -> None:
 
 
 def test_a_chunk_that_is_no_json_is_sent_as_it_is() -> None:
-    folder, decoder = DeltaEncoder(), DeltaDecoder()
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
     stream = [chat({"content": "a"}), chat({"content": "b"}), b"data: [DONE]\n\n", b""]
-    folded = [folder.encode([chunk]) for chunk in stream]
-    assert [decoder.decode(items) for items in folded] == stream
-    assert len(pack_chunks(folded[2])) < 20
+    encoded = [encoder.encode([chunk]) for chunk in stream]
+    assert [decoder.decode(items) for items in encoded] == stream
+    assert len(pack_chunks(encoded[2])) < 20
 
 
 def test_no_chunks_are_no_items() -> None:
@@ -174,51 +174,51 @@ def test_no_chunks_are_no_items() -> None:
 
 def test_a_chunk_that_is_repeated_costs_next_to_nothing() -> None:
     stream = [chat({"content": "x"})] * 20
-    folded = encode_each(stream)
-    assert decode_each(folded) == b"".join(stream)
-    assert all(len(pack_chunks(items)) < 20 for items in folded[2:])
-    stream += [chat({"content": word}) for word in ("y", "z", *WORDS)]
-    folded = encode_each(stream)  # the repetitions have not spoiled the template
-    assert words(folded) == [[word.encode()] for word in WORDS]
-    assert decode_each(folded) == b"".join(stream)
+    encoded = encode_each(stream)
+    assert decode_each(encoded) == b"".join(stream)
+    assert all(len(pack_chunks(items)) < 20 for items in encoded[2:])
+    stream += [chat({"content": word}) for word in ("y", "z", *TEXTS)]
+    encoded = encode_each(stream)  # the repetitions have not changed the template
+    assert last_steps(encoded) == [[word.encode()] for word in TEXTS]
+    assert decode_each(encoded) == b"".join(stream)
 
 
 @pytest.mark.parametrize("text", ["", '"', '\\"', "\\", 'a"b', '"},"finish_reason":null', "ü\n🙂"])
-def test_a_middle_may_be_empty_or_look_like_an_envelope(text: str) -> None:
-    stream = [chat({"content": word}) for word in ("a", "b", text, "c", text, text, *WORDS)]
-    folded = encode_each(stream)
-    assert decode_each(folded) == b"".join(stream)
-    # After it has misled the sender once, it is the middle again.
+def test_a_text_may_be_empty_or_look_like_a_template(text: str) -> None:
+    stream = [chat({"content": word}) for word in ("a", "b", text, "c", text, text, *TEXTS)]
+    encoded = encode_each(stream)
+    assert decode_each(encoded) == b"".join(stream)
+    # The encoder takes a wrong part as the text once, then the right one again.
     escaped = json.dumps(text, ensure_ascii=False)[1:-1].encode()
     assert encode_each([*stream, chat({"content": text})])[-1][-1:] == [escaped]
 
 
-def test_a_chunk_shorter_than_the_envelope_does_not_fit_it() -> None:
+def test_a_chunk_shorter_than_the_template_does_not_fit_it() -> None:
     head, tail = b'{"a":"aaaa"', b'"aaaa"}'
-    folder, decoder = DeltaEncoder(), DeltaDecoder()
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
     for chunk in (head + b'b"' + tail, head + b'c"' + tail, head + tail, head, tail, b'"', b""):
-        assert decoder.decode(folder.encode([chunk])) == chunk
+        assert decoder.decode(encoder.encode([chunk])) == chunk
 
 
-@pytest.mark.parametrize("text", WORDS)
-def test_who_leaves_a_settled_envelope_goes_by_the_chunk_before(text: str) -> None:
-    stream = [chat({"content": f'{word} "{word}" {word}'}) for word in WORDS]
-    # It does not fit, and is much like one that came long before.
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_chunk_that_does_not_fit_is_encoded_against_the_one_before(text: str) -> None:
+    stream = [chat({"content": f'{word} "{word}" {word}'}) for word in TEXTS]
+    # It does not fit the template, and is similar to a much earlier chunk.
     stream.append(chat({"content": f'{text} "{text}" {text}'}, finish="stop"))
     assert decode_each(encode_each(stream)) == b"".join(stream)
 
 
-def test_who_has_not_seen_every_step_can_not_unfold() -> None:
-    stream = [chat({"content": word}) for word in WORDS]
-    folded = encode_each(stream)
+def test_a_decoder_that_misses_a_step_can_not_decode() -> None:
+    stream = [chat({"content": word}) for word in TEXTS]
+    encoded = encode_each(stream)
     late, mixed_up = DeltaDecoder(), DeltaDecoder()
-    assert late.decode(folded[3]) != stream[3]
-    assert mixed_up.decode(folded[1]) != stream[1]
-    anew = DeltaDecoder()  # from the first: all is well
-    assert [anew.decode(items) for items in folded] == stream
+    assert late.decode(encoded[3]) != stream[3]
+    assert mixed_up.decode(encoded[1]) != stream[1]
+    complete = DeltaDecoder()  # from the first chunk on
+    assert [complete.decode(items) for items in encoded] == stream
 
 
-def test_jobs_have_envelopes_of_their_own() -> None:
+def test_jobs_have_templates_of_their_own() -> None:
     one, other = DeltaEncoder(), DeltaEncoder()
-    for word in WORDS:
+    for word in TEXTS:
         assert one.encode([chat({"content": word})]) == other.encode([chat({"content": word})])

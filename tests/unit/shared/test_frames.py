@@ -1,4 +1,4 @@
-"""Frames: what is encoded comes out again, however many stand in one message.
+"""Frames: what is encoded is decoded again, with any number of frames in one message.
 
 Frames that Lua makes are read in tests/redis.
 """
@@ -42,7 +42,7 @@ seqs = st.sampled_from(EDGES) | st.integers(1, 2**32 - 1)
 
 @settings(deadline=None, derandomize=True)
 @given(st.lists(frames, max_size=20))
-def test_frames_come_out_as_they_went_in(
+def test_frames_are_decoded_as_they_were_encoded(
     sent: list[tuple[str, int, FrameKind, bytes, Any, int]],
 ) -> None:
     message = b"".join(encode(*frame) for frame in sent)
@@ -56,7 +56,7 @@ def test_frames_come_out_as_they_went_in(
 
 @settings(deadline=None, derandomize=True)
 @given(items, journals)
-def test_items_come_out_as_they_went_in(
+def test_items_are_decoded_as_they_were_encoded(
     chunks: list[bytes | tuple[int, int]], journal: Any
 ) -> None:
     (got,) = decode(encode("job", 7, FrameKind.CHUNK, chunks, journal))

@@ -1,4 +1,4 @@
-"""The log: what is packed comes out again, and adds up."""
+"""The job log: what is packed is parsed again, and adds up to the transcript."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def end(state: str) -> bytes:
 
 
 def parse(*entries: bytes, first: int = 1) -> list[Entry]:
-    """Entries that stand in a log one by one."""
+    """Parse entries that are stored one by one."""
     return parse_segments([pack_segment(seq, [entry]) for seq, entry in enumerate(entries, first)])
 
 
@@ -72,7 +72,7 @@ def through_a_frame(
 
 @settings(deadline=None, derandomize=True)
 @given(records)
-def test_a_journal_comes_out_as_it_went_in(journal: list[Delta | Prompt]) -> None:
+def test_a_journal_is_read_as_it_was_written(journal: list[Delta | Prompt]) -> None:
     for unpacked in (
         read_journal(make_journal(journal)),
         through_the_log(journal),
@@ -84,7 +84,7 @@ def test_a_journal_comes_out_as_it_went_in(journal: list[Delta | Prompt]) -> Non
 
 @settings(deadline=None, derandomize=True, max_examples=500)
 @given(journals, items)
-def test_a_journal_comes_out_as_it_went_in_whatever_chunks_stand_beside_it(
+def test_a_journal_is_read_as_it_was_written_beside_any_chunks(
     journal: list[Delta | Prompt], chunks: list[Item]
 ) -> None:
     for unpacked in (
@@ -122,7 +122,7 @@ def test_the_usual_token_is_nothing_but_its_id() -> None:
     assert len(packed([b"He"], make_journal([USUAL], [b"He"]))) == 5
 
 
-def test_the_token_of_number_nothing_is_not_nothing() -> None:
+def test_token_id_zero_is_not_dropped() -> None:
     first = Delta(0, 0, (0,), "He")
     assert make_journal([first], [b"He"]) == 0
     assert through_the_log([first], [b"He"]) == [first]
@@ -140,7 +140,7 @@ def test_several_steps_in_one_entry_are_their_ids() -> None:
     [
         pytest.param(USUAL, [], id="no chunk"),
         pytest.param(USUAL, [(3, 4)], id="a template alone"),
-        pytest.param(USUAL, [b'"text":"He'], id="more in the middle than the text"),
+        pytest.param(USUAL, [b'"text":"He'], id="more in the payload than the text"),
         pytest.param(Delta(0, 0, (1,), "\n"), [b"\\n"], id="escaped"),
         pytest.param(Delta(0, 0, (1, 2), "He"), [b"He"], id="two tokens"),
         pytest.param(Delta(0, 0, (), "He"), [b"He"], id="no token"),
@@ -160,7 +160,7 @@ def test_usual_and_other_records_may_be_mixed() -> None:
     journal: list[Delta | Prompt] = [
         Prompt(0, 3),
         Delta(0, 0, (1,), "a"),
-        Delta(0, 0, (2, 3), "b"),  # two tokens: `b` stays the next middle
+        Delta(0, 0, (2, 3), "b"),  # two tokens: `b` is still the next payload
         Delta(0, 0, (4,), "b"),
         Delta(0, 1, (5,), "c"),
         Delta(0, 0, (6,), "c"),
@@ -172,13 +172,13 @@ def test_usual_and_other_records_may_be_mixed() -> None:
 
 
 def test_the_first_chunk_of_a_stream_does_not_stand_for_a_text() -> None:
-    folder, decoder = DeltaEncoder(), DeltaDecoder()
+    encoder, decoder = DeltaEncoder(), DeltaDecoder()
     chunks = [b'{"text":"%s"}' % text for text in (b"", b"a", b"b", b"c")]
     journals: list[list[Delta | Prompt]] = [[Prompt(0, 3)]]
     journals += [[Delta(0, 0, (n,), text)] for n, text in enumerate("abc")]
     for seq, (chunk, journal) in enumerate(zip(chunks, journals, strict=True), 1):
-        folded = folder.encode([chunk])
-        (entry,) = parse(packed(folded, make_journal(journal, folded)), first=seq)
+        encoded = encoder.encode([chunk])
+        (entry,) = parse(packed(encoded, make_journal(journal, encoded)), first=seq)
         assert entry.seq == seq
         assert decoder.decode(entry.items) == chunk
         assert read_journal(entry.journal, entry.items) == journal
@@ -188,7 +188,7 @@ def test_the_first_chunk_of_a_stream_does_not_stand_for_a_text() -> None:
 
 
 def numbered(first: int, last: int) -> list[bytes]:
-    """Entries that tell their numbers."""
+    """Entries that contain their numbers."""
     return [packed([b"%d" % seq], seq) for seq in range(first, last + 1)]
 
 
@@ -197,7 +197,7 @@ def segment(first: int, last: int) -> bytes:
 
 
 def read(seq: int) -> Entry:
-    """What comes of one of those."""
+    """Such an entry as it is parsed."""
     return Entry(seq, (b"%d" % seq,), seq, "")
 
 
@@ -213,7 +213,7 @@ spans = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 40)), max_size=12
 
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(st.lists(st.tuples(items, journals), max_size=30), st.lists(st.integers(1, 10)))
-def test_a_log_comes_out_as_it_went_in_however_it_is_cut(
+def test_a_log_is_read_as_it_was_written_however_it_is_cut(
     entries_in: list[tuple[list[Item], list[Delta | Prompt]]], cuts: list[int]
 ) -> None:
     entries = [packed(chunks, make_journal(journal, chunks)) for chunks, journal in entries_in]
@@ -243,7 +243,7 @@ def test_every_entry_comes_once_and_what_no_segment_holds_is_lost(
     assert parse_segments(segments, after) == whole[after:]
     repeated = [each for each in segments for _ in range(2)]
     assert parse_segments(repeated, after) == whole[after:]
-    # Who does not say where it begins begins with the first that is there.
+    # Without a first number, reading starts at the first segment that exists.
     assert parse_segments(segments) == whole[min(held, default=1) - 1 :]
 
 
@@ -297,7 +297,7 @@ def test_an_entry_without_chunks_or_records_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 31, 32, 255, 256, 65_535, 65_536, 3 << 20])
-def test_a_middle_of_any_length_is_parsed(size: int) -> None:
+def test_a_payload_of_any_length_is_parsed(size: int) -> None:
     chunks = [b"\xff" * size]
     entry, behind = parse(packed(chunks, make_journal([USUAL], chunks)), packed([b"x"]))
     assert entry.items == (b"\xff" * size,)
@@ -346,6 +346,6 @@ def test_a_transcript_does_not_depend_on_how_the_journal_is_cut(
         in_parts.add(entry)
     at_once.add(record for entry in entries for record in entry)
     assert in_parts == at_once
-    spoken = [r for entry in entries for r in entry if isinstance(r, Delta)]
-    assert in_parts.completion_tokens == sum(len(delta.token_ids) for delta in spoken)
-    assert sum(len(c["text"]) for c in in_parts.choices()) == sum(len(d.text) for d in spoken)
+    deltas = [r for entry in entries for r in entry if isinstance(r, Delta)]
+    assert in_parts.completion_tokens == sum(len(delta.token_ids) for delta in deltas)
+    assert sum(len(c["text"]) for c in in_parts.choices()) == sum(len(d.text) for d in deltas)

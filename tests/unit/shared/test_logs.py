@@ -38,26 +38,24 @@ class Lines:
 
 
 @pytest.fixture(autouse=True)
-def nothing_bound() -> Iterator[None]:
+def nothing_bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(logs, "_process_fields", {})
     logs.clear_contextvars()
     yield
     logs.clear_contextvars()
 
 
-def test_a_line_of_json_has_time_level_logger_and_bound_ids(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(logs, "_process_fields", {})
+def test_a_line_of_json_has_time_level_logger_and_bound_ids() -> None:
     lines = Lines(as_json=True)
     logs.bind_process(worker="w-1")
     logs.bind_contextvars(request_id="req-7", job_id="job_1", attempt=2)
-    lines.logger.warning("%s handed back", "job_1", extra={"pool": "demo"})
+    lines.logger.warning("%s released", "job_1", extra={"pool": "demo"})
     (line,) = lines.parsed()
     assert re.fullmatch(TIMESTAMP, line.pop("timestamp"))
     assert line == {
         "level": "warning",
         "logger": "flotilla.part",
-        "message": "job_1 handed back",
+        "message": "job_1 released",
         "request_id": "req-7",
         "job_id": "job_1",
         "attempt": 2,

@@ -1,4 +1,4 @@
-"""Pools: what the variables of a process say of them."""
+"""Pools: how the variables of a process describe them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's record: what its hash in Redis tells."""
+"""A job record: the hash in Redis, parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "")
 
 
 def raw(**changes: Any) -> dict[bytes, bytes]:
-    """The hash of a job that waits."""
+    """The hash of a queued job."""
     fields = {
         "state": "queued",
         "request": REQUEST,
@@ -105,7 +105,7 @@ FIRST = Attempt("a", 2.0, 3.0, "worker_lost")
                 "history": HISTORY,
             },
             (FIRST,),
-            id="the last one is not told twice",
+            id="the last one is not listed twice",
         ),
         pytest.param(
             {
@@ -119,13 +119,13 @@ FIRST = Attempt("a", 2.0, 3.0, "worker_lost")
         ),
     ],
 )
-def test_attempts_are_told_once_each(
+def test_each_attempt_is_listed_once(
     changes: dict[str, Any], attempts: tuple[Attempt, ...]
 ) -> None:
     assert parse_job(ID, raw(**changes)).attempts == attempts
 
 
-def test_what_is_submitted_is_what_is_parsed() -> None:
+def test_a_submitted_record_is_parsed_unchanged() -> None:
     new = NewJob(
         id=ID,
         tenant="t",

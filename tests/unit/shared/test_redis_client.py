@@ -1,4 +1,4 @@
-"""Names of servers, and which errors of Redis pass by themselves."""
+"""Names of servers, and which errors of Redis are temporary."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OLD = "Error running script (call to f_0): @user_script:112: -OOM command not al
         ResponseError(OLD),
     ],
 )
-def test_what_may_go_through_later(error: ResponseError) -> None:
+def test_errors_that_may_pass(error: ResponseError) -> None:
     assert unwritable(error)
 
 
 @pytest.mark.parametrize("text", ["ERR unknown command", "WRONGTYPE", "no OOM here", "NOSCRIPT"])
-def test_what_will_never_go_through(text: str) -> None:
+def test_errors_that_never_pass(text: str) -> None:
     assert not unwritable(ResponseError(text))
 
 

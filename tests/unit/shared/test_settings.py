@@ -73,7 +73,7 @@ def test_a_variable_like_no_other_is_refused_without_a_guess(
         load_settings()
 
 
-def test_variables_of_others_are_none_of_our_business(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_other_programs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOTILLAS_PORT", "x")
     monkeypatch.setenv("PORT", "x")
     load_settings()
@@ -190,7 +190,7 @@ def test_a_wrong_value_in_a_file_is_refused_by_name(secrets: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["alice:k1,bob:k2", "alice:k1\nbob:k2\n", "\nalice:k1,\n bob:k2 "])
-def test_keys_of_a_secret_file_stand_on_lines_or_between_commas(secrets: Path, text: str) -> None:
+def test_keys_of_a_secret_file_are_separated_by_lines_or_commas(secrets: Path, text: str) -> None:
     (secrets / "flotilla_api_keys").write_text(text)
     assert load_settings().tenants() == {digest("k1"): "alice", digest("k2"): "bob"}
 
@@ -214,7 +214,7 @@ def digest(key: str) -> str:
         ("k1", {"k1": f"key-{digest('k1')[:8]}"}),
     ],
 )
-def test_keys_stand_for_tenants(
+def test_keys_identify_tenants(
     monkeypatch: pytest.MonkeyPatch, text: str, tenants: dict[str, str]
 ) -> None:
     monkeypatch.setenv("FLOTILLA_API_KEYS", text)
@@ -332,7 +332,7 @@ def test_a_child_sees_the_changes_and_the_rest_of_the_environment(
     assert ours == {"FLOTILLA_PORT": "6", "FLOTILLA_SHARDS": "2"}
 
 
-def test_what_the_user_has_set_for_the_engine_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_variables_set_by_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_A", "theirs")
     monkeypatch.delenv("VLLM_B", raising=False)
     set_engine_defaults({"VLLM_A": "ours", "VLLM_B": "ours"})
@@ -350,7 +350,7 @@ def test_a_keys_file_without_a_sound_key_opens_nothing(tmp_path: Path, text: byt
         Settings(api_keys_file=path).tenants()
 
 
-def test_a_misspelt_variable_is_told_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_reported_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("flotilla_prot", "1")
     with pytest.raises(SettingsError, match="FLOTILLA_PORT"):
         load_settings()

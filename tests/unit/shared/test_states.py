@@ -41,7 +41,7 @@ def test_an_event_leads_where_the_table_says_or_nowhere(state: JobState, event: 
         assert after(state, event) == target
 
 
-def test_the_table_speaks_of_states_and_events_that_there_are() -> None:
+def test_the_table_has_only_existing_states_and_events() -> None:
     assert set(LEADS_TO) <= {(state.value, event.value) for state, event in PAIRS}
     assert set(TRANSITIONS) == set(JobEvent)
 
@@ -61,7 +61,7 @@ def test_every_state_can_be_reached_and_left_for_a_terminal_one() -> None:
         assert state.terminal or any(each.terminal for each in outs)
 
 
-def test_every_state_and_event_says_what_it_is() -> None:
+def test_every_state_and_event_has_a_description() -> None:
     shown = diagram().splitlines()
     assert shown[0] == "stateDiagram-v2"
     arrows = {tuple(re.split(r" --> |: ", line.strip())) for line in shown[1:]}

@@ -43,14 +43,14 @@ def frame(name: str, seq: int = 1, generation: int = 1) -> bytes:
     )
 
 
-def goes_on(name: str = "a", seq: int = 1, **changes: Any) -> JobOutput:
+def token_output(name: str = "a", seq: int = 1, **changes: Any) -> JobOutput:
     return JobStream(job(name, **changes)), frame(name, seq, changes.get("generation", 1)), None
 
 
-def ends(
+def final_output(
     name: str = "a", *, has_output: bool = True, answer: JobResult = DONE, **changes: Any
 ) -> JobOutput:
-    """With its first and only entry, if `has_output`."""
+    """The end of a job, with its first and only entry if `has_output`."""
     chunk = frame(name) if has_output else b""
     segment = pack_segment(1, [entry_of(chunk, name, 1)]) if has_output else b""
     return (
@@ -74,7 +74,7 @@ def test_an_entry_is_flushed_before_it_falls_out_of_the_step_log() -> None:
 
 
 def test_a_step_is_its_frames_back_to_back_and_their_places() -> None:
-    step = make_step([goes_on("a"), goes_on("b", 300, generation=7)])
+    step = make_step([token_output("a"), token_output("b", 300, generation=7)])
     assert step.frames == frame("a") + frame("b", 300, 7)
     assert msgpack.unpackb(step.frame_sizes) == [len(frame("a")), len(frame("b", 300, 7))]
     assert step.flushes_and_results == b""
@@ -87,17 +87,19 @@ def test_a_step_is_its_frames_back_to_back_and_their_places() -> None:
 
 def test_a_message_with_all_frames_is_not_sent_twice() -> None:
     """The script has them already."""
-    step = make_step([goes_on("a", watchers="gw-1 gw-2"), goes_on("b", watchers="gw-1 gw-2")])
+    step = make_step(
+        [token_output("a", watchers="gw-1 gw-2"), token_output("b", watchers="gw-1 gw-2")]
+    )
     assert step.messages == [("gw-1", b""), ("gw-2", b"")]
 
 
-def test_each_gateway_hears_of_its_own_jobs_in_one_message() -> None:
+def test_each_gateway_receives_its_jobs_in_one_message() -> None:
     assert received_by(
-        goes_on("a", watchers="gw-1"),
-        goes_on("b", watchers="gw-2"),
-        goes_on("c", watchers="gw-1 gw-2"),
-        goes_on("d", watchers=""),
-        goes_on("e", watchers="gw-1"),
+        token_output("a", watchers="gw-1"),
+        token_output("b", watchers="gw-2"),
+        token_output("c", watchers="gw-1 gw-2"),
+        token_output("d", watchers=""),
+        token_output("e", watchers="gw-1"),
     ) == {"gw-1": ["a", "c", "e"], "gw-2": ["b", "c"]}
 
 
@@ -105,16 +107,16 @@ def test_each_gateway_hears_of_its_own_jobs_in_one_message() -> None:
     ("stream", "watched", "expected"),
     [(True, False, True), (False, True, True), (False, False, False)],
 )
-def test_each_step_of_a_stream_is_heard_of_else_only_by_who_watches(
+def test_steps_are_published_for_streams_and_watched_jobs(
     stream: bool, watched: bool, expected: bool
 ) -> None:
-    output = goes_on(stream=stream, watched=watched)
+    output = token_output(stream=stream, watched=watched)
     assert received_by(output) == ({"gw-1": ["a"]} if expected else {})
-    # It stands in the step log all the same.
+    # The step log has it in any case.
     assert make_step([output]).frames == frame("a")
 
 
-def test_who_is_told_of_new_listeners_speaks_to_them() -> None:
+def test_new_watchers_become_subscribers() -> None:
     job_stream = JobStream(job(stream=False))
     assert (job_stream.watchers, job_stream.subscribers) == ("gw-1", "")
     job_stream.set_watchers("gw-1 gw-2", watched=True)
@@ -124,25 +126,31 @@ def test_who_is_told_of_new_listeners_speaks_to_them() -> None:
 
 
 def test_an_end_brings_its_entries_and_its_answer() -> None:
-    outputs = parse_step(make_step([goes_on("a"), ends("b")])).outputs
+    outputs = parse_step(make_step([token_output("a"), final_output("b")])).outputs
     assert outputs["a"].end is None
     end = outputs["b"].end
     assert end
     assert (end.seq, end.lease_id, end.watchers, end.answer) == (2, "lease id of b", "gw-1", DONE)
     assert [entry.seq for entry in end.before] == [1]
-    assert outputs["b"].chunks == b"text of b"  # and listeners receive the text that came with it
+    assert outputs["b"].chunks == b"text of b"  # and gateways receive the text that came with it
 
 
-def test_what_is_said_with_an_end_is_no_step_if_nobody_hears_it() -> None:
-    step = make_step([ends("a", watchers=""), ends("b", stream=False), ends("c", has_output=False)])
+def test_output_with_an_end_is_no_step_if_no_gateway_receives_it() -> None:
+    step = make_step(
+        [
+            final_output("a", watchers=""),
+            final_output("b", stream=False),
+            final_output("c", has_output=False),
+        ]
+    )
     assert (step.frame_sizes, step.frames, step.messages) == (b"", b"", [])
     assert set(parse_step(step).outputs) == {"a", "b", "c"}
 
 
-def test_log_flushes_may_be_of_jobs_that_say_nothing() -> None:
+def test_log_flushes_may_be_of_jobs_without_output() -> None:
     segments = {name: pack_segment(1, [entry_of(frame(name), name, 1)]) for name in ("b", "c")}
     parts = parse_step(
-        make_step([goes_on("a")], [LogFlush(name, part) for name, part in segments.items()])
+        make_step([token_output("a")], [LogFlush(name, part) for name, part in segments.items()])
     )
     assert set(parts.outputs) == {"a"}
     assert parts.segments == segments
@@ -158,11 +166,11 @@ def test_a_step_of_nothing_is_nothing() -> None:
     )
 
 
-# --- the frame that tells of an end ---
+# --- the last frame of a job ---
 
 
 def last_frame(leased: LeasedJob, answer: JobResult) -> tuple[tuple[Any, ...], bool, bytes]:
-    """As its readers get it, whether the script puts the body behind it, and the body."""
+    """The frame as readers get it, whether the script appends the body, and the body."""
     packed = pack_result(leased, "gw-1", 2, b"", answer)
     message, inline, body = packed[8:11]
     if inline:
@@ -171,13 +179,13 @@ def last_frame(leased: LeasedJob, answer: JobResult) -> tuple[tuple[Any, ...], b
     return found, inline, body
 
 
-def test_the_end_of_a_stream_says_that_it_is_complete() -> None:
+def test_the_last_frame_of_a_complete_stream_is_done() -> None:
     found, inline, _ = last_frame(job(), DONE)
     assert (found[1:5], inline) == ((2, 1, FrameKind.DONE, DONE.completion_tokens), False)
 
 
 @pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65535])
-def test_a_body_of_any_size_stands_behind_its_head(size: int) -> None:
+def test_a_body_of_any_size_follows_its_head(size: int) -> None:
     answer = JobResult(JobEvent.COMPLETE, "", 200, "text/plain", b"x" * size, 1, 0)
     found, inline, body = last_frame(job(stream=False), answer)
     assert (found[5][2], inline) == (body, True)

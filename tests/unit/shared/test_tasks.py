@@ -29,7 +29,7 @@ async def test_a_task_that_loses_its_first_cancellation_ends() -> None:
     assert (task.cancelled(), lost) == (True, 2)
 
 
-async def test_what_a_task_has_died_of_is_dropped() -> None:
+async def test_the_error_of_a_failed_task_is_dropped() -> None:
     async def dies() -> None:
         raise ValueError
 

@@ -45,8 +45,9 @@ FLEET = Dashboard(
                 ),
                 stat(
                     "Dead letters",
-                    "Jobs given up because every worker that tried them was lost. See "
-                    "FlotillaDeadLetters in the runbooks.",
+                    "Jobs given up because every worker that tried them was lost, and data that "
+                    "could not be read. See FlotillaDeadLetters and FlotillaUnreadableData in the "
+                    "runbooks.",
                     "short",
                     "max(flotilla_dead_letters)",
                     warn=1,
@@ -229,6 +230,29 @@ FLEET = Dashboard(
                         "time() - max by (task) (flotilla_maintenance_last_run_timestamp_seconds)",
                         "{{task}}",
                     ),
+                ),
+                graph(
+                    "Dead letters and malformed values",
+                    "attempts: jobs given up. Others: data in Redis that could not be read and was "
+                    "set aside, and values that were skipped each time they were read. See "
+                    "FlotillaUnreadableData and FlotillaMalformedValues in the runbooks.",
+                    "short",
+                    ("max by (what) (flotilla_dead_letters_written)", "{{what}}, ever"),
+                    (
+                        f"sum by (job, kind) (increase(flotilla_malformed_values_total{RATE}))",
+                        "{{job}}, malformed {{kind}}",
+                    ),
+                ),
+                graph(
+                    "Background tasks that have ended",
+                    "Of each gateway. 1: restart that gateway. See FlotillaBackgroundTaskEnded in "
+                    "the runbooks.",
+                    "short",
+                    (
+                        "1 - min by (instance, task) (flotilla_background_task_running)",
+                        "{{instance}}, {{task}}",
+                    ),
+                    bad=1,
                 ),
             ],
         ),

@@ -1,4 +1,4 @@
-"""What can be asked about jobs: position, depths, pages; and what sweeps the index."""
+"""Queries about jobs: position, depths, pages; and the sweep of the index."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tests.redis.conftest import (
     POOL,
     TENANT,
     answer,
+    claim,
+    claim_one,
     emit,
     finish,
     log_flush,
@@ -26,8 +28,6 @@ from tests.redis.conftest import (
     open_queue,
     output,
     submit,
-    take,
-    take_one,
 )
 from tests.waiting import eventually
 
@@ -53,7 +53,7 @@ async def server_index(queue: JobQueue, job: NewJob) -> int | None:
 async def test_positions_count_up_in_one_lane(queue: JobQueue) -> None:
     jobs = [await submit(queue) for _ in range(4)]
     assert [await server_index(queue, job) for job in jobs] == [1, 2, 3, 4]
-    await take(queue, 1)
+    await claim(queue, 1)
     assert [await server_index(queue, job) for job in jobs] == [None, 1, 2, 3]
     await queue.cancel(jobs[1].id, TENANT)
     assert [await server_index(queue, job) for job in jobs] == [None, None, 1, 2]
@@ -83,7 +83,7 @@ async def test_depths_per_pool_and_lane(sharded: JobQueue) -> None:
     for shard in range(SHARDS):
         for _ in range(2):
             await submit(sharded, id=make_job().id.replace("job_000", f"job_{shard:03x}"))
-        await take(sharded, 1, shard=shard)
+        await claim(sharded, 1, shard=shard)
     await submit(sharded, pool="another", lane=FLEX)
     lanes = {(d.pool, d.lane): d for d in await depths(sharded)}
     assert set(lanes) == {(pool, lane) for pool in (POOL, "another") for lane in LANES}
@@ -93,12 +93,12 @@ async def test_depths_per_pool_and_lane(sharded: JobQueue) -> None:
     assert lanes[POOL, PRIORITY] == LaneDepth(POOL, PRIORITY, 0, 0.0, 0)
 
 
-async def test_depths_of_jobs_that_were_handed_back(queue: JobQueue) -> None:
+async def test_depths_of_released_jobs(queue: JobQueue) -> None:
     await submit(queue, lane=FLEX)
-    await queue.release(await take(queue), "drained", blame=False)
+    await queue.release(await claim(queue), "drained", blame=False)
     lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
     assert lanes == {"retry": (0, 0), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (1, 0)}
-    await take(queue)
+    await claim(queue)
     lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
     assert lanes == {"retry": (0, 1), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (0, 0)}
 
@@ -117,7 +117,7 @@ async def test_pages_show_every_job_once_newest_first(sharded: JobQueue, limit: 
     assert seen == ids[::-1]
 
 
-async def test_a_page_says_which_jobs_are_gone_and_forgets_them(
+async def test_a_page_reports_deleted_jobs_and_removes_them_from_the_index(
     queue: JobQueue, store: Redis
 ) -> None:
     jobs = [await submit(queue) for _ in range(3)]
@@ -131,14 +131,14 @@ async def test_a_page_says_which_jobs_are_gone_and_forgets_them(
     assert len(await page(queue, TENANT, None, 10)) == 2
 
 
-def outlive(store: Redis, job: NewJob) -> None:
-    """The job has ended and its time to live is over."""
+def expire_record(store: Redis, job: NewJob) -> None:
+    """Delete the job's record, as if its time to live had passed."""
     store.delete(keys.job(0, job.id))
     store.zadd(f"{keys.base(0)}{keys.EXPIRING}", {f"{job.id} {job.tenant}": 1})
 
 
 async def swept(queue: JobQueue, n: int) -> int:
-    """What sweeps take out until it is so much."""
+    """Sweep until `n` jobs are removed; returns how many were."""
     total = 0
 
     async def enough() -> bool:
@@ -150,7 +150,7 @@ async def swept(queue: JobQueue, n: int) -> int:
     return total
 
 
-async def test_sweeping_forgets_what_is_gone_and_nothing_else(
+async def test_sweeping_removes_deleted_jobs_and_nothing_else(
     queue: JobQueue, store: Redis
 ) -> None:
     jobs = [await submit(queue) for _ in range(4)]
@@ -159,18 +159,18 @@ async def test_sweeping_forgets_what_is_gone_and_nothing_else(
     for job in ended:
         await queue.cancel(job.id, job.tenant)
     for job in jobs[::2]:
-        outlive(store, job)
+        expire_record(store, job)
     assert await swept(queue, 3) == 3
     assert await queue.sweep(0) == 0
     left = store.zrange(keys.jobs(0, TENANT), 0, -1)
     assert left == [jobs[1].id.encode(), jobs[3].id.encode()]
 
 
-async def test_one_sweep_looks_at_the_oldest_only(queue: JobQueue, store: Redis) -> None:
+async def test_one_sweep_checks_the_oldest_only(queue: JobQueue, store: Redis) -> None:
     jobs = [await submit(queue) for _ in range(5)]
     for job in jobs:
         await queue.cancel(job.id, TENANT)
-        outlive(store, job)
+        expire_record(store, job)
     assert [await queue.sweep(0, limit=2) for _ in range(4)] == [2, 2, 1, 0]
 
 
@@ -179,7 +179,7 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
 ) -> None:
     for worker in ("holds", "idle"):
         await submit(queue)
-        (job,) = await take(queue, worker=worker)
+        (job,) = await claim(queue, worker=worker)
     assert await finish(queue, job, 1, answer()) == "ok"
     stream = keys.queue(0, POOL, DEFAULT)
     assert await queue.sweep(0) == 0
@@ -191,7 +191,7 @@ async def test_sweeping_forgets_workers_that_are_gone_but_none_that_holds_a_job(
 
 async def test_entries_of_the_log_and_of_the_step_log_follow_each_other(queue: JobQueue) -> None:
     await submit(queue)
-    (job,) = await take(queue)
+    (job,) = await claim(queue)
     outputs = [output(job, seq, str(seq)) for seq in range(1, 7)]
     for seq, each in enumerate(outputs, 1):
         # Each is put into the log with the one after it.
@@ -216,11 +216,11 @@ async def test_entries_behind_a_number_and_the_last_one(queue: JobQueue) -> None
     assert (last.seq, last.end) == (1, "cancelled")
 
 
-# --- what a look at jobs costs ---
+# --- what queries cost ---
 
 
 def sent(store: Redis) -> int:
-    """Bytes that Redis has sent to anybody."""
+    """Bytes that Redis has sent to all clients."""
     return int(store.info("stats")["total_net_output_bytes"])
 
 
@@ -240,7 +240,7 @@ async def test_a_list_reads_short_errors_only(queue: JobQueue, store: Redis) -> 
     bodies = {}
     for body in (b'{"error": {}}', b"x" * 1_000_000, b"fine"):
         await submit(queue, stream=False)
-        job = await take_one(queue)
+        job = await claim_one(queue)
         kind = answer() if body == b"fine" else refusal
         await finish(queue, job, 1, dataclasses.replace(kind, body=body))
         bodies[job.id] = body
@@ -259,7 +259,7 @@ async def test_positions_of_many_jobs_are_those_of_each(sharded: JobQueue) -> No
             [(FLEX, POOL), (DEFAULT, POOL), (PRIORITY, POOL), (FLEX, "other"), (DEFAULT, POOL)] * 3
         )
     ]
-    await take(sharded, 2)
+    await claim(sharded, 2)
     there = [job for each in jobs if (job := await sharded.get(each.id))]
     expected = [await position(sharded, job) for job in there]
     assert None in expected

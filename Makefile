@@ -16,7 +16,7 @@ install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/i
 	@FLOTILLA_BACKEND='$(FLOTILLA_BACKEND)' PYTHON='$(PYTHON)' sh compose/install.sh
 
 # A process for each core, at most four: each starts a Redis of its own, and one of them vLLM.
-PARALLEL = -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PARALLEL = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: lint ## before a commit: lint and unit tests, in a minute and a half
 	.venv/bin/pytest -q $(PARALLEL) tests/unit tests/test_words.py

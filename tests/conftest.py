@@ -3,39 +3,55 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from xdist.scheduler import LoadScopeScheduling
 
 from shared.platform.settings import Settings
 from tests.redis_server import RedisServer
 from worker.engines.protocol import Engine
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parent.parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Distribute tests over processes (`-n 2 --dist loadgroup`) file by file, slow ones first.
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """For `--dist loadfile`: tests of one file share a process, as they share its fixtures.
 
-    All tests of one file share a process, as they share its fixtures. Those that need real vLLM
-    share one too, so that it is started once per run.
+    Files that need real vLLM share one too, so that it is started once per run.
     """
-    if config.getoption("dist", "no") == "no":
-        return
-    for item in items:
-        group = "vllm" if item.get_closest_marker("vllm") else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=_start_late)
+    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+class _ByFile(LoadScopeScheduling):
+    # Not by the marker `xdist_group`: pytest-xdist 3.8 can't add it to the node ids of pytest 9.2.
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "vllm" if _needs_vllm(path) else path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In a parallel run, start with the files that take longest."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_start_late)
 
 
 def _start_late(item: pytest.Item) -> int:
-    if item.get_closest_marker("vllm"):
-        return 0
-    folder = item.path.parent.relative_to(TESTS).parts
-    return 1 if folder and folder[0] == "e2e" else 2 if folder and folder[0] != "unit" else 3
+    path = item.nodeid.partition("::")[0]
+    folder = path.split("/")[1]
+    return 0 if _needs_vllm(path) else 1 if folder == "e2e" else 3 if folder == "unit" else 2
+
+
+@cache
+def _needs_vllm(path: str) -> bool:
+    """Whether a test in this file (below the project's folder) needs real vLLM."""
+    return bool(re.search(r"vllm_engine|mark\.vllm|engine: Engine", (ROOT / path).read_text()))
 
 
 @pytest.fixture(autouse=True)

@@ -164,7 +164,7 @@ class Connection(HttpToolsProtocol):
             name in _BODY_HEADERS and value != b"0" for name, value in self.headers
         ):
             # The parser would take the body for data of the other protocol.
-            raise BadRequest("This server speaks only HTTP/1.1: send no `Upgrade` with a body.")
+            raise BadRequest("This server supports only HTTP/1.1: send no `Upgrade` with a body.")
         before = self.cycle
         super().on_headers_complete()
         if self.pipeline:

@@ -1,6 +1,6 @@
 """The Redis database of Celery's messages: its URL for redis-py and for Celery.
 
-Celery has a database of its own, so that nobody who empties it deletes a job. The prefix of its
+Celery has a database of its own, so that emptying it deletes no job. The prefix of its
 keys names the fleet, so several fleets may share a database.
 """
 

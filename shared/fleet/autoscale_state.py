@@ -9,7 +9,7 @@ from shared.fleet.autoscale_types import Limits, Observation, PolicyState
 _JITTER_S = 0.05
 """Two readings of the oldest job's age differ by up to this for the same job."""
 _GAP_S = 90.0
-"""After a longer gap between decisions nobody saw whether fewer workers were enough."""
+"""Of a longer gap between two decisions only this much counts as time that has passed."""
 
 
 def updated(now: Observation, last: PolicyState | None) -> PolicyState:

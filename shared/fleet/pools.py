@@ -35,7 +35,7 @@ class Pool(BaseModel):
     max_queue_depth: int
     """Waiting jobs per shard and lane."""
     autoscale: Limits | None = None
-    """None: nobody decides how many workers the pool has."""
+    """None: no autoscaler sets the number of the pool's workers."""
     docker_project: str = ""
     docker_service: str = ""
     """The Compose service whose containers are its workers, for the docker actuator."""
@@ -47,7 +47,7 @@ class Pool(BaseModel):
 
 
 class Pools(BaseModel):
-    """The pools that a process knows from its settings; the registry may know more."""
+    """The pools in a process's settings; the registry may list more."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -47,7 +47,7 @@ class WorkerInfo:
     """Why it claims as much as it does, in a sentence."""
     start_s: float | None = None
     """From its start to when it could claim; None until then."""
-    # What it has done since its start. Who looks twice knows what it did in between.
+    # Totals since its start. The difference of two heartbeats is what it did in between.
     finished: int = 0
     """Jobs that left its hands, but for those it handed back."""
     job_seconds: float = 0.0

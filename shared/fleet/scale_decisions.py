@@ -46,7 +46,7 @@ class Scale:
         return self.seen.at_s
 
     def stale(self, now_s: float) -> bool:
-        """The autoscaler has stopped updating it, so nobody should act on it."""
+        """The autoscaler has stopped updating it: do not act on it."""
         return now_s - self.at_s > max(_STALE_S, _STALE_TICKS * self.tick_s)
 
 

@@ -54,7 +54,7 @@ class NewJob(NamedTuple):
     max_attempts: int = 3
     """The retry limit: attempts that may end with the loss of the worker."""
     gateway: str = ""
-    """The gateway process that waits for the answer; empty if nobody does."""
+    """The gateway process that waits for the answer; empty if none does."""
     deadline_s: float | None = None
     """Seconds from now; None: no deadline."""
     metadata: Mapping[str, str] | None = None

@@ -59,7 +59,7 @@ class Request(NamedTuple):
 
 
 class LastLease(NamedTuple):
-    """Who holds the job; only the counts, if nobody does. The scripts use these names."""
+    """The worker that holds the job; without one only the counts. The scripts use these names."""
 
     worker: str
     lease_id: str

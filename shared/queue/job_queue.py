@@ -357,8 +357,8 @@ class JobQueue:
     ) -> dict[str, Repaired]:
         """Put right what is wrong with these members of a key; see scripts/repair.lua.
 
-        Returns what was done; usually nothing. Redis serves nobody else meanwhile, so a few hundred
-        members at most.
+        Returns what was done; usually nothing. Redis serves no other call meanwhile, so pass a few
+        hundred members at most.
         """
         return await repair.call(self.scripts, shard, word=word, rest=rest, members=members)
 

@@ -28,7 +28,7 @@ _LOCK = 0.7
 """Share of the interval that the lock lasts; it ends before the same process' next round."""
 _SWEEP_S = 10.0
 _AT_ONCE = 200
-"""Jobs in one call: Redis serves nobody else meanwhile."""
+"""Jobs in one call: Redis serves no other call meanwhile."""
 
 
 class Reaper:

@@ -110,6 +110,6 @@ class QueueConsumer:
 
 
 def _retrieve_error(blocking_pop: asyncio.Future[Any]) -> None:
-    """Mark the error as seen: nobody may be awaiting the pop, and asyncio would log it."""
+    """Mark the error as seen: no task may be awaiting the pop, and asyncio would log it."""
     if not blocking_pop.cancelled():
         blocking_pop.exception()

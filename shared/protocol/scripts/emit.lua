@@ -44,7 +44,7 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
   if not job or not held(job, lease_id) then
     -- The reply to the first call was lost: this worker has ended the job itself.
     if job and job.lease_id == lease_id and job.state == TO[event] then return end
-    -- Nobody can read the log of a job that is gone, and it has no time to live.
+    -- The log of a job that is gone can't be read any more, and it has no time to live.
     if not job then redis.call('DEL', key('log', id)) end
     lost[#lost + 1] = id
     lost[#lost + 1] = job and job.state or 'gone'

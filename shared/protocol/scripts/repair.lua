@@ -8,8 +8,8 @@
 --       ids of jobs. What does not lead to such a job is taken out.
 --       log, '': ids of logs. One that lives for ever and has no job is deleted.
 -- Reply: flat what was done, how often, ids of some of these (with spaces between them), ...
--- Invariant: what the other scripts left is not changed: an entry that nobody has read belongs to a job that is
--- queued, an entry that somebody has read and not acknowledged to one in progress.
+-- Invariant: what the other scripts left is not changed: an entry that no worker has read belongs to a job that is
+-- queued, an entry that a worker has read and not acknowledged to one in progress.
 local word, rest = ARGV[1], ARGV[2]
 local SHOWN = 3
 local done, ids = {}, {}

@@ -1,4 +1,4 @@
--- Delete what nobody will ask for again: index entries of jobs that are gone, consumers and advertised slots of
+-- Delete what is not needed any more: index entries of jobs that are gone, consumers and advertised slots of
 -- workers that are gone.
 -- KEYS: base
 -- ARGV: limit, dead_consumer_ms, lane...

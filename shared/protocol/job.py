@@ -58,6 +58,10 @@ class NewJob(NamedTuple):
     deadline_s: float | None = None
     """Seconds from now; None: no deadline."""
     metadata: Mapping[str, str] | None = None
+    keep_s: float | None = None
+    """How long it may run on without a reader; None: to its end."""
+    run_deadline_s: float | None = None
+    """Time from its first start to its run deadline; None: it has none."""
 
     @property
     def shard(self) -> int:

@@ -56,6 +56,10 @@ class Request(NamedTuple):
     max_attempts: str
     metadata: str
     """JSON, empty if there is none."""
+    keep_ms: str
+    """How long it may run on without a reader; empty: to its end."""
+    run_ms: str
+    """Time from its first start to its run deadline; empty: it has none."""
 
 
 class LastLease(NamedTuple):
@@ -69,6 +73,8 @@ class LastLease(NamedTuple):
     """How many of them count against the job."""
     lease_ms: str
     started_us: str
+    from_seq: int
+    """Number of the last entry in the job's log when this lease was made."""
 
 
 class ResponseInfo(NamedTuple):

@@ -84,10 +84,16 @@ async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
 class Silent:
     """A journal that keeps nothing."""
 
-    def prompt(self, call: int, n_tokens: int) -> None:
+    def past(self, call: int) -> None:
         pass
 
-    def delta(self, call: int, index: int, token_ids: Any, text: str) -> None:
+    def refuse_past(self, reason: str) -> None:
+        pass
+
+    def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
+        pass
+
+    def delta(self, call: int, index: int, token_ids: Any, text: str, logprobs: Any = None) -> None:
         pass
 
 

@@ -14,7 +14,7 @@ from shared.protocol.scripts.submit import pack_job
 from shared.protocol.states import JobState
 
 ID = "job_00a" + "0123456789abcdef01234567"
-REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "")
+REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "", "", "")
 
 
 def raw(**changes: Any) -> dict[bytes, bytes]:
@@ -30,7 +30,7 @@ def raw(**changes: Any) -> dict[bytes, bytes]:
 
 
 def lease(worker: str = "b", started_us: str = "4000000") -> LastLease:
-    return LastLease(worker, "lease_id", 2, 1, "30000", started_us)
+    return LastLease(worker, "lease_id", 2, 1, "30000", started_us, 0)
 
 
 def lost(worker: str, started_us: int, ended_us: int, reason: str) -> dict[str, str]:

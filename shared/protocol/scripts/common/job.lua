@@ -33,7 +33,7 @@ local function unpacked_lease(packed)
   end
 end
 
-local NO_LEASE = {worker = '', lease_id = '', generation = 0, attempts = 0, lease_ms = '0', started_us = '0'}
+local NO_LEASE = {worker = '', lease_id = '', generation = 0, attempts = 0, lease_ms = '0', started_us = '0', from_seq = 0}
 -- In place of a request that can't be read.
 local NO_REQUEST = {lane = CLIENT_LANES[2], stream = '0', ttl_ms = '86400000', max_attempts = '1'}
 

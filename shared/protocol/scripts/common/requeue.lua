@@ -39,7 +39,7 @@ local function requeue_or_fail(id, job, reason, blame)
   redis.call('HDEL', key('job', id), 'log_lost')
   local queue = job.pool .. ':' .. RETRY_LANE
   local entry = call('XADD', queue_key(queue), '*', 'job', id)
-  local no_holder = {'', '', job.generation, job.attempts - (blame and 0 or 1), job.lease_ms, ''}
+  local no_holder = {'', '', job.generation, job.attempts - (blame and 0 or 1), job.lease_ms, '', job.from_seq}
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
              'lease', cmsgpack.pack(no_holder), unpack(fields))
   call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)

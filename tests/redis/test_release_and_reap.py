@@ -113,9 +113,7 @@ async def test_a_damaged_lease_does_not_stop_the_reaper(
 
 
 @pytest.mark.parametrize("worker", [WORKER, "w-2"])
-async def test_the_next_lease_continues_the_log(
-    queue: JobQueue, store: Redis, worker: str
-) -> None:
+async def test_the_next_lease_continues_the_log(queue: JobQueue, store: Redis, worker: str) -> None:
     """Also on the same worker, whose step log still has the entries of the lease before."""
     job = await lease(queue, stream=False)
     await emit_token(queue, job, 1, "old")

@@ -12,7 +12,6 @@ from redis import Redis
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
 from shared.platform.tasks import end
-from shared.protocol import keys
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Transcript, read_journal
 from shared.protocol.states import JobEvent, JobState

@@ -363,13 +363,11 @@ async def test_a_job_that_kills_every_worker_fails(
 async def test_progress_resets_the_count_of_attempts(queue: JobQueue, store: Redis) -> None:
     """An attempt counts against the job only if it has added no entry."""
     job = await lease(queue)
-    seq = 0
-    for _ in range(3):
+    for seq in (1, 2, 3):
         for _ in range(MAX_ATTEMPTS - 1):
             assert await reap(queue, store, job) == {job.id: "queued"}
             job = await claim_one(queue)
         assert job.attempt == MAX_ATTEMPTS
-        seq += 1
         await emit_token(queue, job, seq)
         assert await reap(queue, store, job) == {job.id: "queued"}
         job = await claim_one(queue)

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.protocol import JOURNAL, Past
 
 
 @dataclass
@@ -117,11 +117,22 @@ class Recorder:
         """Chunks that were sent by the journal instead of the application."""
         self.client: Callable[[bytes], None] = lambda data: None
 
-    def prompt(self, call: int, n_tokens: int) -> None:
+    def past(self, call: int) -> Past | None:
+        return None
+
+    def refuse_past(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def continued(self, how: str, decoded_again: int) -> None:
+        raise AssertionError(how)
+
+    def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         assert call not in self.prompts
         self.prompts[call] = n_tokens
 
-    def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
+    def delta(
+        self, call: int, index: int, token_ids: Sequence[int], text: str, logprobs: Any = None
+    ) -> None:
         assert call in self.prompts
         self.deltas += 1
         self.token_ids.setdefault((call, index), []).extend(token_ids)

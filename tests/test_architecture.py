@@ -53,7 +53,7 @@ LAYERS: dict[str, set[str]] = {
     "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, "worker/engines"},
     "worker/claim": {PLATFORM, PROTOCOL, QUEUE},
-    "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim"},
+    "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim", "worker/engines"},
     "worker/run": {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
     },

@@ -4,8 +4,9 @@ Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` 
 `id:` of its event. An entry is two msgpack objects back to back:
 
 - the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
-  Prompt, and `id` for the usual Delta, of one token of the only sequence, whose text is the step's
-  next chunk text, unchanged; one such `id` needs no array, and nil is no record;
+  Prompt, each with its logprobs behind that if they were requested, and `id` for the usual Delta,
+  of one token of the only sequence, whose text is the step's next chunk text, unchanged; one such
+  `id` needs no array, and nil is no record;
 - the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
   of a job a string instead, its terminal state. The journal of that entry is the number of tokens
   that the worker generated, nil if the worker did not end the job.
@@ -42,6 +43,8 @@ class Delta(NamedTuple):
     """Which of its `n` choices."""
     token_ids: Sequence[int]
     text: str
+    logprobs: Any = None
+    """As the engine journaled them (worker/engines/protocol.py); None if none were requested."""
 
 
 class Prompt(NamedTuple):
@@ -49,6 +52,8 @@ class Prompt(NamedTuple):
 
     call: int
     tokens: int
+    logprobs: Any = None
+    """As the engine journaled them; None if none were requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,14 @@ def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
     return b"".join((pack(first), pack(len(entries)), *entries))
 
 
-Record = tuple[int, int, Sequence[int], str] | tuple[int, int]
-"""A Delta or a Prompt, or a plain tuple of the same fields, which is faster to make."""
+Record = (
+    tuple[int, int, Sequence[int], str]
+    | tuple[int, int, Sequence[int], str, Any]
+    | tuple[int, int]
+    | tuple[int, int, Any]
+)
+"""A Delta or a Prompt, or a plain tuple of its fields, which is faster to make. Logprobs are left
+out where there are none: four fields or more are a Delta, fewer a Prompt."""
 
 
 def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journal:
@@ -92,8 +103,8 @@ def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journ
 
 
 def _shortest(record: Record, text: Item) -> Record | int:
-    if len(record) == 4 and record[3].encode() == text:
-        call, choice, ids, _ = record
+    if len(record) >= 4 and record[3].encode() == text and (len(record) == 4 or record[4] is None):
+        call, choice, ids = record[:3]
         if call == choice == 0 and len(ids) == 1:
             return ids[0]
     return record
@@ -106,10 +117,10 @@ def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | P
     for record in [journal] if isinstance(journal, int) else journal or ():
         if isinstance(record, int):
             records.append(Delta(0, 0, (record,), texts.pop(0).decode()))
-        elif len(record) == 4:
-            call, choice, ids, text = record
+        elif len(record) >= 4:
+            call, choice, ids, text, *logprobs = record
             text = text.decode() if isinstance(text, bytes) else text
-            records.append(Delta(call, choice, tuple(ids), text))
+            records.append(Delta(call, choice, tuple(ids), text, *logprobs))
         else:
             records.append(Prompt(*record))
     return records
@@ -120,7 +131,7 @@ def tokens_in(journal: Journal) -> int:
     if isinstance(journal, int):
         return 1
     return sum(
-        1 if isinstance(record, int) else len(record[2]) if len(record) == 4 else 0
+        1 if isinstance(record, int) else len(record[2]) if len(record) >= 4 else 0
         for record in journal or ()
     )
 

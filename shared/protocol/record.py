@@ -10,7 +10,8 @@
 | `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
 | `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client sees the answer grow | submit, watch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
-| `history` | JSON: the attempts that were taken back | requeue, fail |
+| `history` | JSON: the attempts that were taken back, the latest 100 | requeue, fail |
+| `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
 | `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed | emit |
@@ -56,6 +57,10 @@ class Request(NamedTuple):
     max_attempts: str
     metadata: str
     """JSON, empty if there is none."""
+    keep_ms: str
+    """How long it may run on without a reader; empty: to its end."""
+    run_ms: str
+    """Time from its first start to its run deadline; empty: it has none."""
 
 
 class LastLease(NamedTuple):
@@ -69,6 +74,8 @@ class LastLease(NamedTuple):
     """How many of them count against the job."""
     lease_ms: str
     started_us: str
+    from_seq: int
+    """Number of the last entry in the job's log when this lease was made."""
 
 
 class ResponseInfo(NamedTuple):
@@ -134,11 +141,11 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
     error_code: str = reader.read_optional("error_code", bytes.decode) or ""
     finished_at = reader.read_optional("finished_us", _seconds)
     attempts = reader.read_optional("history", _read_history) or []
-    # An attempt that was taken back is in the history already, the last one is in `lease`.
-    taken_back = error_code in {"worker_lost", "too_many_attempts"} and attempts
-    if lease and lease.worker and not taken_back:
-        started_at = int(lease.started_us) / 1e6
-        attempts.append(Attempt(lease.worker, started_at, finished_at, state))
+    if lease and lease.worker:
+        last = Attempt(lease.worker, int(lease.started_us) / 1e6, finished_at, state)
+        # The record of a job that failed when it was taken back has its last attempt twice.
+        if not attempts or attempts[-1][:2] != last[:2]:
+            attempts.append(last)
     return Job(
         id=job_id,
         state=state,
@@ -214,7 +221,13 @@ def _read_response(packed: bytes) -> ResponseInfo:
 
 def _read_history(packed: bytes) -> list[Attempt]:
     return [
-        Attempt(a["worker"], int(a["started_us"]) / 1e6, int(a["ended_us"]) / 1e6, a["reason"])
+        Attempt(
+            a["worker"],
+            int(a["started_us"]) / 1e6,
+            int(a["ended_us"]) / 1e6,
+            a["reason"],
+            int(a["entries"]),
+        )
         for a in json.loads(packed)
     ]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -37,16 +37,61 @@ class Load(NamedTuple):
     """Share of the KV cache in use, 0 to 1, at the last step."""
 
 
+Logprobs = Sequence[Sequence[tuple[int, float, int | None, str | None]]]
+"""For each token its alternatives, the token itself first: (token id, logprob, rank, text)."""
+
+
+class Generated(NamedTuple):
+    """What an earlier attempt has journaled as one delta of one call."""
+
+    choice: int
+    """Which of the call's `n` choices."""
+    token_ids: Sequence[int]
+    text: str
+    logprobs: Logprobs | None
+    """None if the request asks for none."""
+
+
+class Past(NamedTuple):
+    """What earlier attempts at a job have generated for one call, in the order of the journal."""
+
+    deltas: Sequence[Generated]
+    prompt_logprobs: Sequence[Any] | None
+    """As the engine journaled them with the prompt; None if the request asks for none."""
+
+
 class Journal(Protocol):
     """Receives what the engine generates for one job, token by token.
 
     A job makes one engine call per prompt, numbered from 0 (`call`).
     """
 
-    def prompt(self, call: int, n_tokens: int) -> None:
+    def past(self, call: int) -> Past | None:
+        """What earlier attempts generated for this call; None if there is nothing to continue."""
+
+    def refuse_past(self, reason: str) -> None:
+        """The engine can't continue this job: `reason` says why, for the log.
+
+        The job's run is aborted as by `http.disconnect`; what the engine still sends is dropped.
+        """
+
+    def continued(self, how: str, decoded_again: int) -> None:
+        """The engine continues a call that has a past, by `prefill` or by forced `replay`.
+
+        `decoded_again`: how many tokens of the past it decodes once more for that.
+        """
+
+    def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """Call number `call` has a prompt of `n_tokens` tokens and is about to enter the engine."""
 
-    def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
+    def delta(
+        self,
+        call: int,
+        index: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Logprobs | None = None,
+    ) -> None:
         """One step's tokens of choice `index` of call number `call`, and their text."""
 
     def chunk(self, data: bytes) -> None:
@@ -90,6 +135,10 @@ class Engine(Protocol):
 
         Every delta goes to the `Journal` in `JOURNAL`, if there is one, before the bytes made of it
         are sent; the bytes of plain deltas may go there too. `http.disconnect` aborts the request.
+
+        With a past (`Journal.past`) it answers as if from the beginning: the serving layer gets the
+        past's deltas once more, one by one as they were journaled, and so sends the same chunks
+        again; then come new deltas. Those of the past are not journaled again.
         """
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ Token path: `worker/engines/vllm/journal.py` and `stream.py` -> here ->
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.frames import FrameKind, encode, entries_of
@@ -14,6 +15,7 @@ from shared.protocol.job import LeasedJob
 from shared.protocol.job_log import Record, make_journal, pack_segment
 from shared.protocol.result import JobResult
 from shared.protocol.step_log import FinalEntry, JobStream, LogFlush
+from worker.engines.protocol import Logprobs, Past
 
 
 class OutputBuffer(JobStream):
@@ -62,17 +64,39 @@ class OutputBuffer(JobStream):
         self._encoder = DeltaEncoder()
         self._notify = notify
 
-    def prompt(self, call: int, n_tokens: int) -> None:
+    def past(self, call: int) -> Past | None:
+        """See `Journal.past`."""
+        return None
+
+    def refuse_past(self, reason: str) -> None:
+        """See `Journal.refuse_past`."""
+        raise AssertionError(f"there is no past to refuse: {reason}")
+
+    def continued(self, how: str, decoded_again: int) -> None:
+        """See `Journal.continued`."""
+        raise AssertionError(f"there is no past to continue by {how}")
+
+    def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """See `Journal.prompt`."""
         # Sent with the first delta: as long as its log is empty, another worker may start the job.
         self.reached_engine = True
         self.prompt_tokens += n_tokens
-        self._records.append((call, n_tokens))
+        self._records.append((call, n_tokens) if logprobs is None else (call, n_tokens, logprobs))
 
-    def delta(self, call: int, index: int, token_ids: Sequence[int], text: str) -> None:
+    def delta(
+        self,
+        call: int,
+        index: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Logprobs | None = None,
+    ) -> None:
         """See `Journal.delta`."""
         self.completion_tokens += len(token_ids)
-        self._records.append((call, index, token_ids, text))
+        if logprobs is None:
+            self._records.append((call, index, token_ids, text))
+        else:
+            self._records.append((call, index, token_ids, text, logprobs))
         if not self._notified:
             self._notified = True
             self._notify(self)

@@ -76,6 +76,8 @@ def pack_job(job: NewJob) -> tuple[str | bytes | int, ...]:
         str(int(job.ttl_s * 1000)),
         str(job.max_attempts),
         json.dumps(dict(job.metadata)) if job.metadata else "",
+        "" if job.keep_s is None else str(int(job.keep_s * 1000)),
+        "" if job.run_deadline_s is None else str(int(job.run_deadline_s * 1000)),
     )
     return job.id, pack(request), job.body, int((job.deadline_s or 0) * 1e6), job.gateway
 

@@ -26,13 +26,15 @@ from shared.protocol.job_log import (
 
 numbers = st.integers(0, 2**32 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
-deltas = st.builds(Delta, numbers, numbers, st.lists(numbers).map(tuple), texts)
-records = st.lists(deltas | st.builds(Prompt, numbers, numbers))
+logprobs = st.none() | st.lists(st.tuples(numbers, st.floats(allow_nan=False))).map(tuple)
+deltas = st.builds(Delta, numbers, numbers, st.lists(numbers).map(tuple), texts, logprobs)
+prompts = st.builds(Prompt, numbers, numbers, logprobs)
+records = st.lists(deltas | prompts)
 
 # Journals and items that have much in common, as those of a token stream have.
 words = st.sampled_from(["", "a", "b", "ü"])
-tokens = st.builds(Delta, st.integers(0, 1), st.integers(0, 1), st.tuples(numbers), words)
-journals = st.lists(tokens | deltas | st.builds(Prompt, numbers, numbers))
+tokens = st.builds(Delta, st.integers(0, 1), st.integers(0, 1), st.tuples(numbers), words, logprobs)
+journals = st.lists(tokens | deltas | prompts)
 items = st.lists(words.map(str.encode) | st.binary(max_size=3) | st.tuples(numbers, numbers))
 
 pack = msgpack.Packer(use_bin_type=False, autoreset=True).pack
@@ -265,8 +267,8 @@ def test_entries_are_numbered_from_the_first_of_their_segment() -> None:
     steps = [packed([(1, 2), b"text"]), packed([], journal), packed([(1, 2), b"text"], journal)]
     expected = [
         Entry(41, ((1, 2), b"text"), None, ""),
-        Entry(42, (), ((0, 1),), ""),
-        Entry(43, ((1, 2), b"text"), ((0, 1),), ""),
+        Entry(42, (), ((0, 1, None),), ""),
+        Entry(43, ((1, 2), b"text"), ((0, 1, None),), ""),
         Entry(44, (), None, "completed"),
     ]
     segments = [pack_segment(41, steps), pack_segment(44, [end("completed")])]

@@ -41,8 +41,9 @@ end
 -- well. Returns what the worker gets (acquire.py).
 local function lease(id, job, worker, lease_ms, lease_id, now, fields)
   local attempts, generation = job.attempts + 1, job.generation + 1
+  local from_seq = generation == 1 and 0 or next_seq(id) - 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
-             'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now}), unpack(fields))
+             'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now, from_seq}), unpack(fields))
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
 end

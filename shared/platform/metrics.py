@@ -370,6 +370,11 @@ class WorkerMetrics:
             "Jobs leased for a second or later attempt",
             registry=registry,
         )
+        self.suspects = Counter(
+            "flotilla_suspects_total",
+            "Suspects leased: jobs that run alone as they may have ended two workers or more",
+            registry=registry,
+        )
         self.queue_wait = FastHistogram(
             "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock", _SECONDS
         )

@@ -1,5 +1,8 @@
 -- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here.
 
+-- Attempts without progress that make a job a suspect: it may have ended its workers, so it runs alone.
+local SUSPECT_FROM = 2
+
 -- Whether a client may have seen a part of the answer, so that no other worker may start it anew. The first
 -- entry of an attempt is in the log before it is published (emit.lua), so an empty log proves the contrary.
 local function has_output(id, job)
@@ -37,12 +40,14 @@ local function requeue_or_fail(id, job, reason, blame)
   flush_writes()
   redis.call('DEL', key('log', id))
   redis.call('HDEL', key('job', id), 'log_lost')
-  local queue = job.pool .. ':' .. RETRY_LANE
+  local attempts = job.attempts - (blame and 0 or 1)
+  local suspect = attempts >= SUSPECT_FROM
+  local queue = job.pool .. ':' .. (suspect and SUSPECT_LANE or RETRY_LANE)
   local entry = call('XADD', queue_key(queue), '*', 'job', id)
-  local no_holder = {'', '', job.generation, job.attempts - (blame and 0 or 1), job.lease_ms, '', job.from_seq}
+  local no_holder = {'', '', job.generation, attempts, job.lease_ms, '', job.from_seq}
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
              'lease', cmsgpack.pack(no_holder), unpack(fields))
-  call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)
-  wake_workers(job.pool, 1)
+  call('ZADD', waiting_key(suspect and queue or job.pool .. ':' .. job.lane), job.created_us, id)
+  wake_workers(job.pool, suspect and MOST_WAKE_UPS or 1) -- any of them may run nothing
   return TO.requeue
 end

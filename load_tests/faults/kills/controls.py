@@ -1,0 +1,2 @@
+"""Negative controls."""
+CONTROLS = {}

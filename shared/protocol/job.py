@@ -92,14 +92,15 @@ class LeasedJob(NamedTuple):
     """Seconds from submit to the lease, by Redis' clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One lease of a job, from its start to its end."""
 
     worker: str
     started_at: float
     ended_at: float | None
     outcome: str
+    entries: int | None = None
+    """How many entries it added to the job's log; None for an attempt that was not taken back."""
 
 
 @dataclass(frozen=True, slots=True)

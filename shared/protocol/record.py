@@ -10,7 +10,8 @@
 | `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
 | `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client sees the answer grow | submit, watch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
-| `history` | JSON: the attempts that were taken back | requeue, fail |
+| `history` | JSON: the attempts that were taken back, the latest 100 | requeue, fail |
+| `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
 | `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed | emit |
@@ -140,11 +141,11 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
     error_code: str = reader.read_optional("error_code", bytes.decode) or ""
     finished_at = reader.read_optional("finished_us", _seconds)
     attempts = reader.read_optional("history", _read_history) or []
-    # An attempt that was taken back is in the history already, the last one is in `lease`.
-    taken_back = error_code in {"worker_lost", "too_many_attempts"} and attempts
-    if lease and lease.worker and not taken_back:
-        started_at = int(lease.started_us) / 1e6
-        attempts.append(Attempt(lease.worker, started_at, finished_at, state))
+    if lease and lease.worker:
+        last = Attempt(lease.worker, int(lease.started_us) / 1e6, finished_at, state)
+        # The record of a job that failed when it was taken back has its last attempt twice.
+        if not attempts or attempts[-1][:2] != last[:2]:
+            attempts.append(last)
     return Job(
         id=job_id,
         state=state,
@@ -220,7 +221,13 @@ def _read_response(packed: bytes) -> ResponseInfo:
 
 def _read_history(packed: bytes) -> list[Attempt]:
     return [
-        Attempt(a["worker"], int(a["started_us"]) / 1e6, int(a["ended_us"]) / 1e6, a["reason"])
+        Attempt(
+            a["worker"],
+            int(a["started_us"]) / 1e6,
+            int(a["ended_us"]) / 1e6,
+            a["reason"],
+            int(a["entries"]),
+        )
         for a in json.loads(packed)
     ]
 

@@ -34,6 +34,7 @@ from shared.protocol.scripts import (
     release,
     renew,
     repair,
+    restart,
     set_aside,
     submit,
     sweep,
@@ -323,6 +324,14 @@ class JobQueue:
                 raise reply
             states |= reply
         return states
+
+    async def restart(self, job: LeasedJob, reason: str) -> str:
+        """Give up a job whose log the engine can't continue.
+
+        Returns its new state: it is queued, with an empty log, or it has failed, as a client may
+        have seen what was generated. Empty if the worker had lost the job already.
+        """
+        return await restart.call(self.scripts, job, reason=reason) or ""
 
     # --- maintenance ---
 

@@ -28,7 +28,8 @@ end
 
 local function unpacked_lease(packed)
   local lease = unpacked(LEASE, packed)
-  if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms) then
+  if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms)
+     and tonumber(lease.from_seq) then
     return lease
   end
 end
@@ -98,7 +99,7 @@ end
 -- What is read of a job to end it; to lease it; to requeue it; to find it.
 local TO_END = {'deadline_us', 'log_lost'}
 local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body'}
-local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history'}
+local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history', 'restart_seq'}
 local TO_FIND = {'deadline_us', 'created_us'}
 local NUMBER = {deadline_us = true, created_us = true}
 local REQUIRED = {created_us = true, body = true}

@@ -17,7 +17,8 @@ JOB_ID = "x-flotilla-job-id"
 async def call(gateways: Gateways, seen: Observation) -> None:
     """Send the request and note in `seen` what comes."""
     request = seen.request
-    url = f"{gateways.url()}{request.path}"
+    seen.gateway = gateways.url()
+    url = f"{seen.gateway}{request.path}"
     try:
         async with gateways.http.stream("POST", url, json=request.body) as response:
             seen.job_id = response.headers.get(JOB_ID, "")

@@ -33,8 +33,8 @@ class KillClients:
         timeout_s: float,
     ) -> None:
         """`on_end` is called with each request that has ended, `timeout_s` bounds a request."""
-        self.open: set[str] = set()
-        """Tags of the requests that run."""
+        self.open: dict[str, Observation] = {}
+        """The requests that run, by tag."""
         self._gateways = gateways
         self._undisturbed = undisturbed
         self._classes = tuple(classes)
@@ -80,7 +80,7 @@ class KillClients:
         request = draw_request(rng, tag, self._classes)
         expected = await self._undisturbed.expected(request)
         seen = Observation(request, expected, began=time.monotonic())
-        self.open.add(tag)
+        self.open[tag] = seen
         try:
             async with asyncio.timeout(self._timeout_s):
                 if request.mode is Mode.CALL:
@@ -90,6 +90,6 @@ class KillClients:
         except TimeoutError:
             seen.end = End.HUNG
         finally:
-            self.open.discard(tag)
+            del self.open[tag]
         seen.ended = time.monotonic()
         return seen

@@ -5,6 +5,7 @@ for each command. A command is a line of JSON on its input; the reply is a line 
 
     {"start": "worker" or "gateway", "environment": {...}, "log": path}  ->  {"pid": 123}
     {"signal": 9, "pid": 123}  ->  {"sent": true}; false if the process has ended
+    {"tokens": true}  ->  {"tokens": 5}: what the engines of all workers have generated so far
     {}  ->  {}
 
 Each reply also has `ended`: process id and exit status of the processes that have ended since the
@@ -25,6 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from load_tests.faults.kills.controls import CONTROLS
+from load_tests.faults.kills.token_counter import TokenCounter
 from shared.platform.parent_death import request_signal
 
 _PRELOADED = (
@@ -47,13 +49,17 @@ class ForkServer:
     def __init__(self, mains: Mapping[str, Callable[[], None]]) -> None:
         self._mains = mains
         self._running: set[int] = set()
+        self._n_started = 0
+        self._counter = TokenCounter()
 
     def reply(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one command; return the reply to it."""
         reply: dict[str, Any] = {}
         if "start" in command:
+            self._n_started += 1
             pid = os.fork()
             if pid == 0:
+                self._counter.count_in(self._n_started)
                 _run(self._mains[command["start"]], command["environment"], command["log"])
             self._running.add(pid)
             reply["pid"] = pid
@@ -61,6 +67,8 @@ class ForkServer:
             reply["sent"] = command["pid"] in self._running
             if reply["sent"]:
                 os.kill(command["pid"], command["signal"])
+        elif "tokens" in command:
+            reply["tokens"] = self._counter.total()
         reply["ended"] = [[pid, status] for pid, status in self._ended()]
         return reply
 

@@ -90,7 +90,8 @@ class _JobClient:
     async def _read_events(self) -> bool:
         """Read one connection's events; return whether the job has ended."""
         seen = self._seen
-        url = f"{self._gateways.url()}/jobs/{seen.job_id}/events"
+        seen.gateway = self._gateways.url()
+        url = f"{seen.gateway}/jobs/{seen.job_id}/events"
         headers = {"last-event-id": self._last_id} if self._last_id else {}
         parser = SseParser()
         try:

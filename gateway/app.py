@@ -29,6 +29,7 @@ from gateway.routes import (
     docs,
     health,
     inference,
+    job_stream,
     jobs,
     models,
     openapi,
@@ -96,7 +97,17 @@ def create_app(settings: Settings) -> InferenceApp:
     )
     errors.install(app, metrics)
     openapi.install(app, with_keys=bool(settings.tenants()))
-    for module in (inference, jobs, models, autoscale, admin, health, metrics_route, docs):
+    for module in (
+        inference,
+        jobs,
+        job_stream,
+        models,
+        autoscale,
+        admin,
+        health,
+        metrics_route,
+        docs,
+    ):
         app.include_router(module.router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)

@@ -78,9 +78,7 @@ def _compare_bodies(found: Differences, got: Answer, expected: Answer) -> None:
         found.wrong.append(f"status {got.status}, not {expected.status}")
     elif got.body != expected.body:
         before = found.tokens_lost + found.tokens_repeated
-        _compare_texts(
-            found, texts_of_body(got.body), texts_of_body(expected.body), complete=True
-        )
+        _compare_texts(found, texts_of_body(got.body), texts_of_body(expected.body), complete=True)
         if before == found.tokens_lost + found.tokens_repeated and not found.wrong:
             found.wrong.append("the text is right, other bytes of the answer differ")
 

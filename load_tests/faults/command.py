@@ -22,8 +22,8 @@ from load_tests.faults.hostile.run import (
 from load_tests.faults.injected.catalogue import FAULTS
 from load_tests.faults.injected.row import FaultRow, fault_table
 from load_tests.faults.injected.run import FIXED_TIMES, FIXED_TITLES, run_fault, run_fixed_schedule
-from load_tests.faults.schedules.play import ScheduleResults, play_drawn
 from load_tests.faults.kills.command import add_kill_arguments, run_kills
+from load_tests.faults.schedules.play import ScheduleResults, play_drawn
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.processes import Processes
 from load_tests.harness.session import (

@@ -51,7 +51,7 @@ def _note_whole(seen: Observation, status: int, body: bytes) -> None:
         seen.answer.set_body(status, body)
         return
     seen.code = error_code(body) or str(status)
-    seen.end = End.REFUSED if status in _NOT_ACCEPTED and not seen.job_id else End.FAILED
+    seen.end = End.REFUSED if status in _NOT_ACCEPTED else End.FAILED
     if status == seen.expected.answer.status:
         seen.end = End.COMPLETE
         seen.answer.set_body(status, body)

@@ -37,7 +37,7 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without",
         default="",
-        help=f"negative controls: switch parts off, and the run must fail; of {', '.join(CONTROLS)}",
+        help=f"switch parts off, so that the run must fail: of {', '.join(CONTROLS)}",
     )
 
 

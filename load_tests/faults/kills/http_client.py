@@ -1,4 +1,4 @@
-"""How the clients of a run reach the gateways: a call that is taken up again, and plain requests."""
+"""How the clients of a run reach the gateways."""
 
 from __future__ import annotations
 

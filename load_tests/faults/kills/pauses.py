@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 _IN_FLIGHT_S = 0.05
 """Parts of an answer that had left the process before the kill may come for this long."""
@@ -16,7 +17,7 @@ def pause_after(at: float, arrivals: Sequence[float]) -> float | None:
     """
     gaps = [
         after - before
-        for before, after in zip(arrivals, arrivals[1:], strict=False)
+        for before, after in pairwise(arrivals)
         if before <= at + _IN_FLIGHT_S and after > at
     ]
     return max(gaps, default=None)

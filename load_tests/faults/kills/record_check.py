@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from load_tests.faults.kills.observation import End, Observation
 from load_tests.faults.kills.request_classes import Mode
@@ -61,7 +62,7 @@ def _lease_errors(stored: StoredJob) -> list[str]:
     """Two workers must not hold one job at a time."""
     errors = []
     attempts = stored.job.attempts
-    for before, after in zip(attempts, attempts[1:], strict=False):
+    for before, after in pairwise(attempts):
         if before.ended_at is None or after.started_at < before.ended_at - _CLOCK_S:
             errors.append(f"{before.worker} and {after.worker} held it at the same time")
     return errors

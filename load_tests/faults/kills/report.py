@@ -70,6 +70,8 @@ def summary_table(result: RunResult) -> Table:
     fleet = shape.fleet
     terminal = ", ".join(f"{n}: {jobs} jobs" for n, jobs in sorted(tally.terminal_entries.items()))
     again = tally.decoded_again / max(1, tally.logged_tokens)
+    most = f"{fleet.max_attempts} (default {Settings().max_attempts})"
+    made_of = f"{fleet.workers} workers, {fleet.gateways} gateways, steps of {fleet.step_ms:g} ms"
     rows = [
         ["kills", str(tally.kills.total())],
         ["jobs (accepted requests)", str(tally.jobs.total())],
@@ -87,8 +89,8 @@ def summary_table(result: RunResult) -> Table:
         ["refused before acceptance", _counts(tally.refused)],
         ["left over in Redis", _counts(tally.leftovers)],
         ["lease", f"{fleet.lease_s:g} s (default {Settings().lease_s:g} s)"],
-        ["deliveries without progress", f"{fleet.max_attempts} (default {Settings().max_attempts})"],
-        ["fleet", f"{fleet.workers} workers, {fleet.gateways} gateways, steps of {fleet.step_ms:g} ms"],
+        ["deliveries without progress", most],
+        ["fleet", made_of],
         ["rate", f"{shape.rate:g} kills a second, {shape.clients} clients, seed {shape.seed}"],
         ["duration", f"{result.seconds:.0f} s"],
     ]  # fmt: skip

@@ -82,6 +82,9 @@ def _stopped(rng: random.Random) -> Json:
 
 
 _STREAM = {"stream": True}
+_IDS = {"stream": True, "return_token_ids": True}
+_TOP = {"logprobs": True, "top_logprobs": 2}
+_ECHO = {"echo": True, "logprobs": 1}
 _USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 _RUNNING_USAGE = {
     "stream": True,
@@ -94,13 +97,13 @@ CLASSES = (
     RequestClass("chat seed", CHAT_PATH, _STREAM, _seeded),
     RequestClass("chat n", CHAT_PATH, {**_USAGE, "n": 3}, _length),
     RequestClass("chat n whole", CHAT_PATH, {"n": 2}, _seeded),
-    RequestClass("chat logprobs", CHAT_PATH, {**_STREAM, "logprobs": True, "top_logprobs": 2}, _length),
-    RequestClass("chat logprobs whole", CHAT_PATH, {"logprobs": True, "top_logprobs": 1}, _length),
+    RequestClass("chat logprobs", CHAT_PATH, {**_STREAM, **_TOP}, _length),
+    RequestClass("chat logprobs whole", CHAT_PATH, _TOP, _length),
     RequestClass("chat stop", CHAT_PATH, _STREAM, _stopped),
     RequestClass("chat stop whole", CHAT_PATH, {}, _stopped),
     RequestClass("chat usage", CHAT_PATH, _USAGE, _length),
     RequestClass("chat running usage", CHAT_PATH, _RUNNING_USAGE, _length),
-    RequestClass("chat token ids", CHAT_PATH, {**_STREAM, "return_token_ids": True}, _length),
+    RequestClass("chat token ids", CHAT_PATH, _IDS, _length),
     RequestClass("chat min tokens", CHAT_PATH, {**_STREAM, "min_tokens": 40, "max_tokens": 90}),
     RequestClass("chat service tier", CHAT_PATH, {**_STREAM, "service_tier": "auto"}, _length),
     RequestClass("completions", COMPLETIONS_PATH, _STREAM, _length),
@@ -112,8 +115,8 @@ CLASSES = (
     RequestClass("completions logprobs whole", COMPLETIONS_PATH, {"logprobs": 1}, _length),
     RequestClass("completions stop", COMPLETIONS_PATH, _STREAM, _stopped),
     RequestClass("completions echo", COMPLETIONS_PATH, {**_STREAM, "echo": True}, _length),
-    RequestClass("completions echo whole", COMPLETIONS_PATH, {"echo": True, "logprobs": 1}, _length),
-    RequestClass("completions token ids", COMPLETIONS_PATH, {**_STREAM, "return_token_ids": True}, _length),
+    RequestClass("completions echo whole", COMPLETIONS_PATH, _ECHO, _length),
+    RequestClass("completions token ids", COMPLETIONS_PATH, _IDS, _length),
     RequestClass("completions min tokens", COMPLETIONS_PATH, {"min_tokens": 40, "max_tokens": 90}),
 )  # fmt: skip
 """All classes. Those that the engine refuses are left out of a run (undisturbed.py)."""

@@ -24,7 +24,7 @@ class TokenCounter:
             counts[slot] += 1
             advance(sequence)
 
-        Sequence.advance = counted  # type: ignore[method-assign]
+        Sequence.advance = counted  # type: ignore[method-assign,assignment]
 
     def total(self) -> int:
         """Return the sum over all processes."""

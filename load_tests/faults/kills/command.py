@@ -8,6 +8,7 @@ from pathlib import Path
 import uvloop
 
 from load_tests.faults.kills.controls import CONTROLS
+from load_tests.faults.kills.kill import KillKind
 from load_tests.faults.kills.kill_fleet import FleetShape
 from load_tests.faults.kills.kill_run import KillRun, RunShape
 from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
@@ -18,6 +19,8 @@ _KILLS = 1000
 _RATE = 8.0
 _WORKERS = 8
 _CLIENTS = 24
+KINDS = {kind.name.lower(): kind for kind in KillKind}
+"""The kinds of kills by the names that the option `--kinds` takes."""
 
 
 def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +30,11 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate", type=float, default=_RATE, help=f"kills a second on average (default {_RATE:g})"
+    )
+    parser.add_argument(
+        "--kinds",
+        default=",".join(KINDS),
+        help=f"kinds of kills: of {', '.join(KINDS)} (default: all)",
     )
     parser.add_argument(
         "--clients", type=int, default=_CLIENTS, help=f"clients of --kills (default {_CLIENTS})"
@@ -47,6 +55,7 @@ def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
         kills=arguments.kills,
         seed=int(arguments.seed),
         rate=arguments.rate,
+        kinds=tuple(KINDS[name] for name in parse_names(arguments.kinds, KINDS)),
         clients=arguments.clients,
         fleet=FleetShape(workers=arguments.kill_workers),
         controls=tuple(parse_names(arguments.without, CONTROLS)),

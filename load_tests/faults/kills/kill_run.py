@@ -45,6 +45,7 @@ class RunShape:
     seed: int
     rate: float
     """Kills a second, on average."""
+    kinds: tuple[KillKind, ...] = tuple(KillKind)
     clients: int = 24
     timeout_s: float = 60.0
     """A client's time limit for one request."""
@@ -114,7 +115,7 @@ class KillRun:
         try:
             clients.start()
             await asyncio.sleep(_WARM_UP_S)
-            planned = plan(shape.seed, shape.kills, shape.rate)
+            planned = plan(shape.seed, shape.kills, shape.rate, shape.kinds)
             async for kind in _kill_all(planned, killer):
                 tally.kills[kind] += 1
                 clients.check()

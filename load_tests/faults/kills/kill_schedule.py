@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from load_tests.faults.kills.kill import KillKind
@@ -32,14 +32,16 @@ class PlannedKill:
     """How long a process is stopped, in leases."""
 
 
-def plan(seed: int, kills: int, rate: float) -> Iterator[PlannedKill]:
+def plan(
+    seed: int, kills: int, rate: float, kinds: Sequence[KillKind] = tuple(KillKind)
+) -> Iterator[PlannedKill]:
     """Draw `kills` kills at random times, `rate` a second on average; equal seeds, equal kills.
 
-    The first ones are one of each kind, so that a short run has them all.
+    The first ones are one of each of the `kinds`, so that a short run has them all.
     """
     rng = random.Random(seed)
-    kinds = list(WEIGHTS)
+    weights = [WEIGHTS[kind] for kind in kinds]
     first = rng.sample(kinds, len(kinds))
     for n in range(kills):
-        kind = first[n] if n < len(first) else rng.choices(kinds, list(WEIGHTS.values()))[0]
+        kind = first[n] if n < len(first) else rng.choices(kinds, weights)[0]
         yield PlannedKill(kind, rng.expovariate(rate), rng.random(), rng.uniform(*_STOP_LEASES))

@@ -50,6 +50,9 @@ class _Recorder:
     def refuse_past(self, reason: str) -> None:
         raise AssertionError(reason)
 
+    def continued(self, how: str, decoded_again: int) -> None:
+        raise AssertionError(f"there is nothing to continue: {how}")
+
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         self.prompt_tokens += n_tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -66,7 +67,8 @@ def stored_job(
             Entry(2, (), words[1:], ""),
             Entry(3, (), None, "completed", tokens=len(WORDS)),
         ]
-    fields = {
+    values: dict[str, Any] = {field.name: None for field in fields(Job)}  # what is not checked
+    values |= {
         "state": JobState.COMPLETED,
         "attempts": (
             Attempt("w-1", 1.0, 2.0, "worker_lost"),
@@ -74,12 +76,7 @@ def stored_job(
         ),
         "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
     }
-    job = Job(
-        id="job_1", tenant="", pool="simulated", lane="default", model="simulated",
-        endpoint="/v1/chat/completions", stream=True, created_at=0.0, started_at=1.0,
-        finished_at=3.0, deadline_at=None, ttl_s=1.0, metadata={}, error_code="", status=200,
-        content_type="", result=b"", created_us=0, **{**fields, **changes},
-    )  # fmt: skip
+    job = Job(**(values | changes))
     return StoredJob(job, entries, 0, log_lost=False, ttl_ms=ttl_ms, log_ttl_ms=1000)
 
 

@@ -29,6 +29,7 @@ from gateway.routes import (
     docs,
     health,
     inference,
+    job_stream,
     jobs,
     models,
     openapi,
@@ -41,15 +42,18 @@ from gateway.streaming.relay import Relay
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform import eviction, logs
-from shared.platform import redis_client as connections
+from shared.platform import durability, eviction, logs
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.redis_client import RedisError, server_name
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
+from shared.protocol import keys
 from shared.protocol.version import FormatMonitor
+from shared.queue.detector import Detector
 from shared.queue.job_queue import JobQueue
+from shared.queue.lost_workers import LostWorkers
 from shared.queue.reaper import Reaper
 
 log = logging.getLogger("flotilla.gateway")
@@ -96,7 +100,17 @@ def create_app(settings: Settings) -> InferenceApp:
     )
     errors.install(app, metrics)
     openapi.install(app, with_keys=bool(settings.tenants()))
-    for module in (inference, jobs, models, autoscale, admin, health, metrics_route, docs):
+    for module in (
+        inference,
+        jobs,
+        job_stream,
+        models,
+        autoscale,
+        admin,
+        health,
+        metrics_route,
+        docs,
+    ):
         app.include_router(module.router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
@@ -144,9 +158,12 @@ def _make_gateway(
 async def _start(gateway: Gateway) -> None:
     """Start the background tasks; returns when the relay is subscribed, or after a while."""
     reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
+    lost_workers = LostWorkers(gateway.queue, gateway.metrics.lost_workers)
+    detector = Detector(gateway.queue, {keys.CONTROL_CHANNEL: lost_workers.reclaim})
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("reaper", reaper.run())
+    gateway.tasks.start("detector", detector.run())
     gateway.tasks.start("eviction monitor", gateway.eviction.run())
     gateway.tasks.start("format monitor", gateway.format.run())
     with contextlib.suppress(TimeoutError):
@@ -168,6 +185,6 @@ async def _stop(gateway: Gateway) -> None:
 async def _warn_of_redis_settings(servers: Servers) -> None:
     """Log settings of Redis that endanger jobs, as far as the servers can be asked."""
     for redis in servers.all:
-        with contextlib.suppress(connections.RedisError, OSError):
-            for weakness in await connections.weaknesses(redis):
-                log.warning("Redis: %s", weakness)
+        with contextlib.suppress(RedisError, OSError):
+            if weakness := await durability.weakness(redis):
+                log.warning("Redis %s: %s", server_name(redis), weakness)

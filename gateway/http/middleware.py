@@ -93,8 +93,8 @@ class Head:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        # Not for event streams: the answer to HEAD would take as long as the stream.
-        if scope.get("method") == "HEAD" and not scope["path"].endswith("/events"):
+        # Not for streams: the answer to HEAD would take as long as the stream.
+        if scope.get("method") == "HEAD" and not scope["path"].endswith(("/events", "/stream")):
             scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 

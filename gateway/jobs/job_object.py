@@ -27,6 +27,7 @@ def summary(job: Job) -> dict[str, Any]:
             "started_at": attempt.started_at,
             "ended_at": attempt.ended_at,
             "outcome": attempt.outcome,
+            "entries": attempt.entries,
         }
         for attempt in job.attempts
     ]

@@ -1,4 +1,4 @@
-"""The endpoints: queue a request as a job and answer with the job's output.
+"""The endpoints: queue a request as a job and answer with the job's output; or resume an answer.
 
 A request's path: `gateway/http` -> here -> `jobs/admission.py` -> `jobs/job_factory.py` ->
 `jobs/submitter.py`. The answer comes from `streaming/answer.py`. Every token passes this
@@ -20,6 +20,7 @@ from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, check_request
+from gateway.routes import job_stream
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.log_event import ReadMode
 from shared.api.endpoints import ENDPOINTS, Endpoint
@@ -47,13 +48,20 @@ class InferenceApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
+        job_id = None
         if endpoint is None or scope["method"] != "POST":
-            await self._fastapi(scope, receive, send)
-            return
+            job_id = job_stream.job_id_in(scope) if scope["type"] == "http" else None
+            if job_id is None:
+                await self._fastapi(scope, receive, send)
+                return
         received = time.monotonic()
         request_id = sent_request_id(scope["headers"])
         try:
-            answer = await self._submit(endpoint, scope, receive, received, request_id)
+            if job_id is not None:
+                answer = await self._resume(job_id, scope, received, request_id)
+            else:
+                assert endpoint is not None
+                answer = await self._submit(endpoint, scope, receive, received, request_id)
         except Exception as error:
             failure, request_id = to_flotilla_error(error), request_id or new_request_id()
             refusal = error_response(failure, self.metrics, scope, (b"x-request-id", request_id))
@@ -84,6 +92,17 @@ class InferenceApp:
         """Why this release can't use its Redis; empty if it can (shared/protocol/version.py)."""
         gateway: Gateway | None = getattr(self._fastapi.state, "gateway", None)
         return gateway.format.mismatch if gateway else ""
+
+    async def _resume(
+        self,
+        job_id: str,
+        scope: Scope,
+        received: float,
+        request_id: bytes | None,
+    ) -> JobAnswer:
+        tenant = await self._authenticator.tenant(scope)
+        gateway: Gateway = self._fastapi.state.gateway
+        return await job_stream.resume(gateway, scope, tenant, job_id, received, request_id)
 
     async def _submit(
         self,

@@ -14,12 +14,13 @@ from gateway.http import sse
 from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
+from gateway.jobs.job_lookup import job_of, no_such_job
 from gateway.jobs.job_object import full, summaries
 from gateway.streaming.events import EventPosition, events
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.whole_answer import whole_answer
 from shared.api.endpoints import ENDPOINTS, BodyKind
-from shared.api.errors import BadRequest, NotFound, StreamReset
+from shared.api.errors import BadRequest, StreamReset
 from shared.platform.settings import Settings
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.job import Job
@@ -172,7 +173,7 @@ async def get_events(
 async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
     if await gateway.queue.cancel(job_id, tenant) is None:
-        raise _not_found(gateway, job_id)
+        raise no_such_job(gateway.settings, job_id)
     return await full(gateway.queue, gateway.fleet, await _job(gateway, tenant, job_id))
 
 
@@ -207,29 +208,11 @@ def _check_job_request(
 
 
 async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
-    job = await gateway.queue.get(job_id)
-    # Another tenant's job must look as if it did not exist.
-    if job is None or job.tenant != tenant:
-        raise _not_found(gateway, job_id)
-    return job
+    return await job_of(gateway.queue, gateway.settings, tenant, job_id)
 
 
 def _job_header(job: Job) -> dict[str, str]:
     return {"x-flotilla-job-id": job.id}
-
-
-def _not_found(gateway: Gateway, job_id: str) -> NotFound:
-    kept, kept_attached = gateway.settings.result_ttl_s, gateway.settings.stream_ttl_s
-    return NotFound(
-        f"There is no job {job_id[:64]!r}: the id is wrong, or it has expired. A job is kept for "
-        f"{_duration(kept)} after its end, the job of a /v1 call for {_duration(kept_attached)}."
-    )
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 2 * 3600:
-        return f"{seconds / 3600:g} h"
-    return f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
 
 
 async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Job:

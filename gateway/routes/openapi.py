@@ -173,7 +173,10 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     ("get", "/jobs/{job_id}/result"): {"202": "Job"},
     ("post", "/jobs/{job_id}/cancel"): {"200": "Job"},
 }
-_EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {"/jobs/{job_id}/events"}
+_EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
+    "/jobs/{job_id}/events",
+    "/jobs/{job_id}/stream",
+}
 _JSON = "application/json"
 
 
@@ -223,7 +226,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if path in _EVENT_STREAMS:
         content = answers["200"].setdefault("content", {})
         content["text/event-stream"] = {"schema": _TEXT}
-        if path.startswith("/jobs"):
+        if path.endswith("/events"):
             content.pop(_JSON, None)
     error = {"description": "Error", "content": {_JSON: {"schema": _ref("Error")}}}
     answers["4XX"] = answers["5XX"] = error

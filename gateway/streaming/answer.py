@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,18 +20,21 @@ from gateway.http.errors import to_flotilla_error
 from gateway.http.response_writer import ResponseWriter
 from gateway.streaming.context import StreamContext
 from gateway.streaming.log_event import LogEvent
+from gateway.streaming.progress import progress_comment
 from gateway.streaming.reader import Reader
-from gateway.streaming.whole_answer import WholeAnswer, whole_answer
-from shared.api.errors import FlotillaError, GatewayStopped, RedisUnavailable, StreamReset
-from shared.platform.redis_client import RedisError
+from gateway.streaming.received_events import ReceivedEvents, StreamPosition
+from gateway.streaming.whole_answer import WholeAnswer, answer_at_end
+from shared.api.errors import FlotillaError, GatewayStopped, JobFailed, StreamReset
 from shared.protocol.frames import FrameKind
-from shared.protocol.job import NewJob
-from shared.protocol.states import JobState
-from shared.queue.depths import position
+from shared.protocol.job import Job, NewJob
 
 _FIRST_COMMENT_S = 0.4
 """A stream whose first chunk takes longer begins with a comment. Until then an error is answered
 with its own status; afterwards it comes as an event in the stream."""
+
+
+_END = LogEvent(0, FrameKind.ENDED, b"")
+"""For a job whose record says how it ended."""
 
 
 class JobAnswer:
@@ -39,6 +43,8 @@ class JobAnswer:
     __slots__ = (
         "_client_left",
         "_context",
+        "_ended",
+        "_had",
         "_queued",
         "_reader",
         "_received",
@@ -53,19 +59,23 @@ class JobAnswer:
     def __init__(
         self,
         context: StreamContext,
-        job: NewJob,
-        queued: asyncio.Future[None],
+        job: NewJob | Job,
+        queued: asyncio.Future[None] | None,
         reader: Reader,
         received: float,
         request_id: bytes | None,
+        resumed_at: StreamPosition | None = None,
     ) -> None:
         """`queued` is done once the job is in the queue; if that fails, the caller fails `reader`.
 
-        `received`: when the request came, on the monotonic clock in seconds.
+        `received`: when the request came, on the monotonic clock in seconds. `resumed_at`: the job
+        was submitted by an earlier request, whose answer is taken up again here.
         """
         self._context = context
         # Not the job itself: its body may be large, and a stream long.
         self.job_id, self.tenant, self._streams = job.id, job.tenant, job.stream
+        self._ended = isinstance(job, Job) and job.state.terminal
+        self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
         self._queued = queued
         self._reader = reader
         self._received = received
@@ -96,8 +106,9 @@ class JobAnswer:
             self._context.relay.close(self._reader)
             if not ended:
                 self._cancel_job()
-        seconds = time.monotonic() - self._received
-        self._context.metrics.answer_seconds[self._streams].observe(seconds)
+        if self._had is None:
+            seconds = time.monotonic() - self._received
+            self._context.metrics.answer_seconds[self._streams].observe(seconds)
 
     def _on_client_left(self) -> None:
         self._client_left = True
@@ -109,7 +120,8 @@ class JobAnswer:
     async def _stream(self) -> bool:
         """Write the answer as it grows; True once the job has ended, False if the client left."""
         settings = self._context.settings
-        writer: ChunkWriter | None = None if settings.stream_pace_s else self
+        had = self._had
+        writer: ChunkWriter | None = None if settings.stream_pace_s or had else self
         while True:
             silence_s = settings.keepalive_s
             if not self._response.started:
@@ -118,10 +130,12 @@ class JobAnswer:
             if self._client_left:
                 return False
             data = b"".join([event.payload for event in events if event.kind == FrameKind.CHUNK])
+            if had is not None:
+                data = self._not_received_yet(had, data, events)
             if data:
                 self._observe_write(time.monotonic())
-            elif not events:
-                data = await self._progress_comment()
+            elif not events and (had is None or had.complete):
+                data = await progress_comment(self._context, self.job_id)
             if data and events and events[-1].kind == FrameKind.DONE:
                 await self._send_chunk(data, more=False)
                 return True
@@ -139,7 +153,7 @@ class JobAnswer:
         """The ChunkWriter of the first chunk: starts the response without waking a task."""
         if not completes_at_once(self._send_chunk(data)):
             return False
-        if not self._reader.last_write_at:
+        if not self._reader.last_write_at and self._had is None:
             self._context.metrics.ttft.observe(self._context.relay.now - self._received)
         self._reader.use_writer(self._response.chunk_writer())
         return True
@@ -148,7 +162,7 @@ class JobAnswer:
         metrics, reader = self._context.metrics, self._reader
         if reader.last_write_at:
             metrics.itl.observe(now - reader.last_write_at)
-        else:
+        elif self._had is None:
             metrics.ttft.observe(now - self._received)
         reader.last_write_at = now
 
@@ -158,68 +172,62 @@ class JobAnswer:
         else:
             await self._response.start(200, [*sse.HEADERS, *self._id_headers()], data, more=more)
 
-    async def _end_stream(self, last: LogEvent) -> None:
-        whole = None if last.kind == FrameKind.DONE else await self._whole_answer(last)
-        if whole is not None and not self._response.started:
-            await self._send_whole(whole)  # vLLM refused the request before it streamed
-            return
-        data = b"" if whole is None else b"data: " + whole.body + b"\n\n"
-        await self._send_chunk(data, more=False)
+    def _not_received_yet(
+        self, had: ReceivedEvents, data: bytes, events: Sequence[LogEvent]
+    ) -> bytes:
+        """What of `data` the client of a resumed answer does not have.
 
-    async def _progress_comment(self) -> bytes:
-        """A comment for a client that waits in silence; empty if the job has just ended.
-
-        Raises StreamReset if there is no such job any more.
+        Raises BadRequest or StreamReset if the log is not what the client has the beginning of.
         """
-        queue = self._context.queue
+        data = had.behind(data)
+        if self._reader.is_current and not (events and events[-1].last):
+            had.check_end()
+            if self._ended:
+                raise StreamReset("Redis has lost the log of this job.")
+        return data
+
+    async def _end_stream(self, last: LogEvent) -> None:
+        had = self._had
         try:
-            job = await queue.get(self.job_id)
-            queue_position = job and await position(queue, job)
-        except (RedisError, OSError):
-            return sse.comment("waiting for the queue")
-        if job is None:
-            raise StreamReset("The queue has lost this job.")
-        if job.state.terminal:
-            return b""
-        if not queue_position:
-            return sse.comment(job.state)
-        reason = self._context.wait_reason(job.pool) if job.state is JobState.QUEUED else ""
-        return sse.comment(
-            f"{job.state}, position {queue_position}" + (f"; {reason}" if reason else "")
-        )
+            whole = await answer_at_end(self._context.queue, self.job_id, last)
+        except JobFailed as failure:
+            if had is None or self._response.started or not had.stream_begun:
+                raise
+            # The client has begun to read a stream, so the error is a part of it.
+            self.error = failure.code or failure.type
+            data = sse.error(failure)
+        else:
+            if whole is not None and not self._response.started and not (had and had.stream_begun):
+                await self._send_whole(whole)  # vLLM refused the request before it streamed
+                return
+            data = b"" if whole is None else b"data: " + whole.body + b"\n\n"
+        if had is not None:
+            data = had.behind(data)
+            had.check_end()
+        await self._send_chunk(data, more=False)
 
     # --- an answer in one piece ---
 
     async def _answer_whole(self) -> bool:
         """Wait for the whole answer; True once the job has ended, False if the client left."""
+        if self._had is not None:
+            self._had.check_end()
         while True:
-            events = await self._reader.next(self._context.settings.keepalive_s)
+            events = (
+                [_END]
+                if self._ended
+                else await self._reader.next(self._context.settings.keepalive_s)
+            )
             if self._client_left:
                 return False
             if not events:
-                await self._progress_comment()  # raises if the job is gone
+                await progress_comment(self._context, self.job_id)  # raises if the job is gone
                 continue
-            whole = await self._whole_answer(events[-1])
+            whole = await answer_at_end(self._context.queue, self.job_id, events[-1])
             if whole is None:
                 raise StreamReset("The job has ended without an answer.")
             await self._send_whole(whole)
             return True
-
-    async def _whole_answer(self, last: LogEvent) -> WholeAnswer | None:
-        """The answer of a job whose last event this is; None if it was streamed and is complete.
-
-        Raises the error that stands for a job that ended otherwise.
-        """
-        if last.kind == FrameKind.RESULT:
-            status, content_type, body = last.payload
-            return WholeAnswer(status, content_type.decode(), body)
-        try:
-            job = await self._context.queue.get(self.job_id)
-        except (RedisError, OSError) as error:
-            raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
-        if job is None:
-            raise StreamReset("The job is gone.")
-        return whole_answer(job)
 
     async def _send_whole(self, whole: WholeAnswer, *headers: tuple[bytes, bytes]) -> None:
         fields = [
@@ -247,4 +255,5 @@ class JobAnswer:
     def _cancel_job(self) -> None:
         if self._client_left:
             self._context.metrics.cancelled_by_disconnect.inc()
-        self._context.cancellations.start(self.job_id, self.tenant, self._queued)
+        if self._queued is not None:
+            self._context.cancellations.start(self.job_id, self.tenant, self._queued)

@@ -234,6 +234,11 @@ class Reader:
         self._wake()
 
     @property
+    def is_current(self) -> bool:
+        """What `next` has returned so far is all that the log had, and frames follow it."""
+        return self._state is _LIVE
+
+    @property
     def awaits_end(self) -> bool:
         """The job is in the queue, and its end was not delivered or buffered yet."""
         return not self._order.ended and (self.queued is None or self.queued.done())

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.api.errors import job_error
+from gateway.streaming.log_event import LogEvent
+from shared.api.errors import RedisUnavailable, StreamReset, job_error
+from shared.platform.redis_client import RedisError
+from shared.protocol.frames import FrameKind
 from shared.protocol.job import Job
 from shared.protocol.states import JobState
+from shared.queue.job_queue import JobQueue
 
 
 class WholeAnswer(NamedTuple):
@@ -24,3 +28,22 @@ def whole_answer(job: Job) -> WholeAnswer | None:
     if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and job.status == 200):
         return None
     raise job_error(job.error_code, job.id)
+
+
+async def answer_at_end(queue: JobQueue, job_id: str, last: LogEvent) -> WholeAnswer | None:
+    """The answer of a job whose last event this is; None if it was streamed and is complete.
+
+    Raises the error that stands for a job that ended otherwise.
+    """
+    if last.kind == FrameKind.DONE:
+        return None
+    if last.kind == FrameKind.RESULT:
+        status, content_type, body = last.payload
+        return WholeAnswer(status, content_type.decode(), body)
+    try:
+        job = await queue.get(job_id)
+    except (RedisError, OSError) as error:
+        raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
+    if job is None:
+        raise StreamReset("The job is gone.")
+    return whole_answer(job)

@@ -40,12 +40,12 @@ from typing import ClassVar
 class FlotillaError(Exception):
     """`str(error)` is the message for the client: what is wrong and what to do."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     code: ClassVar[str | None] = None
-    type: ClassVar[str] = "server_error"
+    type: str = "server_error"
     retry_after_s: ClassVar[int | None] = None
     """Seconds for the header `retry-after`; OpenAI's SDK follows it up to 120 s."""
-    final: ClassVar[bool] = False
+    final: bool = False
     """A retry cannot succeed; tells OpenAI's SDK not to, which it would for this status."""
     param: str | None = None
 
@@ -235,6 +235,13 @@ class StreamReset(FlotillaError):
     """Redis has lost a part of the answer that was sent already."""
 
     code = "stream_reset"
+
+    @classmethod
+    def refused(cls, message: str) -> StreamReset:
+        """For a client that has another beginning of the stream than Redis: 409, final."""
+        error = cls(message)
+        error.status, error.type, error.final = 409, "invalid_request_error", True
+        return error
 
 
 _ENDS: dict[str, tuple[type[JobFailed], str]] = {

@@ -170,12 +170,25 @@ class ReaperMetrics:
             self.reaped.labels(state)
 
 
+class LostWorkerMetrics:
+    """What the detector of this process did. Every gateway and the maintenance process run one."""
+
+    def __init__(self, registry: CollectorRegistry, reaper: ReaperMetrics) -> None:
+        self.reaped = reaper.reaped
+        self.workers = Counter(
+            "flotilla_lost_workers_total",
+            "Workers whose jobs this process took because their connection to Redis was gone",
+            registry=registry,
+        )
+
+
 class GatewayMetrics:
     """A gateway's metrics: its own counts, and what it reads from Redis at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         _add_build_info(registry)
         self.reaper = ReaperMetrics(registry)
+        self.lost_workers = LostWorkerMetrics(registry, self.reaper)
         self.ready = Gauge(
             "flotilla_gateway_ready",
             "1 if this check of /readyz passes",
@@ -370,6 +383,12 @@ class WorkerMetrics:
             "Jobs leased for a second or later attempt",
             registry=registry,
         )
+        self._add_continuations(registry)
+        self.suspects = Counter(
+            "flotilla_suspects_total",
+            "Suspects leased: jobs that run alone as they may have ended two workers or more",
+            registry=registry,
+        )
         self.queue_wait = FastHistogram(
             "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock", _SECONDS
         )
@@ -412,3 +431,31 @@ class WorkerMetrics:
             ["state"],
             registry=registry,
         )
+
+    def _add_continuations(self, registry: CollectorRegistry) -> None:
+        self.continued = Counter(
+            "flotilla_jobs_continued_total",
+            "Jobs continued behind the tokens of an earlier worker, by the engine's way to do so",
+            ["how"],
+            registry=registry,
+        )
+        for how in ("prefill", "replay"):
+            self.continued.labels(how)
+        self.tokens_taken_over = Counter(
+            "flotilla_tokens_taken_over_total",
+            "Tokens of earlier workers in jobs that were continued",
+            registry=registry,
+        )
+        self.tokens_decoded_again = Counter(
+            "flotilla_tokens_decoded_again_total",
+            "Tokens of earlier workers that the engine decoded once more to continue a job",
+            registry=registry,
+        )
+        self.continuations_refused = Counter(
+            "flotilla_continuations_refused_total",
+            "Jobs that could not be continued, by the reason",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("engine", "log", "different"):
+            self.continuations_refused.labels(reason)

@@ -5,12 +5,13 @@
 | `state` | states.py | all scripts |
 | `request` | a `Request`, which never changes | submit |
 | `body` | of the HTTP request | submit |
-| `created_us`, `deadline_us` | by Redis' clock; the latter if there is one | submit |
+| `created_us`, `deadline_us` | by Redis' clock; the latter, if there is one, is the deadline that applies now | submit; acquire |
 | `entry` | of the job, in the stream of its lane | submit, requeue, repair |
 | `queue` | where that is another lane's stream: `<pool>:<lane>` | requeue |
 | `watchers`, `watched` | gateways that get its frames, with spaces between them; `1` if a client sees the answer grow | submit, watch |
 | `lease` | a `LastLease`, if it ever had one | acquire, submit, requeue |
-| `history` | JSON: the attempts that were taken back | requeue, fail |
+| `history` | JSON: the attempts that were taken back, the latest 100 | requeue, fail |
+| `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
 | `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed | emit |
@@ -60,6 +61,12 @@ class Request(NamedTuple):
     """How long it may run on without a reader; empty: to its end."""
     run_ms: str
     """Time from its first start to its run deadline; empty: it has none."""
+    queue_ms: str
+    """Time from submit to its queue deadline; empty: it has none."""
+    total_ms: str
+    """Time from submit to the deadline for the whole job; empty: it has none."""
+    retried_from: str
+    """The job whose request it repeats; empty if it repeats none."""
 
 
 class LastLease(NamedTuple):
@@ -140,11 +147,11 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
     error_code: str = reader.read_optional("error_code", bytes.decode) or ""
     finished_at = reader.read_optional("finished_us", _seconds)
     attempts = reader.read_optional("history", _read_history) or []
-    # An attempt that was taken back is in the history already, the last one is in `lease`.
-    taken_back = error_code in {"worker_lost", "too_many_attempts"} and attempts
-    if lease and lease.worker and not taken_back:
-        started_at = int(lease.started_us) / 1e6
-        attempts.append(Attempt(lease.worker, started_at, finished_at, state))
+    if lease and lease.worker:
+        last = Attempt(lease.worker, int(lease.started_us) / 1e6, finished_at, state)
+        # The record of a job that failed when it was taken back has its last attempt twice.
+        if not attempts or attempts[-1][:2] != last[:2]:
+            attempts.append(last)
     return Job(
         id=job_id,
         state=state,
@@ -158,6 +165,9 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         started_at=int(lease.started_us) / 1e6 if lease and lease.worker else None,
         finished_at=finished_at,
         deadline_at=reader.read_optional("deadline_us", _seconds),
+        queue_deadline_s=int(request.queue_ms) / 1e3 if request.queue_ms else None,
+        run_deadline_s=int(request.run_ms) / 1e3 if request.run_ms else None,
+        retried_from=request.retried_from,
         ttl_s=int(request.ttl_ms) / 1e3,
         attempts=tuple(attempts),
         metadata=json.loads(request.metadata or "{}"),
@@ -195,6 +205,7 @@ def _read_request(packed: bytes) -> Request:
     if request.lane not in CLIENT_LANES or not all(isinstance(word, str) for word in request):
         raise ValueError("not a request")
     int(request.ttl_ms), int(request.max_attempts)
+    int(request.queue_ms or 0), int(request.run_ms or 0)
     if not isinstance(json.loads(request.metadata or "{}"), dict):
         raise ValueError("metadata is no object")
     return request
@@ -220,7 +231,13 @@ def _read_response(packed: bytes) -> ResponseInfo:
 
 def _read_history(packed: bytes) -> list[Attempt]:
     return [
-        Attempt(a["worker"], int(a["started_us"]) / 1e6, int(a["ended_us"]) / 1e6, a["reason"])
+        Attempt(
+            a["worker"],
+            int(a["started_us"]) / 1e6,
+            int(a["ended_us"]) / 1e6,
+            a["reason"],
+            int(a["entries"]),
+        )
         for a in json.loads(packed)
     ]
 

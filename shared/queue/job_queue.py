@@ -30,10 +30,12 @@ from shared.protocol.scripts import (
     find_ended,
     read_log,
     reap,
+    reclaim,
     reject_unreceived,
     release,
     renew,
     repair,
+    restart,
     set_aside,
     submit,
     sweep,
@@ -324,6 +326,14 @@ class JobQueue:
             states |= reply
         return states
 
+    async def restart(self, job: LeasedJob, reason: str) -> str:
+        """Give up a job whose log the engine can't continue.
+
+        Returns its new state: it is queued, with an empty log, or it has failed, as a client may
+        have seen what was generated. Empty if the worker had lost the job already.
+        """
+        return await restart.call(self.scripts, job, reason=reason) or ""
+
     # --- maintenance ---
 
     async def expire(self, shard: int, limit: int = 100) -> list[str]:
@@ -345,6 +355,13 @@ class JobQueue:
         return await reap.call(
             self.scripts, shard, lease_s=lease_s, limit=limit, longest_pause_s=longest_pause_s
         )
+
+    async def reclaim(self, shard: int, worker: str, limit: int = 100) -> dict[str, str]:
+        """Take the jobs of a worker whose connection to the shard's server is gone.
+
+        Nothing is taken if it has a connection again. Returns the jobs' new states.
+        """
+        return await reclaim.call(self.scripts, shard, worker, limit=limit)
 
     async def sweep(
         self, shard: int, limit: int = 100, *, dead_consumer_s: float = _DEAD_CONSUMER_S

@@ -267,7 +267,7 @@ async def test_a_response_that_has_to_wait_for_room_is_started_once(kept: str) -
 async def test_the_first_chunk_after_a_comment_counts_as_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.streaming.answer.position", third)
+    monkeypatch.setattr("gateway.streaming.progress.position", third)
     call = Call(keepalive_s=0.01)
     call.queue.job = in_state(JobState.IN_PROGRESS)
 
@@ -473,7 +473,7 @@ async def test_an_answer_that_is_not_streamed_is_sent_whole() -> None:
 async def test_a_comment_is_sent_in_a_silence_after_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.streaming.answer.position", third)
+    monkeypatch.setattr("gateway.streaming.progress.position", third)
     call = Call(keepalive_s=0.01)
     call.queue.job = in_state(JobState.IN_PROGRESS)
     call.say(event("0"))

@@ -14,7 +14,7 @@ from shared.protocol.scripts.submit import pack_job
 from shared.protocol.states import JobState
 
 ID = "job_00a" + "0123456789abcdef01234567"
-REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "", "", "")
+REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "", "", "", "", "", "")
 
 
 def raw(**changes: Any) -> dict[bytes, bytes]:
@@ -33,9 +33,9 @@ def lease(worker: str = "b", started_us: str = "4000000") -> LastLease:
     return LastLease(worker, "lease_id", 2, 1, "30000", started_us, 0)
 
 
-def lost(worker: str, started_us: int, ended_us: int, reason: str) -> dict[str, str]:
+def lost(worker: str, started_us: int, ended_us: int, reason: str) -> dict[str, Any]:
     times = {"started_us": str(started_us), "ended_us": str(ended_us)}
-    return {"worker": worker, "reason": reason, **times}
+    return {"worker": worker, "reason": reason, "entries": 7, **times}
 
 
 HISTORY = json.dumps([lost("a", 2_000_000, 3_000_000, "worker_lost")])
@@ -82,7 +82,7 @@ def test_a_job_without_tokens_has_used_none() -> None:
     assert job.usage == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
-FIRST = Attempt("a", 2.0, 3.0, "worker_lost")
+FIRST = Attempt("a", 2.0, 3.0, "worker_lost", 7)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,17 @@ FIRST = Attempt("a", 2.0, 3.0, "worker_lost")
             },
             (FIRST,),
             id="the last one is not listed twice",
+        ),
+        pytest.param(
+            {
+                "state": "failed",
+                "error_code": "worker_lost",
+                "lease": lease(),
+                "finished_us": 5_000_000,
+                "history": HISTORY,
+            },
+            (FIRST, Attempt("b", 4.0, 5.0, "failed")),
+            id="the last worker could not continue it",
         ),
         pytest.param(
             {

@@ -3,18 +3,21 @@
 A step of the continuous batch takes `max(sim_step_ms, sim_step_us_per_seq * batch)` plus
 `sim_prefill_us_per_token` for every prompt token admitted in it, and gives every running sequence
 one token. The same prompt, seed and index give the same answer. Every answer starts with
-`[simulated]`. Where the KV cache is full, the sequence admitted last goes back to waiting.
+`[simulated]`. Where the KV cache is full, the sequence admitted last goes back to waiting. A job of
+an earlier worker is continued: the tokens of the past are prefilled with the prompt.
 
 `sim_faults` is a comma separated list of `name=value`:
 
     die_after_steps=N     after N steps the engine is dead: streams end with an `error` chunk and
                           [DONE], other calls with 500, `dead` is True
+    die_on_signal=NAME    as die_after_steps, when the process gets this signal (SIGUSR1, SIGUSR2)
     hang_after_steps=N    after N steps no further step is taken; nothing is raised
     kill_on_prompt=TEXT   the process sends itself SIGKILL when a prompt that contains TEXT has
                           reached the batch, before its first token
     kill_after_tokens=N   with kill_on_prompt: not before N tokens of that answer are out (never, if
                           it is not longer)
     slow_start_s=X        `start` takes X seconds
+    refuse_past=1         the engine continues no job of an earlier worker
 """
 
 from __future__ import annotations
@@ -66,6 +69,9 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         """Start taking steps."""
+        if self._faults.die_on_signal is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(self._faults.die_on_signal, self.close)
         await asyncio.sleep(self._faults.slow_start_s)
         self._loop_task = asyncio.create_task(self._run(), name="simulated-engine")
 
@@ -94,10 +100,18 @@ class SimulatedEngine:
         self._die()
 
     def submit(self, generation: Generation) -> None:
-        """Queue the generation for the batch. Raises EngineDeadError."""
+        """Queue the generation for the batch. Raises EngineDeadError.
+
+        Raises Disconnected if the engine refuses to continue it.
+        """
         if self._dead:
             raise EngineDeadError
-        self._batch.add(generation.sequences)
+        if generation.continued and generation.journal is not None:
+            if self._faults.refuse_past:
+                generation.journal.refuse_past("FLOTILLA_SIM_FAULTS has refuse_past")
+                raise Disconnected
+            generation.journal.continued("prefill", 0)
+        self._batch.add([each for each in generation.sequences if each.finish_reason is None])
         self._has_work.set()
 
     def abort(self, generation: Generation) -> None:
@@ -157,20 +171,24 @@ class SimulatedEngine:
 @dataclass(frozen=True, slots=True)
 class _Faults:
     die_after_steps: int | None = None
+    die_on_signal: signal.Signals | None = None
     hang_after_steps: int | None = None
     kill_on_prompt: str = ""
     kill_after_tokens: int = 0
     slow_start_s: float = 0.0
+    refuse_past: int = 0
 
     @classmethod
     def parse(cls, text: str) -> _Faults:
         """Raises SettingsError for what the module's docstring does not describe."""
         readers: dict[str, Callable[[str], int | float | str]] = {
             "die_after_steps": _positive,
+            "die_on_signal": _signal,
             "hang_after_steps": _positive,
             "kill_on_prompt": _not_empty,
             "kill_after_tokens": _positive,
             "slow_start_s": _seconds,
+            "refuse_past": _positive,
         }
         values: dict[str, int | float | str] = {}
         for item in filter(None, map(str.strip, text.split(","))):
@@ -189,6 +207,12 @@ class _Faults:
         if "kill_after_tokens" in values and "kill_on_prompt" not in values:
             raise SettingsError("FLOTILLA_SIM_FAULTS: kill_after_tokens needs kill_on_prompt")
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _signal(value: str) -> signal.Signals:
+    if value not in ("SIGUSR1", "SIGUSR2"):
+        raise ValueError("must be SIGUSR1 or SIGUSR2")
+    return signal.Signals[value]
 
 
 def _positive(value: str) -> int:

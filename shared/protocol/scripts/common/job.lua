@@ -28,7 +28,8 @@ end
 
 local function unpacked_lease(packed)
   local lease = unpacked(LEASE, packed)
-  if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms) then
+  if lease and tonumber(lease.generation) and tonumber(lease.attempts) and tonumber(lease.lease_ms)
+     and tonumber(lease.from_seq) then
     return lease
   end
 end
@@ -74,8 +75,9 @@ local function set_aside_job(id, reason)
   defer('ZREM', base .. WORD.deadlines, id)
   if request.pool then
     local lane = request.pool .. ':' .. request.lane
-    defer('ZREM', waiting_key(lane), id)
-    leave_queue({entry = values.entry or '', queue = values.queue or lane})
+    local queue = values.queue or lane
+    defer('ZREM', waiting_key(lane_waited_in({pool = request.pool, lane = request.lane, queue = queue})), id)
+    leave_queue({entry = values.entry or '', queue = queue})
     defer('ZADD', base .. WORD.expiring, int(now_us() + request.ttl_ms * 1000), id .. ' ' .. request.tenant)
   end
   flush_writes()
@@ -98,7 +100,7 @@ end
 -- What is read of a job to end it; to lease it; to requeue it; to find it.
 local TO_END = {'deadline_us', 'log_lost'}
 local TO_LEASE = {'deadline_us', 'watchers', 'watched', 'created_us', 'body'}
-local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history'}
+local TO_REQUEUE = {'deadline_us', 'watchers', 'watched', 'created_us', 'history', 'restart_seq'}
 local TO_FIND = {'deadline_us', 'created_us'}
 local NUMBER = {deadline_us = true, created_us = true}
 local REQUIRED = {created_us = true, body = true}

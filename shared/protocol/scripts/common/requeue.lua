@@ -1,12 +1,8 @@
--- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here.
-
--- Whether a client may have seen a part of the answer, so that no other worker may start it anew. The first
--- entry of an attempt is in the log before it is published (emit.lua), so an empty log proves the contrary.
-local function has_output(id, job)
-  if job.stream ~= '1' and job.watched ~= '1' then return false end
-  flush_step_log(id, job)
-  return redis.call('EXISTS', key('log', id)) == 1 or redis.call('HGET', key('job', id), 'log_lost') == '1'
-end
+-- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here. The job's log
+-- stays: the next lease continues it behind its last entry.
+local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
+-- Attempts without progress that make a job a suspect: it may have ended its workers, so it runs alone.
+local SUSPECT_FROM = 2
 
 -- The attempts that were taken back. A history that can't be read is set aside, and begins anew.
 local function read_history(id, packed)
@@ -17,32 +13,87 @@ local function read_history(id, packed)
   return {}
 end
 
--- `blame` counts the attempt against the job (its worker was lost with it). Returns the new state.
-local function requeue_or_fail(id, job, reason, blame)
+-- The field of the record with this attempt as its last one. `last`: number of the log's last entry.
+local function history_field(id, job, reason, last)
   local history = read_history(id, job.history)
-  history[#history + 1] = {worker = job.worker, started_us = job.started_us,
-                           ended_us = int(now_us()), reason = reason}
+  history[#history + 1] = {worker = job.worker, started_us = job.started_us, ended_us = int(now_us()),
+                           reason = reason, entries = math.max(0, last - job.from_seq)}
+  if #history > ATTEMPTS_SHOWN then table.remove(history, 1) end
+  return {'history', cjson.encode(history)}
+end
+
+-- Whether a client may have seen what is in the log, so that another attempt may not begin anew.
+local function is_seen(job) return job.stream == '1' or job.watched == '1' end
+
+local function is_log_lost(id, job, last)
+  return last < job.from_seq or redis.call('HGET', key('job', id), 'log_lost') == '1'
+end
+
+-- Delete the log of a job that nobody has seen: the next attempt begins anew. Only entries beyond those that
+-- it had are progress then (see `has_progress`).
+local function restart_log(id, job, last, fields)
+  redis.call('DEL', key('log', id))
+  redis.call('HDEL', key('job', id), 'log_lost')
+  fields[#fields + 1] = 'restart_seq'
+  fields[#fields + 1] = int(math.max(last, job.from_seq, tonumber(job.restart_seq) or 0))
+end
+
+-- Whether the attempt has added to the answer: an entry that no attempt before had reached.
+local function has_progress(job, last)
+  return last > math.max(job.from_seq, tonumber(job.restart_seq) or 0)
+end
+
+-- Put a job into the retry lane, or a suspect into its own. `attempts`: how many count against it.
+local function queue_again(id, job, attempts, fields)
+  leave_queue(job)
+  flush_writes()
+  local suspect = attempts >= SUSPECT_FROM
+  local queue = suspect and suspects_of(job.pool) or job.pool .. ':' .. RETRY_LANE
+  local entry = call('XADD', queue_key(queue), '*', 'job', id)
+  local no_holder = {'', '', job.generation, attempts, job.lease_ms, '', 0}
+  redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
+             'lease', cmsgpack.pack(no_holder), unpack(fields))
+  call('ZADD', waiting_key(suspect and queue or job.pool .. ':' .. job.lane), job.created_us, id)
+  wake_workers(job.pool, suspect and MOST_WAKE_UPS or 1) -- any of them may run nothing
+  return TO.requeue
+end
+
+-- Take a job from its worker. `blame`: the attempt counts against the job (its worker was lost with it), unless
+-- it has made progress. Returns the new state.
+local function requeue_or_fail(id, job, reason, blame)
+  flush_step_log(id, job)
+  local last = next_seq(id) - 1
+  local fields = history_field(id, job, reason, last)
   invalidate_fence(job.worker)
-  local fields = {'history', cjson.encode(history)}
-  if has_output(id, job) then
-    finish_without_result(id, job, 'fail', 'worker_lost', fields)
-    return TO.fail
+  local attempts = has_progress(job, last) and 0 or job.attempts - (blame and 0 or 1)
+  if is_log_lost(id, job, last) then
+    if is_seen(job) then
+      finish_without_result(id, job, 'fail', 'log_lost', fields)
+      return TO.fail
+    end
+    restart_log(id, job, last, fields)
   end
-  if blame and job.attempts >= tonumber(job.max_attempts) then
-    dead_letter('attempts', id, reason, {attempts = int(job.attempts)})
+  if blame and attempts >= tonumber(job.max_attempts) then
+    dead_letter('attempts', id, reason, {attempts = int(attempts)})
     finish_without_result(id, job, 'fail', 'too_many_attempts', fields)
     return TO.fail
   end
-  leave_queue(job)
-  flush_writes()
-  redis.call('DEL', key('log', id))
-  redis.call('HDEL', key('job', id), 'log_lost')
-  local queue = job.pool .. ':' .. RETRY_LANE
-  local entry = call('XADD', queue_key(queue), '*', 'job', id)
-  local no_holder = {'', '', job.generation, job.attempts - (blame and 0 or 1), job.lease_ms, '', job.from_seq}
-  redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
-             'lease', cmsgpack.pack(no_holder), unpack(fields))
-  call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)
-  wake_workers(job.pool, 1)
-  return TO.requeue
+  return queue_again(id, job, attempts, fields)
+end
+
+-- Take a job from a worker whose engine can't continue what earlier attempts have generated. It begins anew,
+-- unless a client may have seen that. Returns the new state.
+local function restart_or_fail(id, job, reason)
+  flush_step_log(id, job)
+  local last = next_seq(id) - 1
+  if last == 0 then return requeue_or_fail(id, job, reason, true) end -- there was nothing to continue
+  local fields = history_field(id, job, reason, last)
+  invalidate_fence(job.worker)
+  if is_seen(job) then
+    local code = is_log_lost(id, job, last) and 'log_lost' or 'worker_lost'
+    finish_without_result(id, job, 'fail', code, fields)
+    return TO.fail
+  end
+  restart_log(id, job, last, fields)
+  return queue_again(id, job, math.max(0, job.attempts - 1), fields)
 end

@@ -1,0 +1,100 @@
+"""`GET /jobs/{id}/stream`: an endpoint's answer taken up again, by its job's id.
+
+Every token of the answer passes the application's `send`, as for the endpoints: routes/inference.py
+calls this in front of FastAPI.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, NoReturn
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Query
+from starlette.types import Scope
+
+from gateway.context import Gateway
+from gateway.jobs.job_lookup import job_of
+from gateway.streaming.answer import JobAnswer
+from gateway.streaming.log_event import ReadMode
+from gateway.streaming.received_events import StreamPosition
+from shared.api.errors import BadRequest
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+_PATH = re.compile(r"/jobs/([^/]+)/stream")
+_AFTER, _CRC32 = r"^[0-9]{1,15}$", r"^[0-9A-Fa-f]{1,8}$"
+_SYNTAX = {"after": _AFTER, "crc32": _CRC32}
+
+
+@router.get("/{job_id}/stream", response_model=None)
+def describe(
+    job_id: str,
+    after: Annotated[str, Query(pattern=_AFTER)] = "0",
+    crc32: Annotated[str | None, Query(pattern=_CRC32)] = None,
+) -> NoReturn:
+    """The endpoint's own answer from the chunk behind the first `after` events on, then live.
+
+    `crc32`: of the bytes of those events, in hex; if it differs the answer is 409 `stream_reset`.
+    """
+    raise AssertionError("InferenceApp serves these requests before FastAPI")
+
+
+def job_id_in(scope: Scope) -> str | None:
+    """The job whose stream a request asks for; None if it asks for something else."""
+    if scope["method"] != "GET" or not scope["path"].endswith("/stream"):
+        return None
+    match = _PATH.fullmatch(scope["path"])
+    return match[1] if match else None
+
+
+async def resume(
+    gateway: Gateway,
+    scope: Scope,
+    tenant: str,
+    job_id: str,
+    received: float,
+    request_id: bytes | None,
+) -> JobAnswer:
+    """The answer of an earlier request's job. Raises NotFound, BadRequest, and redis' errors.
+
+    `received`: when this request came, on the monotonic clock in seconds.
+    """
+    _refuse_body(scope)
+    position = stream_position(scope["query_string"])
+    job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
+    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
+    try:
+        if not job.state.terminal:
+            await gateway.queue.watch(job.id, gateway.id, follow=False)
+    except BaseException:
+        gateway.relay.close(reader)
+        raise
+    reader.resync()  # the log has what was published before this gateway watched
+    return JobAnswer(gateway.streams, job, None, reader, received, request_id, position)
+
+
+def _refuse_body(scope: Scope) -> None:
+    """Nothing reads the body of this request. Raises BadRequest."""
+    for name, value in scope["headers"]:
+        if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")):
+            raise BadRequest("A request for a stream has no body.")
+
+
+def stream_position(query: bytes) -> StreamPosition:
+    """The query parameters of a request. Raises BadRequest."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if name not in _SYNTAX:
+            known = ", ".join(sorted(_SYNTAX))
+            raise BadRequest(
+                f"Unknown query parameter {name[:64]!r}; this route has: {known}.", name[:64]
+            )
+        if name in found:
+            raise BadRequest(f"`{name}` is there twice.", name)
+        if not re.fullmatch(_SYNTAX[name], value):
+            kind = "a whole number" if name == "after" else "at most eight hex digits"
+            raise BadRequest(f"`{name}` must be {kind}.", name)
+        found[name] = value
+    crc32 = found.get("crc32")
+    return StreamPosition(int(found.get("after", "0")), None if crc32 is None else int(crc32, 16))

@@ -3,6 +3,7 @@ and compare them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -188,6 +189,7 @@ class LogRecorder(Recorder):
         self.chunks = 0
         self.prompt_logprobs: dict[int, Any] = {}
         self.refused = ""
+        self.ways: list[tuple[str, int]] = []
         self._past = past or {}
 
     def past(self, call: int) -> Past | None:
@@ -196,6 +198,9 @@ class LogRecorder(Recorder):
 
     def refuse_past(self, reason: str) -> None:
         self.refused = reason
+
+    def continued(self, how: str, decoded_again: int) -> None:
+        self.ways.append((how, decoded_again))
 
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         super().prompt(call, n_tokens, logprobs)
@@ -216,14 +221,21 @@ class LogRecorder(Recorder):
         return past
 
 
-async def run(engine: Engine, path: str, body: Any, journal: LogRecorder) -> Reply:
+async def run(
+    engine: Engine,
+    path: str,
+    body: Any,
+    journal: LogRecorder,
+    disconnect: asyncio.Event | None = None,
+) -> Reply:
     """Call the engine as a worker does."""
     JOURNAL.set(journal)
 
     def count(data: bytes) -> None:
         journal.chunks += 1
 
-    return await call(engine, "POST", path, body, {"x-request-id": "job-1"}, on_chunk=count)
+    headers = {"x-request-id": "job-1"}
+    return await call(engine, "POST", path, body, headers, disconnect, count)
 
 
 def chunks_by_choice(reply: Reply) -> dict[Any, list[Any]]:

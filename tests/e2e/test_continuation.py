@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -40,7 +40,7 @@ from worker.engines.protocol import Engine
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 WAYS = ("prefill", "forced")
-T = TypeVar("T")
+HOW = {"prefill": "prefill", "forced": "replay"}
 FOUND: dict[str, dict[str, str]] = {}
 """What each class was found to be, by each way."""
 
@@ -127,6 +127,9 @@ async def test_it_continues(of: RequestClass, vllm_engine: Engine, use_way: Any)
             again, new = await answer(vllm_engine, of, body, journal.cut(k))
             assert not new.refused
             assert new.prompts == journal.prompts
+            past = sum(map(len, tokens(journal.log[:k]).values()))
+            assert sum(n for _, n in new.ways) == (past if way == "forced" else 0)
+            assert {how for how, _ in new.ways} == {HOW[way]}
             if of.body.get("stream"):
                 check_chunks(journal, whole, again, k, exact=of.exact)
             if of.exact:
@@ -244,10 +247,11 @@ async def test_a_continued_request_can_be_aborted(vllm_engine: Engine, use_way: 
     for way in WAYS:
         use_way(way)
         new = LogRecorder(journal.cut(10))
-        task = asyncio.create_task(run(vllm_engine, CHAT, body, new))
+        leave = asyncio.Event()
+        task = asyncio.create_task(run(vllm_engine, CHAT, body, new, leave))
         await _until(lambda new=new: len(new.log) > 3)  # type: ignore[misc]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        leave.set()
+        await task
         await _until(lambda: vllm_engine.load().unfinished == 0)
 
 
@@ -322,7 +326,7 @@ async def test_spawned_processes_install_the_patches_only_where_their_worker_has
     assert installed
 
 
-def test_the_entry_point_exists() -> None:
+async def test_the_entry_point_exists() -> None:
     import tomllib
 
     from worker.engines.vllm import prefill_resume

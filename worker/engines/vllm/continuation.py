@@ -42,7 +42,7 @@ class Continuation:
         options: dict[str, Any],
     ) -> None:
         self._engine = engine
-        self._call = prompt
+        self._prompt = prompt
         self._params = params
         self._request_id = request_id
         self._past = past
@@ -52,6 +52,17 @@ class Continuation:
             raise PastRefused("this engine takes no custom logits processors.")
         if reason := _not_journaled(engine.model_config, params):
             raise PastRefused(reason)
+
+    @property
+    def how(self) -> str:
+        """See `Journal.continued`."""
+        return "prefill" if self._by_prefill else "replay"
+
+    @property
+    def decoded_again(self) -> int:
+        """See `Journal.continued`."""
+        tokens = sum(len(delta.token_ids) for delta in self._past.deltas)
+        return 0 if self._by_prefill else tokens
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """The past's outputs, as `Replayed`, and then new ones."""
@@ -81,7 +92,7 @@ class Continuation:
             flat_logprobs=flat,
         )
         replayed = False
-        generating = self._engine.generate(self._call, params, self._request_id, **self._options)
+        generating = self._engine.generate(self._prompt, params, self._request_id, **self._options)
         async with aclosing(generating) as outputs:
             async for output in outputs:
                 if not replayed:

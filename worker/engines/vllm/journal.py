@@ -157,10 +157,12 @@ class JournalledEngine:
         if past is None or not past.deltas:
             return self._engine.generate(prompt, params, request_id, **options)
         try:
-            return Continuation(self._engine, prompt, params, request_id, past, options).outputs()
+            continuation = Continuation(self._engine, prompt, params, request_id, past, options)
         except PastRefused as error:
             journal.refuse_past(str(error))
             raise
+        journal.continued(continuation.how, continuation.decoded_again)
+        return continuation.outputs()
 
 
 def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:

@@ -6,7 +6,7 @@ max_tokens it is as if this engine had generated it.
 
 vLLM has no public interface for that, so `install` patches classes of vLLM, in each of its
 processes: this one and those that it forks, and through the hook `vllm.general_plugins` those that
-vLLM spawns. The patches do nothing for a request that does not carry the key PREFILL. Where the
+vLLM spawns. The patches do nothing for a request that does not carry the key PREFILL (resume_args.py). Where the
 installed vLLM is not as expected, forced_replay.py is used.
 """
 
@@ -18,13 +18,14 @@ from typing import Any
 from shared.platform import settings as environment
 from shared.platform.fast_paths import FastPath, attributes_missing, parameters_differ
 from worker.engines.vllm import prefill_resume_v1
-from worker.engines.vllm.resume_args import PREFILL, prefilled
+from worker.engines.vllm.resume_args import prefilled
 
 TESTED = ("0.32.",)
 """Releases of vLLM with which tests/e2e/test_continuation.py passes."""
 SWITCH = "ENGINE_PREFILL_RESUME"
 """Variable that tells vLLM's processes not to install the patches (`off`)."""
 
+_PATCHED = "_patched_for_prefill_resume"
 # As in LogprobsProcessor: so many tokens before a token can be parts of one UTF-8 character.
 _CONTEXT = 4
 
@@ -82,8 +83,8 @@ def install() -> bool:
         return False
     from vllm.v1.engine.output_processor import OutputProcessor
 
-    if not hasattr(OutputProcessor, PREFILL):
-        setattr(OutputProcessor, PREFILL, True)
+    if not hasattr(OutputProcessor, _PATCHED):
+        setattr(OutputProcessor, _PATCHED, True)
         _patch_front()
         _patch_scheduler()
         _patch_grammars()

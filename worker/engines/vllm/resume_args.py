@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PREFILL = "flotilla_prefill_resume"
+PREFILL = "flotilla-prefill-resume"
 """For prefill_resume.py: `{"tokens": [...], "logprob": sum or None, "max_model_len": n}`."""
-FORCED = "flotilla_forced_replay"
+FORCED = "flotilla-forced-replay"
 """For forced_replay.py: the list of tokens."""
 
 

@@ -107,8 +107,8 @@ class Reader:
         self._host = host
         self._mode = mode
         self._order = EntryOrder(after)
-        # Chunks are encoded against their predecessors, which a client in the middle has not sent.
-        self._state = ReaderState.BEHIND if after and mode is _CHUNKS else _LIVE
+        # Live frames follow entries that were read: chunks are encoded against their predecessors.
+        self._state = ReaderState.BEHIND if after else _LIVE
         self._events: list[LogEvent] = []
         self._buffered_bytes = 0
         self._unread: list[Frame] = []  # frames that came while the log was being read
@@ -129,7 +129,6 @@ class Reader:
             try:
                 data = self._order.next_chunk(seq, generation, journal, payload)
             except MALFORMED as error:
-                self._order.forget_decoder()
                 self._on_malformed(error)
                 return
             if data is not None:
@@ -188,17 +187,14 @@ class Reader:
             self._buffer(LogEvent(seq, FrameKind.DELTAS, records))
 
     def _on_other_attempt(self, frame: Frame, generation: int) -> None:
-        try:
-            is_newer = self._order.switch_attempt(generation)
-        except StreamReset as error:
-            self.fail(error)
-            return
-        if is_newer:
+        if self._order.accept(generation):
             self.on_frame(frame)
+        elif generation > self._order.generation:
+            self.resync(whole=True)  # does it continue what was delivered?
 
     def _on_malformed(self, error: Exception) -> None:
         self._host.report_malformed(self.job_id, error)
-        self.resync()
+        self.resync(whole=True)  # how much of the frame was decoded is not known
 
     def _buffer(self, event: LogEvent) -> None:
         if event.kind in LAST:
@@ -212,8 +208,13 @@ class Reader:
 
     # --- what ends or interrupts a wait ---
 
-    def resync(self) -> None:
-        """Have `next` read the log."""
+    def resync(self, *, whole: bool = False) -> None:
+        """Have `next` read the log; `whole`: from its first entry, and compare it.
+
+        That is for when Redis may have lost what was delivered.
+        """
+        if whole:
+            self._order.read_whole()
         self._set_behind()
         self._notify()
 

@@ -61,7 +61,7 @@ class Relay:
         self._warn_malformed = logs.RareWarning(log)
         channel = keys.tokens_channel(gateway_id)
         self._subscriptions = [
-            Subscription(url, channel, self._dispatch, partial(self._resync_server, server))
+            Subscription(url, channel, self._dispatch, partial(self._on_connected, server))
             for server, url in enumerate(urls)
         ]
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
@@ -167,12 +167,16 @@ class Relay:
             self._metrics.itl.observe(gap, n_clients)
         self.gaps.clear()
 
-    def _resync_server(self, server: int) -> None:
-        """Have all readers of this server's jobs read the log: messages may have been missed."""
+    def _on_connected(self, server: int) -> None:
+        """Messages may have been missed, and a Redis that was restarted may have lost writes."""
+        self._resync_server(server, whole=True)
+
+    def _resync_server(self, server: int, *, whole: bool = False) -> None:
+        """Have all readers of this server's jobs read the log; `whole`: see Reader.resync."""
         for job_id, readers in self._readers.items():
             if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == server:
                 for reader in readers:
-                    reader.resync()
+                    reader.resync(whole=whole)
 
     async def _poll_ended_jobs(self, server: int) -> None:
         """Find readers whose job has ended or is gone without a frame of it.

@@ -49,8 +49,11 @@ from shared.platform.metrics import GatewayMetrics
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
+from shared.protocol import keys
 from shared.protocol.version import FormatMonitor
+from shared.queue.detector import Detector
 from shared.queue.job_queue import JobQueue
+from shared.queue.lost_workers import LostWorkers
 from shared.queue.reaper import Reaper
 
 log = logging.getLogger("flotilla.gateway")
@@ -155,9 +158,12 @@ def _make_gateway(
 async def _start(gateway: Gateway) -> None:
     """Start the background tasks; returns when the relay is subscribed, or after a while."""
     reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
+    lost_workers = LostWorkers(gateway.queue, gateway.metrics.lost_workers)
+    detector = Detector(gateway.queue, {keys.CONTROL_CHANNEL: lost_workers.reclaim})
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("reaper", reaper.run())
+    gateway.tasks.start("detector", detector.run())
     gateway.tasks.start("eviction monitor", gateway.eviction.run())
     gateway.tasks.start("format monitor", gateway.format.run())
     with contextlib.suppress(TimeoutError):

@@ -12,16 +12,21 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from prometheus_client import CollectorRegistry
+
 from gateway.autoscaler import tick as autoscaler
 from gateway.maintenance.housekeeping import Housekeeping
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
+from shared.platform.metrics import LostWorkerMetrics, ReaperMetrics
 from shared.platform.redis_client import UNAVAILABLE, RedisError
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.protocol import keys
 from shared.protocol.version import FormatMonitor
+from shared.queue.detector import Detector
 from shared.queue.job_queue import JobQueue
+from shared.queue.lost_workers import LostWorkers
 
 log = logging.getLogger("flotilla.maintenance")
 
@@ -101,6 +106,13 @@ class MaintenanceTasks:
         """Check the format version of the servers for ever. Raises FormatMismatch."""
         servers = self._queue.servers
         await FormatMonitor([servers.primary, *servers.all], self._queue.shards).run()
+
+    async def detect_lost_workers(self) -> None:
+        """Take the jobs of workers that have lost their connection, for ever."""
+        registry = CollectorRegistry()  # not exported: this process serves no metrics
+        metrics = LostWorkerMetrics(registry, ReaperMetrics(registry))
+        lost_workers = LostWorkers(self._queue, metrics)
+        await Detector(self._queue, {keys.CONTROL_CHANNEL: lost_workers.reclaim}).run()
 
     async def close(self) -> None:
         """Close all connections."""

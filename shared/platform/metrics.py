@@ -170,12 +170,25 @@ class ReaperMetrics:
             self.reaped.labels(state)
 
 
+class LostWorkerMetrics:
+    """What the detector of this process did. Every gateway and the maintenance process run one."""
+
+    def __init__(self, registry: CollectorRegistry, reaper: ReaperMetrics) -> None:
+        self.reaped = reaper.reaped
+        self.workers = Counter(
+            "flotilla_lost_workers_total",
+            "Workers whose jobs this process took because their connection to Redis was gone",
+            registry=registry,
+        )
+
+
 class GatewayMetrics:
     """A gateway's metrics: its own counts, and what it reads from Redis at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         _add_build_info(registry)
         self.reaper = ReaperMetrics(registry)
+        self.lost_workers = LostWorkerMetrics(registry, self.reaper)
         self.ready = Gauge(
             "flotilla_gateway_ready",
             "1 if this check of /readyz passes",

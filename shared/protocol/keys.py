@@ -37,6 +37,8 @@ LUA_WORDS: Final = (
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
 CONTROL_CHANNEL: Final = "flotilla:control:"
+CHANNELS_PATTERN: Final = "flotilla:[ct]o[kn]*:*"
+"""Of both kinds of channels, for PUBSUB CHANNELS."""
 
 
 def base(shard: int) -> str:

@@ -30,6 +30,7 @@ from shared.protocol.scripts import (
     find_ended,
     read_log,
     reap,
+    reclaim,
     reject_unreceived,
     release,
     renew,
@@ -354,6 +355,13 @@ class JobQueue:
         return await reap.call(
             self.scripts, shard, lease_s=lease_s, limit=limit, longest_pause_s=longest_pause_s
         )
+
+    async def reclaim(self, shard: int, worker: str, limit: int = 100) -> dict[str, str]:
+        """Take the jobs of a worker whose connection to the shard's server is gone.
+
+        Nothing is taken if it has a connection again. Returns the jobs' new states.
+        """
+        return await reclaim.call(self.scripts, shard, worker, limit=limit)
 
     async def sweep(
         self, shard: int, limit: int = 100, *, dead_consumer_s: float = _DEAD_CONSUMER_S

@@ -15,7 +15,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -32,6 +32,7 @@ from shared.platform.tasks import end
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
 from shared.protocol.version import FormatMonitor
+from shared.queue.detector import INTERVAL_S
 from shared.queue.job_queue import JobQueue
 from shared.queue.reaper import Reaper
 from worker.claim.lease import LeaseRenewer
@@ -44,6 +45,7 @@ from worker.run.registration import LOADING_EXPIRY_S, Registration, WorkerIdTake
 log = logging.getLogger("flotilla.worker")
 
 _CHECK_S = 0.25
+_SUBSCRIBE_S = 5.0
 _RELEASE_TIMEOUT_S = 10.0
 
 
@@ -144,6 +146,9 @@ class Worker:
         await registration.register_models()
         executor = self._executor = registration.executor = self._make_executor(registration.pool)
         controls = self._subscribe(executor)
+        for control in controls:
+            self._spawn(control.run())
+        await self._become_detectable(controls)
         claiming = self._spawn(executor.run())
         registration.started()
         self._spawn(executor.publisher.run())
@@ -152,8 +157,6 @@ class Worker:
         servers = self._queue.servers
         monitor = FormatMonitor([servers.primary, *servers.all], self._settings.shards)
         self._spawn(monitor.run())
-        for control in controls:
-            self._spawn(control.run())
         self._spawn(Reaper(self._queue, self._settings.lease_s, self._metrics.reaper).run())
         log.info(
             "%s: serving %s on %s, %d slots, loaded in %.0f s",
@@ -194,6 +197,15 @@ class Worker:
             Subscription(url, channel, executor.control.on_message, executor.control.on_reconnect)
             for url in self._settings.server_urls
         ]
+
+    async def _become_detectable(self, controls: Sequence[Subscription]) -> None:
+        """Return when all detectors have seen this worker's subscriptions, so that its end is
+        noticed at once, or after a while if Redis does not answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SUBSCRIBE_S):
+                for control in controls:
+                    await control.connected.wait()
+                await asyncio.sleep(2 * INTERVAL_S)
 
     def _progressing(self) -> bool:
         stall_s = self._settings.engine_stall_s

@@ -1,0 +1,14 @@
+"""`reclaim`: take the jobs of a worker that has lost its connection."""
+
+from __future__ import annotations
+
+from shared.protocol.lanes import LANES
+from shared.protocol.scripts.runner import Scripts, job_states
+
+
+async def call(scripts: Scripts, shard: int, worker: str, *, limit: int) -> dict[str, str]:
+    """The new states of the jobs that were taken, at most `limit` of each queue: id -> state.
+
+    Nothing is taken from a worker that is subscribed to its control channel.
+    """
+    return job_states(await scripts.run("reclaim", shard, (worker, limit, *LANES)))

@@ -1,0 +1,93 @@
+"""The detector: notices within 200 ms that a process has lost its connection to Redis.
+
+Every gateway and the maintenance process run one. It asks each server ten times a second for the
+channels that have subscribers, over a connection of its own. What it misses, it reports to the
+handler of that kind of channel; several processes may report the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from shared.platform import logs
+from shared.platform.pipelined_connection import PipelinedConnection
+from shared.platform.redis_client import TIMEOUT_S, UNAVAILABLE, RedisError, server_name
+from shared.protocol import keys
+from shared.queue.disconnects import CONFIRM_S, Disconnects
+from shared.queue.job_queue import JobQueue
+
+log = logging.getLogger("flotilla.detector")
+
+INTERVAL_S = 0.1
+_RETRY_S = 0.1
+_REFUSED_S = 10.0
+"""Until the next try if Redis refuses the command: its user may not call PUBSUB."""
+
+OnGone = Callable[[int, str], Awaitable[None]]
+"""Called with the number of the server and the id of the process."""
+
+
+class Detector:
+    """Call `run` as a task; it ends by cancellation.
+
+    `on_gone`: what a channel's name begins with -> the handler for processes that had such a one.
+    """
+
+    def __init__(self, queue: JobQueue, on_gone: Mapping[str, OnGone]) -> None:
+        self._queue = queue
+        self._on_gone = on_gone
+        self._warn_refused = logs.RareWarning(log)
+
+    async def run(self) -> None:
+        """Watch each server by itself: one that is away does not delay the others."""
+        await asyncio.gather(*(self._watch(index) for index in range(len(self._queue.servers))))
+
+    async def _watch(self, server_index: int) -> None:
+        redis = self._queue.servers.all[server_index]
+        connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
+        disconnects = Disconnects()
+        try:
+            while True:
+                if connection.losses > losses:
+                    losses = connection.losses
+                    disconnects.connection_lost()
+                delay_s = INTERVAL_S * random.uniform(0.8, 1.0)
+                try:
+                    gone = await _look(connection, disconnects)
+                    await self._handle(server_index, gone, disconnects)
+                except UNAVAILABLE:
+                    disconnects.connection_lost()
+                    delay_s = _RETRY_S
+                except RedisError as error:
+                    disconnects.connection_lost()
+                    self._warn_refused(
+                        "Redis %s: lost workers are found by their leases only: %s",
+                        server_name(redis),
+                        error,
+                    )
+                    delay_s = _REFUSED_S
+                await asyncio.sleep(CONFIRM_S if disconnects.pending else delay_s)
+        finally:
+            await connection.close()
+
+    async def _handle(self, server_index: int, gone: list[str], disconnects: Disconnects) -> None:
+        for position, channel in enumerate(gone):
+            for prefix, handler in self._on_gone.items():
+                if channel.startswith(prefix):
+                    try:
+                        await handler(server_index, channel.removeprefix(prefix))
+                    except (RedisError, OSError):
+                        for each in gone[position:]:
+                            disconnects.retry(each)
+                        raise
+
+
+async def _look(connection: PipelinedConnection, disconnects: Disconnects) -> list[str]:
+    asked_at = time.monotonic()
+    reply = await connection.call("PUBSUB", "CHANNELS", keys.CHANNELS_PATTERN)
+    channels = frozenset(channel.decode(errors="replace") for channel in reply)
+    return disconnects.look(channels, asked_at, time.monotonic())

@@ -1,0 +1,204 @@
+"""The detector and `reclaim`: the jobs of a worker that has lost its connection, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import redis as sync_redis
+from prometheus_client import CollectorRegistry
+from redis import Redis
+
+from shared.platform.metrics import LostWorkerMetrics, ReaperMetrics
+from shared.platform.tasks import end
+from shared.protocol import keys
+from shared.protocol.job import LeasedJob
+from shared.protocol.scripts.emit import Fenced, make_step
+from shared.queue.detector import Detector
+from shared.queue.disconnects import RETURN_S
+from shared.queue.job_queue import JobQueue
+from shared.queue.lost_workers import LostWorkers
+from tests.redis.conftest import (
+    LEASE_S,
+    POOL,
+    WORKER,
+    ChannelSubscriber,
+    claim,
+    claim_one,
+    lease,
+    next_fence_token,
+    open_queue,
+    submit,
+)
+from tests.redis_server import RedisServer
+from tests.waiting import eventually
+
+OTHER = "w-2"
+FAST_S = 5.0
+"""Far longer than a detection takes, far shorter than a lease."""
+SEEN_S = 0.5
+"""A detector has looked several times."""
+
+
+@contextlib.asynccontextmanager
+async def detecting(*queues: JobQueue) -> AsyncIterator[CollectorRegistry]:
+    """A running detector for each queue, as in as many gateways."""
+    registry = CollectorRegistry()
+    lost = LostWorkerMetrics(registry, ReaperMetrics(registry))
+    tasks = [
+        asyncio.create_task(
+            Detector(queue, {keys.CONTROL_CHANNEL: LostWorkers(queue, lost).reclaim}).run()
+        )
+        for queue in queues
+    ]
+    try:
+        yield registry
+    finally:
+        await end(tasks)
+
+
+def subscribe(store: Redis, worker: str = WORKER) -> ChannelSubscriber:
+    return ChannelSubscriber(store, keys.control_channel(worker))
+
+
+async def state(queue: JobQueue, job_id: str) -> str:
+    job = await queue.get(job_id)
+    assert job is not None
+    return str(job.state)
+
+
+async def is_queued(queue: JobQueue, job_id: str) -> bool:
+    return await state(queue, job_id) == "queued"
+
+
+async def all_are_queued(queue: JobQueue, *jobs: LeasedJob) -> None:
+    async def check() -> bool:
+        return {await state(queue, job.id) for job in jobs} == {"queued"}
+
+    await eventually(check, "all are queued again", FAST_S)
+
+
+async def test_jobs_of_a_worker_without_a_connection_are_queued_again(
+    queue: JobQueue, store: Redis
+) -> None:
+    jobs = [await lease(queue) for _ in range(3)]
+    await submit(queue)
+    kept = await claim_one(queue, OTHER)
+    assert await queue.reclaim(0, WORKER) == {job.id: "queued" for job in jobs}
+    assert await queue.reclaim(0, WORKER) == {}
+    assert await state(queue, kept.id) == "in_progress"
+    assert [each.id for each in await claim(queue, worker=OTHER)] == [job.id for job in jobs]
+
+
+async def test_nothing_is_taken_from_a_connected_worker(
+    queue: JobQueue, control: ChannelSubscriber
+) -> None:
+    job = await lease(queue)
+    assert await queue.reclaim(0, WORKER) == {}
+    assert await state(queue, job.id) == "in_progress"
+
+
+async def test_a_worker_whose_jobs_were_taken_can_not_write(queue: JobQueue) -> None:
+    token = await next_fence_token(queue)
+    await lease(queue)
+    await queue.reclaim(0, WORKER)
+    with pytest.raises(Fenced):
+        await queue.emit(0, WORKER, token, make_step([], []))
+
+
+async def test_its_advertised_slots_are_withdrawn(queue: JobQueue, store: Redis) -> None:
+    await submit(queue)
+    await claim(queue, slots=5)
+    assert store.zcard(keys.advertised(0, POOL)) == 1
+    await queue.reclaim(0, WORKER)
+    assert store.zcard(keys.advertised(0, POOL)) == 0
+
+
+async def test_many_jobs_are_taken_in_parts(
+    queue: JobQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.queue.lost_workers._AT_ONCE", 2)
+    jobs = [await lease(queue) for _ in range(5)]
+    registry = CollectorRegistry()
+    lost = LostWorkerMetrics(registry, ReaperMetrics(registry))
+    await LostWorkers(queue, lost).reclaim(0, WORKER)
+    assert {await state(queue, job.id) for job in jobs} == {"queued"}
+    assert registry.get_sample_value("flotilla_lost_workers_total") == 1
+    assert registry.get_sample_value("flotilla_reaped_jobs_total", {"state": "queued"}) == 5
+
+
+async def test_the_end_of_a_connection_is_noticed_long_before_the_lease_ends(
+    queue: JobQueue, store: Redis, redis_url: str
+) -> None:
+    subscriber = subscribe(store)
+    job = await lease(queue)
+    async with open_queue(redis_url) as second, detecting(queue, second) as registry:
+        await asyncio.sleep(SEEN_S)
+        assert await state(queue, job.id) == "in_progress"
+        subscriber.close()
+        await eventually(lambda: is_queued(queue, job.id), "it is queued again", FAST_S)
+        assert registry.get_sample_value("flotilla_lost_workers_total") == 1
+
+
+async def test_workers_of_every_server_and_shard_are_watched(
+    redis_url: str, store: Redis, own_redis: RedisServer
+) -> None:
+    with own_redis.client() as second:
+        subscribers = [subscribe(store), subscribe(second)]
+        async with open_queue(redis_url, shards=4, more=[redis_url, own_redis.url]) as queue:
+            jobs = []
+            for shard in range(4):
+                await submit(queue, id=f"job_{shard:03x}{shard:024x}")
+                jobs += await claim(queue, shard=shard)
+            async with detecting(queue):
+                await asyncio.sleep(SEEN_S)
+                subscribers[1].close()  # of the shards 1 and 3
+                await all_are_queued(queue, jobs[1], jobs[3])
+                assert [await state(queue, jobs[number].id) for number in (0, 2)] == [
+                    "in_progress",
+                    "in_progress",
+                ]
+                subscribers[0].close()
+                await all_are_queued(queue, jobs[0], jobs[2])
+
+
+async def test_a_worker_that_returns_soon_after_a_restart_of_redis_keeps_its_jobs(
+    own_redis: RedisServer,
+) -> None:
+    async with open_queue(own_redis.url) as queue, detecting(queue):
+        with own_redis.client() as store:
+            subscribers = [subscribe(store, worker) for worker in (WORKER, OTHER)]
+            jobs = []
+            for worker in (WORKER, OTHER):
+                await submit(queue)
+                jobs.append(await claim_one(queue, worker))
+            await asyncio.sleep(SEEN_S)
+            own_redis.stop(kill=True)
+            own_redis.start()
+            restarted = time.monotonic()
+            await asyncio.sleep(RETURN_S / 2)
+            again = subscribe(own_redis.client())  # the other worker does not return
+            await eventually(lambda: is_queued(queue, jobs[1].id), "it is queued", LEASE_S)
+            assert time.monotonic() - restarted > RETURN_S / 2
+            await asyncio.sleep(SEEN_S)
+            assert await state(queue, jobs[0].id) == "in_progress"
+            for subscriber in (*subscribers, again):
+                subscriber.close()
+
+
+async def test_a_redis_that_refuses_the_question_is_reported_and_asked_again_later(
+    queue: JobQueue, store: sync_redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.acl_setuser(
+        "default", enabled=True, nopass=True, categories=["+@all"], commands=["-pubsub"]
+    )
+    try:
+        async with detecting(queue):
+            await asyncio.sleep(SEEN_S)
+        lines = [each for each in caplog.records if "by their leases only" in each.getMessage()]
+        assert len(lines) == 1
+    finally:
+        store.acl_setuser("default", enabled=True, nopass=True, categories=["+@all"], keys=["*"])

@@ -162,11 +162,11 @@ class ReaperMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.reaped = Counter(
             "flotilla_reaped_jobs_total",
-            "Jobs taken from silent workers or past their deadline, by their new state",
+            "Jobs taken from silent workers, past their deadline or without a client, by new state",
             ["state"],
             registry=registry,
         )
-        for state in (JobState.QUEUED, JobState.FAILED, JobState.EXPIRED):
+        for state in (JobState.QUEUED, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED):
             self.reaped.labels(state)
 
 

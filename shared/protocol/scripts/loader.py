@@ -31,6 +31,7 @@ COMMON = (
     "finish",
     "lease",
     "requeue",
+    "watchers",
     "begin",
 )
 """The parts of `common/`, in the order in which they need each other."""

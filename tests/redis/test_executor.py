@@ -59,7 +59,8 @@ async def executor(queue: JobQueue) -> AsyncIterator[Executor]:
 
 async def leased_run(executor: Executor, queue: JobQueue) -> JobRun:
     """A run of the only queued job; it is not executed."""
-    run = JobRun(await claim_one(queue), executor._engine, executor.publisher, executor._metrics)
+    job, metrics = await claim_one(queue), executor._metrics
+    run = JobRun(job, executor._engine, executor.publisher, metrics, queue)
     executor.runs[run.job.id] = run
     return run
 

@@ -63,11 +63,12 @@ async def events(context: StreamContext, job: Job, after: EventPosition) -> Asyn
     """
     mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
     reader = context.relay.open(job.id, mode, after.entry)
-    last_id = str(after)
+    last_id, ended = str(after), job.state.terminal
     try:
         async for data, event_id in _follow(context, reader, job.id, after):
             last_id = event_id
             yield data
+        ended = True
     except FlotillaError as failure:
         yield sse.raw_event("error", failure.to_openai(), last_id)
     except (RedisError, OSError):
@@ -75,6 +76,8 @@ async def events(context: StreamContext, job: Job, after: EventPosition) -> Asyn
         yield sse.raw_event("error", unavailable.to_openai(), last_id)
     finally:
         context.relay.close(reader)
+        if not ended:
+            context.unwatcher.start(job.id)
 
 
 async def _follow(

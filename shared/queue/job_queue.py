@@ -21,8 +21,8 @@ from shared.protocol import keys
 from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_of
 from shared.protocol.job_log import Entry, parse_segments
-from shared.protocol.record import WHOLE, DamagedRecord, read_job
 from shared.protocol.lanes import LANES
+from shared.protocol.record import WHOLE, DamagedRecord, read_job
 from shared.protocol.scripts import (
     abandon,
     acquire,

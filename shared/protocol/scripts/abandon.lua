@@ -3,7 +3,7 @@
 -- ARGV: gateway, queue (`<pool>:<lane>`), after, limit
 --       after: the stream entry at which the call before stopped ('': none).
 -- Reply: {entry at which this call stopped ('': it was the last), how many jobs it watched}; nil if the gateway
---        receives frames here, so that it is not gone
+--       receives frames here, so that it is not gone
 local gateway, after, limit = ARGV[1], ARGV[3], tonumber(ARGV[4])
 if redis.call('PUBSUB', 'NUMSUB', CHANNEL.tokens .. gateway)[2] > 0 then return nil end
 local entries = call('XRANGE', queue_key(ARGV[2]), after == '' and '-' or after, '+', 'COUNT', limit + 1)

@@ -6,7 +6,7 @@
 --       ms for which it is kept}; max_depth: jobs that may wait in a lane; lease_id_seed: 12
 --       characters, 4 are added for each job.
 -- Reply: flat 'ok' | 'exists' | 'full', jobs waiting in the lane (0: it need not wait), ...; or 'joined' | 'reused'
---        (the key belongs to the same or to another body), id of the key's job, ...
+--       (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one undelivered entry carries its id. No job overtakes one that
 --       waits.
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]

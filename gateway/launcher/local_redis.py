@@ -14,10 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import redis.asyncio
-from redis.exceptions import RedisError
-
 from gateway.launcher.child import Command
+from shared.platform.redis_client import RedisError, connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
@@ -108,8 +106,12 @@ def server_command(
     socket: Path | None,
     environment: Mapping[str, str],
     lock: int,
+    *,
+    durable: bool = False,
 ) -> Command:
     """The command of a durable Redis that never evicts keys: an evicted key would be a lost job.
+
+    `durable`: it has each write on disk before it answers, and loses none when the machine stops.
 
     It listens on a port of this machine, and on a Unix socket for the processes that call it for
     every token: waking a process there costs a third less than through TCP.
@@ -121,7 +123,7 @@ def server_command(
         "protected-mode": "yes",
         "dir": str(folder.resolve()),
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": "always" if durable else "everysec",
         "save": "",
         "maxmemory-policy": "noeviction",
     }
@@ -136,12 +138,16 @@ def server_command(
 async def ping(url: str) -> str | None:
     """None if a Redis answers at `url`, else what is wrong."""
     try:
-        async with redis.asyncio.from_url(
-            url, socket_timeout=_PING_TIMEOUT_S, socket_connect_timeout=_PING_TIMEOUT_S
-        ) as client:
+        client = connect(url, max_connections=1)
+    except ValueError as error:
+        return str(error)
+    try:
+        async with asyncio.timeout(_PING_TIMEOUT_S):
             await client.ping()
-    except (RedisError, OSError, ValueError) as error:
+    except (RedisError, OSError, TimeoutError) as error:
         return str(error) or type(error).__name__
+    finally:
+        await client.aclose(close_connection_pool=True)
     return None
 
 

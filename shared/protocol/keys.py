@@ -22,6 +22,7 @@ QUEUE: Final = "queue"
 WAITING: Final = "waiting"
 WAKE_UPS: Final = "wake_ups"
 ADVERTISED: Final = "advertised"
+ISOLATION: Final = "isolation"
 DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
@@ -33,9 +34,9 @@ REAP_CLOCK: Final = "reap_clock"
 UNATTENDED: Final = "unattended"
 IDEMPOTENCY: Final = "idempotency"
 LUA_WORDS: Final = (
-    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING,
-    POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK, UNATTENDED,
-    IDEMPOTENCY,
+    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS,
+    EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
+    UNATTENDED, IDEMPOTENCY,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"

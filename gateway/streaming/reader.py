@@ -13,7 +13,7 @@ import asyncio
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.http.asgi_io import ChunkWriter
 from gateway.streaming.entry_order import MALFORMED, EntryOrder
@@ -100,7 +100,7 @@ class Reader:
         self.job_id = job_id
         self.last_write_at = 0.0
         """When its client was last sent part of the answer, on the monotonic clock; 0: not yet."""
-        self.queued: asyncio.Future[None] | None = None
+        self.queued: asyncio.Future[Any] | None = None
         """Done when the job is in the queue; None: it was when the reader was made."""
         self.wake_at = inf
         """When the relay is to call `on_wakeup`, on the monotonic clock."""
@@ -190,11 +190,13 @@ class Reader:
         if self._order.accept(generation):
             self.on_frame(frame)
         elif generation > self._order.generation:
-            self.resync(whole=True)  # does it continue what was delivered?
+            self.distrust()  # does it continue what was delivered?
+            self._notify()
 
     def _on_malformed(self, error: Exception) -> None:
         self._host.report_malformed(self.job_id, error)
-        self.resync(whole=True)  # how much of the frame was decoded is not known
+        self.distrust()  # how much of the frame was decoded is not known
+        self._notify()
 
     def _buffer(self, event: LogEvent) -> None:
         if event.kind in LAST:
@@ -208,15 +210,15 @@ class Reader:
 
     # --- what ends or interrupts a wait ---
 
-    def resync(self, *, whole: bool = False) -> None:
-        """Have `next` read the log; `whole`: from its first entry, and compare it.
-
-        That is for when Redis may have lost what was delivered.
-        """
-        if whole:
-            self._order.read_whole()
+    def resync(self) -> None:
+        """Have `next` read the log."""
         self._set_behind()
         self._notify()
+
+    def distrust(self) -> None:
+        """The log may lack what was delivered: read it whole before anything else is delivered."""
+        self._order.read_whole()
+        self._set_behind()
 
     def client_left(self) -> None:
         """End the wait of `next` and the use of its writer."""

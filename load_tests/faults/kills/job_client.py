@@ -40,7 +40,7 @@ async def submit_and_read(gateways: Gateways, seen: Observation, rng: random.Ran
 async def _submit(gateways: Gateways, seen: Observation) -> bool:
     wanted = {"endpoint": seen.request.path, "body": seen.request.body}
     try:
-        response = await gateways.http.post(f"{gateways.url()}/jobs", json=wanted)
+        response = await gateways.resuming.post("/jobs", json=wanted)
     except httpx.HTTPError as error:
         seen.end, seen.code = End.REFUSED, type(error).__name__
         return False
@@ -90,12 +90,11 @@ class _JobClient:
     async def _read_events(self) -> bool:
         """Read one connection's events; return whether the job has ended."""
         seen = self._seen
-        seen.gateway = self._gateways.url()
-        url = f"{seen.gateway}/jobs/{seen.job_id}/events"
+        url = f"{self._gateways.url()}/jobs/{seen.job_id}/events"
         headers = {"last-event-id": self._last_id} if self._last_id else {}
         parser = SseParser()
         try:
-            async with self._gateways.http.stream("GET", url, headers=headers) as response:
+            async with self._gateways.plain.stream("GET", url, headers=headers) as response:
                 if response.status_code == 204:
                     return True
                 if response.status_code != 200:
@@ -158,7 +157,7 @@ class _JobClient:
         """Read a path from any gateway until one answers; None for a job that is gone."""
         while True:
             try:
-                response = await self._gateways.http.get(f"{self._gateways.url()}{path}")
+                response = await self._gateways.resuming.get(path)
             except httpx.HTTPError:
                 await asyncio.sleep(_RETRY_S)
                 continue

@@ -13,7 +13,7 @@ from load_tests.faults.kills.kill_fleet import FleetShape
 from load_tests.faults.kills.kill_run import KillRun, RunResult, RunShape
 from load_tests.faults.kills.report import failures
 
-CLIENT_S = 12.0
+CLIENT_S = 8.0
 """A client's time limit: with a part switched off some answers may never come."""
 
 
@@ -38,6 +38,7 @@ def test_without_fencing_the_run_fails(tmp_path: Path) -> None:
         rate=2.0,
         kinds=(KillKind.STOP,),
         timeout_s=CLIENT_S,
+        end_s=CLIENT_S,
         fleet=FleetShape(workers=5, lease_s=0.6),
         controls=("fencing",),
     )
@@ -52,6 +53,7 @@ def test_without_the_log_the_run_fails(tmp_path: Path) -> None:
         rate=2.0,
         kinds=(KillKind.WORKER,),
         timeout_s=CLIENT_S,
+        end_s=CLIENT_S,
         fleet=FleetShape(workers=3),
         controls=("log",),
     )
@@ -67,6 +69,7 @@ def test_without_detection_the_run_fails(tmp_path: Path) -> None:
         rate=1.0,
         kinds=(KillKind.WORKER,),
         timeout_s=CLIENT_S,
+        end_s=CLIENT_S,
         fleet=FleetShape(workers=3, lease_s=5.0),
         controls=("detection",),
     )

@@ -18,6 +18,8 @@ from load_tests.faults.kills.sse_parser import SseEvent, SseParser
 _POLL_S = 0.15
 _RETRY_S = 0.1
 _TERMINAL = {"completed", "failed", "cancelled", "expired"}
+_REPEATED = {"queued", "in_progress"}
+"""Events with the id of the one before."""
 _MAY_GO_ON = {"redis_unavailable", "gateway_stopped"}
 """Codes of an `error` event after which the events can be taken up again."""
 _LEAVE_SHARE = 0.08
@@ -119,8 +121,8 @@ class _JobClient:
             seen.end, seen.code = End.FAILED, code
             return True
         if event.id:
-            if _position(event.id) <= _position(self._last_id):
-                seen.out_of_order += 1
+            before, now = _position(self._last_id), _position(event.id)
+            seen.out_of_order += now < before or (now == before and event.name not in _REPEATED)
             self._last_id = event.id
         if event.name in _TERMINAL:
             seen.terminal_events += 1

@@ -6,8 +6,8 @@ max_tokens it is as if this engine had generated it.
 
 vLLM has no public interface for that, so `install` patches classes of vLLM, in each of its
 processes: this one and those that it forks, and through the hook `vllm.general_plugins` those that
-vLLM spawns. The patches do nothing for a request that does not carry the key PREFILL (resume_args.py). Where the
-installed vLLM is not as expected, forced_replay.py is used.
+vLLM spawns. The patches do nothing for a request that does not carry the key PREFILL
+(resume_args.py). Where the installed vLLM is not as expected, forced_replay.py is used.
 """
 
 from __future__ import annotations

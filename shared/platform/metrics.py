@@ -384,6 +384,11 @@ class WorkerMetrics:
             registry=registry,
         )
         self._add_continuations(registry)
+        self.suspects = Counter(
+            "flotilla_suspects_total",
+            "Suspects leased: jobs that run alone as they may have ended two workers or more",
+            registry=registry,
+        )
         self.queue_wait = FastHistogram(
             "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock", _SECONDS
         )

@@ -56,12 +56,16 @@ class NewJob(NamedTuple):
     gateway: str = ""
     """The gateway process that waits for the answer; empty if none does."""
     deadline_s: float | None = None
-    """Seconds from now; None: no deadline."""
+    """Seconds from now to the deadline for the whole job; None: it has none."""
     metadata: Mapping[str, str] | None = None
     keep_s: float | None = None
     """How long it may run on without a reader; None: to its end."""
     run_deadline_s: float | None = None
     """Time from its first start to its run deadline; None: it has none."""
+    queue_deadline_s: float | None = None
+    """Time from submit to its queue deadline: it has to start before; None: it has none."""
+    retried_from: str = ""
+    """The job whose request it repeats; empty if it repeats none."""
 
     @property
     def shard(self) -> int:
@@ -119,6 +123,10 @@ class Job:
     started_at: float | None
     finished_at: float | None
     deadline_at: float | None
+    """The deadline that applies now."""
+    queue_deadline_s: float | None
+    run_deadline_s: float | None
+    retried_from: str
     ttl_s: float
     attempts: tuple[Attempt, ...]
     metadata: dict[str, str]

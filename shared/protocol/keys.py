@@ -22,6 +22,7 @@ QUEUE: Final = "queue"
 WAITING: Final = "waiting"
 WAKE_UPS: Final = "wake_ups"
 ADVERTISED: Final = "advertised"
+ISOLATION: Final = "isolation"
 DEADLINES: Final = "deadlines"
 JOBS: Final = "jobs"
 EXPIRING: Final = "expiring"
@@ -31,8 +32,8 @@ DEAD_LETTER_COUNTS: Final = "dead_letter_counts"
 REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
 LUA_WORDS: Final = (
-    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, DEADLINES, JOBS, EXPIRING,
-    POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
+    JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS,
+    EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"

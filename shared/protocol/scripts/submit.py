@@ -78,8 +78,14 @@ def pack_job(job: NewJob) -> tuple[str | bytes | int, ...]:
         json.dumps(dict(job.metadata)) if job.metadata else "",
         "" if job.keep_s is None else str(int(job.keep_s * 1000)),
         "" if job.run_deadline_s is None else str(int(job.run_deadline_s * 1000)),
+        "" if job.queue_deadline_s is None else str(int(job.queue_deadline_s * 1000)),
+        "" if job.deadline_s is None else str(int(job.deadline_s * 1000)),
+        job.retried_from,
     )
-    return job.id, pack(request), job.body, int((job.deadline_s or 0) * 1e6), job.gateway
+    deadline_s = job.deadline_s
+    if job.queue_deadline_s is not None:
+        deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
+    return job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
 
 
 def _arguments(jobs: Sequence[NewJob], max_depth: int) -> tuple[Argument, ...]:

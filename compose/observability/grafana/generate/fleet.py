@@ -181,11 +181,10 @@ FLEET = Dashboard(
             [
                 graph(
                     "Jobs that changed workers",
-                    "Retried: leases of jobs whose earlier worker was lost. Continued: those behind "
-                    "the tokens of that worker. Not continued: they began anew or failed, see the "
-                    "worker's log. Taken back: "
-                    "by the reaper, from silent workers. Handed back: by a worker that drains or "
-                    "whose engine died, as far as it lived to be asked.",
+                    "Retried: leases of jobs whose earlier worker was lost. Continued: behind the "
+                    "tokens of that worker. Not continued: they began anew or failed, see the "
+                    "worker's log. Taken back: by the reaper, from silent workers. Handed back: "
+                    "by a worker that drains or whose engine died, as far as it lived to be asked.",
                     "short",
                     (f"sum(increase(flotilla_jobs_retried_total{RATE}) {OF_POOL})", "retried"),
                     (

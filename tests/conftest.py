@@ -105,12 +105,13 @@ async def simulated_engine() -> AsyncIterator[Engine]:
 async def vllm_engine() -> AsyncIterator[Engine]:
     """Real vLLM with the demo model, in this process. Tests that use it are marked `vllm`.
 
-    It has the logits processor of forced replay too, so that both ways to continue are tested.
+    It has the logits processor of forced replay too, so that both ways to continue are tested, and
+    float32, with which an answer does not depend on what else is in the batch.
     """
     from worker.engines.vllm.engine import VllmEngine
 
     processor = "worker.engines.vllm.forced_replay:ForcedReplay"
-    engine = VllmEngine(Settings(engine_args=f"--logits-processors {processor}"))
+    engine = VllmEngine(Settings(engine_args=f"--dtype float32 --logits-processors {processor}"))
     await engine.start()
     yield engine
     engine.close()

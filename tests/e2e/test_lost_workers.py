@@ -29,8 +29,9 @@ def request(text: str, **fields: Any) -> dict[str, Any]:
 class Call(threading.Thread):
     """A streamed request in a thread of its own; `lines` and `status` fill as it goes."""
 
-    def __init__(self, gateway: Process, body: dict[str, Any]) -> None:
+    def __init__(self, gateway: Process, body: dict[str, Any], timeout_s: float = 60) -> None:
         super().__init__(daemon=True)
+        self._timeout_s = timeout_s
         self.status = 0
         self.lines: list[str] = []
         self.headers: httpx.Headers | None = None
@@ -38,7 +39,7 @@ class Call(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=60) as answer:
+        with httpx.stream("POST", self._url, json=self._body, timeout=self._timeout_s) as answer:
             self.status, self.headers = answer.status_code, answer.headers
             self.lines.extend(line for line in answer.iter_lines() if line)
 

@@ -42,6 +42,14 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
+_WORK_HEADERS: dict[str, str] = {
+    "Idempotency-Key": "requests with the same key and body are one job for 24 h; 1 to 255 visible "
+    "ASCII characters",
+    "x-flotilla-on-disconnect": _ON_DISCONNECT,
+}
+"""Of requests that create work."""
+
 _REQUEST_FIELDS: dict[str, Schema] = {
     "model": _TEXT | {"description": "one of GET /v1/models"},
     "stream": _YES_NO | {"default": False, "description": "server-sent events"},
@@ -56,6 +64,7 @@ _REQUEST_FIELDS: dict[str, Schema] = {
         "enum": ["auto", "default", "flex", "priority", None],
         "description": "selects the lane in which the request waits; the answer names it",
     },
+    "flotilla": _object("", on_disconnect=_TEXT | {"description": _ON_DISCONNECT}),
 }
 _RESPONSE_FIELDS: dict[str, Schema] = {
     "id": _TEXT,
@@ -216,6 +225,10 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if method == "post" and path in _BODIES:
         content = {_JSON: {"schema": _ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
+        operation.setdefault("parameters", []).extend(
+            {"name": name, "in": "header", "required": False, "schema": _TEXT, "description": text}
+            for name, text in _WORK_HEADERS.items()
+        )
     answers = operation["responses"]
     answers.pop(
         "422", None

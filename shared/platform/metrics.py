@@ -376,7 +376,7 @@ class WorkerMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in ("drained", "engine_died", "id_taken", "run_failed"):
+        for reason in ("handed_over", "drained", "engine_died", "id_taken", "run_failed"):
             self.released.labels(reason)
         self.retried = Counter(
             "flotilla_jobs_retried_total",

@@ -1,8 +1,9 @@
 """A worker's life: load the model, serve, drain, end.
 
-First SIGTERM (or Ctrl-C): claim nothing more, finish the running jobs within the drain deadline,
-release the rest. Second signal: release them at once. A dead engine: release them and exit with
-code 1; the supervisor of the process starts a new one.
+First SIGTERM (or Ctrl-C): claim nothing more, hand the running jobs over to workers that have
+room, finish the others within the drain deadline, release the rest. Second signal: release them at
+once. A dead engine: release them and exit with code 1; the supervisor of the process starts a new
+one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from shared.queue.reaper import Reaper
 from worker.claim.lease import LeaseRenewer
 from worker.engines.protocol import Engine
 from worker.run.asgi import Exchange
+from worker.run.drain import Drain, release_all
 from worker.run.executor import Executor
 from worker.run.health import HealthServer
 from worker.run.registration import LOADING_EXPIRY_S, Registration, WorkerIdTaken
@@ -46,7 +48,6 @@ log = logging.getLogger("flotilla.worker")
 
 _CHECK_S = 0.25
 _SUBSCRIBE_S = 5.0
-_RELEASE_TIMEOUT_S = 10.0
 
 
 class EngineDied(Exception):
@@ -211,12 +212,17 @@ class Worker:
         stall_s = self._settings.engine_stall_s
         return self._executor is None or self._executor.progressing(stall_s)
 
+    def _engine_failed(self) -> bool:
+        if self._engine.dead:
+            return True
+        if self._progressing():
+            return False
+        log.error("the engine hangs: no step for %.0f s", self._settings.engine_stall_s)
+        return True
+
     def _check(self) -> None:
         """Raise EngineDied if the engine is dead or hangs, and an error if a task has ended."""
-        if self._engine.dead:
-            raise EngineDied
-        if not self._progressing():
-            log.error("the engine hangs: no step for %.0f s", self._settings.engine_stall_s)
+        if self._engine_failed():
             raise EngineDied
         for task in self._tasks:
             if task.done():
@@ -225,19 +231,9 @@ class Worker:
 
     async def _drain(self) -> int:
         assert self._executor is not None
-        executor, deadline_s = self._executor, self._settings.drain_deadline_s
-        if executor.runs:
-            log.info("draining %d jobs, at most %.0f s", len(executor.runs), deadline_s)
         await self._registration.announce_if_possible()
-        forced = asyncio.ensure_future(self._forced.wait())
-        drained = asyncio.ensure_future(executor.wait_until_empty(deadline_s))
-        while not (drained.done() or forced.done() or self._engine.dead):
-            await asyncio.wait(
-                {forced, drained}, timeout=_CHECK_S, return_when=asyncio.FIRST_COMPLETED
-            )
-        forced.cancel()
-        drained.cancel()
-        await self._release_all(executor, "drained", blame=False)
+        drain = Drain(self._queue, self._executor, self._registration.pool, self._id)
+        await drain.run(self._settings.drain_deadline_s, self._forced, self._engine_failed)
         await end(self._tasks)
         log.info("%s: ended", self._id)
         return 0
@@ -245,21 +241,9 @@ class Worker:
     async def _end_at_once(self, reason: str, *, blame: bool) -> int:
         if self._executor is not None:
             self._executor.drain()
-            await self._release_all(self._executor, reason, blame=blame)
+            await release_all(self._executor, reason, blame=blame)
         await end(self._tasks)
         return 1
-
-    async def _release_all(self, executor: Executor, reason: str, *, blame: bool) -> None:
-        try:
-            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                states = await executor.release_all(reason, blame=blame)
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning(
-                "jobs not released, their leases will expire: %s", error or type(error).__name__
-            )
-            return
-        for job_id, state in states.items():
-            log.warning("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})
 
     def _status(self) -> tuple[WorkerState, str]:
         if self._stop_signals:

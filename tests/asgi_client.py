@@ -123,6 +123,9 @@ class Recorder:
     def refuse_past(self, reason: str) -> None:
         raise AssertionError(reason)
 
+    def continued(self, how: str, decoded_again: int) -> None:
+        raise AssertionError(how)
+
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         assert call not in self.prompts
         self.prompts[call] = n_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import subprocess
 import time
@@ -60,7 +61,8 @@ class RedisServer:
         command = [self._binary]
         for name, value in arguments.items():
             command += [f"--{name}", str(value)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        # SIGXFSZ stays ignored, as it is in Python: see limit_file_size.
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, restore_signals=False)
         deadline = time.monotonic() + DEADLINE_S
         with self.client() as client:
             while True:
@@ -72,6 +74,17 @@ class RedisServer:
                     time.sleep(0.01)
                 else:
                     return
+
+    def limit_file_size(self, size: int | None) -> None:
+        """Let no file of it grow beyond `size` bytes, as on a full disk; None: no limit."""
+        limit = resource.RLIM_INFINITY if size is None else size
+        assert self._process is not None
+        resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    def signal(self, number: int) -> None:
+        """Send a signal, as SIGSTOP and SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def client(self) -> redis.Redis:
         """A synchronous client, to inspect what is stored."""

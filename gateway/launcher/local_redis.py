@@ -14,10 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import redis.asyncio
-from redis.exceptions import RedisError
-
 from gateway.launcher.child import Command
+from shared.platform.redis_client import RedisError, connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0
@@ -136,12 +134,16 @@ def server_command(
 async def ping(url: str) -> str | None:
     """None if a Redis answers at `url`, else what is wrong."""
     try:
-        async with redis.asyncio.from_url(
-            url, socket_timeout=_PING_TIMEOUT_S, socket_connect_timeout=_PING_TIMEOUT_S
-        ) as client:
+        client = connect(url, max_connections=1)
+    except ValueError as error:
+        return str(error)
+    try:
+        async with asyncio.timeout(_PING_TIMEOUT_S):
             await client.ping()
-    except (RedisError, OSError, ValueError) as error:
+    except (RedisError, OSError, TimeoutError) as error:
         return str(error) or type(error).__name__
+    finally:
+        await client.aclose(close_connection_pool=True)
     return None
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from hashlib import sha256
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio.connection import parse_url
 
+from shared.platform import sentinel_url
 from shared.platform.redis_client import RedisError, ResponseError, connect
 from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
@@ -26,6 +27,8 @@ class Broker(NamedTuple):
     """TLS options; None without TLS. Not in the URL: there, Celery would not check certificates."""
     prefix: str
     """Of all its keys."""
+    transport_options: dict[str, Any]
+    """What Celery needs beside the URL; not empty behind Sentinel only."""
 
 
 def celery_redis_url(settings: Settings) -> str:
@@ -33,6 +36,9 @@ def celery_redis_url(settings: Settings) -> str:
     if settings.maintenance_redis_url:
         return settings.maintenance_redis_url
     parts = urlsplit(settings.redis_url)
+    if sentinel_url.is_sentinel(settings.redis_url):
+        fleet = sentinel_url.parse(settings.redis_url)
+        return urlunsplit(parts._replace(path=f"/{fleet.service}/{fleet.db + 1}"))
     db = int(_parse("FLOTILLA_REDIS_URL", settings.redis_url).get("db", 0)) + 1
     query = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
     if parts.scheme == "unix":
@@ -48,6 +54,8 @@ def broker(settings: Settings) -> Broker:
     Of a URL's options, only `db` and those of TLS are used; timeouts are set in celery_app.py.
     """
     url = celery_redis_url(settings)
+    if sentinel_url.is_sentinel(url):
+        return _sentinel_broker(settings, url)
     options = _parse("FLOTILLA_MAINTENANCE_REDIS_URL", url)
     user, password = options.get("username") or "", options.get("password") or ""
     login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
@@ -62,7 +70,24 @@ def broker(settings: Settings) -> Broker:
     if urlsplit(url).scheme == "rediss":
         ssl = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
         ssl |= {name: value for name, value in options.items() if name.startswith("ssl_")}
-    return Broker(celery_url, ssl, keys.celery_prefix(_fleet(settings)))
+    return Broker(celery_url, ssl, keys.celery_prefix(_fleet(settings)), {})
+
+
+def _sentinel_broker(settings: Settings, url: str) -> Broker:
+    try:
+        parts = sentinel_url.parse(url)
+    except ValueError as error:
+        raise SettingsError(f"FLOTILLA_MAINTENANCE_REDIS_URL: {error}") from error
+    user, password = parts.username or "", parts.password or ""
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
+    urls = [f"sentinel://{login}{host}:{port}/{parts.db}" for host, port in parts.sentinels]
+    ssl = {"ssl_cert_reqs": "required", "ssl_check_hostname": True} if parts.tls else None
+    names = {"sentinel_username": "username", "sentinel_password": "password"}
+    login_there = {
+        name: parts.options[option] for option, name in names.items() if option in parts.options
+    }
+    options = {"master_name": parts.service, "sentinel_kwargs": login_there}
+    return Broker(";".join(urls), ssl, keys.celery_prefix(_fleet(settings)), options)
 
 
 async def answers(settings: Settings) -> bool:
@@ -110,6 +135,9 @@ def _parse(name: str, url: str) -> dict[str, Any]:
 
 def _fleet(settings: Settings) -> str:
     """An id of the fleet: equal for all processes with the same host, port, path and database."""
+    if sentinel_url.is_sentinel(settings.redis_url):
+        name = sentinel_url.parse(settings.redis_url).name
+        return sha256(name.encode()).hexdigest()[:8]
     options = _parse("FLOTILLA_REDIS_URL", settings.redis_url)
     names = ("host", "port", "path", "db")
     return sha256(repr([options.get(name) for name in names]).encode()).hexdigest()[:8]

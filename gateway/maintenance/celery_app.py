@@ -64,6 +64,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_url": where.url,
         "broker_use_ssl": where.ssl or False,
         "broker_transport_options": {
+            **where.transport_options,
             "global_keyprefix": where.prefix,
             "visibility_timeout": _VISIBILITY_TIMEOUT_S,
             "socket_timeout": TIMEOUT_S,

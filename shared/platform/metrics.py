@@ -383,6 +383,7 @@ class WorkerMetrics:
             "Jobs leased for a second or later attempt",
             registry=registry,
         )
+        self._add_continuations(registry)
         self.queue_wait = FastHistogram(
             "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock", _SECONDS
         )
@@ -425,3 +426,31 @@ class WorkerMetrics:
             ["state"],
             registry=registry,
         )
+
+    def _add_continuations(self, registry: CollectorRegistry) -> None:
+        self.continued = Counter(
+            "flotilla_jobs_continued_total",
+            "Jobs continued behind the tokens of an earlier worker, by the engine's way to do so",
+            ["how"],
+            registry=registry,
+        )
+        for how in ("prefill", "replay"):
+            self.continued.labels(how)
+        self.tokens_taken_over = Counter(
+            "flotilla_tokens_taken_over_total",
+            "Tokens of earlier workers in jobs that were continued",
+            registry=registry,
+        )
+        self.tokens_decoded_again = Counter(
+            "flotilla_tokens_decoded_again_total",
+            "Tokens of earlier workers that the engine decoded once more to continue a job",
+            registry=registry,
+        )
+        self.continuations_refused = Counter(
+            "flotilla_continuations_refused_total",
+            "Jobs that could not be continued, by the reason",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("engine", "log", "different"):
+            self.continuations_refused.labels(reason)

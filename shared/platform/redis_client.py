@@ -13,6 +13,9 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, Respon
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from shared.platform import sentinel
+from shared.platform.sentinel_url import is_sentinel
+
 TIMEOUT_S = 5.0
 """Limit for a reply. A call that timed out may have been executed: scripts may be sent again."""
 BLOCK_S = 5.0
@@ -56,22 +59,26 @@ def connect_blocking(url: str) -> Redis:
 def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionPool:
     if not url.startswith("unix:"):
         options["socket_keepalive"] = True
-    return BlockingConnectionPool.from_url(
-        url,
-        max_connections=max_connections,
-        timeout=TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
+    options |= {
+        "max_connections": max_connections,
+        "timeout": TIMEOUT_S,
+        "socket_connect_timeout": TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
         # Notices of managed servers. With them on, redis-py hands out connections that the server
         # has closed: one failed call for each of them after a restart.
-        maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        **options,
-    )
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+    if is_sentinel(url):
+        return sentinel.pool(url, **options)
+    return BlockingConnectionPool.from_url(url, **options)
 
 
 def server_name(redis: Any) -> str:
     """Where a client connects to, for log lines: `host:port/db` or a socket's path; no password."""
-    options = redis.connection_pool.connection_kwargs
+    pool = redis.connection_pool
+    if isinstance(pool, sentinel.SentinelPool):
+        return pool.name
+    options = pool.connection_kwargs
     where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{where}/{options.get('db') or 0}"
 

@@ -29,11 +29,11 @@ class DeltaEncoder:
 
     __slots__ = ("_before", "_head", "_improvable", "_length", "_n_head", "_n_tail", "_tail")
 
-    def __init__(self) -> None:
-        self._before = b""
-        self._head = b""
-        self._tail = b""
-        self._n_head = self._n_tail = self._length = 0
+    def __init__(self, before: DeltaDecoder | None = None) -> None:
+        """`before` has decoded what earlier attempts at the job have encoded: this one goes on."""
+        self._before, self._head, self._tail = before.state if before else (b"", b"", b"")
+        self._n_head, self._n_tail = len(self._head), len(self._tail)
+        self._length = self._n_head + self._n_tail
         self._improvable = _IMPROVE
 
     def encode(self, chunks: Sequence[bytes]) -> list[Item]:
@@ -75,6 +75,11 @@ class DeltaDecoder:
         self._before = b""
         self._head = b""
         self._tail = b""
+
+    @property
+    def state(self) -> tuple[bytes, bytes, bytes]:
+        """The chunk before, and the head and the tail of the template."""
+        return self._before, self._head, self._tail
 
     def decode(self, items: Sequence[Item]) -> bytes:
         """The chunks of one step, back to back."""

@@ -12,7 +12,6 @@ from redis import Redis
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
 from shared.platform.tasks import end
-from shared.protocol import keys
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Transcript, read_journal
 from shared.protocol.states import JobEvent, JobState
@@ -59,7 +58,8 @@ async def executor(queue: JobQueue) -> AsyncIterator[Executor]:
 
 async def leased_run(executor: Executor, queue: JobQueue) -> JobRun:
     """A run of the only queued job; it is not executed."""
-    run = JobRun(await claim_one(queue), executor._engine, executor.publisher, executor._metrics)
+    job, metrics = await claim_one(queue), executor._metrics
+    run = JobRun(job, executor._engine, executor.publisher, metrics, queue)
     executor.runs[run.job.id] = run
     return run
 
@@ -150,7 +150,7 @@ async def test_the_output_of_a_lost_run_does_not_get_into_the_log_of_the_next_ru
     assert await queue.reap(0, LEASE_S) == {failed.job.id: "queued"}
     for n in range(1, FLUSH_AFTER + 2):
         await send(other, n)
-    assert not store.exists(keys.log(0, failed.job.id))
+    assert [entry.seq for entry in await queue.entries(failed.job.id, 0)] == [1]
 
 
 async def test_a_new_watcher_gets_every_step_from_then_on(
@@ -228,7 +228,7 @@ async def test_a_result_that_comes_too_late_publishes_nothing(
         return await queue.last_entry(run.job.id) is not None
 
     await eventually(logged_last, "it has output")
-    assert await queue.release([run.job], "why", blame=False) == {run.job.id: "failed"}
+    assert await queue.restart(run.job, "why") == "failed"
     gateway.frames()
     run.buffer.chunk(b"last")
     run.final_state = JobState.FAILED

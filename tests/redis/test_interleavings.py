@@ -68,8 +68,9 @@ class Run(OutputBuffer):
 
     __slots__ = ("begun", "ended_as")
 
-    def __init__(self, job: LeasedJob) -> None:
+    def __init__(self, job: LeasedJob, from_seq: int) -> None:
         super().__init__(job, lambda _: None)
+        self._seq = from_seq
         self.begun = 0
         """The step with the first entry that is not flushed."""
         self.ended_as = ""
@@ -113,8 +114,10 @@ class Batch:
 class Worker:
     """The state of one worker."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, from_seq: dict[str, int]) -> None:
         self.name = name
+        self.from_seq = from_seq
+        """By lease id, the number of the entry behind which the lease continues."""
         self.fence_token = ""
         self.runs: dict[str, Run] = {}
         self.inbox: list[LeasedJob | str] = []
@@ -134,7 +137,7 @@ class Worker:
                 continue
             if message.id in self.runs:
                 self.runs[message.id].discarded = True
-            self.runs[message.id] = Run(message)
+            self.runs[message.id] = Run(message, self.from_seq[message.lease_id])
         self.inbox = []
 
     def pack(
@@ -183,7 +186,9 @@ class Fleet:
         """The first worker's control channel. The second worker has no subscription."""
         self.gateways = gateways
         self.random = random.Random(seed)
-        self.workers = [Worker(name) for name in WORKERS]
+        self.from_seq: dict[str, int] = {}
+        """By lease id, how many entries the job's log had when the lease was made."""
+        self.workers = [Worker(name, self.from_seq) for name in WORKERS]
         self.jobs: list[NewJob] = []
         self.states: dict[str, JobState] = {}
         self.leases: list[tuple[Worker, LeasedJob]] = []
@@ -193,7 +198,7 @@ class Fleet:
         self.last: dict[str, LeasedJob | None] = {}
         """The last lease per job; None if the job was requeued since."""
         self.published: dict[str, list[Frame]] = {}
-        """The frames that were published under that lease."""
+        """The frames that were published of each job, under all leases."""
         self.watchers: dict[str, list[str]] = {}
         self.watched: set[str] = set()
         """Jobs whose output is shown to a client while it grows."""
@@ -255,7 +260,7 @@ class Fleet:
             self.leases.append((worker, lease))
             self.holder[lease.id] = (worker, lease)
             self.last[lease.id] = lease
-            self.published[lease.id] = []
+            self.from_seq[lease.lease_id] = len(self.published[lease.id])
         worker.inbox += [] if lost else leases
         if not self.chance(0.2):
             worker.receive()
@@ -548,8 +553,8 @@ class Fleet:
 
     def state_without_worker(self, lease: LeasedJob, blame: bool) -> str:
         """The next state of a job in progress that loses its worker."""
-        if self.published[lease.id] and (lease.stream or lease.id in self.watched):
-            return "failed"
+        if len(self.published[lease.id]) > self.from_seq[lease.lease_id]:
+            return "queued"
         packed: Any = self.store.hget(keys.job(0, lease.id), "lease")
         attempts = read_lease(packed).attempts
         return "failed" if blame and attempts >= MAX_ATTEMPTS else "queued"
@@ -678,6 +683,7 @@ class Fleet:
                 worker, lease = self.holder[job.id]
                 held_by = (worker.name, lease.lease_id, lease.generation)
                 assert read_lease(raw[b"lease"])[:3] == held_by
+                assert read_lease(raw[b"lease"]).from_seq == self.from_seq[lease.lease_id]
             if b"lease" in raw:
                 assert read_lease(raw[b"lease"]).attempts <= MAX_ATTEMPTS
             assert (waits is not None) == (now.state is JobState.QUEUED)
@@ -703,11 +709,11 @@ class Fleet:
         if now.state is not JobState.IN_PROGRESS:
             self.holder.pop(now.id, None)
         if now.state is JobState.QUEUED:
-            self.last[now.id], self.published[now.id] = None, []
+            self.last[now.id] = None
         self.states[now.id] = now.state
 
     async def check_log(self, job_id: str) -> None:
-        """The answer is what was published under the last lease, wherever it is stored."""
+        """The answer is what was published under all leases, wherever it is stored."""
         state, published = self.states[job_id], self.published[job_id]
         entries = [Entry(seq, items or (), journal, "") for _, seq, _, journal, items in published]
         if state.terminal:
@@ -785,7 +791,8 @@ class Fleet:
         }
         assert await self.queue.release(left.values(), "drained", blame=False) == expected
         for lease in await claim(self.queue, worker="w-3"):
-            assert await finish(self.queue, lease, 1, answer()) == "ok"
+            seq = len(self.published[lease.id]) + 1
+            assert await finish(self.queue, lease, seq, answer()) == "ok"
 
 
 @pytest.fixture

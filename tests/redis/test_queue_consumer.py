@@ -105,6 +105,28 @@ async def test_scripts_that_redis_has_lost_are_loaded_again(
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
 
 
+async def test_scripts_found_lost_by_another_call_during_a_claim_fail_the_claim_and_are_loaded(
+    consumer: QueueConsumer, queue: JobQueue, store: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await submit(queue)
+    settled = AdvertisedSlots.wait_until_settled
+
+    async def meanwhile(slots: AdvertisedSlots, shard: int) -> None:
+        await settled(slots, shard)
+        monkeypatch.undo()
+        with contextlib.suppress(ResponseError):
+            store.function_flush()
+        store.script_flush()
+        with pytest.raises(RedisConnectionError):
+            await queue.scripts.start("find_ended", 0, ())
+
+    monkeypatch.setattr(AdvertisedSlots, "wait_until_settled", meanwhile)
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(RedisConnectionError):
+            await consumer.claim(8, left_over=1)
+        assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
+
+
 async def test_a_lost_connection_is_reported_once_and_replaced(
     consumer: QueueConsumer, queue: JobQueue, store: Redis
 ) -> None:

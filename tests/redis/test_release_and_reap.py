@@ -11,7 +11,7 @@ from redis import Redis
 from shared.protocol import keys
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import Job, LeasedJob
-from shared.protocol.job_log import Delta, read_journal
+from shared.protocol.job_log import Delta, read_journal, tokens_missing
 from shared.protocol.lanes import DEFAULT, FLEX, RETRY_LANE
 from shared.protocol.record import read_lease
 from shared.protocol.scripts.emit import Fenced, make_step
@@ -51,6 +51,12 @@ async def reap(queue: JobQueue, store: Redis, *jobs: LeasedJob) -> dict[str, str
     return await queue.reap(0, LEASE_S)
 
 
+def from_seq(store: Redis, job_id: str) -> int:
+    """The number of the log's last entry when the job was last leased."""
+    packed: Any = store.hget(keys.job(0, job_id), "lease")
+    return read_lease(packed).from_seq
+
+
 async def seen(queue: JobQueue, job_id: str) -> Job:
     job = await queue.get(job_id)
     assert job is not None
@@ -72,21 +78,21 @@ async def test_an_unanswered_job_waits_again_in_front_of_all_others(
     assert [each.id for each in await claim(queue)] == [job.id, later.id]
 
 
-async def test_a_requeued_job_has_no_holder_no_log_and_adds_a_wake_up(
+async def test_a_requeued_job_has_no_holder_keeps_its_log_and_adds_a_wake_up(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await lease(queue, stream=False)
-    await emit(queue, [output(job, 2)], log_flushes=[log_flush(output(job, 1), 1)])
-    assert len(await queue.entries(job.id, 0)) == 2
+    await emit(queue, [output(job, 1)], log_flushes=[log_flush(output(job, 1), 1)])
+    await emit_token(queue, job, 2)
+    before = await queue.entries(job.id, 0)
     store.delete(keys.wake_ups(0, POOL))
     await reap(queue, store, job)
     packed: Any = store.hget(keys.job(0, job.id), "lease")
-    assert read_lease(packed)[:4] == ("", "", 1, 1)
-    assert not store.exists(keys.log(0, job.id))
-    assert await queue.entries(job.id, 0) == []
-    assert await queue.last_entry(job.id) is None
+    assert read_lease(packed)[:4] == ("", "", 1, 0)
+    store.delete(keys.steps(0, WORKER))
+    assert await queue.entries(job.id, 0) == before
     assert store.llen(keys.wake_ups(0, POOL)) == 1
-    assert store.ttl(keys.job(0, job.id)) == -1
+    assert store.ttl(keys.job(0, job.id)) == store.ttl(keys.log(0, job.id)) == -1
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x92\xa1a\xa1b"])
@@ -106,20 +112,71 @@ async def test_a_damaged_lease_does_not_stop_the_reaper(
     assert (seen.state, seen.error_code) == ("failed", "record_damaged")
 
 
-async def test_output_of_an_earlier_lease_is_not_part_of_the_answer(
-    queue: JobQueue, store: Redis
-) -> None:
+@pytest.mark.parametrize("worker", [WORKER, "w-2"])
+async def test_the_next_lease_continues_the_log(queue: JobQueue, store: Redis, worker: str) -> None:
+    """Also on the same worker, whose step log still has the entries of the lease before."""
     job = await lease(queue, stream=False)
     await emit_token(queue, job, 1, "old")
     await emit_token(queue, job, 2, "old")
     await queue.release([job], "drained", blame=False)
-    again = await claim_one(queue)  # by the same worker, whose step log still has it
-    assert await queue.entries(job.id, 0) == []
-    await emit_token(queue, again, 1, "new")
-    texts = [read_journal(entry.journal) for entry in await queue.entries(job.id, 0)]
-    assert texts == [[Delta(0, 0, (1,), "new")]]
+    again = await claim_one(queue, worker=worker)
+    assert (again.generation, from_seq(store, job.id)) == (2, 2)
+    await emit_token(queue, again, 3, "new")
+    part = await queue.read_log(job.id, 0)
+    assert part.generation == 2
+    texts = [read_journal(entry.journal)[0] for entry in part.entries]
+    assert texts == [Delta(0, 0, (1,), "old"), Delta(0, 0, (2,), "old"), Delta(0, 0, (3,), "new")]
     await queue.cancel(job.id, TENANT)
-    assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, ""), (2, "cancelled")]
+    entries = await queue.entries(job.id, 0)
+    assert [(e.seq, e.end) for e in entries] == [(1, ""), (2, ""), (3, ""), (4, "cancelled")]
+
+
+async def test_a_continued_answer_is_completed(queue: JobQueue, store: Redis) -> None:
+    """Its log has entries of both leases; so has its count of tokens."""
+    job = await lease(queue)
+    for seq in (1, 2):
+        await emit_token(queue, job, seq)
+    assert await reap(queue, store, job) == {job.id: "queued"}
+    again = await claim_one(queue, worker="w-2")
+    last = output(again, 3, answer=answer(completion_tokens=3))
+    assert await emit(queue, [last], worker="w-2") == {}
+    after = await seen(queue, job.id)
+    assert (after.state, after.error_code) == (JobState.COMPLETED, "")
+    entries = await queue.entries(job.id, 0)
+    assert [(e.seq, e.end, e.tokens) for e in entries[2:]] == [
+        (3, "", None),
+        (4, "completed", 3),
+    ]
+    assert not tokens_missing(entries)
+
+
+async def test_a_lease_that_does_not_continue_the_log_completes_nothing(
+    queue: JobQueue, store: Redis
+) -> None:
+    """Its worker has begun anew, though there is a log."""
+    job = await lease(queue)
+    for seq in (1, 2):
+        await emit_token(queue, job, seq)
+    await reap(queue, store, job)
+    again = await claim_one(queue, worker="w-2")
+    last = output(again, 1, answer=answer())
+    assert await emit(queue, [last], worker="w-2") == {job.id: "failed"}
+    assert (await seen(queue, job.id)).error_code == "log_lost"
+
+
+async def test_a_job_that_was_taken_back_can_be_cancelled_and_keeps_its_output(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber
+) -> None:
+    job = await lease(queue)
+    await emit_token(queue, job, 1)
+    await reap(queue, store, job)
+    gateway.frames()
+    assert await queue.cancel(job.id, TENANT) == "cancelled"
+    entries = await queue.entries(job.id, 0)
+    assert [(e.seq, e.end) for e in entries] == [(1, ""), (2, "cancelled")]
+    assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"", b"")]
+    assert await claim(queue) == []
+    assert store.pttl(keys.log(0, job.id)) > 0
 
 
 async def release(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
@@ -153,26 +210,9 @@ async def test_a_worker_learns_of_a_lost_job_before_it_writes_again(
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, before.fence_token, make_step([output(kept, 1)]))
     after = await queue.renew(0, WORKER, before.fence_token, LEASE_S, [lost, kept])
-    assert after.lost == {lost.id: "failed" if has_output else "queued"}
+    assert after.lost == {lost.id: "queued"}
     assert list(after.watchers) == [kept.id]
     assert await queue.emit(0, WORKER, after.fence_token, make_step([output(kept, 1)])) == {}
-
-
-async def test_a_lost_workers_output_is_in_the_log_of_its_failed_job(
-    queue: JobQueue, store: Redis
-) -> None:
-    job = await lease(queue)
-    for seq, text in enumerate("abc", 1):
-        await emit_token(queue, job, seq, text)
-    await emit(queue, [], log_flushes=[log_flush(output(job, 1, "a"), 1)])
-    assert await reap(queue, store, job) == {job.id: "failed"}
-    store.delete(keys.steps(0, WORKER))
-    assert [(e.seq, e.items, e.end) for e in await queue.entries(job.id, 0)] == [
-        (1, (b"a",), ""),
-        (2, (b"b",), ""),
-        (3, (b"c",), ""),
-        (4, (), "failed"),
-    ]
 
 
 async def test_a_renewed_lease_is_never_taken(queue: JobQueue, store: Redis) -> None:
@@ -206,51 +246,94 @@ async def test_a_fresh_lease_is_not_taken(queue: JobQueue) -> None:
     assert await queue.reap(0, LEASE_S) == {}
 
 
-@pytest.mark.parametrize(
-    ("stream", "watched", "has_output", "state"),
-    [
-        pytest.param(True, False, False, "queued", id="nothing was sent"),
-        pytest.param(True, False, True, "failed", id="a client has seen a part"),
-        pytest.param(False, False, True, "queued", id="nobody sees it grow"),
-        pytest.param(False, True, True, "failed", id="somebody watches it grow"),
-        pytest.param(False, True, False, "queued", id="a watcher has seen nothing yet"),
-    ],
-)
+SEEN = [
+    pytest.param(True, False, True, id="its answer is streamed"),
+    pytest.param(False, True, True, id="somebody watches it grow"),
+    pytest.param(False, False, False, id="nobody sees it grow"),
+]
+"""stream, watched, whether a client may have seen the output."""
+
+
+@pytest.mark.parametrize(("stream", "watched", "is_seen"), SEEN)
 @pytest.mark.parametrize("blame", [True, False])
-async def test_a_job_starts_again_only_if_no_client_has_received_output(
+async def test_a_job_is_continued_whatever_clients_have_seen(
     queue: JobQueue,
     gateway: ChannelSubscriber,
     stream: bool,
     watched: bool,
-    has_output: bool,
-    state: str,
+    is_seen: bool,
     blame: bool,
 ) -> None:
     job = await lease(queue, stream=stream)
     if watched:
         await queue.watch(job.id, GATEWAY, follow=True)
-    if has_output:
-        await emit_token(queue, job, 1)
+    await emit_token(queue, job, 1)
     gateway.frames()
-    assert await queue.release([job], "why", blame=blame) == {job.id: state}
+    assert await queue.release([job], "why", blame=blame) == {job.id: "queued"}
+    assert gateway.frames() == []
+    assert [e.seq for e in await queue.entries(job.id, 0)] == [1]
+
+
+async def lose_an_entry(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    """Entry 2, between others."""
+    await emit_and_flush(queue, job)
+    await emit_token(queue, job, 2)
+    store.delete(keys.steps(0, WORKER))
+    await emit_token(queue, job, 3)
+
+
+async def damage_a_segment(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    await emit_and_flush(queue, job)
+    store.rpush(keys.log(0, job.id), b"\xc1")
+
+
+async def lose_what_it_continues(queue: JobQueue, store: Redis, job: LeasedJob) -> None:
+    """The log is deleted under a lease that continues it and has written nothing yet."""
+    await emit_and_flush(queue, job)
+    await queue.release([job], "drained", blame=False)
+    await claim(queue)
+    store.delete(keys.log(0, job.id))
+
+
+@pytest.mark.parametrize(("stream", "watched", "is_seen"), SEEN)
+@pytest.mark.parametrize("lose", [lose_an_entry, damage_a_segment, lose_what_it_continues])
+async def test_a_log_that_lacks_entries_fails_a_job_that_was_seen_and_restarts_another(
+    queue: JobQueue,
+    store: Redis,
+    gateway: ChannelSubscriber,
+    lose: Callable[[JobQueue, Redis, LeasedJob], Awaitable[None]],
+    stream: bool,
+    watched: bool,
+    is_seen: bool,
+) -> None:
+    job = await lease(queue, stream=stream)
+    if watched:
+        await queue.watch(job.id, GATEWAY, follow=True)
+    await lose(queue, store, job)
+    gateway.frames()
+    state = "failed" if is_seen else "queued"
+    assert await reap(queue, store, job) == {job.id: state}
     after = await seen(queue, job.id)
-    assert after.state == state
-    assert after.error_code == ("worker_lost" if state == "failed" else "")
-    if state == "failed":
-        assert gateway.frames() == [(job.id.encode(), 2, FrameKind.ENDED, b"", b"")]
-        entries = await queue.entries(job.id, 0)
-        assert [(e.lost, e.end) for e in entries] == [(False, ""), (False, "failed")]
+    if is_seen:
+        assert after.error_code == "log_lost"
+        assert [frame[2] for frame in gateway.frames()] == [FrameKind.ENDED]
+        return
+    assert not store.exists(keys.log(0, job.id))
+    assert store.hget(keys.job(0, job.id), "log_lost") is None
+    again = await claim_one(queue, worker="w-2")
+    assert from_seq(store, job.id) == 0
+    last = output(again, 1, answer=answer())
+    assert await emit(queue, [last], worker="w-2") == {}
+    assert (await seen(queue, job.id)).state is JobState.COMPLETED
 
 
 async def test_a_failed_job_leaves_nothing_behind(queue: JobQueue, store: Redis) -> None:
-    job = await lease(queue, deadline_s=60)
-    await emit_token(queue, job, 1)
+    job = await lease(queue, deadline_s=60, max_attempts=1)
     assert await reap(queue, store, job) == {job.id: "failed"}
     assert entries_of(store, job.id) == []
     assert store.keys("*deadlines") == []
     assert store.pttl(keys.job(0, job.id)) > 0
     assert store.pttl(keys.log(0, job.id)) > 0
-    assert store.xlen(keys.dead_letters(0)) == 0
 
 
 async def test_a_job_that_kills_every_worker_fails(
@@ -275,6 +358,119 @@ async def test_a_job_that_kills_every_worker_fails(
     }
     assert [frame[2] for frame in gateway.frames()] == [FrameKind.ENDED]
     assert await claim(queue) == []
+
+
+async def test_progress_resets_the_count_of_attempts(queue: JobQueue, store: Redis) -> None:
+    """An attempt counts against the job only if it has added no entry."""
+    job = await lease(queue)
+    for seq in (1, 2, 3):
+        for _ in range(MAX_ATTEMPTS - 1):
+            assert await reap(queue, store, job) == {job.id: "queued"}
+            job = await claim_one(queue)
+        assert job.attempt == MAX_ATTEMPTS
+        await emit_token(queue, job, seq)
+        assert await reap(queue, store, job) == {job.id: "queued"}
+        job = await claim_one(queue)
+        assert (job.attempt, from_seq(store, job.id)) == (1, seq)
+    for _ in range(MAX_ATTEMPTS - 1):
+        assert await reap(queue, store, job) == {job.id: "queued"}
+        job = await claim_one(queue)
+    assert await reap(queue, store, job) == {job.id: "failed"}
+    after = await seen(queue, job.id)
+    assert after.error_code == "too_many_attempts"
+    assert [attempt.entries for attempt in after.attempts] == [0, 0, 1] * 3 + [0] * MAX_ATTEMPTS
+    assert [e.end for e in await queue.entries(job.id, 0)] == [""] * 3 + ["failed"]
+
+
+async def test_a_history_keeps_the_latest_attempts(queue: JobQueue) -> None:
+    job = await lease(queue)
+    for n in range(103):
+        await queue.release([job], f"reason {n}", blame=False)
+        job = await claim_one(queue)
+    outcomes = [attempt.outcome for attempt in (await seen(queue, job.id)).attempts]
+    assert outcomes == [*(f"reason {n}" for n in range(3, 103)), "in_progress"]
+
+
+# --- a log that an engine can't continue ---
+
+
+async def continued(queue: JobQueue, store: Redis, n_entries: int = 2, **changes: Any) -> LeasedJob:
+    """A lease of a job in whose log an earlier lease has left entries."""
+    job = await lease(queue, **changes)
+    for seq in range(1, n_entries + 1):
+        await emit_token(queue, job, seq)
+    await reap(queue, store, job)
+    return await claim_one(queue, worker="w-2")
+
+
+async def test_a_job_that_nobody_has_seen_restarts(queue: JobQueue, store: Redis) -> None:
+    job = await continued(queue, store, stream=False)
+    fence_token = (await queue.renew(0, "w-2", "", LEASE_S, [job])).fence_token
+    assert await queue.restart(job, "no continuation") == "queued"
+    assert not store.exists(keys.log(0, job.id))
+    assert entries_of(store, job.id) == [RETRY_LANE]
+    with pytest.raises(Fenced):
+        await queue.emit(0, "w-2", fence_token, make_step([output(job, 3)]))
+    assert await queue.restart(job, "again") == ""
+    again = await claim_one(queue, worker="w-3")
+    assert (again.attempt, from_seq(store, job.id)) == (1, 0)
+    assert await emit(queue, [output(again, 1, answer=answer())], worker="w-3") == {}
+    after = await seen(queue, job.id)
+    outcomes = ["worker_lost", "no continuation", "completed"]
+    assert [attempt.outcome for attempt in after.attempts] == outcomes
+
+
+@pytest.mark.parametrize("watched", [True, False])
+async def test_a_job_that_a_client_has_seen_does_not_restart(
+    queue: JobQueue, store: Redis, gateway: ChannelSubscriber, watched: bool
+) -> None:
+    job = await continued(queue, store, stream=not watched)
+    if watched:
+        await queue.watch(job.id, GATEWAY, follow=True)
+    gateway.frames()
+    assert await queue.restart(job, "no continuation") == "failed"
+    after = await seen(queue, job.id)
+    assert (after.state, after.error_code) == (JobState.FAILED, "worker_lost")
+    assert [attempt.outcome for attempt in after.attempts] == ["worker_lost", "no continuation"]
+    entries = await queue.entries(job.id, 0)
+    assert [(e.seq, e.end) for e in entries] == [(1, ""), (2, ""), (3, "failed")]
+    assert gateway.frames() == [(job.id.encode(), 3, FrameKind.ENDED, b"", b"")]
+
+
+async def test_a_seen_log_with_a_damaged_segment_does_not_restart(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await continued(queue, store)
+    store.rpush(keys.log(0, job.id), b"\xc1")
+    await queue.entries(job.id, 0)
+    assert await queue.restart(job, "log lost") == "failed"
+    assert (await seen(queue, job.id)).error_code == "log_lost"
+
+
+async def test_a_restarted_job_makes_progress_only_beyond_what_it_had(
+    queue: JobQueue, store: Redis
+) -> None:
+    """Else a job that kills each worker after its third token would go on for ever."""
+    job = await continued(queue, store, n_entries=3, stream=False)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        assert await queue.restart(job, "no continuation") == "queued"
+        job = await claim_one(queue, worker="w-2")
+        assert job.attempt == attempt
+        for seq in (1, 2, 3):
+            await emit_token(queue, job, seq)
+        state = "queued" if attempt < MAX_ATTEMPTS else "failed"
+        assert await reap(queue, store, job) == {job.id: state}
+        if state == "queued":
+            job = await claim_one(queue, worker="w-2")
+    assert (await seen(queue, job.id)).error_code == "too_many_attempts"
+
+
+async def test_a_restart_without_a_log_counts_as_an_attempt(queue: JobQueue) -> None:
+    job = await lease(queue)
+    for _ in range(MAX_ATTEMPTS - 1):
+        assert await queue.restart(job, "no continuation") == "queued"
+        job = await claim_one(queue)
+    assert await queue.restart(job, "no continuation") == "failed"
 
 
 async def test_being_drained_is_not_the_jobs_fault(queue: JobQueue, store: Redis) -> None:

@@ -210,7 +210,9 @@ async def test_text_may_contain_the_head_of_a_frame(queue: JobQueue) -> None:
 # --- generations ---
 
 
-async def test_output_of_an_earlier_generation_is_not_read(queue: JobQueue, store: Redis) -> None:
+async def test_output_of_an_earlier_generation_is_read_from_the_log_only(
+    queue: JobQueue, store: Redis
+) -> None:
     """The same job on the same worker, whose step log still has the output of its first attempt."""
     old = await lease(queue, stream=False)
     for seq in (1, 2, 3):
@@ -219,22 +221,36 @@ async def test_output_of_an_earlier_generation_is_not_read(queue: JobQueue, stor
     new = await claim_one(queue)
     assert (new.id, new.generation) == (old.id, old.generation + 1)
     assert n_steps(store) == 3
+    past: list[Any] = [((b"old", seq),) for seq in (1, 2, 3)]
+    assert [e.journal for e in await queue.entries(new.id, 0)] == past
+    store.ltrim(keys.log(0, new.id), 1, -1)  # whatever has become of the log
     assert await queue.entries(new.id, 0) == []
-    assert await queue.last_entry(new.id) is None
-    await emit(queue, [entry_output(new, 1, None, (("new", 1),))])
-    assert [e.journal for e in await queue.entries(new.id, 0)] == [((b"new", 1),)]
+
+
+async def test_a_later_generation_continues_in_the_step_log(queue: JobQueue, store: Redis) -> None:
+    old = await lease(queue, stream=False)
+    for seq in (1, 2, 3):
+        await emit(queue, [entry_output(old, seq, None, (("old", seq),))])
+    await queue.release([old], "drained", blame=False)
+    new = await claim_one(queue)
+    for seq in (4, 5):
+        await emit(queue, [entry_output(new, seq, None, (("new", seq),))])
+    journals: list[Any] = [
+        *(((b"old", seq),) for seq in (1, 2, 3)),
+        *(((b"new", seq),) for seq in (4, 5)),
+    ]
+    for after in range(6):
+        found = await queue.entries(new.id, after)
+        assert [e.journal for e in found] == journals[after:]
+    last = await queue.last_entry(new.id)
+    assert last is not None
+    assert (last.seq, last.journal) == (5, ((b"new", 5),))
     await queue.cancel(new.id, TENANT)
     entries = await queue.entries(new.id, 0)
-    assert [(e.journal, e.end) for e in entries] == [(((b"new", 1),), ""), (None, "cancelled")]
-
-
-async def test_a_requeued_job_has_no_output(queue: JobQueue) -> None:
-    job = await lease(queue, stream=False)
-    await emit_token(queue, job, 1)
-    await queue.release([job], "drained", blame=False)
-    assert await queue.entries(job.id, 0) == []
-    await queue.cancel(job.id, TENANT)
-    assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, "cancelled")]
+    assert [(e.journal, e.end) for e in entries] == [
+        *((journal, "") for journal in journals),
+        (None, "cancelled"),
+    ]
 
 
 async def test_output_of_an_earlier_generation_is_refused(queue: JobQueue) -> None:
@@ -275,6 +291,7 @@ async def reject_unreceived(queue: JobQueue, _: Redis, job: LeasedJob) -> None:
 
 ENDERS = [cancel, expire, reap, release, reject_unreceived]
 END_STATES: dict[Ender, str] = {cancel: "cancelled", expire: "expired"}
+"""The others take the job from its worker: it is queued again, with its log."""
 
 
 @pytest.mark.parametrize("flushed", [0, 1, 3])
@@ -291,36 +308,23 @@ async def test_ending_a_job_flushes_its_output(
     gateway.messages()
     await ender(queue, store, job)
     store.delete(keys.steps(0, WORKER))
-    state = END_STATES.get(ender, "failed")
-    assert entry_texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3", state.encode()]
-    assert [frame[1:3] for frame in gateway.frames()] == [(4, FrameKind.ENDED)]
+    state = END_STATES.get(ender, "")
+    end = [state.encode()] if state else []
+    assert entry_texts(await queue.entries(job.id, 0)) == [b"1", b"2", b"3", *end]
+    ended = [(4, FrameKind.ENDED)] if state else []
+    assert [frame[1:3] for frame in gateway.frames()] == ended
     last = await queue.last_entry(job.id)
     assert last is not None
-    assert (last.seq, last.end) == (4, state)
-    assert 0 < store.pttl(keys.log(0, job.id)) <= 60_000
+    assert (last.seq, last.end) == ((4, state) if state else (3, ""))
+    ttl_ms: Any = store.pttl(keys.log(0, job.id))
+    assert 0 < ttl_ms <= 60_000 if state else ttl_ms == -1
 
 
-@pytest.mark.parametrize("ender", [reap, release, reject_unreceived])
-async def test_output_that_was_not_shown_does_not_prevent_a_new_start(
-    queue: JobQueue, store: Redis, ender: Ender
-) -> None:
-    job = await lease(queue, stream=False)
-    outputs = [output(job, seq) for seq in (1, 2)]
-    await emit(queue, outputs[:1], log_flushes=[segment(outputs[:1], 1)])
-    await emit(queue, outputs[1:])
-    await ender(queue, store, job)
-    again = await claim_one(queue, worker="w-2")
-    assert again.id == job.id
-    assert not store.exists(keys.log(0, job.id))
-    assert await queue.entries(job.id, 0) == []
-
-
-async def test_a_job_without_attempts_left_keeps_its_last_output(
-    queue: JobQueue, store: Redis
-) -> None:
+async def test_a_job_without_attempts_left_keeps_its_output(queue: JobQueue, store: Redis) -> None:
     job = await lease(queue, stream=False, max_attempts=1)
     await emit_token(queue, job, 1)
     await reap(queue, store, job)
+    await reap(queue, store, await claim_one(queue))  # without progress
     store.delete(keys.steps(0, WORKER))
     assert [(e.seq, e.end) for e in await queue.entries(job.id, 0)] == [(1, ""), (2, "failed")]
 
@@ -338,7 +342,7 @@ async def test_ending_several_jobs_of_one_worker_flushes_each(
     await queue.reap(0, 1.0)
     store.delete(keys.steps(0, WORKER))
     for job in jobs:
-        expected = [f"{job.id}1".encode(), f"{job.id}2".encode(), b"failed"]
+        expected = [f"{job.id}1".encode(), f"{job.id}2".encode()]
         assert entry_texts(await queue.entries(job.id, 0)) == expected
 
 
@@ -655,6 +659,16 @@ class Worker:
         self.produced[job.lease_id] = []
         return buffer
 
+    async def resume(self, job: LeasedJob) -> OutputBuffer:
+        """Start a run that continues the job's log, unless the job has ended."""
+        buffer = self.start(job)
+        entries = [e for e in await self.queue.entries(job.id, 0) if not e.end]
+        for text in texts_in(buffer, entries):
+            self.produced[job.lease_id].append(text)
+            buffer._encoder.encode([chunk_of(text)])
+        buffer._seq = len(entries)
+        return buffer
+
     async def step(self, *senders: OutputBuffer) -> None:
         """Make an engine step with a token of each sender; returns when Redis has stored it."""
         begun = self.queue.n_steps
@@ -700,7 +714,11 @@ def token_text(buffer: OutputBuffer, n: int) -> str:
 def produce(buffer: OutputBuffer, n: int) -> None:
     buffer.delta(0, 0, [n], token_text(buffer, n))
     if buffer.job.stream:
-        buffer.chunk(f'data: {{"text": "{token_text(buffer, n)}"}}\n\n'.encode())
+        buffer.chunk(chunk_of(token_text(buffer, n)))
+
+
+def chunk_of(text: str) -> bytes:
+    return f'data: {{"text": "{text}"}}\n\n'.encode()
 
 
 def texts_in(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
@@ -712,7 +730,7 @@ def texts_in(buffer: OutputBuffer, entries: Sequence[Entry]) -> list[str]:
         assert isinstance(delta, Delta)
         assert delta.token_ids == (n,)
         if buffer.job.stream:
-            assert decoder.decode(entry.items) == f'data: {{"text": "{delta.text}"}}\n\n'.encode()
+            assert decoder.decode(entry.items) == chunk_of(delta.text)
         texts.append(delta.text)
     return texts
 
@@ -877,9 +895,9 @@ async def test_a_fenced_worker_learns_which_jobs_it_has_lost(
 
     flaky.before = [change]
     await worker.step(*buffers)
-    assert worker.lost == {cancelled.job.lease_id: "cancelled", reaped.job.lease_id: "failed"}
+    assert worker.lost == {cancelled.job.lease_id: "cancelled", reaped.job.lease_id: "queued"}
     assert [(frame[0].decode(), frame[1]) for frame in gateway.frames()] == [(stays.job.id, 2)]
-    assert [len(await flaky.entries(buffer.job.id, 0)) for buffer in buffers] == [2, 2, 2]
+    assert [len(await flaky.entries(buffer.job.id, 0)) for buffer in buffers] == [2, 2, 1]
 
 
 async def test_a_job_that_arrives_late_is_not_published_before_a_renewal(
@@ -1060,7 +1078,7 @@ class RandomSteps:
             return
         assigned = self.random.random() < 0.5
         for again in await claim(self.queue, 8, slots=9 * assigned):
-            self.start(again)
+            await self.start(again)
         job = await submit(
             self.queue,
             stream=self.random.random() < 0.6,
@@ -1071,10 +1089,10 @@ class RandomSteps:
         assert late.id == job.id
         if self.random.random() < 0.3:  # before its worker receives it
             await self.change(late)
-        self.start(late)
+        await self.start(late)
 
-    def start(self, job: LeasedJob) -> None:
-        buffer = self.worker.start(job)
+    async def start(self, job: LeasedJob) -> None:
+        buffer = await self.worker.resume(job)
         self.buffers.append(buffer)
         self.rates[job.lease_id] = self.random.choice([1.0, 0.9, 0.3, 0.05, 0.02])
 
@@ -1137,7 +1155,7 @@ class RandomSteps:
         for buffer in self.buffers[:]:
             if buffer.discarded:
                 await self.remove(buffer)
-            elif self.random.random() < 0.01:
+            elif self.random.random() < 0.04:
                 await self.worker.finish(buffer, produces=self.random.random() < 0.5)
                 await self.remove(buffer)
 
@@ -1148,9 +1166,9 @@ class RandomSteps:
             del self.worker.runs[buffer.job.id]
         job = await self.queue.get(buffer.job.id)
         assert job is not None
-        if job.state is JobState.QUEUED:  # no client has received any output
+        if job.state is JobState.QUEUED:
             for again in await claim(self.queue):
-                self.start(again)
+                await self.start(again)
         elif self.lease_id(buffer.job) == buffer.job.lease_id:
             assert job.state is not JobState.IN_PROGRESS
             self.past.append(buffer)

@@ -90,6 +90,9 @@ class Silent:
     def refuse_past(self, reason: str) -> None:
         pass
 
+    def continued(self, how: str, decoded_again: int) -> None:
+        pass
+
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         pass
 
@@ -143,7 +146,8 @@ async def run_job(endpoint: str) -> tuple[JobRun, list[str], Any]:
         waited_s=0.0,
     )
     metrics = WorkerMetrics(CollectorRegistry())
-    run = JobRun(job, engine, publisher, metrics)  # type: ignore[arg-type]
+    fakes: Any = engine, publisher, metrics, None
+    run = JobRun(job, *fakes)
     await asyncio.create_task(run.execute())
     (result,) = publisher.results
     return run, engine.called, result

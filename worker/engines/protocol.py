@@ -70,7 +70,16 @@ class Journal(Protocol):
         """What earlier attempts generated for this call; None if there is nothing to continue."""
 
     def refuse_past(self, reason: str) -> None:
-        """The engine can't continue this job: `reason` says why, in words for the client."""
+        """The engine can't continue this job: `reason` says why, for the log.
+
+        The job's run is aborted as by `http.disconnect`; what the engine still sends is dropped.
+        """
+
+    def continued(self, how: str, decoded_again: int) -> None:
+        """The engine continues a call that has a past, by `prefill` or by forced `replay`.
+
+        `decoded_again`: how many tokens of the past it decodes once more for that.
+        """
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """Call number `call` has a prompt of `n_tokens` tokens and is about to enter the engine."""

@@ -72,6 +72,10 @@ class OutputBuffer(JobStream):
         """See `Journal.refuse_past`."""
         raise AssertionError(f"there is no past to refuse: {reason}")
 
+    def continued(self, how: str, decoded_again: int) -> None:
+        """See `Journal.continued`."""
+        raise AssertionError(f"there is no past to continue by {how}")
+
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """See `Journal.prompt`."""
         # Sent with the first delta: as long as its log is empty, another worker may start the job.

@@ -40,6 +40,16 @@ def add_tier(answer: bytes, tier: str) -> bytes:
     return json.dumps(value | {"service_tier": tier}, ensure_ascii=False).encode()
 
 
+def chunk_end(tier: str) -> bytes:
+    """How an event with this tier ends."""
+    return b',"service_tier":"%b"}\n\n' % tier.encode()
+
+
+def with_chunk_end(data: bytes, end: bytes) -> bytes:
+    """Server-sent events, each of which ends with its JSON object, with this end; not errors."""
+    return data if data.startswith(_ERROR_CHUNK) else data.replace(_END_OF_CHUNK, end)
+
+
 class TieredOutputBuffer(OutputBuffer):
     """Adds the tier to every chunk of a stream but errors."""
 
@@ -47,10 +57,8 @@ class TieredOutputBuffer(OutputBuffer):
 
     def __init__(self, job: LeasedJob, notify: Callable[[OutputBuffer], None], tier: str) -> None:
         super().__init__(job, notify)
-        self._end = b',"service_tier":"%b"}\n\n' % tier.encode()
+        self._end = chunk_end(tier)
 
     def chunk(self, data: bytes) -> None:
-        """Add server-sent events, each of which ends with its JSON object."""
-        if not data.startswith(_ERROR_CHUNK):
-            data = data.replace(_END_OF_CHUNK, self._end)
-        super().chunk(data)
+        """Add server-sent events."""
+        super().chunk(with_chunk_end(data, self._end))

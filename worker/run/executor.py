@@ -138,11 +138,11 @@ class Executor:
 
     def _start(self, job: LeasedJob) -> None:
         self._metrics.queue_wait.observe(job.waited_s)
-        if job.attempt > 1:
+        if job.generation > 1:
             self._metrics.retried.inc()
         if job.id in self.runs:
             self.runs[job.id].abort()  # taken from this worker, and leased to it again since
-        run = JobRun(job, self._engine, self.publisher, self._metrics)
+        run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue)
         self.runs[job.id] = run
         self.slots.add(run)
         task = asyncio.create_task(self._execute(run), name=run.job.id)

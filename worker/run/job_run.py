@@ -19,10 +19,12 @@ from shared.protocol.job import LeasedJob
 from shared.protocol.result import JobResult
 from shared.protocol.states import JobEvent, JobState, after
 from worker.engines.protocol import JOURNAL, Engine
+from worker.publish.continued_output import ContinuedOutputBuffer
 from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
 from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_tier
 from worker.run.asgi import Exchange
+from worker.run.resume import LogQueue, continue_from_log, give_up
 
 log = logging.getLogger("flotilla.job")
 
@@ -43,18 +45,32 @@ class Outcome(Enum):
 
 
 class JobRun:
-    """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock."""
+    """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock.
+
+    `queue` has the log of a job that an earlier worker has begun.
+    """
 
     def __init__(
-        self, job: LeasedJob, engine: Engine, publisher: Publisher, metrics: WorkerMetrics
+        self,
+        job: LeasedJob,
+        engine: Engine,
+        publisher: Publisher,
+        metrics: WorkerMetrics,
+        queue: LogQueue,
     ) -> None:
         self.job = job
-        self._tier = requested_tier(job.body)
-        self.buffer = (
-            TieredOutputBuffer(job, publisher.notify, self._tier)
-            if self._tier
-            else OutputBuffer(job, publisher.notify)
-        )
+        self._queue = queue
+        self._tier = tier = requested_tier(job.body)
+        self._continued: ContinuedOutputBuffer | None = None
+        self.buffer: OutputBuffer
+        if job.generation > 1:
+            self.buffer = self._continued = ContinuedOutputBuffer(
+                job, publisher.notify, tier, metrics, self.abort
+            )
+        elif tier:
+            self.buffer = TieredOutputBuffer(job, publisher.notify, tier)
+        else:
+            self.buffer = OutputBuffer(job, publisher.notify)
         self._endpoint = ENDPOINTS.get(job.endpoint)
         self._engine = engine
         self._publisher = publisher
@@ -86,8 +102,10 @@ class JobRun:
     async def execute(self) -> Outcome:
         """Run the job on the engine, in the calling task."""
         JOURNAL.set(self.buffer)
-        self._task = asyncio.current_task()
-        failure = await self._call_engine()
+        if self._continued is None:
+            failure = await self._call_engine()
+        else:
+            failure = await self._continue(self._continued)
         if self._release or (self._engine.dead and not self.buffer.discarded):
             return Outcome.RELEASE
         if self.buffer.discarded:
@@ -102,8 +120,21 @@ class JobRun:
             return Outcome.LOST
         return Outcome.FINISHED
 
+    async def _continue(self, buffer: ContinuedOutputBuffer) -> Exception | None:
+        """Run the job from the end of its log on; the buffer is discarded if it can't be."""
+        failure = None
+        await continue_from_log(self._queue, buffer, self._exchange.disconnect)
+        if not buffer.discarded:
+            failure = await self._call_engine()
+            if failure is None and self._exchange.streaming and not self._engine.dead:
+                buffer.check_whole()
+        if buffer.refusal and not self._release:
+            await give_up(self._queue, buffer)
+        return failure
+
     async def _call_engine(self) -> Exception | None:
         """Wait for the engine's application; returns what it raised, if it did."""
+        self._task = asyncio.current_task()
         if self._endpoint is None:  # a newer gateway may have queued it
             error = NotSupported(f"This worker does not serve {self.job.endpoint[:200]}.")
             self._exchange.status, self._exchange.content_type = error.status, "application/json"

@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
+from shared.platform.sentinel_url import is_sentinel
+from shared.platform.sentinel_url import parse as parse_sentinel
+
 
 class EveryProcessSettings(BaseModel):
     """Settings that every process reads."""
@@ -71,10 +74,12 @@ class EveryProcessSettings(BaseModel):
 
 def _server(url: str) -> tuple[str | None, int | None, str]:
     parts = urlsplit(url)
+    if is_sentinel(url):
+        return None, None, parse_sentinel(url).name
     if parts.scheme == "unix":
         return None, None, parts.path
     if parts.scheme not in {"redis", "rediss"}:
-        raise ValueError("must start with redis://, rediss:// or unix://")
+        raise ValueError("must start with redis://, rediss://, unix:// or redis+sentinel://")
     try:
         return parts.hostname, parts.port or 6379, ""
     except ValueError:

@@ -67,11 +67,12 @@ class _Server:
 
     def send(self, name: str, shard: int, arguments: Sequence[Argument]) -> asyncio.Future[Any]:
         """Raises RedisConnectionError if there is no connection, or no script was loaded."""
-        if not self._calls:
-            raise RedisConnectionError("not connected")
-        return self.connection.send(*self._calls[name], 1, keys.base(shard), *arguments)
+        return self.connection.send(*self.command(name, shard, arguments))
 
     def command(self, name: str, shard: int, arguments: Sequence[Argument]) -> tuple[Argument, ...]:
+        """Raises RedisConnectionError if no script was loaded, or Redis has lost them since."""
+        if not self._calls:
+            raise RedisConnectionError("the scripts are not loaded")
         return (*self._calls[name], 1, keys.base(shard), *arguments)
 
     def _check_error(self, error: Exception) -> None:
@@ -134,7 +135,8 @@ class Scripts:
     ) -> Coroutine[Any, Any, Any]:
         """Send a call on a connection of the caller's to the shard's server; await the reply.
 
-        The call has been sent when this returns. The scripts must be `ready`.
+        The call has been sent when this returns. Raises RedisConnectionError if the scripts are not
+        `ready`: another call may have found that Redis has lost them.
         """
         server = self._of(shard)
         reply = connection.send(*server.command(name, shard, arguments))

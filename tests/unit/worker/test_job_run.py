@@ -3,116 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
-from shared.protocol.chunk_template import DeltaDecoder
-from shared.protocol.job import LeasedJob
-from shared.protocol.job_log import Entry, Transcript, read_journal
-from shared.protocol.result import JobResult
-from shared.protocol.scripts.emit import Step
+from shared.protocol.job_log import Transcript, read_journal
 from shared.protocol.states import JobEvent
-from tests.unit.steps import SentOutput, SentResult, parse_step
+from tests.unit.worker.bench import Bench
 from tests.waiting import eventually
-from worker.claim.lease import Lease
 from worker.engines.protocol import JOURNAL, Capacity, Load
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.publish.publisher import Publisher
 from worker.run import job_run as module
-from worker.run.job_run import JobRun, Outcome
-
-CHAT = "/v1/chat/completions"
-MESSAGES = [{"role": "user", "content": "hello"}]
-
-
-@dataclass
-class RecordingQueue:
-    """Records what the publisher sends; `outcome` is what becomes of results."""
-
-    outputs: list[SentOutput] = field(default_factory=list)
-    outcome: str = "ok"
-    shards: int = 1
-
-    def losses(self, shard: int) -> int:
-        return 0
-
-    def start_emit(
-        self, shard: int, worker: str, fence_token: str, step: Step, update: object
-    ) -> asyncio.Future[list[bytes]]:
-        outputs = parse_step(step).outputs
-        self.outputs += outputs.values()
-        ended = [name for name, output in outputs.items() if output.end]
-        reply: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        lost = [] if self.outcome == "ok" else ended
-        reply.set_result([word.encode() for name in lost for word in (name, self.outcome)])
-        return reply
-
-    @property
-    def log(self) -> list[Entry]:
-        """The job's log, without the final entry."""
-        entries = {each.entry.seq: each.entry for each in self.outputs if each.entry}
-        entries |= {entry.seq: entry for end in self.ended for entry in end.before}
-        assert sorted(entries) == list(range(1, len(entries) + 1))
-        return [entry for _, entry in sorted(entries.items())]
-
-    @property
-    def sent(self) -> bytes:
-        decoder = DeltaDecoder()
-        return b"".join([decoder.decode(entry.items) for entry in self.log])
-
-    @property
-    def ended(self) -> list[SentResult]:
-        return [each.end for each in self.outputs if each.end]
-
-    @property
-    def answer(self) -> JobResult:
-        (end,) = self.ended
-        assert end is self.outputs[-1].end
-        return end.answer
-
-
-class Bench:
-    """Runs jobs on an engine, with a publisher that sends to a recording queue."""
-
-    def __init__(self, engine: Any) -> None:
-        self.queue = RecordingQueue()
-        self.engine = engine
-        self.metrics = WorkerMetrics(CollectorRegistry())
-        queue: Any = self.queue
-        lease = Lease(queue, "w-1", 9.0, list, lambda *lost: None)
-        lease._fence_tokens = ["e-1"]
-        self.publisher = Publisher(queue, self.metrics, lease)
-        self.engine.on_step = self.publisher.on_step
-        self.task = asyncio.create_task(self.publisher.run())
-
-    def run(self, name: str = "job", *, endpoint: str = CHAT, **body: Any) -> JobRun:
-        raw = json.dumps({"messages": MESSAGES} | body).encode()
-        stream = body.get("stream", False)
-        job = LeasedJob(
-            id=name,
-            shard=0,
-            lease_id="n" * 16,
-            generation=1,
-            fence_token="e-1",
-            attempt=1,
-            stream=stream,
-            endpoint=endpoint,
-            body=raw,
-            watchers="gw-1",
-            watched=False,
-            waited_s=0.0,
-        )
-        return JobRun(job, self.engine, self.publisher, self.metrics)
-
+from worker.run.job_run import Outcome
 
 Start = Callable[..., Any]
 
@@ -133,9 +39,7 @@ async def start() -> AsyncIterator[Start]:
     yield one
     for bench in benches:
         bench.engine.close()
-        bench.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await bench.task
+        await bench.close()
 
 
 class Application:

@@ -18,7 +18,7 @@ from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
 from worker.engines.simulated.chat_response import ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
-from worker.engines.simulated.generation import EngineDeadError, Generation
+from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
 from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
@@ -38,7 +38,8 @@ class Generator(Protocol):
         """See `Engine.capacity`."""
 
     def submit(self, generation: Generation) -> None:
-        """Queue the generation for the batch. Raises EngineDeadError."""
+        """Queue the generation for the batch. Raises EngineDeadError, and Disconnected if the
+        engine refuses to continue it."""
 
     def abort(self, generation: Generation) -> None:
         """Remove the generation's sequences from the batch."""
@@ -86,7 +87,7 @@ class SimulatedApi:
         except EngineDeadError:
             await JSONResponse(DEAD, 500)(scope, receive, send)
             return
-        except ClientDisconnect:
+        except (ClientDisconnect, Disconnected):
             return
         watch = asyncio.create_task(
             _on_disconnect(receive, lambda: self._engine.abort(generation)), name="simulated-watch"

@@ -3,7 +3,8 @@
 A step of the continuous batch takes `max(sim_step_ms, sim_step_us_per_seq * batch)` plus
 `sim_prefill_us_per_token` for every prompt token admitted in it, and gives every running sequence
 one token. The same prompt, seed and index give the same answer. Every answer starts with
-`[simulated]`. Where the KV cache is full, the sequence admitted last goes back to waiting.
+`[simulated]`. Where the KV cache is full, the sequence admitted last goes back to waiting. A job of
+an earlier worker is continued: the tokens of the past are prefilled with the prompt.
 
 `sim_faults` is a comma separated list of `name=value`:
 
@@ -15,6 +16,7 @@ one token. The same prompt, seed and index give the same answer. Every answer st
     kill_after_tokens=N   with kill_on_prompt: not before N tokens of that answer are out (never, if
                           it is not longer)
     slow_start_s=X        `start` takes X seconds
+    refuse_past=1         the engine continues no job of an earlier worker
 """
 
 from __future__ import annotations
@@ -94,10 +96,18 @@ class SimulatedEngine:
         self._die()
 
     def submit(self, generation: Generation) -> None:
-        """Queue the generation for the batch. Raises EngineDeadError."""
+        """Queue the generation for the batch. Raises EngineDeadError.
+
+        Raises Disconnected if the engine refuses to continue it.
+        """
         if self._dead:
             raise EngineDeadError
-        self._batch.add(generation.sequences)
+        if generation.continued and generation.journal is not None:
+            if self._faults.refuse_past:
+                generation.journal.refuse_past("FLOTILLA_SIM_FAULTS has refuse_past")
+                raise Disconnected
+            generation.journal.continued("prefill", 0)
+        self._batch.add([each for each in generation.sequences if each.finish_reason is None])
         self._has_work.set()
 
     def abort(self, generation: Generation) -> None:
@@ -161,6 +171,7 @@ class _Faults:
     kill_on_prompt: str = ""
     kill_after_tokens: int = 0
     slow_start_s: float = 0.0
+    refuse_past: int = 0
 
     @classmethod
     def parse(cls, text: str) -> _Faults:
@@ -171,6 +182,7 @@ class _Faults:
             "kill_on_prompt": _not_empty,
             "kill_after_tokens": _positive,
             "slow_start_s": _seconds,
+            "refuse_past": _positive,
         }
         values: dict[str, int | float | str] = {}
         for item in filter(None, map(str.strip, text.split(","))):

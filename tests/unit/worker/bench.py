@@ -1,0 +1,139 @@
+"""Runs jobs on an engine without Redis, for the tests of worker/run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from shared.platform.metrics import WorkerMetrics
+from shared.protocol.chunk_template import DeltaDecoder
+from shared.protocol.job import LeasedJob
+from shared.protocol.job_log import Entry
+from shared.protocol.result import JobResult
+from shared.protocol.scripts.emit import Step
+from shared.queue.job_queue import LogPart
+from tests.unit.steps import SentOutput, SentResult, parse_step
+from worker.claim.lease import Lease
+from worker.publish.publisher import Publisher
+from worker.run.job_run import JobRun
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@dataclass
+class RecordingQueue:
+    """Records what the publisher sends; `outcome` is what becomes of results."""
+
+    outputs: list[SentOutput] = field(default_factory=list)
+    outcome: str = "ok"
+    shards: int = 1
+    before: list[Entry] = field(default_factory=list)
+    """The log of earlier attempts."""
+    restarted: list[str] = field(default_factory=list)
+    """The jobs that were given up because they can't be continued."""
+
+    def losses(self, shard: int) -> int:
+        return 0
+
+    def start_emit(
+        self, shard: int, worker: str, fence_token: str, step: Step, update: object
+    ) -> asyncio.Future[list[bytes]]:
+        outputs = parse_step(step).outputs
+        self.outputs += outputs.values()
+        ended = [name for name, output in outputs.items() if output.end]
+        reply: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        lost = [] if self.outcome == "ok" else ended
+        reply.set_result([word.encode() for name in lost for word in (name, self.outcome)])
+        return reply
+
+    async def read_log(self, job_id: str, after: int) -> LogPart:
+        assert after == 0
+        return LogPart(2 if self.before else 1, self.before)
+
+    async def restart(self, job: LeasedJob, reason: str) -> str:
+        self.restarted.append(job.id)
+        return "failed" if job.stream or job.watched else "queued"
+
+    @property
+    def log(self) -> list[Entry]:
+        """The entries that were written, without the final one."""
+        entries = {each.entry.seq: each.entry for each in self.outputs if each.entry}
+        entries |= {entry.seq: entry for end in self.ended for entry in end.before}
+        first = len(self.before) + 1
+        assert sorted(entries) == list(range(first, first + len(entries)))
+        return [entry for _, entry in sorted(entries.items())]
+
+    @property
+    def sent(self) -> bytes:
+        """The bytes of the whole stream, those of earlier attempts included."""
+        decoder = DeltaDecoder()
+        return b"".join([decoder.decode(entry.items) for entry in [*self.before, *self.log]])
+
+    @property
+    def ended(self) -> list[SentResult]:
+        return [each.end for each in self.outputs if each.end]
+
+    @property
+    def answer(self) -> JobResult:
+        (end,) = self.ended
+        assert end is self.outputs[-1].end
+        return end.answer
+
+
+class Bench:
+    """Runs jobs on an engine, with a publisher that sends to a recording queue.
+
+    `before`: the log of earlier attempts at the job.
+    """
+
+    def __init__(self, engine: Any, before: Sequence[Entry] = ()) -> None:
+        self.queue = RecordingQueue(before=list(before))
+        self.engine = engine
+        self.metrics = WorkerMetrics(CollectorRegistry())
+        queue: Any = self.queue
+        lease = Lease(queue, "w-1", 9.0, list, lambda *lost: None)
+        lease._fence_tokens = ["e-1"]
+        self.publisher = Publisher(queue, self.metrics, lease)
+        self.engine.on_step = self.publisher.on_step
+        self.task = asyncio.create_task(self.publisher.run())
+
+    def run(
+        self,
+        name: str = "job",
+        *,
+        endpoint: str = CHAT,
+        generation: int = 0,
+        watched: bool = False,
+        **body: Any,
+    ) -> JobRun:
+        given = {"messages": MESSAGES} if endpoint == CHAT else {"prompt": "hello"}
+        raw = json.dumps(given | body).encode()
+        stream = body.get("stream", False)
+        job = LeasedJob(
+            id=name,
+            shard=0,
+            lease_id="n" * 16,
+            generation=generation or (2 if self.queue.before else 1),
+            fence_token="e-1",
+            attempt=1,
+            stream=stream,
+            endpoint=endpoint,
+            body=raw,
+            watchers="gw-1",
+            watched=watched,
+            waited_s=0.0,
+        )
+        return JobRun(job, self.engine, self.publisher, self.metrics, self.queue)
+
+    async def close(self) -> None:
+        """Stop the publisher."""
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task

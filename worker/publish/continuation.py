@@ -1,0 +1,179 @@
+"""What a job's log holds of its answer so far: where the next attempt has to continue. Pure.
+
+`read_continuation` turns the entries of the log into a `Continuation`: the past of each engine
+call, and the chunks that the client has. The engine makes these once more; `SentChunks` drops
+them, after a comparison with the log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.protocol.chunk_template import DeltaDecoder
+from shared.protocol.job_log import Delta, Entry, Prompt, read_journal
+from worker.engines.protocol import Generated, Logprobs, Past
+
+_INDEX = re.compile(rb'"choices": ?\[\{"index": ?(\d+)')
+_CREATED = re.compile(rb'"created": ?\d+')
+_DATA = b"data: "
+
+
+class UnusableLog(Exception):
+    """The log lacks entries, or they can't be read: nothing can be continued from it."""
+
+
+class ContinuationDiffers(Exception):
+    """The engine has not made the chunks again that the client has."""
+
+
+@dataclass(slots=True)
+class Continuation:
+    """The answer so far, over all earlier attempts."""
+
+    last_seq: int
+    """Number of the log's last entry."""
+    pasts: dict[int, Past] = field(default_factory=dict)
+    """By engine call; of every call that has reached the engine."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    chunks: list[bytes] = field(default_factory=list)
+    """Those that were sent, in their order."""
+    decoder: DeltaDecoder = field(default_factory=DeltaDecoder)
+    """It has decoded `chunks`, as the gateways have."""
+
+
+def read_continuation(entries: Sequence[Entry]) -> Continuation:
+    """The sum of a log that begins with its first entry. Raises UnusableLog."""
+    for number, entry in enumerate(entries, 1):
+        if entry.lost or entry.seq != number:
+            raise UnusableLog(f"entry {number} of the log is lost")
+    continuation = Continuation(len(entries))
+    deltas: dict[int, list[Generated]] = {}
+    try:
+        for entry in entries:
+            _add_chunks(continuation, entry)
+            for record in read_journal(entry.journal, entry.items):
+                _add_record(continuation, deltas, record)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UnusableLog(f"the log can't be read: {error!r}") from error
+    if len(deltas) != len(continuation.pasts):
+        raise UnusableLog("the log has tokens of a call without its prompt")
+    return continuation
+
+
+def _add_chunks(continuation: Continuation, entry: Entry) -> None:
+    for item in entry.items:
+        chunk = continuation.decoder.decode([item])
+        if isinstance(item, bytes):
+            continuation.chunks.append(chunk)
+
+
+def _add_record(
+    continuation: Continuation, deltas: dict[int, list[Generated]], record: Delta | Prompt
+) -> None:
+    call = record.call
+    if isinstance(record, Prompt):
+        deltas[call] = []
+        continuation.pasts[call] = Past(deltas[call], _texts(record.logprobs))
+        continuation.prompt_tokens += record.tokens
+    else:
+        ids = tuple(record.token_ids)
+        made = Generated(record.choice, ids, record.text, _logprobs(record.logprobs))
+        deltas.setdefault(call, []).append(made)
+        continuation.completion_tokens += len(ids)
+
+
+def _logprobs(packed: Any) -> Logprobs | None:
+    return None if packed is None else _texts(packed)
+
+
+def _texts(packed: Any) -> Any:
+    """A value from the log, whose strings are bytes there, as it was journaled."""
+    if isinstance(packed, bytes):
+        return packed.decode()
+    if isinstance(packed, list | tuple):
+        return tuple(_texts(part) for part in packed)
+    return packed
+
+
+class SentChunks:
+    """The chunks of a stream that its client has, by the index of their choice.
+
+    Several choices take turns, and another attempt may order them otherwise. So they are counted by
+    choice; those without one (usage, [DONE]) are counted together.
+    """
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._left: dict[int | None, deque[bytes]] = {}
+        self._n_repeated: Counter[int | None] = Counter()
+        self._created = b""
+        for chunk in chunks:
+            self._left.setdefault(_choice_of(chunk), deque()).append(chunk)
+            if not self._created:
+                created = _CREATED.search(chunk)
+                self._created = created[0] if created else b""
+
+    def unsent(self, chunk: bytes) -> bytes | None:
+        """The chunk with the stream's own `created`; None if the client has it already.
+
+        Raises ContinuationDiffers if it is not the chunk that the client has.
+        """
+        if self._created:
+            chunk = _CREATED.sub(self._created, chunk, 1)
+        if not self._left:
+            return chunk
+        choice = _choice_of(chunk)
+        sent = self._left.get(choice)
+        if not sent:
+            return chunk
+        expected = sent.popleft()
+        if not sent:
+            del self._left[choice]
+        if chunk != expected and _comparable(chunk) != _comparable(expected):
+            raise ContinuationDiffers(
+                f"chunk {self._n_repeated[choice]} of choice {choice} is another one than was sent"
+            )
+        self._n_repeated[choice] += 1
+        return None
+
+    def check_all_made(self) -> None:
+        """Raise ContinuationDiffers if the answer has ended without some that the client has."""
+        if self._left:
+            missing = sum(map(len, self._left.values()))
+            raise ContinuationDiffers(f"{missing} chunks that were sent were not made again")
+
+
+def _choice_of(chunk: bytes) -> int | None:
+    """The index of a chunk's first choice; None if it has none."""
+    found = _INDEX.search(chunk)
+    if found:
+        return int(found[1])
+    choices = _parsed(chunk).get("choices")
+    index = choices[0].get("index") if choices else None
+    return index if isinstance(index, int) else None
+
+
+def _parsed(chunk: bytes) -> dict[str, Any]:
+    """The JSON object of an event; empty if it has none."""
+    try:
+        value = json.loads(chunk.removeprefix(_DATA))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _comparable(chunk: bytes) -> object:
+    """What is the same in a chunk that is made twice: all but random ids of tool calls."""
+    value = _parsed(chunk)
+    if not value:
+        return chunk
+    for choice in value.get("choices") or ():
+        for call in (choice.get("delta") or {}).get("tool_calls") or ():
+            if call.get("id"):
+                call["id"] = ""
+    return value

@@ -159,7 +159,11 @@ async def _start(gateway: Gateway) -> None:
     """Start the background tasks; returns when the relay is subscribed, or after a while."""
     reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
     lost_workers = LostWorkers(gateway.queue, gateway.metrics.lost_workers)
-    detector = Detector(gateway.queue, {keys.CONTROL_CHANNEL: lost_workers.reclaim})
+    detector = Detector(
+        gateway.queue,
+        {keys.CONTROL_CHANNEL: lost_workers.reclaim},
+        gateway.relay.check_subscription,
+    )
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("reaper", reaper.run())

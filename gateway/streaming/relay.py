@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from math import inf
 from time import monotonic
@@ -59,9 +59,12 @@ class Relay:
         self._queue = queue
         self._metrics = metrics
         self._warn_malformed = logs.RareWarning(log)
-        channel = keys.tokens_channel(gateway_id)
+        self._channel = channel = keys.tokens_channel(gateway_id)
+        on_silent = metrics.silent_subscriptions.inc
         self._subscriptions = [
-            Subscription(url, channel, self._dispatch, partial(self._resync_server, server))
+            Subscription(
+                url, channel, self._dispatch, partial(self._resync_server, server), on_silent
+            )
             for server, url in enumerate(urls)
         ]
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
@@ -85,6 +88,10 @@ class Relay:
         """Whether frames of the shard's jobs can arrive; else readers have nothing but the log."""
         server = server_index(shard, len(self._subscriptions))
         return self._subscriptions[server].connected.is_set()
+
+    def check_subscription(self, server: int, channels: Set[str]) -> None:
+        """Subscribe anew if this gateway's channel is not among those with subscribers."""
+        self._subscriptions[server].observe(subscribed=self._channel in channels)
 
     # --- readers ---
 

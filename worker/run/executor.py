@@ -28,6 +28,7 @@ from worker.claim.lease import Lease
 from worker.claim.queue_consumer import QueueConsumer
 from worker.engines.protocol import Engine
 from worker.publish.publisher import Publisher
+from worker.run import stalls
 from worker.run.job_run import JobRun, Outcome
 from worker.run.slots import SlotAccounting
 from worker.run.totals import WorkTotals
@@ -222,6 +223,15 @@ class Executor:
     def _on_step(self) -> None:
         self._last_step = time.monotonic()
         self.publisher.on_step()
+
+    def stall(self) -> str | None:
+        """Which loop stands still although Redis answers, in words; None if all go on."""
+        return stalls.reason(
+            time.monotonic(),
+            [claimer.turn_began for claimer in self._claimers],
+            self.publisher.sending_since,
+            self.lease.renewed_at,
+        )
 
     # --- shutdown ---
 

@@ -32,6 +32,9 @@ class EveryProcessSettings(BaseModel):
         "auto",
         description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
     )
+    loop_stall_s: float = Field(
+        60.0, gt=0, description="a process whose event loop stands still for so long ends"
+    )
     lease_s: float = Field(
         15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
     )

@@ -28,6 +28,7 @@ LAYERS: dict[str, set[str]] = {
     # Which folders the files of a folder may import, beside their own. No circle.
     PLATFORM: set(),
     API: set(),
+    "shared/client": set(),
     PROTOCOL: {PLATFORM},
     FLEET: {PLATFORM, PROTOCOL},
     QUEUE: {PLATFORM, PROTOCOL, API},

@@ -12,6 +12,7 @@ from gateway.maintenance import broker, liveness_file
 from gateway.maintenance.celery_process import CeleryProcess
 from gateway.maintenance.tasks import REPAIR, MaintenanceTasks, celery_intervals, timer_intervals
 from shared.platform import eviction
+from shared.platform.durability import refuse_volatile
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
@@ -33,6 +34,7 @@ async def run(settings: Settings, stdout: int) -> int:
     if problem := await broker.problem(settings):
         raise SettingsError(problem)
     await eviction.refuse_evicting(settings.all_redis_urls)
+    await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
     await refuse_other_format(settings.all_redis_urls, settings.shards)
     LoopWatchdog(settings.loop_stall_s).start()
     stop = asyncio.Event()
@@ -47,7 +49,7 @@ async def run(settings: Settings, stdout: int) -> int:
     background = {asyncio.create_task(each, name=name) for name, each in work.items()}
     background.add(asyncio.create_task(tasks.monitor_format(), name="the format check"))
     stopped = asyncio.create_task(stop.wait(), name="stop")
-    background.add(asyncio.create_task(tasks.detect_lost_workers(), name="the detector"))
+    background.add(asyncio.create_task(tasks.detect_lost_processes(), name="the detector"))
     ended, _ = await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
     failed = ended - {stopped}
     for task in failed:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shared.platform.redis_client import ResponseError, is_wrong_type
 from shared.platform.servers import shards_on
 from shared.protocol import keys
-from shared.protocol.lanes import CLIENT_LANES, LANES
+from shared.protocol.lanes import LANES, WAITING_LANES
 from shared.queue.job_queue import JobQueue
 
 MEMBERS_PER_STEP = 200
@@ -44,7 +44,7 @@ async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
                 stream = keys.queue(shard, pool, lane)
                 async for members in _entries(redis, stream):
                     yield Step(shard, keys.QUEUE, name, members)
-            for lane in CLIENT_LANES:
+            for lane in WAITING_LANES:
                 name = f"{pool}:{lane}"
                 waiting = keys.waiting(shard, pool, lane)
                 async for members in _members(redis, waiting):

@@ -13,7 +13,7 @@ import asyncio
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.http.asgi_io import ChunkWriter
 from gateway.streaming.entry_order import MALFORMED, EntryOrder
@@ -100,7 +100,7 @@ class Reader:
         self.job_id = job_id
         self.last_write_at = 0.0
         """When its client was last sent part of the answer, on the monotonic clock; 0: not yet."""
-        self.queued: asyncio.Future[None] | None = None
+        self.queued: asyncio.Future[Any] | None = None
         """Done when the job is in the queue; None: it was when the reader was made."""
         self.wake_at = inf
         """When the relay is to call `on_wakeup`, on the monotonic clock."""

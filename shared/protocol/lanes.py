@@ -9,6 +9,12 @@ DEFAULT: Final = "default"
 FLEX: Final = "flex"
 RETRY_LANE: Final = "retry"
 """Requeued jobs: they have waited already, so they go first. Nothing is submitted to it."""
+SUSPECT_LANE: Final = "suspect"
+"""Jobs that may have ended their workers: a worker that runs nothing takes one at a time."""
 
 CLIENT_LANES: Final = (PRIORITY, DEFAULT, FLEX)
-LANES: Final = (RETRY_LANE, *CLIENT_LANES)
+SHARED_LANES: Final = (RETRY_LANE, *CLIENT_LANES)
+"""Lanes whose jobs run beside each other."""
+WAITING_LANES: Final = (*CLIENT_LANES, SUSPECT_LANE)
+"""Lanes that have a set of waiting jobs: requeued jobs wait in the lane of their request."""
+LANES: Final = (*SHARED_LANES, SUSPECT_LANE)

@@ -9,7 +9,7 @@ from typing import Any
 from shared.platform.redis_client import UNAVAILABLE, is_wrong_type
 from shared.protocol import keys
 from shared.protocol.job import Job, checked_shard
-from shared.protocol.lanes import CLIENT_LANES, LANES
+from shared.protocol.lanes import CLIENT_LANES, LANES, WAITING_LANES
 from shared.queue.job_queue import JobQueue
 
 
@@ -30,7 +30,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
     A key of the wrong type counts as empty. Raises redis' errors if any server is away.
     """
     pools = await _pools(queue)
-    lanes = [(pool, lane) for pool in pools for lane in CLIENT_LANES]
+    lanes = [(pool, lane) for pool in pools for lane in WAITING_LANES]
     pipeline = queue.servers.pipeline()
     pipeline.of(0).time()
     for pool, lane in lanes:
@@ -64,7 +64,7 @@ async def depths(queue: JobQueue) -> list[LaneDepth]:
             running[pool, lane] = sum(p["pending"] for p in pending if isinstance(p, dict))
     return [
         LaneDepth(pool, lane, waiting[pool, lane], oldest[pool, lane], running[pool, lane])
-        if lane in CLIENT_LANES
+        if lane in WAITING_LANES
         else LaneDepth(pool, lane, 0, 0.0, running[pool, lane])
         for pool in pools
         for lane in LANES

@@ -25,6 +25,7 @@ from shared.protocol.scripts import acquire
 from shared.protocol.scripts.emit import Fenced, make_step
 from shared.protocol.states import TRANSITIONS, JobEvent
 from shared.protocol.step_log import FinalEntry, JobOutput, JobStream, LogFlush
+from shared.queue import suspects
 from shared.queue.job_queue import JobQueue
 from tests.redis_server import RedisServer
 
@@ -112,11 +113,17 @@ async def claim(
     slots: int = 0,
     acknowledged: int | str = UNKNOWN,
 ) -> list[LeasedJob]:
-    """Claim up to `count` jobs for a worker that advertises `slots` free slots."""
+    """Claim up to `count` jobs for a worker that advertises `slots` free slots.
+
+    Where only suspects wait, one of them.
+    """
     update = SlotUpdate(POOL, keys.advertiser(worker, lease_s), slots, acknowledged)
     acquired = await acquire.call(
         queue.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=update
     )
+    if acquired.suspects and not acquired.jobs and count:
+        suspect = (await suspects.acquire(queue, shard, worker, 1, lease_s, update)).job
+        return [suspect] if suspect else []
     return acquired.jobs
 
 

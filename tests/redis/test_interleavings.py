@@ -22,7 +22,7 @@ from shared.protocol import keys
 from shared.protocol.frames import FrameKind, encode
 from shared.protocol.job import Job, LeasedJob, NewJob
 from shared.protocol.job_log import Entry, pack_segment, parse_segments
-from shared.protocol.lanes import CLIENT_LANES, LANES
+from shared.protocol.lanes import CLIENT_LANES, LANES, SUSPECT_LANE
 from shared.protocol.record import parse_job, read_lease
 from shared.protocol.result import JobResult
 from shared.protocol.scripts.emit import Fenced, Step, make_step
@@ -671,9 +671,10 @@ class Fleet:
             pipe.hgetall(keys.job(0, job.id))
             pipe.pttl(keys.job(0, job.id))
             pipe.pttl(keys.log(0, job.id))
-            pipe.zscore(keys.waiting(0, POOL, job.lane), job.id)
+            for lane in (job.lane, SUSPECT_LANE):
+                pipe.zscore(keys.waiting(0, POOL, lane), job.id)
             pipe.zscore(DEADLINES, job.id)
-            raw, job_ttl, log_ttl, waits, deadline = pipe.execute()
+            raw, job_ttl, log_ttl, in_lane, as_suspect, deadline = pipe.execute()
             now = parse_job(job.id, raw)
             self.check_state(now)
             live, running = now.state in LIVE, now.state is JobState.IN_PROGRESS
@@ -686,7 +687,9 @@ class Fleet:
                 assert read_lease(raw[b"lease"]).from_seq == self.from_seq[lease.lease_id]
             if b"lease" in raw:
                 assert read_lease(raw[b"lease"]).attempts <= MAX_ATTEMPTS
-            assert (waits is not None) == (now.state is JobState.QUEUED)
+            waits, suspect = now.state is JobState.QUEUED, lane_of(raw) == SUSPECT_LANE
+            assert (in_lane is not None) == (waits and not suspect)
+            assert (as_suspect is not None) == (waits and suspect)
             assert (deadline is not None) == (live and job.deadline_s is not None)
             assert (job_ttl > 0) == (log_ttl > 0) == (not live)
             mine = [entry for entry, owner in entries.items() if owner == job.id]

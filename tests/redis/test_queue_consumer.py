@@ -32,7 +32,13 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
         lambda: 0, pool=POOL, worker=worker, lease_s=LEASE_S, shards=queue.shards
     )
     consumer = QueueConsumer(
-        queue, redis, pool=POOL, worker=worker, lease_s=LEASE_S, advertised_slots=slots
+        queue,
+        redis,
+        pool=POOL,
+        worker=worker,
+        lease_s=LEASE_S,
+        advertised_slots=slots,
+        on_suspects=lambda: None,
     )
     try:
         yield consumer

@@ -40,7 +40,8 @@ class AdvertisedSlots:
 
     async def wait_until_settled(self, shard: int) -> None:
         """Return when no update of the shard is in flight: updates must not overtake each other."""
-        await self._settled[shard].wait()
+        while not self._settled[shard].is_set():  # another update may have started since
+            await self._settled[shard].wait()
 
     def start_update(self, shard: int) -> SlotUpdate:
         """The update to send now. Call `acked` or `rejected` with its outcome.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -26,6 +27,7 @@ class QueueConsumer:
     """One worker's claims on its pool's lanes, of those shards that lie on one server.
 
     `redis` is a client of that server for blocking reads, `server_index` its number in `queue`.
+    `on_suspects` is called when suspects of the pool wait.
     """
 
     def __init__(
@@ -38,12 +40,14 @@ class QueueConsumer:
         worker: str,
         lease_s: float,
         advertised_slots: AdvertisedSlots,
+        on_suspects: Callable[[], None],
     ) -> None:
         self._queue = queue
         self._pool = pool
         self._worker = worker
         self._lease_s = lease_s
         self._advertised_slots = advertised_slots
+        self._on_suspects = on_suspects
         self._connection = PipelinedConnection(redis, BLOCK_S + TIMEOUT_S)
         self._shards = deque(shards_on(server_index, len(queue.servers), queue.shards))
         self._wake_up_keys = [keys.wake_ups(shard, pool) for shard in self._shards]
@@ -74,8 +78,10 @@ class QueueConsumer:
                 )
                 if left_over > 0 and shard == shards[-1]:
                     self._start_blocking_pop()
-                left, leased = await reply
+                left, leased, suspects = await reply
                 jobs += leased
+                if suspects:
+                    self._on_suspects()
             except (RedisError, OSError):
                 if not jobs:
                     raise

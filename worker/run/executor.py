@@ -24,6 +24,7 @@ from worker.claim.admission import ClaimDecision
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.claimer import Claimer
 from worker.claim.control_channel import ControlChannel
+from worker.claim.isolation import Isolation
 from worker.claim.lease import Lease
 from worker.claim.queue_consumer import QueueConsumer
 from worker.engines.protocol import Engine
@@ -90,6 +91,17 @@ class Executor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._blocking = [connections.connect_blocking(url) for url in urls]
+        self.isolation = self.slots.isolation = Isolation(
+            queue,
+            self.advertised_slots,
+            pool=pool,
+            worker=worker_id,
+            lease_s=lease_s,
+            start=self._start_suspect,
+            runs=lambda: {job_id: run.buffer.log_started for job_id, run in self.runs.items()},
+            claiming=lambda: sum(claimer.requested for claimer in self._claimers),
+            on_end=self._slots_changed,
+        )
         self._claimers = [
             Claimer(self._consumer(index), self._decide, self._start)
             for index, _ in enumerate(urls)
@@ -111,12 +123,15 @@ class Executor:
             worker=self._worker_id,
             lease_s=self._lease_s,
             advertised_slots=self.advertised_slots,
+            on_suspects=self.isolation.suspects_found,
         )
 
     async def run(self) -> None:
         """Claim until `drain` or cancellation."""
         try:
-            await asyncio.gather(*(claimer.run() for claimer in self._claimers))
+            await asyncio.gather(
+                self.isolation.run(), *(claimer.run() for claimer in self._claimers)
+            )
         finally:
             self.control.stop()
             self.advertised_slots.stop()
@@ -150,6 +165,10 @@ class Executor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _start_suspect(self, job: LeasedJob) -> None:
+        self._metrics.suspects.inc()
+        self._start(job)
+
     def _abort(self, job_id: str) -> None:
         if job_id in self.runs:
             self.runs[job_id].abort()
@@ -173,6 +192,9 @@ class Executor:
         # The same job may be in `runs` again, under a newer lease.
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
+        self._slots_changed()
+
+    def _slots_changed(self) -> None:
         self._changed.set()
         for claimer in self._claimers:
             claimer.slots_changed()
@@ -238,6 +260,7 @@ class Executor:
     def drain(self) -> None:
         """Claim nothing more."""
         self.slots.draining = True
+        self.isolation.stop()
         for claimer in self._claimers:
             claimer.stop()
         self._changed.set()

@@ -127,6 +127,8 @@ class Worker:
             return await self._drain()
         finally:
             await registration.leave()
+            await self._queue.close()
+            await self._queue.servers.close()
             self._engine.close()
 
     def stop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from worker.claim.admission import ClaimDecision, SlotSnapshot, decide, free_slots
+from worker.claim.isolation import Isolation
 from worker.engines.protocol import Engine
 from worker.run.job_run import JobRun
 
@@ -25,6 +26,7 @@ class SlotAccounting:
         self._slots = engine.capacity.max_num_seqs
         self._starting: list[JobRun] = []  # those that may not have reached the engine yet
         self.draining = False
+        self.isolation: Isolation | None = None
 
     def add(self, run: JobRun) -> None:
         """Count a job that was just claimed."""
@@ -53,6 +55,7 @@ class SlotAccounting:
             kv_usage=load.kv_usage,
             kv_high_watermark=self._kv_high_watermark,
             draining=self.draining,
+            isolated=self.isolation is not None and self.isolation.isolated,
         )
 
     def _is_starting(self, run: JobRun) -> bool:

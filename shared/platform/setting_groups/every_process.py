@@ -35,6 +35,11 @@ class EveryProcessSettings(BaseModel):
     loop_stall_s: float = Field(
         60.0, gt=0, description="a process whose event loop stands still for so long ends"
     )
+    durable: bool = Field(
+        False,
+        description="refuse a Redis that may lose acknowledged writes when it is killed or its "
+        "machine loses power; `flotilla up` starts its own with appendfsync always",
+    )
     lease_s: float = Field(
         15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
     )

@@ -3,18 +3,18 @@
 -- ARGV: pool, worker, count, lease_ms, lease_id_seed, slots, acknowledged, lane...
 --       lease_id_seed: 12 characters, 4 are added for each job; slots: to advertise, `count` included;
 --       acknowledged: what the worker believes to be left of the slots it advertised last ('': unknown).
--- Reply: {now_us, advertised, fence_token, job...}; a job: {id, lease_id, generation, attempt, created_us,
---       stream, endpoint, body, watchers, watched}
+-- Reply: {now_us, advertised, fence_token, 1 if suspects wait, job...}; a job: {id, lease_id, generation,
+--       attempt, created_us, stream, endpoint, body, watchers, watched}
 -- Slots are advertised only where no job is left waiting (submit.lua).
 -- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local FIRST_LANE, FIRST_JOB = 8, 3
+local FIRST_LANE, FIRST_JOB = 8, 4
 local ROUNDS = 64
 local now = int(now_us())
 local who = advertiser(worker, lease_ms)
 local n_in_flight = in_flight(pool, who, ARGV[7])
 count = count - n_in_flight
-local reply = {now, 0, fence_token_of(worker)}
+local reply = {now, 0, fence_token_of(worker), redis.call('EXISTS', waiting_key(suspects_of(pool)))}
 
 local empty = true
 for i = FIRST_LANE, #ARGV do

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from shared.platform.pipelined_connection import Argument, PipelinedConnection
 from shared.protocol.advertised_slots import SlotUpdate
 from shared.protocol.job import LeasedJob, shard_in
-from shared.protocol.lanes import LANES
+from shared.protocol.lanes import SHARED_LANES
 from shared.protocol.scripts.runner import Scripts
 from shared.protocol.scripts.submit import unique_token
 
@@ -23,6 +23,8 @@ class Acquired(NamedTuple):
     """Slots that Redis advertises now: what the update offered less the jobs that were leased; 0 if
     more jobs may be waiting."""
     jobs: list[LeasedJob]
+    suspects: bool
+    """Suspects of the pool wait in the shard."""
 
 
 async def call(
@@ -56,13 +58,13 @@ def _arguments(worker: str, count: int, lease_s: float, slots: SlotUpdate) -> tu
     lease_ms = int(lease_s * 1000)
     return (
         slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged,
-        *LANES,
+        *SHARED_LANES,
     )  # fmt: skip
 
 
 def _parse(reply: Sequence[Any]) -> Acquired:
-    now_us, advertised, fence_token, *jobs = reply
-    return Acquired(int(advertised), parse_jobs(now_us, fence_token, *jobs))
+    now_us, advertised, fence_token, suspects, *jobs = reply
+    return Acquired(int(advertised), parse_jobs(now_us, fence_token, *jobs), bool(suspects))
 
 
 def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[LeasedJob]:

@@ -6,7 +6,7 @@ local due = call('ZRANGEBYSCORE', base .. WORD.deadlines, '-inf', int(now_us()),
 for _, id in ipairs(due) do
   local job = load_job(id, TO_REQUEUE)
   if job and FROM.expire[job.state] then
-    revoke(id, job, 'expire', 'deadline_exceeded')
+    revoke(id, job, 'expire', deadline_code(job))
   else
     redis.call('ZREM', base .. WORD.deadlines, id)
   end

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shared.protocol import keys
 from shared.protocol.frames import ControlKind, FrameKind
-from shared.protocol.lanes import CLIENT_LANES, RETRY_LANE
+from shared.protocol.lanes import CLIENT_LANES, RETRY_LANE, SUSPECT_LANE
 from shared.protocol.record import LastLease, Request
 from shared.protocol.states import TRANSITIONS, JobState
 from shared.protocol.step_log import STEPS
@@ -29,8 +29,10 @@ COMMON = (
     "wake_ups",
     "advertised_slots",
     "finish",
+    "deadlines",
     "lease",
     "requeue",
+    "watchers",
     "begin",
 )
 """The parts of `common/`, in the order in which they need each other."""
@@ -63,6 +65,7 @@ def _tables() -> str:
         "CHANNEL": _lua_table((name, f"'{channel}'") for name, channel in channels),
         "GROUP": f"'{keys.GROUP}'",
         "RETRY_LANE": f"'{RETRY_LANE}'",
+        "SUSPECT_LANE": f"'{SUSPECT_LANE}'",
         "CLIENT_LANES": _lua_list(CLIENT_LANES),
         "IS_CLIENT_LANE": _lua_table((lane, "true") for lane in CLIENT_LANES),
         "REQUEST": _lua_list(Request._fields),

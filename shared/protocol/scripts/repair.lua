@@ -65,7 +65,7 @@ local function put_back(id, job)
     did('deadlines', call('ZADD', base .. WORD.deadlines, 'NX', job.deadline_us, id), id)
   end
   if FROM.acquire[job.state] then
-    local waiting = waiting_key(job.pool .. ':' .. job.lane)
+    local waiting = waiting_key(lane_waited_in(job))
     did('waiting', call('ZADD', waiting, 'NX', job.created_us, id), id)
   end
   if not has_entry(id, job) then
@@ -124,7 +124,7 @@ else
       leads = job or call('ZSCORE', base .. WORD.expiring, ARGV[i] .. ' ' .. rest)
     end
     if word == WORD.waiting then
-      leads = job and FROM.acquire[job.state] and job.pool .. ':' .. job.lane == rest
+      leads = job and FROM.acquire[job.state] and lane_waited_in(job) == rest
     end
     if not leads then did('stray ' .. word, call('ZREM', set, ARGV[i]), ARGV[i]) end
   end

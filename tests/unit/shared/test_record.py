@@ -14,7 +14,7 @@ from shared.protocol.scripts.submit import pack_job
 from shared.protocol.states import JobState
 
 ID = "job_00a" + "0123456789abcdef01234567"
-REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "", "", "")
+REQUEST = Request("t", "p", "flex", "m", "/e", "1", "1500", "3", "", "", "", "", "", "")
 
 
 def raw(**changes: Any) -> dict[bytes, bytes]:

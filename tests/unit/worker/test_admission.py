@@ -8,7 +8,16 @@ import pytest
 
 from shared.platform.settings import Settings
 from shared.protocol.states import WorkerState
-from worker.claim.admission import CLAIM_BATCH, SlotSnapshot, decide, free_slots
+from worker.claim.admission import (
+    CLAIM_BATCH,
+    PATIENCE_S,
+    SlotSnapshot,
+    SuspectSnapshot,
+    SuspectStep,
+    decide,
+    free_slots,
+    next_suspect_step,
+)
 from worker.run import lifecycle
 
 READY, BUSY, DRAINING = WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING
@@ -31,6 +40,8 @@ IDLE = SlotSnapshot(slots=64, unfinished=0, starting=0, kv_usage=0.0, kv_high_wa
         ({"kv_usage": 1.0, "kv_high_watermark": 1.0}, CLAIM_BATCH, READY, "64 of 64"),
         ({"kv_usage": 1.0, "unfinished": 64}, 0, BUSY, "all 64 slots"),
         ({"draining": True}, 0, DRAINING, "draining"),
+        ({"isolated": True}, 0, BUSY, "suspects alone"),
+        ({"isolated": True, "draining": True}, 0, DRAINING, "draining"),
         ({"draining": True, "unfinished": 64, "kv_usage": 1.0}, 0, DRAINING, "draining"),
     ],
 )
@@ -67,3 +78,29 @@ def test_never_more_is_claimed_than_can_run(unfinished: int, starting: int) -> N
 )
 def test_the_log_names_the_model_that_is_loaded(settings: dict[str, Any], words: str) -> None:
     assert lifecycle._model_description(Settings(**settings)) == words
+
+
+WAIT, ISOLATE, TAKE, END = SuspectStep
+NO_SUSPECTS = SuspectSnapshot(waiting=False, waited_s=0.0, isolated=False, others=0, unproven=0)
+
+
+@pytest.mark.parametrize(
+    ("now", "step"),
+    [
+        ({}, END),
+        ({"others": 5}, END),
+        ({"waiting": True}, ISOLATE),
+        ({"waiting": True, "others": 1}, WAIT),
+        ({"waiting": True, "others": 1, "waited_s": PATIENCE_S}, ISOLATE),
+        ({"waiting": True, "draining": True}, END),
+        ({"waiting": True, "isolated": True, "others": 1}, WAIT),
+        ({"waiting": True, "isolated": True}, TAKE),
+        ({"waiting": True, "isolated": True, "unproven": 1}, WAIT),
+        ({"isolated": True, "unproven": 1}, WAIT),
+        ({"isolated": True, "unproven": 1, "draining": True}, END),
+        ({"isolated": True}, END),
+        ({"isolated": True, "others": 3}, END),
+    ],
+)
+def test_what_a_worker_does_about_suspects(now: dict[str, Any], step: SuspectStep) -> None:
+    assert next_suspect_step(NO_SUSPECTS._replace(**now)) is step

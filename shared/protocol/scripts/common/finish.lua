@@ -16,7 +16,7 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
   else
     call('RPUSH', log_key, last)
   end
-  if FROM.acquire[job.state] then defer('ZREM', waiting_key(job.pool .. ':' .. job.lane), id) end
+  if FROM.acquire[job.state] then defer('ZREM', waiting_key(lane_waited_in(job)), id) end
   if job.deadline_us ~= '' then defer('ZREM', base .. WORD.deadlines, id) end
   redis.call('PEXPIRE', job_key, job.ttl_ms)
   redis.call('PEXPIRE', log_key, job.ttl_ms)

@@ -75,8 +75,9 @@ local function set_aside_job(id, reason)
   defer('ZREM', base .. WORD.deadlines, id)
   if request.pool then
     local lane = request.pool .. ':' .. request.lane
-    defer('ZREM', waiting_key(lane), id)
-    leave_queue({entry = values.entry or '', queue = values.queue or lane})
+    local queue = values.queue or lane
+    defer('ZREM', waiting_key(lane_waited_in({pool = request.pool, lane = request.lane, queue = queue})), id)
+    leave_queue({entry = values.entry or '', queue = queue})
     defer('ZADD', base .. WORD.expiring, int(now_us() + request.ttl_ms * 1000), id .. ' ' .. request.tenant)
   end
   flush_writes()

@@ -30,10 +30,10 @@ local function leasable(name, entry)
   end
   local deadline = tonumber(job.deadline_us) or 0
   if deadline > 0 and deadline <= now_us() then
-    finish_without_result(id, job, 'expire', 'deadline_exceeded', {})
+    finish_without_result(id, job, 'expire', deadline_code(job), {})
     return nil
   end
-  defer('ZREM', waiting_key(job.pool .. ':' .. job.lane), id)
+  defer('ZREM', waiting_key(lane_waited_in(job)), id)
   return id, job
 end
 
@@ -44,6 +44,7 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields)
   local from_seq = generation == 1 and 0 or next_seq(id) - 1
   redis.call('HSET', key('job', id), 'state', TO.acquire,
              'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now, from_seq}), unpack(fields))
+  if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
 end

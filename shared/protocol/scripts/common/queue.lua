@@ -39,7 +39,13 @@ local function read(name, worker, count)
   return reply and reply[1] and reply[1][2] or {}
 end
 
--- The sets of a pool's waiting jobs; only those exist that have members.
+-- The lane in whose set a queued job waits: its request's, also while its entry is in the retry lane.
+local function lane_waited_in(job)
+  local suspects = suspects_of(job.pool)
+  return job.queue == suspects and suspects or job.pool .. ':' .. job.lane
+end
+
+-- The sets of a pool's waiting jobs, without suspects; only those exist that have members.
 local function waiting_keys(pool)
   local names = {}
   for i, lane in ipairs(CLIENT_LANES) do names[i] = waiting_key(pool .. ':' .. lane) end

@@ -1,6 +1,8 @@
 -- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here. The job's log
 -- stays: the next lease continues it behind its last entry.
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
+-- Attempts without progress that make a job a suspect: it may have ended its workers, so it runs alone.
+local SUSPECT_FROM = 2
 
 -- The attempts that were taken back. A history that can't be read is set aside, and begins anew.
 local function read_history(id, packed)
@@ -41,17 +43,18 @@ local function has_progress(job, last)
   return last > math.max(job.from_seq, tonumber(job.restart_seq) or 0)
 end
 
--- Put a job into the retry lane. `attempts`: how many count against it.
+-- Put a job into the retry lane, or a suspect into its own. `attempts`: how many count against it.
 local function queue_again(id, job, attempts, fields)
   leave_queue(job)
   flush_writes()
-  local queue = job.pool .. ':' .. RETRY_LANE
+  local suspect = attempts >= SUSPECT_FROM
+  local queue = suspect and suspects_of(job.pool) or job.pool .. ':' .. RETRY_LANE
   local entry = call('XADD', queue_key(queue), '*', 'job', id)
   local no_holder = {'', '', job.generation, attempts, job.lease_ms, '', 0}
   redis.call('HSET', key('job', id), 'state', TO.requeue, 'queue', queue, 'entry', entry,
              'lease', cmsgpack.pack(no_holder), unpack(fields))
-  call('ZADD', waiting_key(job.pool .. ':' .. job.lane), job.created_us, id)
-  wake_workers(job.pool, 1)
+  call('ZADD', waiting_key(suspect and queue or job.pool .. ':' .. job.lane), job.created_us, id)
+  wake_workers(job.pool, suspect and MOST_WAKE_UPS or 1) -- any of them may run nothing
   return TO.requeue
 end
 

@@ -1,0 +1,63 @@
+"""Splits the bytes of a stream into server-sent events, however the network has cut them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+_BLOCK_END = re.compile(rb"\r?\n\r?\n")
+_LAST_DATA = b"[DONE]"
+# Of OpenAI's responses and of Anthropic's messages, which have no `[DONE]`.
+_LAST_NAMES = frozenset(
+    {b"message_stop", b"response.completed", b"response.failed", b"response.incomplete"}
+)
+
+
+class EventSplitter:
+    """Returns complete blocks, each with its empty line; keeps what is not complete yet."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        """The beginning of a block that is not complete."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The blocks that are complete with these bytes."""
+        data, start, blocks = self.rest + data, 0, []
+        for match in _BLOCK_END.finditer(data):
+            blocks.append(data[start : match.end()])
+            start = match.end()
+        self.rest = data[start:]
+        return blocks
+
+
+def is_comment(block: bytes) -> bool:
+    """Whether all lines of the block are comments, so that it is no event."""
+    return block.startswith(b":") and all(
+        line.startswith(b":") for line in block.splitlines() if line
+    )
+
+
+def is_last(event: bytes) -> bool:
+    """Whether no event of the same answer can follow this one."""
+    return _field(event, b"data") == _LAST_DATA or _field(event, b"event") in _LAST_NAMES
+
+
+def error_code(event: bytes) -> str | None:
+    """The code of an error event, empty if the error has none; None for any other event."""
+    if b'"error"' not in event:
+        return None
+    try:
+        data = json.loads(_field(event, b"data"))
+    except ValueError:
+        return None
+    error = data.get("error") if isinstance(data, dict) else None
+    return str(error.get("code") or "") if isinstance(error, dict) else None
+
+
+def _field(event: bytes, name: bytes) -> bytes:
+    """The value of the first field of this name."""
+    for line in event.splitlines():
+        field, colon, value = line.partition(b":")
+        if colon and field == name:
+            return value.removeprefix(b" ")
+    return b""

@@ -49,9 +49,12 @@ class StallingProxy:
             self._tasks.add(task)
 
     async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while data := await source.read(65536):
                 await self._passing.wait()
                 sink.write(data)
                 await sink.drain()
-        sink.close()
+        except OSError:
+            pass
+        finally:
+            sink.close()

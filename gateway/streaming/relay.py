@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from math import inf
 from time import monotonic
@@ -62,10 +62,14 @@ class Relay:
         self._metrics = metrics
         self._warn_malformed = logs.RareWarning(log)
         self._channel = channel = keys.tokens_channel(gateway_id)
-        on_silent = metrics.silent_subscriptions.inc
         self._subscriptions = [
             Subscription(
-                url, channel, self._dispatch, partial(self._on_connected, server), on_silent
+                url,
+                channel,
+                self._dispatch,
+                partial(self._on_connected, server),
+                partial(self._on_lost, server),
+                metrics.silent_subscriptions.inc,
             )
             for server, url in enumerate(urls)
         ]
@@ -183,6 +187,11 @@ class Relay:
             self._metrics.itl.observe(gap, n_clients)
         self.gaps.clear()
 
+    def _on_lost(self, server: int) -> None:
+        """Redis may have been restarted without its last writes."""
+        for reader in self._readers_of(server):
+            reader.distrust()
+
     def _on_connected(self, server: int) -> None:
         self._resync_server(server)
         self._reconnected[server].set()
@@ -211,10 +220,13 @@ class Relay:
 
     def _resync_server(self, server: int) -> None:
         """Have all readers of this server's jobs read the log: messages may have been missed."""
+        for reader in self._readers_of(server):
+            reader.resync()
+
+    def _readers_of(self, server: int) -> Iterator[Reader]:
         for job_id, readers in self._readers.items():
             if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == server:
-                for reader in readers:
-                    reader.resync()
+                yield from readers
 
     async def _poll_ended_jobs(self, server: int) -> None:
         """Find readers whose job has ended or is gone without a frame of it.

@@ -39,11 +39,13 @@ class Subscription:
         channel: str,
         on_message: Callable[[bytes], None],
         on_connected: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
         on_silent: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_connected` is called after each connect: messages may have been lost before it.
 
-        `on_silent` is called when a connection is given up on which nothing arrives any more.
+        `on_lost` is called when the connection is lost, before there is another one; `on_silent`
+        before that if it is given up because nothing arrives on it any more.
         """
         self.connected = asyncio.Event()
         """Set while messages are received."""
@@ -51,6 +53,7 @@ class Subscription:
         self._connection = PipelinedConnection(self._redis, _SILENCE_S, on_message)
         self._channel = channel
         self._on_connected = on_connected
+        self._on_lost = on_lost
         self._on_silent = on_silent
         self._was_seen = False
         self._missed = 0
@@ -72,6 +75,7 @@ class Subscription:
                         log.warning("subscription lost: %s", error)
                         if isinstance(error, connections.RedisTimeoutError):
                             self._on_silent()
+                        self._on_lost()
                     self.connected.clear()
                     await asyncio.sleep(backoff.next_delay_s())
         finally:

@@ -29,7 +29,11 @@ class Subscriber:
         self.messages: list[bytes] = []
         self.connects = self.silences = 0
         self.subscription = Subscription(
-            url, CHANNEL, self.messages.append, self._on_connected, self._on_silent
+            url,
+            CHANNEL,
+            self.messages.append,
+            self._on_connected,
+            on_silent=self._on_silent,
         )
 
     def _on_connected(self) -> None:

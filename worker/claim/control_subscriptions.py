@@ -36,7 +36,9 @@ class ControlSubscriptions:
         self._servers = servers
         self._channel = keys.control_channel(worker_id)
         self._subscriptions = [
-            Subscription(url, self._channel, control.on_message, control.on_reconnect, on_silent)
+            Subscription(
+                url, self._channel, control.on_message, control.on_reconnect, on_silent=on_silent
+            )
             for url in urls
         ]
 

@@ -80,10 +80,10 @@ class Drain:
         clock = asyncio.get_running_loop().time
         until = clock() + deadline_s
         while self._executor.runs and clock() < until:
-            await self._hand_over()
+            await self._move_jobs()
             await self._executor.wait_until_empty(min(_AGAIN_S, until - clock()))
 
-    async def _hand_over(self) -> None:
+    async def _move_jobs(self) -> None:
         executor = self._executor
         try:
             free = await room.free_slots(self._queue, self._pool, but_of=self._worker_id)

@@ -70,7 +70,9 @@ def create_app(settings: Settings) -> InferenceApp:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
-    authenticator = Authenticator(settings.tenants(), settings.wrong_keys_per_minute, metrics)
+    authenticator = Authenticator(
+        settings.tenants(), settings.wrong_keys_per_minute, metrics, settings.admins()
+    )
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
@@ -104,9 +106,11 @@ def create_app(settings: Settings) -> InferenceApp:
         inference,
         jobs,
         job_stream,
+        retry,
         models,
         autoscale,
         admin,
+        dead_letters,
         health,
         metrics_route,
         docs,

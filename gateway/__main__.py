@@ -22,6 +22,7 @@ from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
 from shared.platform import eviction, fast_paths, logs
+from shared.platform.durability import refuse_volatile
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
 from shared.protocol.version import refuse_other_format
 
@@ -38,6 +39,7 @@ def main() -> None:
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
         asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
+        asyncio.run(refuse_volatile(settings.all_redis_urls, durable=settings.durable))
         asyncio.run(refuse_other_format(settings.all_redis_urls, settings.shards))
         app = create_app(settings)
         listener = _listen(settings)

@@ -42,10 +42,10 @@ from gateway.streaming.relay import Relay
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform import eviction, logs
-from shared.platform import redis_client as connections
+from shared.platform import durability, eviction, logs
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.redis_client import RedisError, server_name
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
@@ -189,6 +189,6 @@ async def _stop(gateway: Gateway) -> None:
 async def _warn_of_redis_settings(servers: Servers) -> None:
     """Log settings of Redis that endanger jobs, as far as the servers can be asked."""
     for redis in servers.all:
-        with contextlib.suppress(connections.RedisError, OSError):
-            for weakness in await connections.weaknesses(redis):
-                log.warning("Redis: %s", weakness)
+        with contextlib.suppress(RedisError, OSError):
+            if weakness := await durability.weakness(redis):
+                log.warning("Redis %s: %s", server_name(redis), weakness)

@@ -10,6 +10,7 @@ import sys
 import uvloop
 
 from shared.platform import eviction, fast_paths, logs
+from shared.platform.durability import refuse_volatile
 from shared.platform.settings import Settings, SettingsError, load_settings
 from shared.protocol.version import refuse_other_format
 from worker.engines.protocol import Engine
@@ -29,6 +30,7 @@ def _engine(settings: Settings) -> Engine:
 
 async def _run(settings: Settings) -> int:
     await eviction.refuse_evicting(settings.all_redis_urls)
+    await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
     await refuse_other_format(settings.all_redis_urls, settings.shards)
     worker = Worker(settings, _engine(settings))
     loop = asyncio.get_running_loop()

@@ -106,8 +106,12 @@ def server_command(
     socket: Path | None,
     environment: Mapping[str, str],
     lock: int,
+    *,
+    durable: bool = False,
 ) -> Command:
     """The command of a durable Redis that never evicts keys: an evicted key would be a lost job.
+
+    `durable`: it has each write on disk before it answers, and loses none when the machine stops.
 
     It listens on a port of this machine, and on a Unix socket for the processes that call it for
     every token: waking a process there costs a third less than through TCP.
@@ -119,7 +123,7 @@ def server_command(
         "protected-mode": "yes",
         "dir": str(folder.resolve()),
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": "always" if durable else "everysec",
         "save": "",
         "maxmemory-policy": "noeviction",
     }

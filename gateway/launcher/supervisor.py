@@ -200,7 +200,13 @@ class Supervisor:
         socket = self._at_end.enter_context(local_redis.socket_path(self._folder))
         self._near_redis_url = f"unix://{quote(str(socket))}?db=0" if socket else self._redis_url
         command = local_redis.server_command(
-            server, self._folder / "redis", port, socket, environment, self._lock
+            server,
+            self._folder / "redis",
+            port,
+            socket,
+            environment,
+            self._lock,
+            durable=self._settings.durable,
         )
 
         async def answers() -> bool:

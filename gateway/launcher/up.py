@@ -14,6 +14,7 @@ from gateway.launcher.service import USAGE_ERROR
 from gateway.launcher.supervisor import EXIT_FAILED, CannotStartError, Commands, Supervisor
 from shared.fleet.pools import load_pools
 from shared.platform import eviction
+from shared.platform.durability import refuse_volatile
 from shared.platform.settings import Settings, SettingsError, to_environment
 from shared.protocol.version import refuse_other_format
 
@@ -32,6 +33,7 @@ async def up(
         return USAGE_ERROR
     if "redis_url" in settings.model_fields_set:  # else it is our own
         await eviction.refuse_evicting(settings.all_redis_urls)
+        await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
         await refuse_other_format(settings.all_redis_urls, settings.shards)
     if settings.log_format == "auto":  # people read it, though the processes write into pipes
         settings = settings.model_copy(update={"log_format": "pretty"})

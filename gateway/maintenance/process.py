@@ -12,6 +12,7 @@ from gateway.maintenance import broker, liveness_file
 from gateway.maintenance.celery_process import CeleryProcess
 from gateway.maintenance.tasks import REPAIR, MaintenanceTasks, celery_intervals, timer_intervals
 from shared.platform import eviction
+from shared.platform.durability import refuse_volatile
 from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
 from shared.platform.tasks import end
@@ -32,6 +33,7 @@ async def run(settings: Settings, stdout: int) -> int:
     if problem := await broker.problem(settings):
         raise SettingsError(problem)
     await eviction.refuse_evicting(settings.all_redis_urls)
+    await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
     await refuse_other_format(settings.all_redis_urls, settings.shards)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,6 +1,7 @@
-"""`faults`: inject faults into a fleet and print what its clients observed.
+"""`faults`: kill processes of a fleet, or inject other faults; print what its clients observed.
 
-Exit status 1 if an answer was wrong, a client hung in a schedule, or a row could not be measured.
+Exit status 1 if a check of the kills failed, an answer was wrong, a client hung in a schedule, or a
+row could not be measured.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from load_tests.faults.hostile.run import (
 from load_tests.faults.injected.catalogue import FAULTS
 from load_tests.faults.injected.row import FaultRow, fault_table
 from load_tests.faults.injected.run import FIXED_TIMES, FIXED_TITLES, run_fault, run_fixed_schedule
+from load_tests.faults.kills.command import add_kill_arguments, run_kills
 from load_tests.faults.schedules.play import ScheduleResults, play_drawn
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.processes import Processes
@@ -57,6 +59,13 @@ _AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
+    add_kill_arguments(parser)
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="a table with a row for each of many faults instead of kills (also with --only, "
+        "--times or --quick)",
+    )
     parser.add_argument(
         "--only",
         help=f"of {', '.join(_ROWS)}; with --hostile of {', '.join(HOSTILE_REQUESTS)}; "
@@ -83,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=100, help="rounds of --schedule (default 100)"
     )
     parser.add_argument(
-        "--seed", default="1", help="seed of --schedule; equal seeds draw equal rounds"
+        "--seed", default="1", help="of kills and of --schedule; equal seeds draw equal ones"
     )
     parser.add_argument(
         "--first", type=int, default=0, help="number of the first round (default 0)"
@@ -103,7 +112,9 @@ def main(arguments: argparse.Namespace) -> int:
             return _schedule(arguments, processes)
         if arguments.hostile or arguments.vllm:
             return _hostile(arguments, processes)
-        return _table(arguments, processes)
+        if arguments.table or arguments.only or arguments.times or arguments.quick:
+            return _table(arguments, processes)
+        return run_kills(arguments, processes.folder)
 
 
 def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:

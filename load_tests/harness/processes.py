@@ -76,6 +76,7 @@ class Processes:
 
     folder: Path
     _all: list[Process] = field(default_factory=list)
+    _started: int = 0
 
     def start(
         self,
@@ -85,7 +86,8 @@ class Processes:
         environment: Mapping[str, str] | None = None,
     ) -> Process:
         """Start a process; `environment` replaces this process' own if given."""
-        log = self.folder / f"{len(self._all):02}-{label}.log"
+        self._started += 1
+        log = self.folder / f"{self._started:02}-{label}.log"
         with log.open("wb") as output:
             popen = subprocess.Popen(
                 command,
@@ -98,6 +100,10 @@ class Processes:
         process = Process(label, role, popen, log)
         self._all.append(process)
         return process
+
+    def forget(self, process: Process) -> None:
+        """Leave a process that has ended alone from now on: its id may be another one's soon."""
+        self._all.remove(process)
 
     def close(self) -> None:
         """End all, the last started first, so that workers still reach their Redis."""

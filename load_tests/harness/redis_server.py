@@ -20,9 +20,18 @@ class RedisServer:
     """
 
     def __init__(
-        self, processes: Processes, port: int, folder: Path, *, appendonly: bool = True
+        self,
+        processes: Processes,
+        port: int,
+        folder: Path,
+        *,
+        appendonly: bool = True,
+        **options: str,
     ) -> None:
-        """Start it with its data in `folder`, which must not exist. Raises ProcessError."""
+        """Start it with its data in `folder`, which must not exist. Raises ProcessError.
+
+        `options` are Redis' own, with underscores for hyphens.
+        """
         folder.mkdir()
         arguments = {
             "port": port,
@@ -33,6 +42,7 @@ class RedisServer:
             "maxmemory-policy": "noeviction",
             "save": "",
             "unixsocket": folder / "redis.sock",
+            **{name.replace("_", "-"): value for name, value in options.items()},
         }
         command = [shutil.which("redis-server") or _embedded_redis()]
         for name, value in arguments.items():
@@ -45,8 +55,18 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, or start it again on the same port and data. Raises ProcessError."""
+        self.start_process()
+        wait_for(self.ready, "Redis is ready", [self.process])
+
+    def start_process(self) -> None:
+        """As `start`, but do not wait until it is ready."""
         self.process = self._processes.start("redis", "front", self._command)
-        wait_for(self._ready, "Redis is ready", [self.process])
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL; `start` starts it again."""
+        self.process.popen.kill()
+        self.process.popen.wait()
+        self._processes.forget(self.process)
 
     def counters(self) -> dict[str, float]:
         """Return counts since its start.
@@ -65,7 +85,8 @@ class RedisServer:
             **calls,
         }
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
+        """Return whether it answers."""
         try:
             return bool(self.client.ping())
         except redis.RedisError:

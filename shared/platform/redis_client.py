@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -40,7 +39,6 @@ __all__ = [
     "is_wrong_type",
     "server_name",
     "unwritable",
-    "weaknesses",
 ]
 
 
@@ -81,19 +79,6 @@ def server_name(redis: Any) -> str:
     options = pool.connection_kwargs
     where = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return f"{where}/{options.get('db') or 0}"
-
-
-async def weaknesses(redis: Redis) -> list[str]:
-    """Settings of this server that can lose jobs; empty if there are none or it hides them.
-
-    Eviction is checked in eviction.py. Raises redis' errors.
-    """
-    settings: Any = {}
-    with contextlib.suppress(ResponseError):  # managed servers have no CONFIG
-        settings = await redis.config_get("appendonly")
-    if settings.get(b"appendonly", b"yes") == b"no":
-        return ["appendonly is no: jobs are lost when Redis stops; set it to yes"]
-    return []
 
 
 def is_wrong_type(reply: object) -> bool:

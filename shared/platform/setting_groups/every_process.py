@@ -32,6 +32,11 @@ class EveryProcessSettings(BaseModel):
         "auto",
         description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
     )
+    durable: bool = Field(
+        False,
+        description="refuse a Redis that may lose acknowledged writes when it is killed or its "
+        "machine loses power; `flotilla up` starts its own with appendfsync always",
+    )
     lease_s: float = Field(
         15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
     )

@@ -10,6 +10,7 @@ an earlier worker is continued: the tokens of the past are prefilled with the pr
 
     die_after_steps=N     after N steps the engine is dead: streams end with an `error` chunk and
                           [DONE], other calls with 500, `dead` is True
+    die_on_signal=NAME    as die_after_steps, when the process gets this signal (SIGUSR1, SIGUSR2)
     hang_after_steps=N    after N steps no further step is taken; nothing is raised
     kill_on_prompt=TEXT   the process sends itself SIGKILL when a prompt that contains TEXT has
                           reached the batch, before its first token
@@ -69,6 +70,9 @@ class SimulatedEngine:
 
     async def start(self) -> None:
         """Start taking steps."""
+        if self._faults.die_on_signal is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(self._faults.die_on_signal, self.close)
         await asyncio.sleep(self._faults.slow_start_s)
         self._loop_task = asyncio.create_task(self._run(), name="simulated-engine")
 
@@ -170,6 +174,7 @@ class SimulatedEngine:
 @dataclass(frozen=True, slots=True)
 class _Faults:
     die_after_steps: int | None = None
+    die_on_signal: signal.Signals | None = None
     hang_after_steps: int | None = None
     kill_on_prompt: str = ""
     die_on_prompt: str = ""
@@ -182,6 +187,7 @@ class _Faults:
         """Raises SettingsError for what the module's docstring does not describe."""
         readers: dict[str, Callable[[str], int | float | str]] = {
             "die_after_steps": _positive,
+            "die_on_signal": _signal,
             "hang_after_steps": _positive,
             "kill_on_prompt": _not_empty,
             "die_on_prompt": _not_empty,
@@ -211,6 +217,12 @@ class _Faults:
                 "FLOTILLA_SIM_FAULTS: kill_after_tokens needs kill_on_prompt or die_on_prompt"
             )
         return cls(**values)  # type: ignore[arg-type]
+
+
+def _signal(value: str) -> signal.Signals:
+    if value not in ("SIGUSR1", "SIGUSR2"):
+        raise ValueError("must be SIGUSR1 or SIGUSR2")
+    return signal.Signals[value]
 
 
 def _positive(value: str) -> int:

@@ -1,0 +1,1 @@
+"""A seeded run of many kills: no token lost or repeated, no stream cut."""

@@ -1,0 +1,79 @@
+"""The part of the command `faults` that kills processes; exit status 1 if a check failed."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import uvloop
+
+from load_tests.faults.kills.controls import CONTROLS
+from load_tests.faults.kills.kill import KillKind
+from load_tests.faults.kills.kill_fleet import FleetShape
+from load_tests.faults.kills.kill_run import KillRun, RunShape
+from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
+from load_tests.harness import machine
+from load_tests.harness.session import parse_names, print_progress, result_path, save_result
+
+_KILLS = 1000
+_RATE = 8.0
+_WORKERS = 8
+_CLIENTS = 24
+KINDS = {kind.name.lower(): kind for kind in KillKind}
+"""The kinds of kills by the names that the option `--kinds` takes."""
+
+
+def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the kills."""
+    parser.add_argument(
+        "--kills", type=int, default=_KILLS, help=f"how many kills (default {_KILLS})"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=_RATE, help=f"kills a second on average (default {_RATE:g})"
+    )
+    parser.add_argument(
+        "--kinds",
+        default=",".join(KINDS),
+        help=f"kinds of kills: of {', '.join(KINDS)} (default: all)",
+    )
+    parser.add_argument(
+        "--clients", type=int, default=_CLIENTS, help=f"clients of --kills (default {_CLIENTS})"
+    )
+    parser.add_argument(
+        "--kill-workers", type=int, default=_WORKERS, help=f"workers (default {_WORKERS})"
+    )
+    parser.add_argument(
+        "--without",
+        default="",
+        help=f"switch parts off, so that the run must fail: of {', '.join(CONTROLS)}",
+    )
+
+
+def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
+    """Run kills and print the report; return the exit status."""
+    shape = RunShape(
+        kills=arguments.kills,
+        seed=int(arguments.seed),
+        rate=arguments.rate,
+        kinds=tuple(KINDS[name] for name in parse_names(arguments.kinds, KINDS)),
+        clients=arguments.clients,
+        fleet=FleetShape(workers=arguments.kill_workers),
+        controls=tuple(parse_names(arguments.without, CONTROLS)),
+    )
+    path: Path = arguments.json or result_path("kills")
+    result = uvloop.run(KillRun(folder / "kills", shape, print_progress).play())
+    markdown = not arguments.text
+    for table in (summary_table(result), kills_table(result)):
+        print(f"\n{table.render(markdown=markdown)}")
+    found = machine.describe()
+    print(
+        f"\n{found['date']}, {found['cores']} cores ({found['cpu']}), Python {found['python']}, "
+        f"Redis {found['redis']} with appendfsync always, simulated engine"
+    )
+    for example in result.tally.examples:
+        print(f"WRONG {example}")
+    wrong = failures(result)
+    print("\n".join(f"FAILED: {line}" for line in wrong) or "all checks passed")
+    save_result(path, {"machine": found, **as_json(result)})
+    print(f"results: {path}")
+    return 1 if wrong else 0

@@ -1,0 +1,79 @@
+"""Negative controls: a part of the product is switched off in the processes of a run.
+
+The run must then fail: that shows that its checks find what they are for. They change the code in
+the fork server's memory (fork_server.py) and are no settings of the product. One that finds nothing
+to change raises, so that it can't become void when the code changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.protocol.scripts import loader, runner
+from shared.queue.detector import Detector
+
+_IS_VALID = "function is_fence_valid(worker, fence_token)"
+_IS_HELD = "function held(job, lease_id) return FROM.complete[job.state]"
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One part that can be switched off."""
+
+    title: str
+    apply: Callable[[], None]
+
+
+def _replace_in_scripts(*replacements: tuple[str, str]) -> None:
+    """Change the Lua text that processes load from now on. Raises ValueError if it is not there."""
+    _, whole = loader.library()
+    for old, _ in replacements:
+        if old not in whole:
+            raise ValueError(f"no script contains {old!r}")
+
+    def changed(text: str) -> str:
+        for old, new in replacements:
+            text = text.replace(old, new)
+        return text
+
+    def library() -> tuple[str, str]:
+        prefix, text = loader.library()
+        return prefix, changed(text)
+
+    def script(name: str, *, flags: bool) -> str:
+        return changed(loader.script(name, flags=flags))
+
+    runner.library, runner.script = library, script  # type: ignore[attr-defined]
+
+
+def _without_fencing() -> None:
+    """Every fencing token is valid, and every running job is the caller's."""
+    _replace_in_scripts(
+        (f"{_IS_VALID} return", f"{_IS_VALID} return true or"),
+        (f"{_IS_HELD} and job.lease_id == lease_id", _IS_HELD),
+    )
+
+
+def _without_log() -> None:
+    """A requeue deletes the job's log, so the next attempt begins anew."""
+    head = "local function queue_again(id, job, attempts, fields)"
+    _replace_in_scripts((head, f"{head} redis.call('DEL', key('log', id))"))
+
+
+def _without_detection() -> None:
+    """No process looks for lost connections: a dead worker is found by its lease only."""
+
+    async def wait(detector: Detector) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    Detector.run = wait  # type: ignore[method-assign,assignment]
+
+
+CONTROLS = {
+    "fencing": Control("fencing off", _without_fencing),
+    "log": Control("log off", _without_log),
+    "detection": Control("detection off", _without_detection),
+}
+"""By the name that the command line takes."""

@@ -1,0 +1,129 @@
+"""`python -m load_tests.faults.kills.fork_server`: forks workers and gateways in milliseconds.
+
+It imports everything that they need once, before any event loop or connection, and forks a process
+for each command. A command is a line of JSON on its input; the reply is a line on its output:
+
+    {"start": "worker" or "gateway", "environment": {...}, "log": path}  ->  {"pid": 123}
+    {"signal": 9, "pid": 123}  ->  {"sent": true}; false if the process has ended
+    {"tokens": true}  ->  {"tokens": 5}: what the engines of all workers have generated so far
+    {}  ->  {}
+
+Each reply also has `ended`: process id and exit status of the processes that have ended since the
+reply before. Signals go through this process because it is the parent: a process id can't belong
+to another process before its parent has read the exit status. Its processes end with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from load_tests.faults.kills.controls import CONTROLS
+from load_tests.faults.kills.token_counter import TokenCounter
+from shared.platform.parent_death import request_signal
+
+_PRELOADED = (
+    "gateway.__main__",
+    "h11",
+    "httptools",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+    "uvicorn.protocols.http.httptools_impl",
+    "uvloop",
+    "worker.__main__",
+    "worker.engines.simulated.engine",
+)
+_PREFIX = "FLOTILLA_"
+
+
+class ForkServer:
+    """Carries out commands; see the module."""
+
+    def __init__(self, mains: Mapping[str, Callable[[], None]]) -> None:
+        self._mains = mains
+        self._running: set[int] = set()
+        self._n_started = 0
+        self._counter = TokenCounter()
+
+    def reply(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one command; return the reply to it."""
+        reply: dict[str, Any] = {}
+        if "start" in command:
+            self._n_started += 1
+            pid = os.fork()
+            if pid == 0:
+                self._counter.count_in(self._n_started)
+                _run(self._mains[command["start"]], command["environment"], command["log"])
+            self._running.add(pid)
+            reply["pid"] = pid
+        elif "signal" in command:
+            reply["sent"] = command["pid"] in self._running
+            if reply["sent"]:
+                os.kill(command["pid"], command["signal"])
+        elif "tokens" in command:
+            reply["tokens"] = self._counter.total()
+        reply["ended"] = [[pid, status] for pid, status in self._ended()]
+        return reply
+
+    def _ended(self) -> list[tuple[int, int]]:
+        ended = []
+        for pid in tuple(self._running):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                self._running.discard(pid)
+                ended.append((pid, os.waitstatus_to_exitcode(status)))
+        return ended
+
+
+def main() -> None:
+    """Carry out commands until the end of the input."""
+    for name in sys.argv[1:]:
+        CONTROLS[name].apply()
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    server = ForkServer({name: _main_of(name) for name in ("worker", "gateway")})
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy the pages of all these objects
+    print(json.dumps({}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(server.reply(json.loads(line))), flush=True)
+
+
+def _main_of(package: str) -> Callable[[], None]:
+    found: Callable[[], None] = sys.modules[f"{package}.__main__"].main
+    return found
+
+
+def _run(process_main: Callable[[], None], environment: Mapping[str, str], log: str) -> None:
+    """Become the process; never returns."""
+    status = 1
+    try:
+        request_signal(signal.SIGKILL)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+            os.dup2(descriptor, target)
+        os.setsid()
+        for name in [name for name in os.environ if name.startswith(_PREFIX)]:
+            del os.environ[name]
+        os.environ.update(environment)
+        process_main()
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Workers and gateways that a fork server starts; see fork_server.py."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load_tests.harness.errors import ProcessError
+
+_STOP_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedProcess:
+    """A process that was started."""
+
+    pid: int
+    name: str
+    log: Path
+
+    def tail(self) -> str:
+        """Return the last 3,000 characters of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+class ForkedProcesses:
+    """Starts processes and sends them signals. All end when it is closed."""
+
+    def __init__(self, folder: Path, controls: Sequence[str] = ()) -> None:
+        """Start the fork server; `controls` are names of negative controls (controls.py)."""
+        self.ended: dict[int, int] = {}
+        """Exit status of each process that has ended, by process id."""
+        self._folder = folder
+        self._log = (folder / "fork_server.log").open("wb")
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "load_tests.faults.kills.fork_server", *controls],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        self._read()
+
+    def start(
+        self, main: str, name: str, log_name: str, environment: Mapping[str, str]
+    ) -> ForkedProcess:
+        """Start a `worker` or a `gateway`. `environment`: its settings."""
+        log = self._folder / f"{log_name}.log"
+        command = {"start": main, "environment": dict(environment), "log": str(log)}
+        return ForkedProcess(int(self._send(command)["pid"]), name, log)
+
+    def signal(self, process: ForkedProcess, number: int) -> bool:
+        """Send a signal; return False if the process has ended."""
+        return bool(self._send({"signal": number, "pid": process.pid})["sent"])
+
+    def poll(self) -> None:
+        """Bring `ended` up to date."""
+        self._send({})
+
+    def generated_tokens(self) -> int:
+        """Return how many tokens the engines of all workers have generated."""
+        return int(self._send({"tokens": True})["tokens"])
+
+    def close(self) -> None:
+        """End all processes."""
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        try:
+            self._server.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            self._server.wait()
+        self._log.close()
+
+    def _send(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(command).encode() + b"\n")
+        self._server.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._server.stdout is not None
+        line = self._server.stdout.readline()
+        if not line:
+            raise ProcessError(
+                f"the fork server ended:\n{(self._folder / 'fork_server.log').read_text()[-3000:]}"
+            )
+        reply: dict[str, Any] = json.loads(line)
+        self.ended.update(reply.get("ended", ()))
+        return reply

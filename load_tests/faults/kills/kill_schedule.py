@@ -1,0 +1,47 @@
+"""When to kill what: drawn from a seed. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from load_tests.faults.kills.kill import KillKind
+
+WEIGHTS = {
+    KillKind.WORKER: 0.70,
+    KillKind.ENGINE: 0.15,
+    KillKind.STOP: 0.06,
+    KillKind.GATEWAY: 0.06,
+    KillKind.REDIS: 0.03,
+}
+"""Share of each kind."""
+_STOP_LEASES = (0.5, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKill:
+    """One kill that is to come."""
+
+    kind: KillKind
+    after_s: float
+    """Seconds after the kill before."""
+    choice: float
+    """0 to 1: which of the processes."""
+    stop_leases: float
+    """How long a process is stopped, in leases."""
+
+
+def plan(
+    seed: int, kills: int, rate: float, kinds: Sequence[KillKind] = tuple(KillKind)
+) -> Iterator[PlannedKill]:
+    """Draw `kills` kills at random times, `rate` a second on average; equal seeds, equal kills.
+
+    The first ones are one of each of the `kinds`, so that a short run has them all.
+    """
+    rng = random.Random(seed)
+    weights = [WEIGHTS[kind] for kind in kinds]
+    first = rng.sample(kinds, len(kinds))
+    for n in range(kills):
+        kind = first[n] if n < len(first) else rng.choices(kinds, weights)[0]
+        yield PlannedKill(kind, rng.expovariate(rate), rng.random(), rng.uniform(*_STOP_LEASES))

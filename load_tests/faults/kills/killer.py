@@ -1,0 +1,104 @@
+"""Carries out the kills of a plan and notes which requests each of them hit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from load_tests.faults.kills.kill import KillKind
+from load_tests.faults.kills.kill_fleet import KillFleet
+from load_tests.faults.kills.kill_schedule import PlannedKill
+from load_tests.faults.kills.observation import Observation
+from load_tests.faults.kills.tally import Hit
+from shared.protocol import keys
+from shared.protocol.record import read_lease
+
+_LEASES_S = 0.5
+"""Time limit for reading who holds the open jobs, before a kill."""
+_OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP)
+
+
+class Killer:
+    """Kills processes of one fleet. `open_requests` returns the requests that run now."""
+
+    def __init__(
+        self,
+        fleet: KillFleet,
+        client: redis.asyncio.Redis,
+        open_requests: Callable[[], Collection[Observation]],
+    ) -> None:
+        self.hits: dict[str, list[Hit]] = defaultdict(list)
+        """The kills that hit each job, by its id."""
+        self._fleet = fleet
+        self._redis = client
+        self._open = open_requests
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def kill(self, planned: PlannedKill) -> KillKind:
+        """Carry out one kill; return its kind."""
+        kind = planned.kind
+        if kind in _OF_WORKERS:
+            await self._kill_worker(planned)
+        elif kind is KillKind.GATEWAY:
+            n = int(planned.choice * len(self._fleet.gateways))
+            self._note(kind, [seen for seen in self._open() if seen.gateway == self._fleet.urls[n]])
+            await self._fleet.kill_gateway(n)
+        else:
+            self._note(kind, self._open())
+            await self._fleet.kill_redis()
+        return kind
+
+    def check(self) -> None:
+        """Raise the error of a kill that is carried out in the background."""
+        for task in tuple(self._background):
+            if task.done():
+                self._background.discard(task)
+                task.result()
+
+    async def finish(self) -> None:
+        """Wait until no worker is stopped any more."""
+        await asyncio.gather(*self._background)
+
+    async def _kill_worker(self, planned: PlannedKill) -> None:
+        fleet = self._fleet
+        while not (free := sorted(set(range(len(fleet.workers))) - fleet.busy)):
+            await asyncio.sleep(0.05)
+            fleet.supervise()
+        n = free[int(planned.choice * len(free))]
+        held = await self._held_by(fleet.workers[n].name)
+        self._note(planned.kind, held)
+        if planned.kind is KillKind.WORKER:
+            fleet.kill_worker(n)
+        elif planned.kind is KillKind.ENGINE:
+            fleet.kill_engine(n)
+        else:
+            seconds = planned.stop_leases * fleet.shape.lease_s
+            self._background.add(asyncio.create_task(fleet.stop_worker(n, seconds)))
+
+    async def _held_by(self, worker: str) -> list[Observation]:
+        """Return the open requests whose job this worker holds; none if Redis does not answer."""
+        known = [seen for seen in self._open() if seen.job_id]
+        pipe = self._redis.pipeline(transaction=False)
+        for seen in known:
+            pipe.hget(keys.job(0, seen.job_id), "lease")
+        try:
+            async with asyncio.timeout(_LEASES_S):
+                leases = await pipe.execute()
+        except (RedisError, OSError, TimeoutError):
+            return []
+        return [
+            seen
+            for seen, lease in zip(known, leases, strict=True)
+            if lease is not None and read_lease(lease).worker == worker
+        ]
+
+    def _note(self, kind: KillKind, hit: Collection[Observation]) -> None:
+        now = time.monotonic()
+        for seen in hit:
+            if seen.job_id:
+                self.hits[seen.job_id].append((kind, now))

@@ -1,0 +1,102 @@
+"""Checks what Redis holds of a job against the undisturbed answer and what its client saw. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from load_tests.faults.kills.observation import End, Observation
+from load_tests.faults.kills.request_classes import Mode
+from load_tests.faults.kills.stored_job import StoredJob
+from shared.protocol.job_log import Entry, Transcript, read_journal
+from shared.protocol.states import JobState
+
+_CLOCK_S = 1e-6
+"""Times of the record are rounded to microseconds."""
+
+
+def terminal_entries(stored: StoredJob) -> int:
+    """Return how many entries of the log hold an end."""
+    return sum(bool(entry.end) for entry in stored.entries)
+
+
+def record_errors(seen: Observation, stored: StoredJob | None) -> list[str]:
+    """Return what is wrong with the record and log of an accepted request; empty if nothing is."""
+    if stored is None:
+        return ["Redis has no record of it"]
+    job = stored.job
+    errors = [*_log_errors(stored), *_lease_errors(stored)]
+    if not job.state.terminal:
+        return [*errors, f"it is still {job.state}"]
+    if stored.ttl_ms < 0:
+        errors.append("its record has no time to live")
+    if stored.log_ttl_ms == -1:
+        errors.append("its log has no time to live")
+    if seen.end is End.COMPLETE and seen.expected.answer.status == 200:
+        if job.state is not JobState.COMPLETED:
+            errors.append(f"its client has a complete answer, but it is {job.state}")
+        else:
+            errors += _content_errors(seen, stored)
+    if seen.request.mode in (Mode.EVENTS, Mode.RESUMED) and seen.terminal_events != 1:
+        errors.append(f"its client got {seen.terminal_events} terminal events")
+    return errors
+
+
+def _log_errors(stored: StoredJob) -> list[str]:
+    errors = []
+    numbers = [entry.seq for entry in stored.entries]
+    if numbers != list(range(1, len(numbers) + 1)):
+        errors.append("its log's entries are not numbered 1 to N")
+    if stored.log_lost or stored.damaged_segments or any(entry.lost for entry in stored.entries):
+        errors.append("its log lacks entries")
+    if stored.job.state.terminal:
+        ends = terminal_entries(stored)
+        if ends != 1:
+            errors.append(f"its log has {ends} terminal entries")
+        elif stored.entries[-1].end != stored.job.state:
+            errors.append(f"its log ends with {stored.entries[-1].end!r}, not {stored.job.state}")
+    return errors
+
+
+def _lease_errors(stored: StoredJob) -> list[str]:
+    """Two workers must not hold one job at a time."""
+    errors = []
+    attempts = stored.job.attempts
+    for before, after in pairwise(attempts):
+        if before.ended_at is None or after.started_at < before.ended_at - _CLOCK_S:
+            errors.append(f"{before.worker} and {after.worker} held it at the same time")
+    return errors
+
+
+def _content_errors(seen: Observation, stored: StoredJob) -> list[str]:
+    """The log of a completed job holds every token once, and its usage counts them."""
+    expected = seen.expected
+    try:
+        transcript = _transcript(stored.entries)
+    except (ValueError, TypeError, LookupError) as error:
+        return [f"its journal can't be read: {error!r}"]
+    errors = []
+    if transcript.tokens != dict(expected.tokens):
+        errors.append(f"its log has {transcript.tokens} tokens, not {dict(expected.tokens)}")
+    texts = {index: choice["text"] for index, choice in enumerate(transcript.choices())}
+    if texts != expected.texts:
+        errors.append("the text in its log is wrong")
+    counted = stored.entries[-1].tokens if stored.entries else None
+    if counted != expected.completion_tokens:
+        errors.append(f"its last entry counts {counted} tokens, not {expected.completion_tokens}")
+    usage = stored.job.usage or {}
+    if (usage.get("prompt_tokens"), usage.get("completion_tokens")) != (
+        expected.prompt_tokens,
+        expected.completion_tokens,
+    ):
+        errors.append(
+            f"its usage is {usage}, not {expected.prompt_tokens} and {expected.completion_tokens}"
+        )
+    return errors
+
+
+def _transcript(entries: Sequence[Entry]) -> Transcript:
+    transcript = Transcript.empty()
+    for entry in entries:
+        transcript.add(read_journal(entry.journal, entry.items))
+    return transcript

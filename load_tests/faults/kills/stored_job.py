@@ -1,0 +1,58 @@
+"""What Redis holds of a job: its record, its log, how long it keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+
+from shared.protocol import keys
+from shared.protocol.job import Job
+from shared.protocol.job_log import Entry, parse_segments
+from shared.protocol.record import DamagedRecord, parse_job
+
+_READS = 4
+"""Commands per job."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredJob:
+    """One job as Redis holds it."""
+
+    job: Job
+    entries: Sequence[Entry]
+    damaged_segments: int
+    log_lost: bool
+    ttl_ms: int
+    """Of the record; -1: it is kept for good."""
+    log_ttl_ms: int
+    """As `ttl_ms`; -2: there is no log."""
+
+
+async def read_jobs(client: redis.asyncio.Redis, ids: Sequence[str]) -> dict[str, StoredJob | None]:
+    """Read jobs; None for those that Redis does not have, or can't be read. Raises RedisError."""
+    pipe: Any = client.pipeline(transaction=False)
+    for job_id in ids:
+        pipe.hgetall(keys.job(0, job_id))
+        pipe.lrange(keys.log(0, job_id), 0, -1)
+        pipe.pttl(keys.job(0, job_id))
+        pipe.pttl(keys.log(0, job_id))
+    replies = await pipe.execute()
+    rows = zip(*[iter(replies)] * _READS, strict=True)
+    return {job_id: _stored(job_id, *row) for job_id, row in zip(ids, rows, strict=True)}
+
+
+def _stored(
+    job_id: str, raw: dict[bytes, bytes], segments: list[bytes], ttl_ms: int, log_ttl_ms: int
+) -> StoredJob | None:
+    if not raw:
+        return None
+    damaged: list[bytes] = []
+    try:
+        job = parse_job(job_id, raw)
+    except DamagedRecord:
+        return None
+    entries = parse_segments(segments, 0, damaged)
+    return StoredJob(job, entries, len(damaged), b"log_lost" in raw, ttl_ms, log_ttl_ms)

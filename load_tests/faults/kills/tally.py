@@ -1,0 +1,129 @@
+"""Sums up what the clients of a run observed. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from load_tests.faults.kills.differences import differences
+from load_tests.faults.kills.kill import KILLED, KillKind
+from load_tests.faults.kills.observation import End, Observation
+from load_tests.faults.kills.pauses import pause_after
+from load_tests.faults.kills.record_check import record_errors, terminal_entries
+from load_tests.faults.kills.stored_job import StoredJob
+from shared.protocol.job_log import tokens_in
+
+_MAX_EXAMPLES = 40
+Hit = tuple[KillKind, float]
+"""A kill that hit a request, and when."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over all requests of a run."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    jobs: Counter[str] = field(default_factory=Counter)
+    """Accepted requests by class."""
+    ends: Counter[str] = field(default_factory=Counter)
+    """Accepted requests by how they ended."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Requests that were not accepted, by code."""
+    tokens: int = 0
+    """Tokens that the clients got."""
+    tokens_lost: int = 0
+    tokens_repeated: int = 0
+    streams: int = 0
+    streams_cut: int = 0
+    """Streams whose client did not get the whole answer, for whatever reason."""
+    failed: int = 0
+    """Other requests whose client got no whole answer."""
+    wrong: int = 0
+    """Answers that differ in anything else, and records or logs with errors."""
+    terminal_entries: Counter[int] = field(default_factory=Counter)
+    """Jobs by the number of terminal entries in their log."""
+    hit: int = 0
+    """Requests that a kill of their worker's process hit."""
+    logged_tokens: int = 0
+    """Tokens in the logs of all jobs."""
+    generated_tokens: int = 0
+    """Tokens that all engines generated."""
+    pauses: dict[KillKind, list[float]] = field(
+        default_factory=lambda: {kind: [] for kind in KillKind}
+    )
+    """Pause of each stream that was hit."""
+    leftovers: dict[str, int] = field(default_factory=dict)
+    ended_by_themselves: list[str] = field(default_factory=list)
+    """Processes that nobody killed."""
+    examples: list[str] = field(default_factory=list)
+    """What is wrong, in words."""
+
+    def add(self, seen: Observation, stored: StoredJob | None, hits: Iterable[Hit] = ()) -> None:
+        """Add one request, with what Redis holds of it and the kills that hit it."""
+        if not seen.accepted:
+            self.refused[seen.code] += 1
+            return
+        self.jobs[seen.request.class_name] += 1
+        self.ends[_end_of(seen)] += 1
+        errors = self._add_answer(seen)
+        errors += record_errors(seen, stored) if seen.job_id else ["its client got no id"]
+        if stored is not None:
+            self.terminal_entries[terminal_entries(stored)] += 1
+            self.logged_tokens += sum(tokens_in(entry.journal) for entry in stored.entries)
+        self.wrong += bool(errors)
+        self._add_pauses(seen, list(hits))
+        if errors and len(self.examples) < _MAX_EXAMPLES:
+            self.examples.append(_describe(seen, stored, errors))
+
+    @property
+    def decoded_again(self) -> int:
+        """Tokens that engines generated and no log holds, because their worker was lost."""
+        return self.generated_tokens - self.logged_tokens
+
+    def killed_pauses(self) -> list[float]:
+        """Return the pauses after kills that end a process."""
+        return [pause for kind in KILLED for pause in self.pauses[kind]]
+
+    def _add_answer(self, seen: Observation) -> list[str]:
+        found = differences(seen)
+        self.tokens_lost += found.tokens_lost
+        self.tokens_repeated += found.tokens_repeated
+        complete = seen.end is End.COMPLETE
+        self.streams += seen.streams
+        self.streams_cut += seen.streams and not complete
+        self.failed += not seen.streams and not complete
+        if complete:
+            self.tokens += seen.expected.completion_tokens
+        errors = list(found.wrong)
+        if found.tokens_lost:
+            errors.append(f"{found.tokens_lost} tokens lost")
+        if found.tokens_repeated:
+            errors.append(f"{found.tokens_repeated} tokens repeated")
+        if not complete:
+            errors.append(f"no whole answer: {_end_of(seen)}")
+        return errors
+
+    def _add_pauses(self, seen: Observation, hits: list[Hit]) -> None:
+        self.hit += bool(hits)
+        if not seen.streams:
+            return
+        for kind, at in hits:
+            pause = pause_after(at, seen.at)
+            if pause is not None:
+                self.pauses[kind].append(pause)
+
+
+def _end_of(seen: Observation) -> str:
+    return f"{seen.end} {seen.code}" if seen.code else str(seen.end)
+
+
+def _describe(seen: Observation, stored: StoredJob | None, errors: list[str]) -> str:
+    request = seen.request
+    head = f"{seen.job_id or request.tag} ({request.class_name}, {request.mode})"
+    attempts = ""
+    if stored is not None and len(stored.job.attempts) > 1:
+        attempts = "; attempts: " + ", ".join(
+            f"{attempt.worker} {attempt.outcome}" for attempt in stored.job.attempts
+        )
+    return f"{head}: {'; '.join(errors)}{attempts}"

@@ -1,0 +1,49 @@
+"""FLOTILLA_DURABLE: a Redis that may lose acknowledged writes is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.platform.durability import problem, refuse_volatile, weakness
+from shared.platform.redis_client import connect
+from shared.platform.settings import SettingsError
+from tests.redis_server import RedisServer, free_port
+
+
+def test_what_is_wrong_is_named() -> None:
+    assert problem({"appendonly": "yes", "appendfsync": "always"}) == ""
+    assert problem({"appendonly": "yes", "appendfsync": "everysec"}) == (
+        "appendfsync is everysec, it has to be always"
+    )
+    assert "appendonly is no" in problem({"appendonly": "no", "appendfsync": "always"})
+
+
+async def test_it_is_refused_unless_every_write_is_on_disk(own_redis: RedisServer) -> None:
+    await refuse_volatile([own_redis.url], durable=False)
+    with pytest.raises(SettingsError, match="appendfsync is everysec") as caught:
+        await refuse_volatile([own_redis.url], durable=True)
+    assert f"127.0.0.1:{own_redis.port}/0" in str(caught.value)
+    with own_redis.client() as client:
+        client.config_set("appendfsync", "always")
+    await refuse_volatile([own_redis.url, own_redis.url], durable=True)
+
+
+async def test_a_server_that_is_away_or_hides_its_settings_passes(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await refuse_volatile([f"redis://127.0.0.1:{free_port()}/0"], durable=True)
+    with own_redis.client() as client:
+        client.acl_setuser("default", enabled=True, nopass=True, commands=["-config"])
+    await refuse_volatile([own_redis.url], durable=True)
+    assert "can't be read" in caplog.text
+
+
+async def test_a_server_without_an_append_only_file_is_reported(own_redis: RedisServer) -> None:
+    redis = connect(own_redis.url)
+    assert await weakness(redis) == ""
+    with own_redis.client() as client:
+        client.config_set("appendonly", "no")
+    assert (
+        await weakness(redis) == "appendonly is no: jobs are lost when Redis stops; set it to yes"
+    )
+    await redis.aclose()

@@ -1,0 +1,303 @@
+"""The checks of a run of kills: each kind of damage is found, and an undamaged run has none."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from load_tests.faults.kills import controls
+from load_tests.faults.kills.answer import Answer
+from load_tests.faults.kills.differences import differences
+from load_tests.faults.kills.kill import KillKind
+from load_tests.faults.kills.kill_run import RunResult, RunShape
+from load_tests.faults.kills.kill_schedule import plan
+from load_tests.faults.kills.observation import End, Observation
+from load_tests.faults.kills.pauses import pause_after
+from load_tests.faults.kills.record_check import record_errors
+from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
+from load_tests.faults.kills.request_classes import CLASSES, Mode, make_request
+from load_tests.faults.kills.sse_parser import SseEvent, SseParser
+from load_tests.faults.kills.stored_job import StoredJob
+from load_tests.faults.kills.tally import Tally
+from load_tests.faults.kills.undisturbed import Expected, Undisturbed
+from shared.protocol.job import Attempt, Job
+from shared.protocol.job_log import Entry
+from shared.protocol.states import JobState
+
+WORDS = ("[simulated]", " tide", " wave", " rope", " ship")
+
+
+def chunk(text: str, *, index: int = 0, job_id: str = "chatcmpl-1", created: int = 1) -> bytes:
+    return (
+        f'{{"id":"{job_id}","created":{created},'
+        f'"choices":[{{"index":{index},"delta":{{"content":"{text}"}}}}]}}'
+    ).encode()
+
+
+def streamed(words: tuple[str, ...] = WORDS, *, done: bool = True, **how: Any) -> Answer:
+    answer = Answer(status=200)
+    for word in words:
+        answer.add_chunk(chunk(word, **how))
+    if done:
+        answer.add_chunk(b"[DONE]")
+    return answer
+
+
+def seen_stream(answer: Answer, end: End = End.COMPLETE, mode: Mode = Mode.CALL) -> Observation:
+    request = make_request(CLASSES[0], random.Random(1), "tag", mode)
+    expected = Expected(
+        streamed(), Counter({(0, 0): len(WORDS)}), {0: "".join(WORDS)}, prompt_tokens=7
+    )
+    return Observation(
+        request, expected, began=0.0, ended=9.0, end=end, job_id="job_1", answer=answer
+    )
+
+
+def stored_job(
+    entries: list[Entry] | None = None, *, ttl_ms: int = 1000, **changes: Any
+) -> StoredJob:
+    words = [[0, 0, [n], word] for n, word in enumerate(WORDS)]
+    if entries is None:
+        entries = [
+            Entry(1, (), [[0, 7], words[0]], ""),
+            Entry(2, (), words[1:], ""),
+            Entry(3, (), None, "completed", tokens=len(WORDS)),
+        ]
+    values: dict[str, Any] = {field.name: None for field in fields(Job)}  # what is not checked
+    values |= {
+        "state": JobState.COMPLETED,
+        "attempts": (
+            Attempt("w-1", 1.0, 2.0, "worker_lost"),
+            Attempt("w-2", 2.0, 3.0, JobState.COMPLETED),
+        ),
+        "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
+    }
+    job = Job(**(values | changes))
+    return StoredJob(job, entries, 0, log_lost=False, ttl_ms=ttl_ms, log_ttl_ms=1000)
+
+
+def result(tally: Tally, **shape: Any) -> RunResult:
+    return RunResult(RunShape(kills=1, seed=1, rate=1.0, **shape), tally, 1.0, ["chat"])
+
+
+# --- answers ---
+
+
+def test_an_answer_with_another_id_and_time_is_right() -> None:
+    assert not differences(seen_stream(streamed(job_id="chatcmpl-other", created=99)))
+
+
+@pytest.mark.parametrize(
+    ("words", "lost", "repeated"),
+    [
+        (WORDS[:2] + WORDS[3:], 1, 0),
+        (WORDS[:3], 2, 0),
+        (WORDS[:3] + WORDS[2:], 0, 1),
+        (WORDS + WORDS, 0, 5),
+    ],
+)
+def test_lost_and_repeated_tokens_are_counted(
+    words: tuple[str, ...], lost: int, repeated: int
+) -> None:
+    found = differences(seen_stream(streamed(words)))
+    assert (found.tokens_lost, found.tokens_repeated, found.wrong) == (lost, repeated, [])
+
+
+def test_tokens_of_another_answer_are_wrong() -> None:
+    found = differences(seen_stream(streamed((*WORDS[:4], " lane"))))
+    assert found.wrong
+    assert found.tokens_lost == 1
+
+
+def test_the_order_of_two_choices_does_not_matter_but_that_within_one_does() -> None:
+    both = Answer(status=200)
+    for word in WORDS:
+        both.add_chunk(chunk(word, index=0))
+        both.add_chunk(chunk(word, index=1))
+    both.add_chunk(b"[DONE]")
+    seen = seen_stream(streamed())
+    seen.expected.answer = both
+    other = Answer(status=200)
+    for index in (1, 0):
+        for word in WORDS:
+            other.add_chunk(chunk(word, index=index))
+    other.add_chunk(b"[DONE]")
+    seen.answer = other
+    assert not differences(seen)
+    seen.answer.chunks[1].reverse()
+    assert differences(seen).wrong
+
+
+def test_a_cut_stream_has_lost_nothing_that_was_to_come() -> None:
+    assert not differences(seen_stream(streamed(WORDS[:3], done=False), End.CUT))
+    found = differences(seen_stream(streamed((*WORDS[:1], *WORDS[2:3]), done=False), End.CUT))
+    assert found.tokens_lost == 1
+
+
+def test_created_must_not_change_within_an_answer() -> None:
+    answer = streamed(WORDS[:2], done=False)
+    for word in WORDS[2:]:
+        answer.add_chunk(chunk(word, created=2))
+    answer.add_chunk(b"[DONE]")
+    assert differences(seen_stream(answer)).wrong == ["`created` changed within the answer"]
+
+
+def test_a_stream_without_its_last_event_is_wrong() -> None:
+    assert differences(seen_stream(streamed(done=False))).wrong == ["the stream has no [DONE]"]
+
+
+def test_events_out_of_order_are_wrong() -> None:
+    seen = seen_stream(streamed())
+    seen.out_of_order = 1
+    assert differences(seen).wrong
+
+
+# --- records ---
+
+
+def test_a_right_record_has_no_errors() -> None:
+    assert record_errors(seen_stream(streamed()), stored_job()) == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "error"),
+    [
+        (None, "no record"),
+        (stored_job(ttl_ms=-1), "time to live"),
+        (stored_job(state=JobState.IN_PROGRESS), "still in_progress"),
+        (stored_job(state=JobState.FAILED), "but it is failed"),
+        (stored_job(usage={"prompt_tokens": 7, "completion_tokens": 4}), "its usage is"),
+        (
+            stored_job(
+                attempts=(
+                    Attempt("w-1", 1.0, 2.0, "worker_lost"),
+                    Attempt("w-2", 1.5, 3.0, JobState.COMPLETED),
+                )
+            ),
+            "at the same time",
+        ),
+        (stored_job([Entry(1, (), None, "completed", tokens=5)]), "tokens, not"),
+        (stored_job([Entry(2, (), None, "completed", tokens=5)]), "numbered"),
+        (stored_job([Entry(1, (), None, "failed", tokens=5)]), "ends with 'failed'"),
+        (
+            stored_job([Entry(n, (), None, "completed", tokens=5) for n in (1, 2)]),
+            "2 terminal entries",
+        ),
+        (stored_job([]), "0 terminal entries"),
+    ],
+)
+def test_each_damage_of_a_record_is_found(stored: StoredJob | None, error: str) -> None:
+    assert any(error in each for each in record_errors(seen_stream(streamed()), stored))
+
+
+def test_a_client_of_events_gets_one_terminal_event() -> None:
+    seen = seen_stream(streamed(), mode=Mode.EVENTS)
+    assert record_errors(seen, stored_job()) == ["its client got 0 terminal events"]
+    seen.terminal_events = 1
+    assert record_errors(seen, stored_job()) == []
+
+
+# --- the sums ---
+
+
+def test_a_good_run_passes_and_has_a_report() -> None:
+    tally = Tally(generated_tokens=8)
+    tally.kills[KillKind.WORKER] = 1
+    seen = seen_stream(streamed())
+    seen.at.extend((1.0, 1.1, 1.4, 1.5))
+    tally.add(seen, stored_job(), [(KillKind.WORKER, 1.12)])
+    good = result(tally)
+    assert failures(good) == []
+    assert (tally.tokens, tally.decoded_again, tally.streams, tally.streams_cut) == (5, 3, 1, 0)
+    assert tally.pauses[KillKind.WORKER] == [pytest.approx(0.3)]
+    assert as_json(good)["terminal_entries_per_job"] == {"1": 1}
+    assert "| 0.30 |" in kills_table(good).markdown()
+    assert "tokens lost" in summary_table(good).markdown()
+
+
+def test_a_long_pause_fails_the_run() -> None:
+    tally = Tally()
+    tally.add(seen_stream(streamed()), stored_job())
+    tally.pauses[KillKind.WORKER] = [0.2] * 90 + [4.0] * 10
+    assert failures(result(tally)) == ["pause p99 is 4.00 s, the limit is 1.5 s"]
+    assert failures(result(tally), pauses=False) == []
+    tally.pauses[KillKind.STOP] = tally.pauses.pop(KillKind.WORKER)
+    tally.pauses[KillKind.WORKER] = []
+    assert failures(result(tally)) == [], "a stopped process is found by its lease only"
+
+
+def test_cut_streams_and_leftovers_fail_the_run() -> None:
+    tally = Tally(leftovers={"queue entries": 2})
+    tally.add(seen_stream(streamed(WORDS[:2], done=False), End.CUT), stored_job())
+    found = failures(result(tally))
+    assert "1 streams cut" in found
+    assert "2 left over: queue entries" in found
+
+
+def test_a_refused_request_is_counted_apart() -> None:
+    tally = Tally()
+    seen = seen_stream(Answer(), End.REFUSED)
+    seen.code = "redis_unavailable"
+    tally.add(seen, None)
+    assert tally.refused == Counter({"redis_unavailable": 1})
+    assert failures(result(tally)) == ["no job was accepted"]
+
+
+def test_equal_seeds_plan_equal_kills_and_the_first_ones_are_of_all_kinds() -> None:
+    kills = list(plan(7, 50, 4.0))
+    assert kills == list(plan(7, 50, 4.0))
+    assert kills != list(plan(8, 50, 4.0))
+    assert {each.kind for each in kills[: len(KillKind)]} == set(KillKind)
+
+
+def test_a_pause_is_the_silence_that_the_kill_began() -> None:
+    arrivals = [0.0, 0.1, 0.2, 0.7, 0.8]
+    assert pause_after(0.19, arrivals) == pytest.approx(0.5)
+    assert pause_after(0.75, arrivals) == pytest.approx(0.1)
+    assert pause_after(0.81, arrivals) is None
+
+
+def test_events_may_be_split_anywhere() -> None:
+    raw = b": a comment\n\nevent: chunk\nid: 3.1\ndata: {}\n\ndata: [DONE]\n\n"
+    parser, events = SseParser(), []
+    for n in range(len(raw)):
+        events += parser.feed(raw[n : n + 1])
+    assert events == [SseEvent("chunk", b"{}", "3.1"), SseEvent("", b"[DONE]", "")]
+    assert parser.rest == b""
+
+
+@pytest.mark.asyncio
+async def test_the_undisturbed_answer_has_every_token_of_its_journal() -> None:
+    undisturbed = Undisturbed()
+    await undisturbed.start()
+    try:
+        served = await undisturbed.served(CLASSES)
+        assert len(served) >= 24
+        for each in served:
+            request = make_request(each, random.Random(1), "tag", Mode.CALL)
+            first, second = [await undisturbed.expected(request) for _ in range(2)]
+            assert first.answer.chunks == second.answer.chunks
+            assert first.answer.body == second.answer.body
+            assert first.completion_tokens > 0
+            if request.stream:
+                assert first.answer.done
+            else:
+                assert first.answer.usage is not None
+                assert first.answer.usage["completion_tokens"] == first.completion_tokens
+    finally:
+        undisturbed.close()
+
+
+def test_every_control_finds_what_it_switches_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        (controls.runner, "library"),
+        (controls.runner, "script"),
+        (controls.Detector, "run"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    for control in controls.CONTROLS.values():
+        control.apply()

@@ -26,6 +26,7 @@ from gateway.jobs.submitter import Submitter
 from gateway.routes import (
     admin,
     autoscale,
+    dead_letters,
     docs,
     health,
     inference,
@@ -33,6 +34,7 @@ from gateway.routes import (
     jobs,
     models,
     openapi,
+    retry,
 )
 from gateway.routes import metrics as metrics_route
 from gateway.routes.inference import InferenceApp

@@ -112,7 +112,6 @@ class Authenticator:
             peer.authenticated = True
         return tenant
 
-
     def check_admin(self, scope: Any) -> None:
         """Raises AdminOnly unless the key of this request, which is valid, is an operator's.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.jobs.admission import CheckedRequest
 from shared.api.endpoints import Endpoint
 from shared.platform.settings import Settings
-from shared.protocol.job import NewJob, new_job_id, shard_in
+from shared.protocol.job import Job, NewJob, new_job_id, shard_in
 
 _ID_TRIES = 16
 
@@ -35,6 +35,26 @@ class JobFactory:
     ) -> NewJob:
         """A job whose answer is fetched later, or never."""
         return self._job(endpoint, tenant, pool, request, body, self._settings.result_ttl_s, "")
+
+    def repeated(self, job: Job, body: bytes, new_id: str | None) -> NewJob:
+        """A detached job with the request of one that has ended. `new_id`: None for a new one."""
+        return NewJob(
+            id=new_id or self._job_id(),
+            tenant=job.tenant,
+            pool=job.pool,
+            lane=job.lane,
+            model=job.model,
+            endpoint=job.endpoint,
+            body=body,
+            stream=job.stream,
+            ttl_s=self._settings.result_ttl_s,
+            max_attempts=self._settings.max_attempts,
+            deadline_s=job.total_deadline_s,
+            metadata=job.metadata,
+            run_deadline_s=job.run_deadline_s,
+            queue_deadline_s=job.queue_deadline_s,
+            retried_from=job.id,
+        )
 
     def _job(
         self,

@@ -39,7 +39,7 @@ load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin
 			-c compose/constraints.txt -e '.[load]'
 	@.venv/bin/python -m load_tests $(ARGS)
 
-faults: install ## break a fleet on purpose and check what its clients see (ARGS: see load_tests/README.md)
+faults: install ## kill processes of a fleet 1,000 times and check every answer (ARGS: see load_tests/README.md)
 	@.venv/bin/python -m load_tests faults $(ARGS)
 
 clean: ## removes .venv, caches and the data of `make up`

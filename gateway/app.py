@@ -38,9 +38,9 @@ from gateway.routes import (
 )
 from gateway.routes import metrics as metrics_route
 from gateway.routes.inference import InferenceApp
-from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
+from gateway.streaming.unwatcher import Unwatcher
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
@@ -55,6 +55,7 @@ from shared.protocol import keys
 from shared.protocol.version import FormatMonitor
 from shared.queue.detector import Detector
 from shared.queue.job_queue import JobQueue
+from shared.queue.lost_gateways import LostGateways
 from shared.queue.lost_workers import LostWorkers
 from shared.queue.reaper import Reaper
 
@@ -139,7 +140,7 @@ def _make_gateway(
         settings,
         queue,
         relay,
-        Cancellations(queue),
+        Unwatcher(queue, gateway_id, relay.has_readers),
         metrics,
         fleet.wait_reason,
         partial(job_object.full, queue, fleet),
@@ -165,7 +166,11 @@ async def _start(gateway: Gateway) -> None:
     """Start the background tasks; returns when the relay is subscribed, or after a while."""
     reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
     lost_workers = LostWorkers(gateway.queue, gateway.metrics.lost_workers)
-    detector = Detector(gateway.queue, {keys.CONTROL_CHANNEL: lost_workers.reclaim})
+    lost_gateways = LostGateways(gateway.queue, gateway.metrics.lost_gateways, gateway.id)
+    detector = Detector(
+        gateway.queue,
+        {keys.CONTROL_CHANNEL: lost_workers.reclaim, keys.TOKENS_CHANNEL: lost_gateways.abandon},
+    )
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())
     gateway.tasks.start("reaper", reaper.run())
@@ -175,6 +180,7 @@ async def _start(gateway: Gateway) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_SUBSCRIBE_S):
             await gateway.relay.connected()
+    gateway.tasks.start("lost gateways", lost_gateways.run())
     await _warn_of_redis_settings(gateway.queue.servers)
     gc.collect()
     gc.freeze()  # objects made by imports stay: exclude them from later collections
@@ -182,7 +188,7 @@ async def _start(gateway: Gateway) -> None:
 
 async def _stop(gateway: Gateway) -> None:
     """End the background tasks and close the connections to Redis."""
-    await gateway.streams.cancellations.drain()
+    await gateway.streams.unwatcher.drain()
     await gateway.tasks.stop()
     await gateway.queue.close()
     await gateway.queue.servers.close()

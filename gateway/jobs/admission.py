@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gateway.jobs.fleet_view import FleetView
+from gateway.jobs.on_disconnect import on_disconnect_in
 from gateway.jobs.prompt_limits import (
     PromptSize,
     check_input,
@@ -40,6 +41,8 @@ class CheckedRequest(NamedTuple):
     lane: str
     """Selected by OpenAI's `service_tier`."""
     prompt: PromptSize
+    on_disconnect: str = ""
+    """As in on_disconnect.py; empty: the request does not say it."""
 
 
 def check_request(
@@ -57,7 +60,8 @@ def check_request(
         raise BadRequest("`stream` must be true or false.", "stream")
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
-    return CheckedRequest(model, stream is True, lane, prompt_size(policy.input, fields))
+    size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
+    return CheckedRequest(model, stream is True, lane, size, on_disconnect)
 
 
 def lane_of(fields: Mapping[str, Any]) -> str:

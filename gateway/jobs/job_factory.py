@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.jobs.admission import CheckedRequest
+from gateway.jobs.on_disconnect import keep_s
 from shared.api.endpoints import Endpoint
 from shared.platform.settings import Settings
-from shared.protocol.job import Job, NewJob, new_job_id, shard_in
+from shared.protocol.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
+from shared.protocol.job import Job, NewJob, new_job_id, new_job_id_in, shard_in
 
 _ID_TRIES = 16
 
@@ -24,17 +26,42 @@ class JobFactory:
         self._reachable = reachable
 
     def attached(
-        self, endpoint: Endpoint, tenant: str, pool: str, request: CheckedRequest, body: bytes
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        pool: str,
+        request: CheckedRequest,
+        body: bytes,
+        on_disconnect: str = "",
+        idempotency: IdempotencyKey | None = None,
     ) -> NewJob:
-        """A job whose client waits for the answer, which is sent to this gateway."""
-        ttl_s, gateway_id = self._settings.stream_ttl_s, self._gateway_id
-        return self._job(endpoint, tenant, pool, request, body, ttl_s, gateway_id)
+        """A job whose client waits for the answer, which is sent to this gateway.
+
+        `on_disconnect`: of the request's headers. Raises BadRequest.
+        """
+        settings, on_disconnect = self._settings, on_disconnect or request.on_disconnect
+        kept_s = keep_s(on_disconnect) if on_disconnect else settings.disconnect_grace_s
+        ttl_s = settings.result_ttl_s if kept_s is None else settings.stream_ttl_s
+        gateway_id = self._gateway_id
+        return self._job(
+            endpoint, tenant, pool, request, body, ttl_s, gateway_id, kept_s, idempotency
+        )
 
     def detached(
-        self, endpoint: Endpoint, tenant: str, pool: str, request: CheckedRequest, body: bytes
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        pool: str,
+        request: CheckedRequest,
+        body: bytes,
+        on_disconnect: str = "",
+        idempotency: IdempotencyKey | None = None,
     ) -> NewJob:
-        """A job whose answer is fetched later, or never."""
-        return self._job(endpoint, tenant, pool, request, body, self._settings.result_ttl_s, "")
+        """A job whose answer is fetched later, or never. See `attached`."""
+        on_disconnect = on_disconnect or request.on_disconnect
+        kept_s = keep_s(on_disconnect) if on_disconnect else None
+        ttl_s = self._settings.result_ttl_s
+        return self._job(endpoint, tenant, pool, request, body, ttl_s, "", kept_s, idempotency)
 
     def repeated(self, job: Job, body: bytes, new_id: str | None) -> NewJob:
         """A detached job with the request of one that has ended. `new_id`: None for a new one."""
@@ -65,9 +92,11 @@ class JobFactory:
         body: bytes,
         ttl_s: float,
         gateway_id: str,
+        kept_s: float | None,
+        idempotency: IdempotencyKey | None,
     ) -> NewJob:
         return NewJob(
-            id=self._job_id(),
+            id=self._job_id(idempotency),
             tenant=tenant,
             pool=pool,
             lane=request.lane,
@@ -75,13 +104,18 @@ class JobFactory:
             endpoint=endpoint.path,
             body=body,
             stream=request.stream,
-            ttl_s=ttl_s,
+            ttl_s=ttl_s if idempotency is None else max(ttl_s, IDEMPOTENCY_TTL_S),
             max_attempts=self._settings.max_attempts,
             gateway=gateway_id,
+            keep_s=kept_s,
+            idempotency=idempotency,
         )
 
-    def _job_id(self) -> str:
-        """An id in a shard whose Redis server can be reached, if a few tries find one."""
+    def _job_id(self, idempotency: IdempotencyKey | None) -> str:
+        """An id in the shard of its key, or in one whose server can be reached, if a few tries
+        find one."""
+        if idempotency is not None:
+            return new_job_id_in(idempotency.shard(self._settings.shards))
         for _ in range(_ID_TRIES):
             job_id = new_job_id(self._settings.shards)
             if self._reachable(shard_in(job_id)):

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
 from shared.platform.servers import server_index
 from shared.protocol.job import NewJob
-from shared.queue.job_queue import JobQueue
+from shared.queue.job_queue import JobQueue, JoinedJob
 
 _CALL_BYTES = 1 << 20
 """Bytes of bodies in one call; a single larger body has a call of its own."""
@@ -24,7 +23,7 @@ _CALL_BYTES = 1 << 20
 
 class _Waiting(NamedTuple):
     job: NewJob
-    queued: asyncio.Future[None]
+    queued: asyncio.Future[str | None]
     on_error: Callable[[Exception], None] | None
 
 
@@ -45,12 +44,13 @@ class Submitter:
         job: NewJob,
         *,
         on_error: Callable[[Exception], None] | None = None,
-    ) -> asyncio.Future[None]:
-        """A future that is done when the job is queued.
+    ) -> asyncio.Future[str | None]:
+        """A future that is done when the job is queued, or with the id of the job that it joins.
 
-        It fails with QueueFull or an error of redis; `on_error` is called with that error.
+        It fails with QueueFull, IdempotencyKeyReused or an error of redis; `on_error` is called
+        with that error.
         """
-        queued: asyncio.Future[None] = self._loop.create_future()
+        queued: asyncio.Future[str | None] = self._loop.create_future()
         server = server_index(job.shard, len(self._calls))
         waiting = self._waiting[server]
         waiting.append(_Waiting(job, queued, on_error))
@@ -98,14 +98,17 @@ class Submitter:
             self._send(server)
 
     def _resolve(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
-        depths = self._queue.parse_submit([each.job for each in batch], reply)
-        for each, depth in zip(batch, depths, strict=True):
-            if isinstance(depth, int):
+        replies = self._queue.parse_submit([each.job for each in batch], reply)
+        for each, result in zip(batch, replies, strict=True):
+            joined = None
+            if isinstance(result, int):
                 self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
-            if isinstance(depth, QueueFull):
-                _fail(each, depth)
-            elif not each.queued.done():
-                each.queued.set_result(None)
+            elif isinstance(result, JoinedJob):
+                joined = result.id
+            else:
+                _fail(each, result)
+            if not each.queued.done():
+                each.queued.set_result(joined)
 
 
 def _fail(waiting: _Waiting, error: BaseException) -> None:

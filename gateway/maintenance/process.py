@@ -47,7 +47,7 @@ async def run(settings: Settings, stdout: int) -> int:
     background = {asyncio.create_task(each, name=name) for name, each in work.items()}
     background.add(asyncio.create_task(tasks.monitor_format(), name="the format check"))
     stopped = asyncio.create_task(stop.wait(), name="stop")
-    background.add(asyncio.create_task(tasks.detect_lost_workers(), name="the detector"))
+    background.add(asyncio.create_task(tasks.detect_lost_processes(), name="the detector"))
     ended, _ = await asyncio.wait({stopped, *background}, return_when=asyncio.FIRST_COMPLETED)
     failed = ended - {stopped}
     for task in failed:

@@ -18,7 +18,7 @@ from gateway.autoscaler import tick as autoscaler
 from gateway.maintenance.housekeeping import Housekeeping
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
-from shared.platform.metrics import LostWorkerMetrics, ReaperMetrics
+from shared.platform.metrics import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
 from shared.platform.redis_client import UNAVAILABLE, RedisError
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
@@ -26,6 +26,7 @@ from shared.protocol import keys
 from shared.protocol.version import FormatMonitor
 from shared.queue.detector import Detector
 from shared.queue.job_queue import JobQueue
+from shared.queue.lost_gateways import LostGateways
 from shared.queue.lost_workers import LostWorkers
 
 log = logging.getLogger("flotilla.maintenance")
@@ -107,12 +108,17 @@ class MaintenanceTasks:
         servers = self._queue.servers
         await FormatMonitor([servers.primary, *servers.all], self._queue.shards).run()
 
-    async def detect_lost_workers(self) -> None:
-        """Take the jobs of workers that have lost their connection, for ever."""
+    async def detect_lost_processes(self) -> None:
+        """Find workers and gateways that have lost their connection, for ever."""
         registry = CollectorRegistry()  # not exported: this process serves no metrics
         metrics = LostWorkerMetrics(registry, ReaperMetrics(registry))
         lost_workers = LostWorkers(self._queue, metrics)
-        await Detector(self._queue, {keys.CONTROL_CHANNEL: lost_workers.reclaim}).run()
+        lost_gateways = LostGateways(self._queue, LostGatewayMetrics(registry))
+        handlers = {
+            keys.CONTROL_CHANNEL: lost_workers.reclaim,
+            keys.TOKENS_CHANNEL: lost_gateways.abandon,
+        }
+        await asyncio.gather(Detector(self._queue, handlers).run(), lost_gateways.run())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -7,6 +7,7 @@ application's `send`, so it is plain ASGI in front of FastAPI and not a route of
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import NoReturn
 
@@ -17,17 +18,25 @@ from gateway.context import Gateway
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.body import Limits, parse_json, read_body
+from gateway.http.call_headers import call_headers
 from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, check_request
 from gateway.routes import job_stream
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.log_event import ReadMode
+from gateway.streaming.reader import Reader
+from gateway.streaming.received_events import StreamPosition
 from shared.api.endpoints import ENDPOINTS, Endpoint
+from shared.api.errors import StreamReset
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
+from shared.protocol.idempotency import IdempotencyKey
+from shared.protocol.job import Job
 
 router = APIRouter(tags=["OpenAI"])
+
+_REPLAYED = (b"idempotent-replayed", b"true")
 
 
 class InferenceApp:
@@ -123,7 +132,13 @@ class InferenceApp:
             body, limits, lambda fields: check_request(endpoint, fields, settings)
         )
         model = await admit(gateway.fleet, request)
-        job = gateway.factory.attached(endpoint, tenant, model.pool, request, body)
+        sent = call_headers(scope["headers"])
+        key = sent.idempotency_key and IdempotencyKey.of(
+            tenant, scope["path"], sent.idempotency_key, body
+        )
+        job = gateway.factory.attached(
+            endpoint, tenant, model.pool, request, body, sent.on_disconnect, key or None
+        )
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )
@@ -137,7 +152,37 @@ class InferenceApp:
         # Not awaited: if the queue refuses the job, the reader fails.
         queued = gateway.submitter.submit(job, on_error=on_error)
         reader.queued = queued
+        if key:
+            joined = await _joined_job(gateway, queued, reader)
+            if joined is not None:
+                gateway.relay.close(reader)
+                logs.bind_contextvars(job_id=joined.id)
+                return await job_stream.answer_of(
+                    gateway, joined, StreamPosition(), received, request_id, [_REPLAYED]
+                )
         return JobAnswer(gateway.streams, job, queued, reader, received, request_id)
+
+
+async def _joined_job(
+    gateway: Gateway, queued: asyncio.Future[str | None], reader: Reader
+) -> Job | None:
+    """The job of an earlier request with the same idempotency key; None if there was none.
+
+    Where the queue has refused the job, its `reader` has got the error.
+    """
+    await asyncio.wait({queued})
+    job_id = None if queued.exception() else queued.result()
+    if job_id is None:
+        return None
+    gateway.metrics.replayed.inc()
+    try:
+        job = await gateway.queue.get(job_id)
+        if job is None:
+            raise StreamReset("The job of this Idempotency-Key is gone; send the request again.")
+        return job
+    except BaseException:
+        gateway.relay.close(reader)
+        raise
 
 
 def _unreachable() -> NoReturn:

@@ -7,6 +7,7 @@ calls this in front of FastAPI.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 from urllib.parse import parse_qsl
 
@@ -19,6 +20,7 @@ from gateway.streaming.answer import JobAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.received_events import StreamPosition
 from shared.api.errors import BadRequest
+from shared.protocol.job import Job
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -56,22 +58,38 @@ async def resume(
     received: float,
     request_id: bytes | None,
 ) -> JobAnswer:
-    """The answer of an earlier request's job. Raises NotFound, BadRequest, and redis' errors.
+    """The answer to a request for a stream. Raises NotFound, BadRequest, and redis' errors.
 
     `received`: when this request came, on the monotonic clock in seconds.
     """
     _refuse_body(scope)
     position = stream_position(scope["query_string"])
     job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
+    answer = await answer_of(gateway, job, position, received, request_id)
+    gateway.metrics.resumed.inc()
+    return answer
+
+
+async def answer_of(
+    gateway: Gateway,
+    job: Job,
+    position: StreamPosition,
+    received: float,
+    request_id: bytes | None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> JobAnswer:
+    """The answer of a job that an earlier request has submitted. `headers`: further ones of it."""
     reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
     try:
         if not job.state.terminal:
             await gateway.queue.watch(job.id, gateway.id, follow=False)
+        reader.resync()  # the log has what was published before this gateway watched
+        return JobAnswer(
+            gateway.streams, job, None, reader, received, request_id, position, headers
+        )
     except BaseException:
         gateway.relay.close(reader)
         raise
-    reader.resync()  # the log has what was published before this gateway watched
-    return JobAnswer(gateway.streams, job, None, reader, received, request_id, position)
 
 
 def _refuse_body(scope: Scope) -> None:

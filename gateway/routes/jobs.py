@@ -12,10 +12,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http import sse
 from gateway.http.body import Limits, parse_json, raw_member, read_body
+from gateway.http.call_headers import call_headers
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_lookup import job_of, no_such_job
 from gateway.jobs.job_object import full, summaries
+from gateway.jobs.on_disconnect import keep_s
 from gateway.streaming.events import EventPosition, events
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.whole_answer import whole_answer
@@ -23,6 +25,7 @@ from shared.api.endpoints import ENDPOINTS, BodyKind
 from shared.api.errors import BadRequest, StreamReset
 from shared.platform.settings import Settings
 from shared.protocol.chunk_template import DeltaDecoder
+from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job
 from shared.protocol.job_log import tokens_missing
 from shared.protocol.lanes import CLIENT_LANES
@@ -46,6 +49,7 @@ class JobRequest(BaseModel):
     endpoint: str = "/v1/chat/completions"
     body: dict[str, Any]
     lane: str | None = None
+    on_disconnect: str | None = None
     deadline_s: float | None = Field(None, gt=0, le=30 * 86_400)
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=16)
@@ -69,15 +73,23 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
     )
     model = await admit(gateway.fleet, checked)
     endpoint = ENDPOINTS[job_request.endpoint]
-    new = gateway.factory.detached(endpoint, tenant, model.pool, checked, body)._replace(
+    sent = call_headers(request.scope["headers"])
+    key = sent.idempotency_key and IdempotencyKey.of(tenant, "/jobs", sent.idempotency_key, raw)
+    on_disconnect = sent.on_disconnect or job_request.on_disconnect or ""
+    new = gateway.factory.detached(
+        endpoint, tenant, model.pool, checked, body, on_disconnect, key or None
+    )._replace(
         lane=job_request.lane or checked.lane,
         deadline_s=job_request.deadline_s,
         metadata=job_request.metadata,
     )
-    await gateway.submitter.submit(new)
+    joined = await gateway.submitter.submit(new)
     # Read back: only Redis has its time of submission, and whether a worker has it already.
-    job = await _job(gateway, tenant, new.id)
-    headers = _job_header(job) | {"location": f"/jobs/{new.id}", "retry-after": "1"}
+    job = await _job(gateway, tenant, joined or new.id)
+    headers = _job_header(job) | {"location": f"/jobs/{job.id}", "retry-after": "1"}
+    if joined:
+        gateway.metrics.replayed.inc()
+        headers["idempotent-replayed"] = "true"
     return JSONResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
 
 
@@ -199,6 +211,8 @@ def _check_job_request(
         raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
     if job_request.lane is not None and job_request.lane not in CLIENT_LANES:
         raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
+    if job_request.on_disconnect is not None:
+        keep_s(job_request.on_disconnect, "on_disconnect")
     without_body = job_request.model_copy(update={"body": {}})
     return (
         without_body,
@@ -229,4 +243,6 @@ async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Jo
             job = await _job(gateway, tenant, job.id)
     finally:
         gateway.relay.close(reader)
+        if not job.state.terminal:
+            gateway.streams.unwatcher.start(job.id)
     return job

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -24,7 +25,7 @@ from gateway.streaming.progress import progress_comment
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import ReceivedEvents, StreamPosition
 from gateway.streaming.whole_answer import WholeAnswer, answer_at_end
-from shared.api.errors import FlotillaError, GatewayStopped, JobFailed, StreamReset
+from shared.api.errors import FlotillaError, JobFailed, StreamReset
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import Job, NewJob
 
@@ -38,13 +39,14 @@ _END = LogEvent(0, FrameKind.ENDED, b"")
 
 
 class JobAnswer:
-    """An ASGI application: follows a job to its end; a client that leaves cancels it."""
+    """An ASGI application: follows a job to its end, or until its client leaves."""
 
     __slots__ = (
         "_client_left",
         "_context",
         "_ended",
         "_had",
+        "_headers",
         "_queued",
         "_reader",
         "_received",
@@ -60,22 +62,25 @@ class JobAnswer:
         self,
         context: StreamContext,
         job: NewJob | Job,
-        queued: asyncio.Future[None] | None,
+        queued: asyncio.Future[Any] | None,
         reader: Reader,
         received: float,
         request_id: bytes | None,
         resumed_at: StreamPosition | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         """`queued` is done once the job is in the queue; if that fails, the caller fails `reader`.
 
         `received`: when the request came, on the monotonic clock in seconds. `resumed_at`: the job
-        was submitted by an earlier request, whose answer is taken up again here.
+        was submitted by an earlier request, whose answer is taken up again here. `headers`: further
+        ones of the response.
         """
         self._context = context
         # Not the job itself: its body may be large, and a stream long.
         self.job_id, self.tenant, self._streams = job.id, job.tenant, job.stream
         self._ended = isinstance(job, Job) and job.state.terminal
         self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
+        self._headers = headers
         self._queued = queued
         self._reader = reader
         self._received = received
@@ -98,14 +103,13 @@ class JobAnswer:
         try:
             ended = await (self._stream() if self._streams else self._answer_whole())
         except Exception as error:
-            # A stopped gateway cancels the job; every other error means that the job has ended.
-            ended = isinstance(error, FlotillaError) and not isinstance(error, GatewayStopped)
+            ended = isinstance(error, JobFailed)
             await self._fail(to_flotilla_error(error))
         finally:
             stop_watching()
             self._context.relay.close(self._reader)
             if not ended:
-                self._cancel_job()
+                self._leave_job()
         if self._had is None:
             seconds = time.monotonic() - self._received
             self._context.metrics.answer_seconds[self._streams].observe(seconds)
@@ -242,7 +246,8 @@ class JobAnswer:
 
     def _id_headers(self) -> list[tuple[bytes, bytes]]:
         job_id = self.job_id.encode()
-        return [(b"x-flotilla-job-id", job_id), (b"x-request-id", self._request_id or job_id)]
+        request_id = self._request_id or job_id
+        return [(b"x-flotilla-job-id", job_id), (b"x-request-id", request_id), *self._headers]
 
     async def _fail(self, failure: FlotillaError) -> None:
         self.error = failure.code or failure.type
@@ -252,8 +257,7 @@ class JobAnswer:
         whole = WholeAnswer(failure.status, "application/json", failure.to_openai())
         await self._send_whole(whole, *failure.headers())
 
-    def _cancel_job(self) -> None:
+    def _leave_job(self) -> None:
         if self._client_left:
             self._context.metrics.cancelled_by_disconnect.inc()
-        if self._queued is not None:
-            self._context.cancellations.start(self.job_id, self.tenant, self._queued)
+        self._context.unwatcher.start(self.job_id, self._queued)

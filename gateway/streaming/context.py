@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.relay import Relay
+from gateway.streaming.unwatcher import Unwatcher
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from shared.protocol.job import Job
@@ -22,7 +22,7 @@ class StreamContext:
     settings: Settings
     queue: JobQueue
     relay: Relay
-    cancellations: Cancellations
+    unwatcher: Unwatcher
     metrics: GatewayMetrics
     wait_reason: Callable[[str], str]
     """Why the jobs of a pool wait, in words; empty if a worker is ready."""

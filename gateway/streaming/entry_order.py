@@ -1,20 +1,25 @@
 """Which entries of a job's log one client has had, and which one comes next. Pure.
 
-Entries come as live frames (`next_chunk`, `next_deltas`, `next_end`) and from the log
-(`check_part`, `add_part`). In both cases there is no gap, no repetition, no mixture of two attempts
-at a job, and no good end of an answer that lacks tokens.
+Entries come as live frames (`next_chunk`, `next_deltas`, `next_end`) and from the log (`add_part`).
+In both cases there is no gap, no repetition, and no good end of an answer that lacks tokens. A
+worker that continues the job of another one writes under the next generation: then, and whenever
+Redis may have lost writes, the log is read from its first entry on and compared with what the
+client has had, by a running CRC-32. So a log in which other entries have taken the place of
+delivered ones is never continued.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 from gateway.streaming.log_event import LogEvent, ReadMode
 from shared.api.errors import StreamReset
 from shared.protocol.chunk_template import DeltaDecoder, Item
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Delta, Entry, Journal, Prompt, read_journal, tokens_in
+from shared.protocol.packing import pack
 
 MALFORMED = (ValueError, TypeError, LookupError)
 """What reading a malformed journal or chunk raises."""
@@ -24,10 +29,11 @@ class EntryOrder:
     """The position of one client in the log of its job."""
 
     __slots__ = (
+        "_crc32",
         "_decoder",
-        "_decoder_valid",
         "_start",
         "_tokens",
+        "_whole",
         "ended",
         "generation",
         "last_seq",
@@ -38,13 +44,14 @@ class EntryOrder:
         self.last_seq = after
         """The last entry that was delivered or buffered."""
         self.generation = 0
-        """Of the attempt whose entries are delivered; 0: not known yet."""
+        """Of the lease under which the last entries were written; 0: not known yet."""
         self.ended = False
         """The job's end was delivered or buffered."""
         self._start = after
         self._tokens = 0  # in the entries behind `_start`
-        self._decoder = DeltaDecoder()
-        self._decoder_valid = after == 0  # it has seen all chunks up to `last_seq`
+        self._decoder = DeltaDecoder()  # as it is behind entry `last_seq`
+        self._crc32: int | None = None if after else 0  # of the entries up to `last_seq`
+        self._whole = after > 0  # the next replay reads the log from its first entry on
 
     # --- live frames ---
 
@@ -53,18 +60,19 @@ class EntryOrder:
     ) -> bytes | None:
         """The client's bytes of a live chunk; None if it is not the next entry.
 
-        Raises one of MALFORMED; then call `forget_decoder`.
+        Raises one of MALFORMED; then call `read_whole`.
         """
         if seq != self.last_seq + 1 or generation != self.generation:
             return None
         data = self._decoder.decode(items or ())
         self._tokens += 1 if type(journal) is int else tokens_in(journal)
+        # As _add_items, without a call: this runs for every token.
+        if items is not None and len(items) == 1 and type(items[0]) is bytes:
+            self._crc32 = crc32(items[0], self._crc32 + 1)  # type: ignore[operator]
+        else:
+            self._add_items(items or ())
         self.last_seq = seq
         return data
-
-    def forget_decoder(self) -> None:
-        """Decode the log from its first entry at the next replay."""
-        self._decoder_valid = False
 
     def next_deltas(
         self, seq: int, journal: Journal, items: Sequence[Item] | None
@@ -72,6 +80,7 @@ class EntryOrder:
         """The records of the next entry. Raises one of MALFORMED, and then has changed nothing."""
         records = read_journal(journal, items or ())
         self._tokens += tokens_in(journal)
+        self._add_records(records)
         self.last_seq = seq
         return records
 
@@ -84,37 +93,26 @@ class EntryOrder:
         self.last_seq = seq
         self.ended = True
 
-    def switch_attempt(self, generation: int) -> bool:
-        """Deliver the attempt of this generation; False: it is an earlier one, to be ignored.
+    def accept(self, generation: int) -> bool:
+        """Whether frames of this generation, which is another one, can follow at once.
 
-        Raises StreamReset if entries of another attempt were delivered already.
+        That is so as long as nothing was delivered. Else the log has to be read.
         """
-        if generation < self.generation:
+        if self.last_seq or generation < self.generation:
             return False
-        if self.generation and self.last_seq > self._start:
-            raise StreamReset("Another attempt at this job has begun anew.")
         self.generation = generation
         return True
 
     # --- the log ---
 
-    def replay_after(self, mode: ReadMode) -> int:
-        """Number of the entry behind which the log is to be read.
+    def read_whole(self) -> None:
+        """Have the next replay read the log from its first entry on, and compare it."""
+        self._whole = True
 
-        Chunks are encoded against their predecessors, so without these all are read.
-        """
-        return self.last_seq if self._decoder_valid or mode is not ReadMode.CHUNKS else 0
-
-    def check_part(self, after: int, generation: int, entries: Sequence[Entry]) -> bool:
-        """Check the part of the log behind `after`. False: it lacks what was delivered already.
-
-        Raises StreamReset if entries are lost, or of another attempt.
-        """
-        if any(entry.lost for entry in entries):
-            raise StreamReset("The log of this job has lost entries.")
-        if generation != self.generation and entries and not self.switch_attempt(generation):
-            raise StreamReset("Another attempt at this job has begun anew.")
-        return after + len(entries) >= self.last_seq and bool(entries or not self.last_seq)
+    def begin_replay(self) -> int:
+        """Number of the entry behind which the log is to be read now."""
+        whole, self._whole = self._whole, False
+        return 0 if whole else self.last_seq
 
     def check_last(self, last: Entry | None) -> None:
         """Raise StreamReset if the log, whose last entry this is, lacks what was delivered.
@@ -123,36 +121,76 @@ class EntryOrder:
         """
         stops_short = last is None or last.seq < self.last_seq
         if stops_short or (last and last.end and last.seq == self.last_seq and not self.ended):
-            raise StreamReset("The log of this job lacks what its client has got already.")
+            raise _lacks_entries()
 
-    def add_part(self, mode: ReadMode, after: int, entries: Sequence[Entry]) -> list[LogEvent]:
-        """The events of those `entries` (all behind number `after`) that were not delivered yet.
+    def add_part(
+        self, mode: ReadMode, after: int, generation: int, entries: Sequence[Entry]
+    ) -> list[LogEvent]:
+        """The events of `entries` that were not delivered yet.
 
-        Raises StreamReset if they can't be decoded or lack tokens.
+        `entries` are all of those behind number `after`: 0, or that of the last delivered one.
+        `generation` is that of the job's latest lease. Raises StreamReset if the log lacks entries,
+        has other ones than those that were delivered, or can't be decoded.
         """
+        if any(entry.lost for entry in entries):
+            raise StreamReset("The log of this job has lost entries.")
+        last = after + len(entries)
+        if last < self.last_seq:
+            raise _lacks_entries()
+        delivered = self._crc32
         if after == 0:
-            self._decoder = DeltaDecoder()
+            self._crc32, self._decoder = 0, DeltaDecoder()
+        events = []
         try:
-            events = [self._event(mode, entry) for entry in entries]
-            begin = max(self.last_seq, self._start)
-            self._tokens += sum(tokens_in(each.journal) for each in entries if each.seq > begin)
+            for entry in entries:
+                event = self._event(mode, entry)
+                if entry.seq > self.last_seq:
+                    self._tokens += tokens_in(entry.journal)
+                    events.append(event)
+                elif entry.seq == self.last_seq:
+                    self._check_same(delivered, entry)
         except MALFORMED as error:
             raise StreamReset("The log of this job can't be decoded.") from error
-        fresh = [event for event in events if event.seq > self.last_seq]
-        self.last_seq = after + len(entries)
-        self._decoder_valid = True
+        self.last_seq, self.generation = last, generation
         if entries and entries[-1].end:
             self._check_tokens(entries[-1].tokens)
             self.ended = True
-        return fresh
+        return events
+
+    def _check_same(self, delivered: int | None, last: Entry) -> None:
+        """`last` is the last delivered entry, as the log has it; `delivered` is None at a start."""
+        if bool(last.end) != self.ended:
+            raise _lacks_entries()
+        if delivered is not None and delivered != self._crc32:
+            raise StreamReset("The log of this job has other entries than its client has got.")
 
     def _event(self, mode: ReadMode, entry: Entry) -> LogEvent:
         if entry.end:
             return LogEvent(entry.seq, FrameKind.ENDED, b"")
         if mode is ReadMode.CHUNKS:
+            self._add_items(entry.items)
             return LogEvent(entry.seq, FrameKind.CHUNK, self._decoder.decode(entry.items))
-        return LogEvent(entry.seq, FrameKind.DELTAS, read_journal(entry.journal, entry.items))
+        records = read_journal(entry.journal, entry.items)
+        self._add_records(records)
+        return LogEvent(entry.seq, FrameKind.DELTAS, records)
+
+    # The chunks are determined by their encoded form, which is shorter. 1 is added for each entry,
+    # so that the same bytes, divided in another way, have another sum.
+
+    def _add_items(self, items: Sequence[Item]) -> None:
+        single = len(items) == 1 and type(items[0]) is bytes
+        self._add(items[0] if single else pack(items))  # type: ignore[arg-type]
+
+    def _add_records(self, records: Sequence[Delta | Prompt]) -> None:
+        self._add(pack(records))
+
+    def _add(self, data: bytes) -> None:
+        self._crc32 = crc32(data, (self._crc32 or 0) + 1)
 
     def _check_tokens(self, generated: Any) -> None:
         if self._start == 0 and isinstance(generated, int) and generated != self._tokens:
             raise StreamReset("This answer lacks tokens that its worker has generated.")
+
+
+def _lacks_entries() -> StreamReset:
+    return StreamReset("The log of this job lacks what its client has got already.")

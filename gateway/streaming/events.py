@@ -1,16 +1,17 @@
 """A job as a stream of server-sent events: what has happened (from the log), then what happens.
 
-| event | data | id |
-|---|---|---|
-| `queued` | `{id, state, position}`; again while it waits | |
-| `in_progress` | `{id, state}` | |
-| `chunk` | an OpenAI chunk, if the request asked for a stream | yes |
-| `delta` | `{"choices": [{index, text}]}`, if it did not | yes |
-| `completed`, `failed`, `cancelled`, `expired` | the job; the last event | yes |
-| `error` | OpenAI's error object, if the stream of events can't be continued | |
+| event | data |
+|---|---|
+| `queued` | `{id, state, position}`; again while it waits |
+| `in_progress` | `{id, state}` |
+| `chunk` | an OpenAI chunk, if the request asked for a stream |
+| `delta` | `{"choices": [{index, text}]}`, if it did not |
+| `completed`, `failed`, `cancelled`, `expired` | the job; the last event |
+| `error` | OpenAI's error object, if the stream of events can't be continued |
 
-An id is the number of a log entry, or `number.k` for the k-th of several chunks in one entry. Sent
-back to any gateway as `Last-Event-ID`, it continues with the event after it.
+Each has an id: the number of a log entry, or `number.k` for the k-th of several chunks in one
+entry; `queued`, `in_progress` and `error` have that of the event before. Sent back to any gateway
+as `Last-Event-ID`, it continues with what is behind it.
 
 Token path: streaming/reader.py -> here -> the response of `GET /jobs/{id}/events`.
 """
@@ -51,6 +52,9 @@ class EventPosition(NamedTuple):
             raise BadRequest("Last-Event-ID is not an id of this stream.")
         return cls(int(entry) - 1, int(chunk)) if dot else cls(int(entry), 0)
 
+    def __str__(self) -> str:
+        return f"{self.entry + 1}.{self.chunks}" if self.chunks else str(self.entry)
+
 
 async def events(context: StreamContext, job: Job, after: EventPosition) -> AsyncIterator[bytes]:
     """The events behind a position, up to the job's end, as bytes of the response.
@@ -59,23 +63,29 @@ async def events(context: StreamContext, job: Job, after: EventPosition) -> Asyn
     """
     mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
     reader = context.relay.open(job.id, mode, after.entry)
+    last_id, ended = str(after), job.state.terminal
     try:
-        async for data in _follow(context, reader, job.id, after.chunks):
+        async for data, event_id in _follow(context, reader, job.id, after):
+            last_id = event_id
             yield data
+        ended = True
     except FlotillaError as failure:
-        yield sse.raw_event("error", failure.to_openai())
+        yield sse.raw_event("error", failure.to_openai(), last_id)
     except (RedisError, OSError):
         unavailable = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
-        yield sse.raw_event("error", unavailable.to_openai())
+        yield sse.raw_event("error", unavailable.to_openai(), last_id)
     finally:
         context.relay.close(reader)
+        if not ended:
+            context.unwatcher.start(job.id)
 
 
 async def _follow(
-    context: StreamContext, reader: Reader, job_id: str, skip: int
-) -> AsyncIterator[bytes]:
-    """`skip`: chunks of the first entry that the client has had."""
-    yield b"retry: 1000\n\n"
+    context: StreamContext, reader: Reader, job_id: str, after: EventPosition
+) -> AsyncIterator[tuple[bytes, str]]:
+    """Parts of the response, each with the id of the last event that the client has with it."""
+    last_id, skip = str(after), after.chunks
+    yield b"retry: 1000\n\n", last_id
     await context.queue.watch(job_id, context.gateway_id, follow=True)
     reader.resync()  # the log holds what was published before this gateway watched
     queued = True
@@ -84,46 +94,48 @@ async def _follow(
             job = await _job(context, job_id)
             queued = job.state is JobState.QUEUED
             if queued:
-                yield await _queued(context, job)
+                yield await _queued(context, job, last_id), last_id
             elif job.started_at is not None:
-                yield _in_progress(job)
+                yield _in_progress(job, last_id), last_id
         log_events = await reader.next(context.settings.keepalive_s)
         if queued and log_events:
             queued = False
             job = await _job(context, job_id)
             if job.started_at is not None:
-                yield _in_progress(job)
+                yield _in_progress(job, last_id), last_id
         elif not queued and not log_events:
-            yield sse.comment("in progress")
+            yield sse.comment("in progress"), last_id
         for event in log_events:
             if event.last:
                 job = await _job(context, job_id)
-                yield sse.event(job.state, await context.job_object(job), str(event.seq))
+                last_id = str(event.seq)
+                yield sse.event(job.state, await context.job_object(job), last_id), last_id
                 return
-            for data in _render(event)[skip:]:
-                yield data
+            for data, last_id in _render(event)[skip:]:
+                yield data, last_id
             if event.seq:
                 skip = 0
 
 
-def _in_progress(job: Job) -> bytes:
-    return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS})
+def _in_progress(job: Job, last_id: str) -> bytes:
+    return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS}, last_id)
 
 
-def _render(event: LogEvent) -> list[bytes]:
+def _render(event: LogEvent) -> list[tuple[bytes, str]]:
+    """Events with their ids."""
     if event.kind == FrameKind.DELTAS:
         return _render_deltas(event)
     if event.kind == FrameKind.CHUNK:
         chunks = [data for data in sse.split(event.payload) if data != _DONE]
         ids = [f"{event.seq}.{k}" for k in range(1, len(chunks))] + [str(event.seq)]
         return [
-            sse.raw_event("chunk", data, event_id)
+            (sse.raw_event("chunk", data, event_id), event_id)
             for data, event_id in zip(chunks, ids[: len(chunks)], strict=True)
         ]
     return []
 
 
-def _render_deltas(event: LogEvent) -> list[bytes]:
+def _render_deltas(event: LogEvent) -> list[tuple[bytes, str]]:
     """One event with the text of each choice; several steps of one are joined."""
     texts: dict[tuple[int, int], str] = {}
     for delta in event.payload:
@@ -134,12 +146,13 @@ def _render_deltas(event: LogEvent) -> list[bytes]:
     if not choices:
         return []
     data = json.dumps({"choices": choices}, ensure_ascii=False).encode()
-    return [sse.raw_event("delta", data, str(event.seq))]
+    event_id = str(event.seq)
+    return [(sse.raw_event("delta", data, event_id), event_id)]
 
 
-async def _queued(context: StreamContext, job: Job) -> bytes:
+async def _queued(context: StreamContext, job: Job, last_id: str) -> bytes:
     data = {"id": job.id, "state": job.state, "position": await position(context.queue, job)}
-    return sse.event("queued", data)
+    return sse.event("queued", data, last_id)
 
 
 async def _job(context: StreamContext, job_id: str) -> Job:

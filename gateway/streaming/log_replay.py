@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gateway.streaming.entry_order import EntryOrder
 from gateway.streaming.log_event import LogEvent, ReadMode
+from shared.platform.redis_client import RedisError
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Entry
 from shared.queue.job_queue import LogPart
@@ -32,8 +33,15 @@ async def replay(
         last = await source.last_entry(job_id)
         order.ended = last is not None and bool(last.end)
         return [LogEvent(last.seq, FrameKind.ENDED, b"")] if last is not None and last.end else []
-    after = order.replay_after(mode)
-    generation, entries = await source.read_log(job_id, after)
-    if not order.check_part(after, generation, entries):
-        order.check_last(await source.last_entry(job_id))
-    return order.add_part(mode, after, entries)
+    after = order.begin_replay()
+    try:
+        generation, entries = await source.read_log(job_id, after)
+        if after and generation != order.generation:
+            after = 0
+            generation, entries = await source.read_log(job_id, after)
+        if after and not entries:
+            order.check_last(await source.last_entry(job_id))
+    except (RedisError, OSError):
+        order.read_whole()  # the Redis that answers next may have lost writes
+        raise
+    return order.add_part(mode, after, generation, entries)

@@ -13,7 +13,7 @@ import asyncio
 from enum import Enum
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.http.asgi_io import ChunkWriter
 from gateway.streaming.entry_order import MALFORMED, EntryOrder
@@ -100,15 +100,15 @@ class Reader:
         self.job_id = job_id
         self.last_write_at = 0.0
         """When its client was last sent part of the answer, on the monotonic clock; 0: not yet."""
-        self.queued: asyncio.Future[None] | None = None
+        self.queued: asyncio.Future[Any] | None = None
         """Done when the job is in the queue; None: it was when the reader was made."""
         self.wake_at = inf
         """When the relay is to call `on_wakeup`, on the monotonic clock."""
         self._host = host
         self._mode = mode
         self._order = EntryOrder(after)
-        # Chunks are encoded against their predecessors, which a client in the middle has not sent.
-        self._state = ReaderState.BEHIND if after and mode is _CHUNKS else _LIVE
+        # Live frames follow entries that were read: chunks are encoded against their predecessors.
+        self._state = ReaderState.BEHIND if after else _LIVE
         self._events: list[LogEvent] = []
         self._buffered_bytes = 0
         self._unread: list[Frame] = []  # frames that came while the log was being read
@@ -129,7 +129,6 @@ class Reader:
             try:
                 data = self._order.next_chunk(seq, generation, journal, payload)
             except MALFORMED as error:
-                self._order.forget_decoder()
                 self._on_malformed(error)
                 return
             if data is not None:
@@ -188,17 +187,16 @@ class Reader:
             self._buffer(LogEvent(seq, FrameKind.DELTAS, records))
 
     def _on_other_attempt(self, frame: Frame, generation: int) -> None:
-        try:
-            is_newer = self._order.switch_attempt(generation)
-        except StreamReset as error:
-            self.fail(error)
-            return
-        if is_newer:
+        if self._order.accept(generation):
             self.on_frame(frame)
+        elif generation > self._order.generation:
+            self.distrust()  # does it continue what was delivered?
+            self._notify()
 
     def _on_malformed(self, error: Exception) -> None:
         self._host.report_malformed(self.job_id, error)
-        self.resync()
+        self.distrust()  # how much of the frame was decoded is not known
+        self._notify()
 
     def _buffer(self, event: LogEvent) -> None:
         if event.kind in LAST:
@@ -216,6 +214,11 @@ class Reader:
         """Have `next` read the log."""
         self._set_behind()
         self._notify()
+
+    def distrust(self) -> None:
+        """The log may lack what was delivered: read it whole before anything else is delivered."""
+        self._order.read_whole()
+        self._set_behind()
 
     def client_left(self) -> None:
         """End the wait of `next` and the use of its writer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -33,6 +33,8 @@ _WAKEUP_INTERVAL_S = 0.1
 """All readers are checked for due wake-ups at most so often."""
 _POLL_S = 0.5
 """Between two polls of Redis for jobs that have ended."""
+_WATCHES_AT_ONCE = 100
+_RETRY_S = 0.2
 _JOBS_PER_CALL = 1000
 """Most jobs in one such call, which blocks Redis while it runs."""
 
@@ -61,9 +63,17 @@ class Relay:
         self._warn_malformed = logs.RareWarning(log)
         channel = keys.tokens_channel(gateway_id)
         self._subscriptions = [
-            Subscription(url, channel, self._dispatch, partial(self._resync_server, server))
+            Subscription(
+                url,
+                channel,
+                self._dispatch,
+                partial(self._on_connected, server),
+                partial(self._on_lost, server),
+            )
             for server, url in enumerate(urls)
         ]
+        self._gateway_id = gateway_id
+        self._reconnected = [asyncio.Event() for _ in urls]
         self._readers: dict[bytes, tuple[Reader, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at = inf  # when the timer fires, on the monotonic clock
@@ -74,6 +84,7 @@ class Relay:
         await asyncio.gather(
             *(subscription.run() for subscription in self._subscriptions),
             *(self._poll_ended_jobs(server) for server, _ in enumerate(self._subscriptions)),
+            *(self._watch_again(server) for server, _ in enumerate(self._subscriptions)),
         )
 
     async def connected(self) -> None:
@@ -106,6 +117,10 @@ class Relay:
             self._readers[key] = others
         else:
             del self._readers[key]
+
+    def has_readers(self, job_id: str) -> bool:
+        """Whether a client of this gateway follows the job."""
+        return job_id.encode() in self._readers
 
     def fail_all(self, error: Exception) -> None:
         """End all readers: `next` of each raises `error`."""
@@ -167,12 +182,46 @@ class Relay:
             self._metrics.itl.observe(gap, n_clients)
         self.gaps.clear()
 
+    def _on_lost(self, server: int) -> None:
+        """Redis may have been restarted without its last writes."""
+        for reader in self._readers_of(server):
+            reader.distrust()
+
+    def _on_connected(self, server: int) -> None:
+        self._resync_server(server)
+        self._reconnected[server].set()
+
+    async def _watch_again(self, server: int) -> None:
+        """After each connect, watch the jobs of all readers: while this gateway was not subscribed
+        it may have been taken for dead, and out of their watchers."""
+        while True:
+            await self._reconnected[server].wait()
+            self._reconnected[server].clear()
+            try:
+                for job_ids in self._awaited_jobs(server).values():
+                    for first in range(0, len(job_ids), _WATCHES_AT_ONCE):
+                        part = job_ids[first : first + _WATCHES_AT_ONCE]
+                        watches = [
+                            self._queue.watch(i, self._gateway_id, follow=False) for i in part
+                        ]
+                        await asyncio.gather(*watches)
+            except (RedisError, OSError) as error:
+                log.debug("could not watch jobs again: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                self._reconnected[server].set()
+
+    async def _watch(self, job_id: str) -> None:
+        await self._queue.watch(job_id, self._gateway_id, follow=False)
+
     def _resync_server(self, server: int) -> None:
         """Have all readers of this server's jobs read the log: messages may have been missed."""
+        for reader in self._readers_of(server):
+            reader.resync()
+
+    def _readers_of(self, server: int) -> Iterator[Reader]:
         for job_id, readers in self._readers.items():
             if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == server:
-                for reader in readers:
-                    reader.resync()
+                yield from readers
 
     async def _poll_ended_jobs(self, server: int) -> None:
         """Find readers whose job has ended or is gone without a frame of it.

@@ -17,12 +17,14 @@
     ├── GatewayStopped         503
     ├── UnsupportedMediaType   415
     ├── NotRepeatable          409
+    ├── IdempotencyKeyReused   422
     ├── JobFailed              500
     │   ├── WorkerLost         500
     │   ├── TooManyAttempts    500
     │   ├── RecordDamaged      500
     │   ├── LogLost            500
     │   ├── Cancelled          409
+    │   ├── Unattended         409
     │   └── DeadlineExceeded   504
     │       ├── QueueDeadlineExceeded 504
     │       └── RunDeadlineExceeded   504
@@ -181,6 +183,12 @@ class NotRepeatable(FlotillaError):
     status, code, type, final = 409, "not_repeatable", "invalid_request_error", True
 
 
+class IdempotencyKeyReused(FlotillaError):
+    """The idempotency key belongs to a request with another body."""
+
+    status, code, type, final = 422, "idempotency_key_reused", "invalid_request_error", True
+
+
 class JobFailed(FlotillaError):
     """The job ended without an answer; `code` says why."""
 
@@ -215,6 +223,12 @@ class Cancelled(JobFailed):
     """The job was cancelled."""
 
     status, code, type, final = 409, "cancelled", "job_cancelled", True
+
+
+class Unattended(JobFailed):
+    """The job was cancelled because no client followed it any more."""
+
+    status, code, type, final = 409, "unattended", "job_cancelled", True
 
 
 class DeadlineExceeded(JobFailed):
@@ -287,6 +301,11 @@ _ENDS: dict[str, tuple[type[JobFailed], str]] = {
         Cancelled,
         "This job was cancelled. Its output so far is kept: `text` and `choices` of "
         "GET /jobs/{job_id}.",
+    ),
+    "unattended": (
+        Unattended,
+        "No client followed this job for longer than its `on_disconnect` allows, so it was "
+        "cancelled. Its output so far is kept: `text` and `choices` of GET /jobs/{job_id}.",
     ),
     "deadline_exceeded": (DeadlineExceeded, "The deadline of this job has passed."),
     "queue_deadline_exceeded": (

@@ -162,11 +162,11 @@ class ReaperMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.reaped = Counter(
             "flotilla_reaped_jobs_total",
-            "Jobs taken from silent workers or past their deadline, by their new state",
+            "Jobs taken from silent workers, past their deadline or without a client, by new state",
             ["state"],
             registry=registry,
         )
-        for state in (JobState.QUEUED, JobState.FAILED, JobState.EXPIRED):
+        for state in (JobState.QUEUED, JobState.FAILED, JobState.EXPIRED, JobState.CANCELLED):
             self.reaped.labels(state)
 
 
@@ -182,6 +182,17 @@ class LostWorkerMetrics:
         )
 
 
+class LostGatewayMetrics:
+    """The gateways that this process has found to be gone."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.gateways = Counter(
+            "flotilla_lost_gateways_total",
+            "Gateways that were gone, and whose jobs this process unwatched for them",
+            registry=registry,
+        )
+
+
 class GatewayMetrics:
     """A gateway's metrics: its own counts, and what it reads from Redis at each scrape."""
 
@@ -189,6 +200,7 @@ class GatewayMetrics:
         _add_build_info(registry)
         self.reaper = ReaperMetrics(registry)
         self.lost_workers = LostWorkerMetrics(registry, self.reaper)
+        self.lost_gateways = LostGatewayMetrics(registry)
         self.ready = Gauge(
             "flotilla_gateway_ready",
             "1 if this check of /readyz passes",
@@ -281,6 +293,16 @@ class GatewayMetrics:
         self.cancelled_by_disconnect = Counter(
             "flotilla_disconnects_total",
             "Clients that disconnected before the end of their answer",
+            registry=registry,
+        )
+        self.resumed = Counter(
+            "flotilla_answers_resumed_total",
+            "Answers taken up again by GET /jobs/{id}/stream",
+            registry=registry,
+        )
+        self.replayed = Counter(
+            "flotilla_idempotent_replays_total",
+            "Requests that joined the job of an earlier one with the same Idempotency-Key",
             registry=registry,
         )
         lane = ["pool", "lane"]

@@ -31,14 +31,19 @@ class Subscription:
         channel: str,
         on_message: Callable[[bytes], None],
         on_connected: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_connected` is called after each connect: messages may have been lost before it."""
+        """`on_connected` is called after each connect: messages may have been lost before it.
+
+        `on_lost` is called when the connection is lost, before there is another one.
+        """
         self.connected = asyncio.Event()
         """Set while messages are received."""
         self._redis = connections.connect(redis_url)
         self._connection = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
         self._channel = channel
         self._on_connected = on_connected
+        self._on_lost = on_lost
 
     async def run(self) -> None:
         """Receive for ever; ends by cancellation."""
@@ -54,6 +59,7 @@ class Subscription:
                 except (RedisError, OSError) as error:
                     if self.connected.is_set():
                         log.warning("subscription lost: %s", error)
+                        self._on_lost()
                     self.connected.clear()
                     await asyncio.sleep(backoff.next_delay_s())
         finally:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.states import JobState
 
 _ID = re.compile(r"^job_([0-9a-f]{3})[0-9a-f]{24}$")
@@ -17,6 +18,11 @@ def new_job_id(shards: int) -> str:
     """`job_`, three hex digits that name the shard, 96 random bits."""
     random = os.urandom(16)
     return f"job_{int.from_bytes(random[:4]) % shards:03x}{random[4:].hex()}"
+
+
+def new_job_id_in(shard: int) -> str:
+    """As `new_job_id`, in this shard."""
+    return f"job_{shard:03x}{os.urandom(12).hex()}"
 
 
 def shard_in(job_id: str) -> int:
@@ -66,6 +72,8 @@ class NewJob(NamedTuple):
     """Time from submit to its queue deadline: it has to start before; None: it has none."""
     retried_from: str = ""
     """The job whose request it repeats; empty if it repeats none."""
+    idempotency: IdempotencyKey | None = None
+    """Makes a further call with the same key join this job."""
 
     @property
     def shard(self) -> int:

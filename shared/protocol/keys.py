@@ -31,9 +31,12 @@ DEAD_LETTERS: Final = "dead_letters"
 DEAD_LETTER_COUNTS: Final = "dead_letter_counts"
 REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
+UNATTENDED: Final = "unattended"
+IDEMPOTENCY: Final = "idempotency"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS,
     EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
+    UNATTENDED, IDEMPOTENCY,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -129,6 +132,7 @@ def reaper(shard: int) -> str:
 
 
 FORMAT: Final = "flotilla:{fleet}:format"
+GATEWAYS: Final = "flotilla:{fleet}:gateways"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
 PROBE: Final = "flotilla:{fleet}:probe"

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from shared.api.errors import QueueFull
+from shared.api.errors import FlotillaError, IdempotencyKeyReused, QueueFull
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import UNAVAILABLE, ResponseError, is_wrong_type
 from shared.platform.servers import Servers
@@ -21,10 +21,13 @@ from shared.protocol import keys
 from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_of
 from shared.protocol.job_log import Entry, parse_segments
+from shared.protocol.lanes import LANES
 from shared.protocol.record import WHOLE, DamagedRecord, read_job
 from shared.protocol.scripts import (
+    abandon,
     acquire,
     cancel,
+    cancel_unattended,
     emit,
     expire,
     find_ended,
@@ -39,6 +42,7 @@ from shared.protocol.scripts import (
     set_aside,
     submit,
     sweep,
+    unwatch,
     watch,
 )
 from shared.protocol.scripts.acquire import Acquired
@@ -63,6 +67,16 @@ class LogPart(NamedTuple):
     entries: list[Entry]
 
 
+class JoinedJob(NamedTuple):
+    """The job that an earlier call with the same idempotency key has made."""
+
+    id: str
+
+
+SubmitReply = int | JoinedJob | FlotillaError
+"""How many jobs wait, the job that the call joins, or QueueFull or IdempotencyKeyReused."""
+
+
 class JobQueue:
     """All queues of a fleet. Methods raise redis' errors when Redis can't be reached."""
 
@@ -85,19 +99,20 @@ class JobQueue:
     async def submit(self, job: NewJob, max_depth: int) -> int:
         """Queue a job; returns how many wait in its lane and shard, 0 if it has a worker already.
 
-        Raises QueueFull if `max_depth` jobs wait there.
+        Raises QueueFull if `max_depth` jobs wait there. The job has no idempotency key.
         """
         (depth,) = await self.submit_all(job.shard, [job], max_depth)
-        if isinstance(depth, QueueFull):
+        if isinstance(depth, FlotillaError):
             raise depth
+        assert isinstance(depth, int)
         return depth
 
     async def submit_all(
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
-    ) -> list[int | QueueFull]:
-        """Queue jobs of one shard in one call; for each what `submit` returns or raises."""
+    ) -> list[SubmitReply]:
+        """Queue jobs of one shard in one call."""
         replies = await submit.call(self.scripts, shard, jobs, max_depth=max_depth)
-        return [_depth(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
+        return [_submit_reply(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
 
     def start_submit(
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
@@ -105,10 +120,10 @@ class JobQueue:
         """`submit_all` without a coroutine (Scripts.start); the result is for `parse_submit`."""
         return submit.start(self.scripts, shard, jobs, max_depth=max_depth)
 
-    def parse_submit(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[int | QueueFull]:
+    def parse_submit(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
         """What `submit_all` would return."""
         replies = submit.parse(reply)
-        return [_depth(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
+        return [_submit_reply(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
 
     async def cancel(self, job_id: str, tenant: str) -> JobState | None:
         """The state after the attempt; None if the tenant has no such job."""
@@ -125,6 +140,33 @@ class JobQueue:
         """
         shard = checked_shard(job_id)
         await watch.call(self.scripts, shard, job_id, gateway=gateway, follow=follow)
+
+    async def unwatch(self, job_id: str, gateway: str) -> None:
+        """The gateway has no client any more that follows the job.
+
+        If no other gateway has one, the job is cancelled after its `keep_s`.
+        """
+        shard = checked_shard(job_id)
+        await unwatch.call(self.scripts, shard, job_id, gateway=gateway)
+
+    async def abandon(self, shard: int, gateway: str, limit: int = 100) -> int | None:
+        """Unwatch all jobs of the shard for a gateway that is gone; returns how many it watched.
+
+        `limit`: jobs in one call. None if the gateway receives frames there, so it is not gone.
+        """
+        watched = 0
+        for name in await self.servers.of(shard).smembers(keys.pool_names(shard)):
+            for lane in LANES:
+                queue, after, more = f"{name.decode()}:{lane}", "", True
+                while more:
+                    done = await abandon.call(
+                        self.scripts, shard, gateway=gateway, queue=queue, after=after, limit=limit
+                    )
+                    if done is None:
+                        return None
+                    after, more = done[0], bool(done[0])
+                    watched += done[1]
+        return watched
 
     async def get(self, job_id: str) -> Job | None:
         """The job, of whatever tenant; the request's body is not read. None if there is none."""
@@ -340,6 +382,13 @@ class JobQueue:
         """End at most `limit` jobs whose deadline has passed; returns their ids."""
         return await expire.call(self.scripts, shard, limit=limit)
 
+    async def cancel_unattended(self, shard: int, limit: int = 100) -> tuple[int, list[str]]:
+        """Cancel jobs that no client has followed for too long: how many were due, and their ids.
+
+        At most `limit` were looked at; some of them may have ended, or be followed again.
+        """
+        return await cancel_unattended.call(self.scripts, shard, limit=limit)
+
     async def reap(
         self,
         shard: int,
@@ -380,7 +429,13 @@ class JobQueue:
         return await repair.call(self.scripts, shard, word=word, rest=rest, members=members)
 
 
-def _depth(job: NewJob, status: SubmitStatus, waiting: int) -> int | QueueFull:
+def _submit_reply(job: NewJob, status: SubmitStatus, waiting: int, job_id: str) -> SubmitReply:
     if status is SubmitStatus.FULL:
         return QueueFull(f"{waiting} jobs wait for {job.model!r} already; try again later.")
+    if status is SubmitStatus.JOINED:
+        return JoinedJob(job_id)
+    if status is SubmitStatus.REUSED:
+        return IdempotencyKeyReused(
+            f"This Idempotency-Key was sent with another body, for {job_id}. Send a new key."
+        )
     return waiting

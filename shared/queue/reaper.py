@@ -1,4 +1,5 @@
-"""The reaper: takes jobs from silent workers, expires jobs past their deadline, sweeps the index.
+"""The reaper: takes jobs from silent workers, expires jobs past their deadline, cancels those that
+no client follows any more, sweeps the index.
 
 Every gateway and every worker runs one; a short lock in Redis lets one of them work at a time. All
 it does is idempotent, so the lock saves effort and is not needed for correctness.
@@ -61,6 +62,7 @@ class Reaper:
             if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
                 continue
             await self._expire(shard)
+            await self._cancel_unattended(shard)
             await self._reap(shard)
             # By time, not by rounds: in most rounds another process holds the lock.
             if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
@@ -76,6 +78,15 @@ class Reaper:
             for job_id in expired:
                 log.info("%s expired", job_id)
             more = len(expired) >= _AT_ONCE
+
+    async def _cancel_unattended(self, shard: int) -> None:
+        more = True
+        while more:
+            due, cancelled = await self._queue.cancel_unattended(shard, _AT_ONCE)
+            self._metrics.reaped.labels(JobState.CANCELLED).inc(len(cancelled))
+            for job_id in cancelled:
+                log.info("%s cancelled: no client follows it", job_id)
+            more = due >= _AT_ONCE
 
     async def _reap(self, shard: int) -> None:
         more = True

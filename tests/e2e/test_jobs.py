@@ -77,7 +77,7 @@ def read_events(
                 event_id = line.removeprefix("id: ")
             elif line.startswith("data: "):
                 found.append((name, event_id, json.loads(line.removeprefix("data: "))))
-                event_id = ""
+                name = event_id = ""
                 if len(found) == at_most:
                     break
     return found
@@ -134,11 +134,14 @@ def test_events_can_be_resumed_on_another_gateway(
 ) -> None:
     job = submit(api, "events", max_tokens=30, ignore_eos=True, stream=stream)
     start = read_events(api, job["id"], at_most=12)
-    last = [event_id for _, event_id, _ in start if event_id][-1]
+    last = start[-1][1]
     rest = read_events(other, job["id"], last_event_id=last)
     whole = read_events(other, job["id"])
-    numbered = [(name, event_id, data) for name, event_id, data in whole if event_id]
-    resumed = [item for item in start + rest if item[1]]
+    assert all(event_id for _, event_id, _ in start + rest + whole)
+    assert (rest[0][:2], whole[0][1]) == (("in_progress", last), "0")
+    states = {"queued", "in_progress"}
+    numbered = [item for item in whole if item[0] not in states]
+    resumed = [item for item in start + rest if item[0] not in states]
     assert [item[:2] for item in resumed] == [item[:2] for item in numbered]
     assert [item[2] for item in resumed[:-1]] == [item[2] for item in numbered[:-1]]
     assert whole[-1][0] == "completed"

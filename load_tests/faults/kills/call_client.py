@@ -6,21 +6,18 @@ import time
 
 import httpx
 
-from load_tests.faults.kills.http_client import Gateways, error_code
+from load_tests.faults.kills.http_client import JOB_ID, Gateways, error_code
 from load_tests.faults.kills.observation import End, Observation
 from load_tests.faults.kills.sse_parser import SseParser
 
 _NOT_ACCEPTED = (429, 503)
-JOB_ID = "x-flotilla-job-id"
 
 
 async def call(gateways: Gateways, seen: Observation) -> None:
     """Send the request and note in `seen` what comes."""
     request = seen.request
-    seen.gateway = gateways.url()
-    url = f"{seen.gateway}{request.path}"
     try:
-        async with gateways.http.stream("POST", url, json=request.body) as response:
+        async with gateways.resuming.stream("POST", request.path, json=request.body) as response:
             seen.job_id = response.headers.get(JOB_ID, "")
             if "text/event-stream" in response.headers.get("content-type", ""):
                 await _read_stream(response, seen)

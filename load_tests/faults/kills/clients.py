@@ -92,4 +92,5 @@ class KillClients:
         finally:
             del self.open[tag]
         seen.ended = time.monotonic()
+        self._gateways.forget(seen.job_id)
         return seen

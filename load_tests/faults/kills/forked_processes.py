@@ -68,13 +68,16 @@ class ForkedProcesses:
 
     def close(self) -> None:
         """End all processes."""
-        assert self._server.stdin is not None
-        self._server.stdin.close()
+        server = self._server
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.close()
         try:
-            self._server.wait(_STOP_S)
+            server.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._server.kill()
-            self._server.wait()
+            server.kill()
+            server.wait()
+        server.stdout.close()
         self._log.close()
 
     def _send(self, command: Mapping[str, Any]) -> dict[str, Any]:

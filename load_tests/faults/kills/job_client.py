@@ -18,6 +18,8 @@ from load_tests.faults.kills.sse_parser import SseEvent, SseParser
 _POLL_S = 0.15
 _RETRY_S = 0.1
 _TERMINAL = {"completed", "failed", "cancelled", "expired"}
+_REPEATED = {"queued", "in_progress"}
+"""Events with the id of the one before."""
 _MAY_GO_ON = {"redis_unavailable", "gateway_stopped"}
 """Codes of an `error` event after which the events can be taken up again."""
 _LEAVE_SHARE = 0.08
@@ -40,7 +42,7 @@ async def submit_and_read(gateways: Gateways, seen: Observation, rng: random.Ran
 async def _submit(gateways: Gateways, seen: Observation) -> bool:
     wanted = {"endpoint": seen.request.path, "body": seen.request.body}
     try:
-        response = await gateways.http.post(f"{gateways.url()}/jobs", json=wanted)
+        response = await gateways.resuming.post("/jobs", json=wanted)
     except httpx.HTTPError as error:
         seen.end, seen.code = End.REFUSED, type(error).__name__
         return False
@@ -90,12 +92,11 @@ class _JobClient:
     async def _read_events(self) -> bool:
         """Read one connection's events; return whether the job has ended."""
         seen = self._seen
-        seen.gateway = self._gateways.url()
-        url = f"{seen.gateway}/jobs/{seen.job_id}/events"
+        url = f"{self._gateways.url()}/jobs/{seen.job_id}/events"
         headers = {"last-event-id": self._last_id} if self._last_id else {}
         parser = SseParser()
         try:
-            async with self._gateways.http.stream("GET", url, headers=headers) as response:
+            async with self._gateways.plain.stream("GET", url, headers=headers) as response:
                 if response.status_code == 204:
                     return True
                 if response.status_code != 200:
@@ -120,8 +121,8 @@ class _JobClient:
             seen.end, seen.code = End.FAILED, code
             return True
         if event.id:
-            if _position(event.id) <= _position(self._last_id):
-                seen.out_of_order += 1
+            before, now = _position(self._last_id), _position(event.id)
+            seen.out_of_order += now < before or (now == before and event.name not in _REPEATED)
             self._last_id = event.id
         if event.name in _TERMINAL:
             seen.terminal_events += 1
@@ -158,7 +159,7 @@ class _JobClient:
         """Read a path from any gateway until one answers; None for a job that is gone."""
         while True:
             try:
-                response = await self._gateways.http.get(f"{self._gateways.url()}{path}")
+                response = await self._gateways.resuming.get(path)
             except httpx.HTTPError:
                 await asyncio.sleep(_RETRY_S)
                 continue

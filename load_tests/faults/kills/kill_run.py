@@ -33,8 +33,6 @@ _VERIFY_S = 0.5
 _BATCH = 100
 _PROGRESS_EVERY = 100
 """Kills between two lines of progress."""
-_END_S = 30.0
-"""How long a job may run on after its client has left, before that counts as an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,8 @@ class RunShape:
     clients: int = 24
     timeout_s: float = 60.0
     """A client's time limit for one request."""
+    end_s: float = 30.0
+    """How long a job may run on after its client has left, before that counts as an error."""
     fleet: FleetShape = field(default_factory=FleetShape)
     controls: tuple[str, ...] = ()
     """Negative controls; see controls.py."""
@@ -106,7 +106,7 @@ class KillRun:
             clients=shape.clients,
             timeout_s=shape.timeout_s,
         )
-        killer = Killer(fleet, client, clients.open.values)
+        killer = Killer(fleet, client, gateways, clients.open.values)
         background = [
             asyncio.create_task(self._supervise(fleet)),
             asyncio.create_task(self._verify(client, killer)),
@@ -155,7 +155,7 @@ class KillRun:
             for seen in batch:
                 self._unverified.popleft()
                 found = stored.get(seen.job_id)
-                if found is not None and _may_end(seen, found):
+                if found is not None and _may_end(seen, found, self._shape.end_s):
                     self._unverified.append(seen)
                 else:
                     self._tally.add(seen, found, killer.hits.pop(seen.job_id, ()))
@@ -171,8 +171,8 @@ async def _kill_all(planned: Iterable[PlannedKill], killer: Killer) -> AsyncIter
         killer.check()
 
 
-def _may_end(seen: Observation, found: StoredJob) -> bool:
-    return not found.job.state.terminal and time.monotonic() < seen.ended + _END_S
+def _may_end(seen: Observation, found: StoredJob, end_s: float) -> bool:
+    return not found.job.state.terminal and time.monotonic() < seen.ended + end_s
 
 
 def _check(tasks: Sequence[asyncio.Task[None]]) -> None:

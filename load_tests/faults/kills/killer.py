@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from load_tests.faults.kills.http_client import Gateways
 from load_tests.faults.kills.kill import KillKind
 from load_tests.faults.kills.kill_fleet import KillFleet
 from load_tests.faults.kills.kill_schedule import PlannedKill
 from load_tests.faults.kills.observation import Observation
-from load_tests.faults.kills.tally import Hit
+from load_tests.faults.kills.pauses import Hit
 from shared.protocol import keys
 from shared.protocol.record import read_lease
 
@@ -30,12 +31,14 @@ class Killer:
         self,
         fleet: KillFleet,
         client: redis.asyncio.Redis,
+        gateways: Gateways,
         open_requests: Callable[[], Collection[Observation]],
     ) -> None:
         self.hits: dict[str, list[Hit]] = defaultdict(list)
         """The kills that hit each job, by its id."""
         self._fleet = fleet
         self._redis = client
+        self._gateways = gateways
         self._open = open_requests
         self._background: set[asyncio.Task[None]] = set()
 
@@ -46,7 +49,7 @@ class Killer:
             await self._kill_worker(planned)
         elif kind is KillKind.GATEWAY:
             n = int(planned.choice * len(self._fleet.gateways))
-            self._note(kind, [seen for seen in self._open() if seen.gateway == self._fleet.urls[n]])
+            self._note(kind, self._answered_by(self._fleet.ports[n]))
             await self._fleet.kill_gateway(n)
         else:
             self._note(kind, self._open())
@@ -79,6 +82,10 @@ class Killer:
         else:
             seconds = planned.stop_leases * fleet.shape.lease_s
             self._background.add(asyncio.create_task(fleet.stop_worker(n, seconds)))
+
+    def _answered_by(self, port: int) -> list[Observation]:
+        """Return the open requests whose client is connected to this gateway."""
+        return [seen for seen in self._open() if self._gateways.port_of(seen.job_id) == port]
 
     async def _held_by(self, worker: str) -> list[Observation]:
         """Return the open requests whose job this worker holds; none if Redis does not answer."""

@@ -37,8 +37,6 @@ class Observation:
     code: str = ""
     """The error's code, or what ended the connection."""
     job_id: str = ""
-    gateway: str = ""
-    """The address of the gateway that its client is connected to."""
     answer: Answer = field(default_factory=Answer)
     at: list[float] = field(default_factory=list)
     """When each part of a stream came."""

@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
+
+from load_tests.faults.kills.kill import KillKind
 
 _IN_FLIGHT_S = 0.05
 """Parts of an answer that had left the process before the kill may come for this long."""
 
+Hit = tuple[KillKind, float]
+"""A kill that hit a request, and when."""
 
-def pause_after(at: float, arrivals: Sequence[float]) -> float | None:
+
+class Silence(NamedTuple):
+    """From one part of a stream to the next; seconds of the monotonic clock."""
+
+    began: float
+    ended: float
+
+    @property
+    def length_s(self) -> float:
+        """How long it was."""
+        return self.ended - self.began
+
+
+def silence_after(at: float, arrivals: Sequence[float]) -> Silence | None:
     """Return the longest silence of a stream that a kill at this time hit.
 
-    None if nothing came after it, or nothing before. Where a second kill hits the stream in the
-    pause after the first, each gets the whole pause.
+    None if nothing came after it, or nothing before.
     """
-    gaps = [
-        after - before
+    silences = [
+        Silence(before, after)
         for before, after in pairwise(arrivals)
         if before <= at + _IN_FLIGHT_S and after > at
     ]
-    return max(gaps, default=None)
+    return max(silences, key=lambda each: each.length_s, default=None)
+
+
+def pauses(hits: Iterable[Hit], arrivals: Sequence[float]) -> list[tuple[KillKind, float]]:
+    """Return the pause after each kill that hit a stream, with the kind of kill.
+
+    Where a second kill hits it in the pause after the first, each gets the whole pause. But if one
+    of them has stopped a worker, the pause is that one's alone: such a worker is found by its lease
+    only.
+    """
+    found = [(kind, at, silence_after(at, arrivals)) for kind, at in hits]
+    stops = [silence for kind, _, silence in found if kind is KillKind.STOP]
+    return [
+        (kind, silence.length_s)
+        for kind, _, silence in found
+        if silence is not None and (kind is KillKind.STOP or silence not in stops)
+    ]

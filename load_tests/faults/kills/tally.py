@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from load_tests.faults.kills.differences import differences
 from load_tests.faults.kills.kill import KILLED, KillKind
 from load_tests.faults.kills.observation import End, Observation
-from load_tests.faults.kills.pauses import pause_after
+from load_tests.faults.kills.pauses import Hit, pauses
 from load_tests.faults.kills.record_check import record_errors, terminal_entries
 from load_tests.faults.kills.stored_job import StoredJob
 from shared.protocol.job_log import tokens_in
 
 _MAX_EXAMPLES = 40
-Hit = tuple[KillKind, float]
-"""A kill that hit a request, and when."""
 
 
 @dataclass(slots=True)
@@ -108,10 +106,8 @@ class Tally:
         self.hit += bool(hits)
         if not seen.streams:
             return
-        for kind, at in hits:
-            pause = pause_after(at, seen.at)
-            if pause is not None:
-                self.pauses[kind].append(pause)
+        for kind, pause in pauses(hits, seen.at):
+            self.pauses[kind].append(pause)
 
 
 def _end_of(seen: Observation) -> str:

@@ -84,6 +84,13 @@ class GatewaySettings(BaseModel):
     stream_buffer_bytes: int = Field(
         1 << 20, ge=4096, description="data kept in memory for one slow client"
     )
+    disconnect_grace_s: float = Field(
+        2.0,
+        ge=0,
+        le=86_400,
+        description="how long the job of a /v1 call runs on without a client, unless the request "
+        "says otherwise; 0 cancels it at once",
+    )
     result_ttl_s: float = Field(
         86_400.0, ge=1, description="how long a finished job of /jobs is kept"
     )

@@ -32,6 +32,7 @@ COMMON = (
     "deadlines",
     "lease",
     "requeue",
+    "watchers",
     "begin",
 )
 """The parts of `common/`, in the order in which they need each other."""

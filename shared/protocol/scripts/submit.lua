@@ -2,9 +2,11 @@
 -- KEYS: base
 -- ARGV: jobs, max_depth, lease_id_seed
 --       jobs: msgpack array, a job being {id, request (record.py), body, deadline in us from now (0: none),
---       gateway that waits for the answer or ''}; max_depth: jobs that may wait in a lane; lease_id_seed: 12
+--       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
+--       ms for which it is kept}; max_depth: jobs that may wait in a lane; lease_id_seed: 12
 --       characters, 4 are added for each job.
--- Reply: flat 'ok' | 'exists' | 'full', jobs waiting in the lane (0: it need not wait), ...
+-- Reply: flat 'ok' | 'exists' | 'full', jobs waiting in the lane (0: it need not wait), ...; or 'joined' | 'reused'
+--       (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one undelivered entry carries its id. No job overtakes one that
 --       waits.
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
@@ -64,7 +66,22 @@ local function wait(job)
   return depths[job.queue]
 end
 
-local function submit(n, id, request, body, deadline, gateway)
+-- The status of a call whose idempotency key an earlier call has used, and the id of that call's job; nil if the
+-- key is free. It is free again if that job is gone, or was cancelled because no client followed it.
+local function key_user(id, idempotency_key, body_hash)
+  local fine, known = pcall(cmsgpack.unpack, call('GET', idempotency_key) or '')
+  if not fine or type(known) ~= 'table' or type(known[1]) ~= 'string' or known[1] == id then return nil end
+  local job = redis.pcall('HMGET', key('job', known[1]), 'state', 'error_code')
+  if job.err or not job[1] or job[2] == 'unattended' then return nil end
+  return known[2] == body_hash and 'joined' or 'reused', known[1]
+end
+
+local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms)
+  local idempotency_key = idempotency_name and key('idempotency', idempotency_name)
+  if idempotency_key then
+    local status, other_id = key_user(id, idempotency_key, body_hash)
+    if status then return status, other_id end
+  end
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   local now = start_us + n - 1
   local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '',
@@ -83,6 +100,9 @@ local function submit(n, id, request, body, deadline, gateway)
   if made[id] or not is_new and redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
   if depth >= max_depth then return 'full', depth end
   made[id] = true
+  if idempotency_key then
+    redis.call('SET', idempotency_key, cmsgpack.pack({id, body_hash}), 'PX', kept_ms)
+  end
   job.queue, job.entry = name, call('XADD', queue_key(name), '*', 'job', id)
   job.fields = {'request', request, 'body', body, 'created_us', job.created_us, 'entry', job.entry}
   if gateway ~= '' then job.fields[9], job.fields[10] = 'watchers', gateway end

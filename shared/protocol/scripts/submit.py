@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from shared.platform.pipelined_connection import Argument
+from shared.protocol.idempotency import IDEMPOTENCY_TTL_S
 from shared.protocol.job import NewJob
 from shared.protocol.packing import pack
 from shared.protocol.scripts.runner import Scripts
@@ -26,6 +27,10 @@ class SubmitStatus(StrEnum):
     """It was queued or leased."""
     EXISTS = "exists"
     """There is a job with this id already, which stays as it is: the call was a repeated one."""
+    JOINED = "joined"
+    """An earlier call with the same idempotency key and body has made a job: nothing was stored."""
+    REUSED = "reused"
+    """The same with another body."""
     FULL = "full"
     """Its lane holds as many jobs as it may: nothing was stored."""
 
@@ -40,6 +45,8 @@ class Submitted(NamedTuple):
     status: SubmitStatus
     waiting: int
     """Jobs waiting in its lane and shard; 0 if it has a worker already."""
+    job_id: str = ""
+    """The job that the call joins."""
 
 
 async def call(
@@ -60,12 +67,17 @@ def parse(reply: Sequence[Any]) -> list[Submitted]:
     """The reply, for each job in the order of the call."""
     return [
         Submitted(_STATUS[status], waiting)
+        if type(waiting) is int
+        else Submitted(_STATUS[status], 0, waiting.decode())
         for status, waiting in zip(reply[::2], reply[1::2], strict=True)
     ]
 
 
-def pack_job(job: NewJob) -> tuple[str | bytes | int, ...]:
-    """One job of the first argument: id, packed Request, body, deadline in us, gateway."""
+def pack_job(job: NewJob) -> tuple[object, ...]:
+    """One job of the first argument: id, packed Request, body, deadline in us, gateway.
+
+    With an idempotency key also its name, the hash of the body, how long it is kept in ms.
+    """
     request = (
         job.tenant,
         job.pool,
@@ -85,7 +97,10 @@ def pack_job(job: NewJob) -> tuple[str | bytes | int, ...]:
     deadline_s = job.deadline_s
     if job.queue_deadline_s is not None:
         deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
-    return job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
+    packed = job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
+    if job.idempotency is None:
+        return packed
+    return *packed, *job.idempotency, int(IDEMPOTENCY_TTL_S * 1000)
 
 
 def _arguments(jobs: Sequence[NewJob], max_depth: int) -> tuple[Argument, ...]:

@@ -7,7 +7,8 @@ local id, gateway, follow = ARGV[1], ARGV[2], ARGV[3] == '1'
 local job = load_job(id, TO_REQUEUE)
 if not job then return nil end
 if not FROM.cancel[job.state] then return job.state end
-local known = string.find(' ' .. job.watchers .. ' ', ' ' .. gateway .. ' ', 1, true)
+if job.keep_ms ~= '' then call('ZREM', base .. WORD.unattended, id) end
+local known = is_watcher(job.watchers, gateway)
 if known and (job.watched == '1' or not follow) then return job.state end
 if not known then job.watchers = job.watchers == '' and gateway or job.watchers .. ' ' .. gateway end
 if follow then job.watched = '1' end

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from gateway.streaming.answer import JobAnswer
-from gateway.streaming.cancellation import Cancellations
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.relay import Relay
+from gateway.streaming.unwatcher import Unwatcher
 from shared.api.errors import QueueFull
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
@@ -38,7 +38,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.log: list[Entry] = []
-        self.cancelled: list[str] = []
+        self.unwatched: list[str] = []
         self.job: Job | None = None
 
     async def read_log(self, job_id: str, after: int) -> LogPart:
@@ -50,8 +50,9 @@ class Queue:
     async def get(self, job_id: str) -> Job | None:
         return self.job
 
-    async def cancel(self, job_id: str, tenant: str) -> None:
-        self.cancelled.append(job_id)
+    async def unwatch(self, job_id: str, gateway: str) -> None:
+        assert gateway == "gw"
+        self.unwatched.append(job_id)
 
 
 async def third(queue: Queue, job: Job) -> int:
@@ -112,9 +113,9 @@ class Call:
         metrics = GatewayMetrics(self.registry)
         queue: Any = self.queue
         self.relay = Relay(queue, ["redis://nowhere"], "gw", metrics, BUFFER)
-        self.cancellations = Cancellations(queue)
+        self.unwatcher = Unwatcher(queue, "gw", self.relay.has_readers)
         self.gateway: Any = SimpleNamespace(
-            cancellations=self.cancellations,
+            unwatcher=self.unwatcher,
             settings=Settings(**({"keepalive_s": DEADLINE_S} | settings)),
             queue=queue,
             relay=self.relay,
@@ -301,8 +302,8 @@ async def test_a_client_that_leaves_at_its_first_chunk_gets_no_more() -> None:
     call.say(event("0"), event("1"))
     await call.over()
     assert call.client.body == event("0")
-    await call.cancellations.drain()
-    assert call.queue.cancelled == [JOB]
+    await call.unwatcher.drain()
+    assert call.queue.unwatched == [JOB]
 
 
 async def test_a_chunk_is_written_in_the_turn_in_which_it_arrives(call: Call) -> None:
@@ -314,7 +315,7 @@ async def test_a_chunk_is_written_in_the_turn_in_which_it_arrives(call: Call) ->
     await call.over()
     assert call.client.body == events("0", "1", "2", "3")
     assert call.client.complete
-    assert call.queue.cancelled == []
+    assert call.queue.unwatched == []
 
 
 async def test_while_the_socket_is_full_nothing_is_written_and_the_task_takes_over(
@@ -390,8 +391,8 @@ async def test_a_send_that_fails_affects_its_own_call_only(call: Call) -> None:
     assert [piece.payload for piece in await other.next(DEADLINE_S)] == [b"x"]
     with pytest.raises(RuntimeError, match="broken"):
         await call.over()
-    await call.cancellations.drain()
-    assert call.queue.cancelled == [JOB]
+    await call.unwatcher.drain()
+    assert call.queue.unwatched == [JOB]
 
 
 async def test_every_chunk_that_is_written_is_measured(call: Call) -> None:
@@ -417,12 +418,12 @@ async def test_a_lost_chunk_is_written_in_its_place(call: Call) -> None:
     assert call.counted("flotilla_stream_gaps_total") == 1
 
 
-async def test_a_client_that_leaves_has_its_job_cancelled(call: Call) -> None:
+async def test_a_client_that_leaves_unwatches_its_job(call: Call) -> None:
     call.say(event("1"))
     call.client.gone.set()
     await call.over()
-    await call.cancellations.drain()
-    assert call.queue.cancelled == [JOB]
+    await call.unwatcher.drain()
+    assert call.queue.unwatched == [JOB]
     assert not call.client.complete
     assert call.relay._readers == {}
     call.say(event("2"))
@@ -436,8 +437,8 @@ async def test_a_client_that_leaves_while_the_socket_is_full_ends_its_call(call:
     call.client.gone.set()
     call.client.room.set()  # as a server does when its client has left
     await call.over()
-    await call.cancellations.drain()
-    assert call.queue.cancelled == [JOB]
+    await call.unwatcher.drain()
+    assert call.queue.unwatched == [JOB]
 
 
 async def test_a_stream_whose_log_is_lost_ends_with_an_error(call: Call) -> None:
@@ -517,4 +518,4 @@ async def test_a_job_that_could_not_be_queued_is_answered_with_its_error() -> No
     await call.over()
     assert call.client.status == 503
     assert dict(call.client.sent[0]["headers"])[b"retry-after"] == b"5"
-    assert call.queue.cancelled == []
+    assert call.queue.unwatched == []

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gateway.streaming.entry_order import MALFORMED, EntryOrder
-from gateway.streaming.log_event import ReadMode
+from gateway.streaming.log_event import LogEvent, ReadMode
 from shared.api.errors import StreamReset
+from shared.protocol.chunk_template import Item
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Entry
 
+CHUNKS, DELTAS = ReadMode.CHUNKS, ReadMode.DELTAS
 
-def following(after: int = 0, generation: int = 1) -> EntryOrder:
-    order = EntryOrder(after)
-    assert order.switch_attempt(generation)
+
+def following(generation: int = 1) -> EntryOrder:
+    order = EntryOrder(0)
+    assert order.accept(generation)
     return order
 
 
@@ -23,11 +28,25 @@ def entries(first: int, count: int, end: str = "", tokens: int | None = None) ->
     return [*found, Entry(first + count, (), None, end, tokens=tokens)] if end else found
 
 
+def deliver(order: EntryOrder, mode: ReadMode, *live: Entry) -> None:
+    """Deliver entries as live frames of the order's generation."""
+    for entry in live:
+        if mode is CHUNKS:
+            found = order.next_chunk(entry.seq, order.generation, entry.journal, entry.items)
+            assert found is not None
+        else:
+            order.next_deltas(entry.seq, entry.journal, entry.items)
+
+
+def numbers(events: Sequence[LogEvent]) -> list[int]:
+    return [event.seq for event in events]
+
+
 @pytest.mark.parametrize(
     ("seq", "generation", "is_next"),
     [(1, 1, True), (2, 1, False), (0, 1, False), (1, 2, False), (1, 0, False)],
 )
-def test_only_the_next_chunk_of_the_same_attempt_is_accepted(
+def test_only_the_next_chunk_of_the_same_lease_is_accepted(
     seq: int, generation: int, is_next: bool
 ) -> None:
     order = following()
@@ -38,39 +57,54 @@ def test_only_the_next_chunk_of_the_same_attempt_is_accepted(
 
 def test_a_malformed_chunk_is_not_counted_as_delivered() -> None:
     order = following()
+    deliver(order, CHUNKS, *entries(1, 1))
     with pytest.raises(MALFORMED):
-        order.next_chunk(1, 1, 5, 7)  # type: ignore[arg-type]
-    assert order.last_seq == 0
-    order.forget_decoder()
-    assert order.replay_after(ReadMode.CHUNKS) == 0
+        order.next_chunk(2, 1, 5, 7)  # type: ignore[arg-type]
+    assert order.last_seq == 1
+    order.read_whole()
+    assert order.begin_replay() == 0
+    assert numbers(order.add_part(CHUNKS, 0, 1, entries(1, 3))) == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("mode", "after", "read_after"),
-    [(ReadMode.CHUNKS, 0, 0), (ReadMode.CHUNKS, 3, 0), (ReadMode.DELTAS, 3, 3)],
-)
-def test_chunks_are_decoded_from_the_first_entry_on(
-    mode: ReadMode, after: int, read_after: int
-) -> None:
-    assert EntryOrder(after).replay_after(mode) == read_after
+def test_a_replay_reads_what_was_not_delivered_unless_the_whole_log_is_wanted() -> None:
+    order = following()
+    deliver(order, CHUNKS, *entries(1, 3))
+    assert order.begin_replay() == 3
+    order.read_whole()
+    assert order.begin_replay() == 0
+    assert order.begin_replay() == 3
+
+
+def test_a_request_for_the_whole_log_during_a_replay_is_kept() -> None:
+    order = following()
+    deliver(order, CHUNKS, *entries(1, 3))
+    assert order.begin_replay() == 3
+    order.read_whole()  # the connection to Redis was lost while the log was being read
+    order.add_part(CHUNKS, 3, 1, entries(4, 1))
+    assert order.begin_replay() == 0
+
+
+@pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
+def test_a_reader_from_the_middle_reads_the_whole_log_first(mode: ReadMode) -> None:
+    order = EntryOrder(3)
+    assert order.begin_replay() == 0
+    assert numbers(order.add_part(mode, 0, 1, entries(1, 4))) == [4]
+    order.read_whole()
+    assert order.begin_replay() == 0
+    assert numbers(order.add_part(mode, 0, 2, entries(1, 5))) == [5]
+    changed = [*entries(1, 1), Entry(2, (b"two",), 5, ""), *entries(3, 3)]
+    with pytest.raises(StreamReset):
+        order.add_part(mode, 0, 2, changed)
 
 
 def test_a_part_of_the_log_continues_live_frames_and_is_continued_by_them() -> None:
     order = following()
-    assert order.next_chunk(1, 1, 5, [b"1"]) == b"1"
-    part = entries(2, 2)
-    assert order.check_part(1, 1, part)
-    events = order.add_part(ReadMode.CHUNKS, 1, part)
+    deliver(order, CHUNKS, *entries(1, 1))
+    events = order.add_part(CHUNKS, 1, 1, entries(2, 2))
     assert [(event.seq, event.payload) for event in events] == [(2, b"2"), (3, b"3")]
     assert order.next_chunk(4, 1, 5, [b"4"]) == b"4"
     order.next_end(5, 4)
     assert order.ended
-
-
-def test_entries_that_were_delivered_are_not_delivered_again() -> None:
-    order = following(after=2)
-    events = order.add_part(ReadMode.CHUNKS, 0, entries(1, 4))
-    assert [event.seq for event in events] == [3, 4]
 
 
 @pytest.mark.parametrize("generated", [1, 3])
@@ -78,36 +112,121 @@ def test_entries_that_were_delivered_are_not_delivered_again() -> None:
 def test_an_end_with_another_number_of_tokens_is_an_error(generated: int, live: bool) -> None:
     order = following()
     if live:
-        order.add_part(ReadMode.CHUNKS, 0, entries(1, 2))
+        order.add_part(CHUNKS, 0, 1, entries(1, 2))
         with pytest.raises(StreamReset):
             order.next_end(3, generated)
     else:
         with pytest.raises(StreamReset):
-            order.add_part(ReadMode.CHUNKS, 0, entries(1, 2, "completed", generated))
+            order.add_part(CHUNKS, 0, 1, entries(1, 2, "completed", generated))
     assert not order.ended
 
 
+# --- another lease ---
+
+
 @pytest.mark.parametrize(
-    ("delivered", "generation", "outcome"),
-    [(0, 1, True), (0, 3, True), (2, 1, False), (2, 3, StreamReset)],
+    ("delivered", "known", "generation", "accepted"),
+    [(0, 1, 1, True), (0, 1, 3, True), (0, 3, 1, False), (2, 1, 2, False), (2, 2, 1, False)],
 )
-def test_a_later_attempt_replaces_one_of_which_nothing_was_delivered(
-    delivered: int, generation: int, outcome: object
+def test_frames_of_another_lease_follow_at_once_only_if_nothing_was_delivered(
+    delivered: int, known: int, generation: int, accepted: bool
 ) -> None:
-    order = following(generation=2 if delivered else 1)
-    order.add_part(ReadMode.CHUNKS, 0, entries(1, delivered))
-    if outcome is StreamReset:
-        with pytest.raises(StreamReset):
-            order.switch_attempt(generation)
-    else:
-        assert order.switch_attempt(generation) is outcome
+    order = following(known)
+    order.add_part(CHUNKS, 0, known, entries(1, delivered))
+    assert order.accept(generation) is accepted
+    assert order.generation == (generation if accepted else known)
 
 
-def test_a_log_that_lacks_delivered_entries_is_noticed() -> None:
+@pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
+@pytest.mark.parametrize("delivered", [1, 3, 5])
+def test_a_later_lease_continues_the_same_log(mode: ReadMode, delivered: int) -> None:
     order = following()
-    order.add_part(ReadMode.CHUNKS, 0, entries(1, 3))
-    assert not order.check_part(3, 1, [])
-    assert order.check_part(3, 1, entries(4, 1))
+    deliver(order, mode, *entries(1, delivered))
+    order.read_whole()
+    events = order.add_part(mode, order.begin_replay(), 2, entries(1, 5))
+    assert numbers(events) == list(range(delivered + 1, 6))
+    assert order.generation == 2
+    deliver(order, mode, *entries(6, 1))
+    order.next_end(7, 6)
+
+
+CHANGED: list[Sequence[Item]] = [(b"x",), (b"", b"2"), ((0, 0), b"2"), (), (b"2", b"")]
+
+
+@pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
+@pytest.mark.parametrize("n_entries", [3, 4])
+def test_another_entry_in_place_of_a_delivered_one_is_an_error(
+    mode: ReadMode, n_entries: int
+) -> None:
+    for at in (1, 2, 3):
+        for items in CHANGED if mode is CHUNKS else CHANGED[:1]:
+            order = following()
+            deliver(order, mode, *entries(1, 3))
+            log = entries(1, n_entries)
+            log[at - 1] = Entry(at, items, 5, "")
+            order.read_whole()
+            with pytest.raises(StreamReset):
+                order.add_part(mode, order.begin_replay(), 1, log)
+
+
+def test_the_same_text_in_other_entries_is_another_log() -> None:
+    order = following()
+    deliver(order, CHUNKS, Entry(1, (b"a",), 5, ""), Entry(2, (b"bc",), 5, ""))
+    order.read_whole()
+    with pytest.raises(StreamReset):
+        order.add_part(CHUNKS, 0, 1, [Entry(1, (b"ab",), 5, ""), Entry(2, (b"c",), 5, "")])
+
+
+def test_chunks_with_several_items_and_without_any_are_compared() -> None:
+    order = following()
+    log = [
+        Entry(1, (b"a", (0, 1), b"b"), 5, ""),
+        Entry(2, (), 5, ""),
+        Entry(3, (b"", b""), 5, ""),
+        Entry(4, ((1, 0), b"z"), 5, ""),
+    ]
+    deliver(order, CHUNKS, *log)
+    order.read_whole()
+    assert order.add_part(CHUNKS, 0, 2, log) == []
+
+
+# --- what the log lacks ---
+
+
+@pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_log_that_is_shorter_than_what_was_delivered_is_an_error(
+    mode: ReadMode, count: int
+) -> None:
+    for end in ("", "failed") if count < 2 else ("",):
+        order = following()
+        deliver(order, mode, *entries(1, 3))
+        order.read_whole()
+        with pytest.raises(StreamReset):
+            order.add_part(mode, 0, 1, entries(1, count, end))
+
+
+def test_an_end_in_place_of_a_delivered_entry_is_an_error() -> None:
+    order = following()
+    deliver(order, CHUNKS, *entries(1, 2), Entry(3, (), None, ""))
+    order.read_whole()
+    with pytest.raises(StreamReset):
+        order.add_part(CHUNKS, 0, 1, entries(1, 2, "failed"))
+
+
+def test_an_entry_in_place_of_a_delivered_end_is_an_error() -> None:
+    order = following()
+    deliver(order, CHUNKS, *entries(1, 2))
+    order.next_end(3, 2)
+    order.read_whole()
+    assert order.add_part(CHUNKS, 0, 1, entries(1, 2, "completed", 2)) == []
+    with pytest.raises(StreamReset):
+        order.add_part(CHUNKS, 0, 1, entries(1, 3))
+
+
+def test_the_last_entry_shows_whether_the_log_lacks_delivered_ones() -> None:
+    order = following()
+    order.add_part(CHUNKS, 0, 1, entries(1, 3))
     order.check_last(entries(3, 1)[0])
     for last in (None, entries(2, 1)[0], Entry(3, (), None, "failed")):
         with pytest.raises(StreamReset):
@@ -116,17 +235,17 @@ def test_a_log_that_lacks_delivered_entries_is_noticed() -> None:
 
 def test_a_log_with_lost_entries_is_an_error() -> None:
     with pytest.raises(StreamReset):
-        following().check_part(0, 1, [Entry(1, (), None, "", lost=True)])
+        following().add_part(CHUNKS, 0, 1, [Entry(1, (), None, "", lost=True)])
 
 
 def test_a_log_that_can_not_be_decoded_is_an_error() -> None:
     with pytest.raises(StreamReset):
-        following().add_part(ReadMode.CHUNKS, 0, [Entry(1, (3,), 5, "")])  # type: ignore[arg-type]
+        following().add_part(CHUNKS, 0, 1, [Entry(1, (3,), 5, "")])  # type: ignore[arg-type]
 
 
 def test_the_end_in_the_log_is_an_event() -> None:
     order = following()
-    events = order.add_part(ReadMode.DELTAS, 0, entries(1, 1, "completed", 1))
+    events = order.add_part(DELTAS, 0, 1, entries(1, 1, "completed", 1))
     assert [(event.kind, event.last) for event in events] == [
         (FrameKind.DELTAS, False),
         (FrameKind.ENDED, True),

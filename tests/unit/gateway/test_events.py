@@ -21,7 +21,8 @@ def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
         Delta(0, 0, (2,), "llo"),
         Delta(0, 1, (6,), "!"),
     ]
-    (event,) = _render(LogEvent(7, FrameKind.DELTAS, records))
+    ((event, event_id),) = _render(LogEvent(7, FrameKind.DELTAS, records))
+    assert event_id == "7"
     lines = event.decode().split("\n")
     assert lines[:2] == ["event: delta", "id: 7"]
     assert json.loads(lines[2].removeprefix("data: ")) == {
@@ -67,3 +68,8 @@ def test_an_event_id_is_the_position_to_continue_from(
 def test_any_other_event_id_is_refused(event_id: str) -> None:
     with pytest.raises(BadRequest, match="Last-Event-ID"):
         EventPosition.parse(event_id)
+
+
+@pytest.mark.parametrize("event_id", ["0", "1", "7", "7.2", "1.1"])
+def test_a_position_is_written_as_it_is_read(event_id: str) -> None:
+    assert str(EventPosition.parse(event_id)) == event_id

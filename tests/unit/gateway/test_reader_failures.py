@@ -200,7 +200,9 @@ async def test_a_malformed_chunk_during_a_replay_is_read_from_the_log(
     assert log.reads == [0, 0]
 
 
-@pytest.mark.parametrize("journal", [7, [7], [[1]], [[1, 2, 3]], [[0, 0, 1, 2]], [None]])
+@pytest.mark.parametrize(
+    "journal", [7, [7], [[1]], [[0, 0, [1], "x", 5, 6]], [[0, 0, 1, 2]], [None]]
+)
 async def test_malformed_deltas_are_read_from_the_log(relay: Relay, log: Log, journal: Any) -> None:
     reader, other = (
         relay.open(JOB, ReadMode.DELTAS),

@@ -16,7 +16,7 @@ from load_tests.faults.kills.kill import KillKind
 from load_tests.faults.kills.kill_run import RunResult, RunShape
 from load_tests.faults.kills.kill_schedule import plan
 from load_tests.faults.kills.observation import End, Observation
-from load_tests.faults.kills.pauses import pause_after
+from load_tests.faults.kills.pauses import pauses, silence_after
 from load_tests.faults.kills.record_check import record_errors
 from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
 from load_tests.faults.kills.request_classes import CLASSES, Mode, make_request
@@ -256,9 +256,18 @@ def test_equal_seeds_plan_equal_kills_and_the_first_ones_are_of_all_kinds() -> N
 
 def test_a_pause_is_the_silence_that_the_kill_began() -> None:
     arrivals = [0.0, 0.1, 0.2, 0.7, 0.8]
-    assert pause_after(0.19, arrivals) == pytest.approx(0.5)
-    assert pause_after(0.75, arrivals) == pytest.approx(0.1)
-    assert pause_after(0.81, arrivals) is None
+    assert silence_after(0.19, arrivals) == (0.2, 0.7)
+    assert silence_after(0.75, arrivals) == (0.7, 0.8)
+    assert silence_after(0.81, arrivals) is None
+
+
+def test_a_pause_in_which_the_worker_was_stopped_counts_for_that_only() -> None:
+    arrivals = [0.0, 0.1, 4.0, 4.1, 4.5]
+    hits = [(KillKind.STOP, 0.1), (KillKind.GATEWAY, 0.12), (KillKind.WORKER, 4.1)]
+    assert pauses(hits, arrivals) == [
+        (KillKind.STOP, pytest.approx(3.9)),
+        (KillKind.WORKER, pytest.approx(0.4)),
+    ]
 
 
 def test_events_may_be_split_anywhere() -> None:

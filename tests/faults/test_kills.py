@@ -1,0 +1,78 @@
+"""A short run of kills loses nothing; with a part of the product switched off, the run fails.
+
+`make faults` is the long run. Nothing here depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from load_tests.faults.kills.kill import KillKind
+from load_tests.faults.kills.kill_fleet import FleetShape
+from load_tests.faults.kills.kill_run import KillRun, RunResult, RunShape
+from load_tests.faults.kills.report import failures
+
+CLIENT_S = 8.0
+"""A client's time limit: with a part switched off some answers may never come."""
+
+
+def run(folder: Path, shape: RunShape) -> RunResult:
+    return asyncio.run(KillRun(folder / "fleet", shape, print).play())
+
+
+def test_kills_of_every_kind_lose_nothing(tmp_path: Path) -> None:
+    result = run(tmp_path, RunShape(kills=50, seed=19, rate=2.5))
+    assert failures(result, pauses=False) == [], result.tally.examples
+    assert set(result.tally.kills) == set(KillKind)
+    assert result.tally.kills.total() == 50
+    assert result.tally.hit >= 20
+    assert set(result.tally.terminal_entries) == {1}
+    assert len(result.classes) >= 24
+
+
+def test_without_fencing_the_run_fails(tmp_path: Path) -> None:
+    shape = RunShape(
+        kills=10,
+        seed=19,
+        rate=2.0,
+        kinds=(KillKind.STOP,),
+        timeout_s=CLIENT_S,
+        end_s=CLIENT_S,
+        fleet=FleetShape(workers=5, lease_s=0.6),
+        controls=("fencing",),
+    )
+    result = run(tmp_path, shape)
+    assert failures(result, pauses=False)
+
+
+def test_without_the_log_the_run_fails(tmp_path: Path) -> None:
+    shape = RunShape(
+        kills=6,
+        seed=19,
+        rate=2.0,
+        kinds=(KillKind.WORKER,),
+        timeout_s=CLIENT_S,
+        end_s=CLIENT_S,
+        fleet=FleetShape(workers=3),
+        controls=("log",),
+    )
+    result = run(tmp_path, shape)
+    assert failures(result, pauses=False)
+    assert result.tally.streams_cut > 0
+
+
+def test_without_detection_the_run_fails(tmp_path: Path) -> None:
+    shape = RunShape(
+        kills=6,
+        seed=19,
+        rate=1.0,
+        kinds=(KillKind.WORKER,),
+        timeout_s=CLIENT_S,
+        end_s=CLIENT_S,
+        fleet=FleetShape(workers=3, lease_s=5.0),
+        controls=("detection",),
+    )
+    result = run(tmp_path, shape)
+    assert [line for line in failures(result) if "the limit is" in line]
+    assert failures(result, pauses=False) == [], result.tally.examples

@@ -1,0 +1,185 @@
+"""Jobs whose clients have left: unwatched, abandoned by a dead gateway, cancelled after a grace."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis import Redis
+
+from shared.protocol import keys
+from shared.protocol.job import new_job_id
+from shared.protocol.states import JobState
+from shared.queue.job_queue import JobQueue
+from tests.redis.conftest import (
+    GATEWAY,
+    LANES,
+    POOL,
+    answer,
+    claim,
+    claim_one,
+    emit_token,
+    entries_of,
+    finish,
+    lease,
+    submit,
+)
+
+GRACE_S = 60.0
+UNATTENDED = keys.base(0) + keys.UNATTENDED
+
+
+async def state_of(queue: JobQueue, job_id: str) -> tuple[str, str]:
+    job = await queue.get(job_id)
+    assert job is not None
+    return job.state, job.error_code
+
+
+def watchers(store: Redis, job_id: str) -> bytes | None:
+    return store.hget(keys.job(0, job_id), "watchers")
+
+
+def let_the_grace_pass(store: Redis) -> None:
+    for job_id in store.zrange(UNATTENDED, 0, -1):
+        store.zadd(UNATTENDED, {job_id: 1})
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_job_without_a_watcher_is_cancelled_after_its_grace(
+    queue: JobQueue, store: Redis, started: bool
+) -> None:
+    job = await submit(queue, keep_s=GRACE_S)
+    if started:
+        await emit_token(queue, await claim_one(queue), 1)
+    await queue.unwatch(job.id, GATEWAY)
+    seconds, microseconds = store.time()
+    due_us = store.zscore(UNATTENDED, job.id)
+    assert 0 < seconds + microseconds / 1e6 + GRACE_S - due_us / 1e6 < 20
+    assert await queue.cancel_unattended(0) == (0, [])
+    assert await state_of(queue, job.id) == ("in_progress" if started else "queued", "")
+    let_the_grace_pass(store)
+    assert await queue.cancel_unattended(0) == (1, [job.id])
+    assert await state_of(queue, job.id) == ("cancelled", "unattended")
+    assert entries_of(store, job.id) == []
+    assert await queue.cancel_unattended(0) == (0, [])
+
+
+async def test_a_client_that_comes_back_in_time_keeps_the_job(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await submit(queue, keep_s=GRACE_S)
+    await queue.unwatch(job.id, GATEWAY)
+    let_the_grace_pass(store)
+    await queue.watch(job.id, "gw-2", follow=False)
+    assert not store.exists(UNATTENDED)
+    assert await queue.cancel_unattended(0) == (0, [])
+    assert watchers(store, job.id) == b"gw-2"
+    await queue.unwatch(job.id, "gw-2")
+    assert store.zcard(UNATTENDED) == 1
+
+
+async def test_a_job_that_another_gateway_watches_stays(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue, keep_s=GRACE_S)
+    await queue.watch(job.id, "gw-2", follow=False)
+    await queue.unwatch(job.id, GATEWAY)
+    await queue.unwatch(job.id, "gw-1 gw-2")
+    assert watchers(store, job.id) == b"gw-2"
+    assert not store.exists(UNATTENDED)
+
+
+async def test_without_a_grace_it_is_cancelled_at_once(queue: JobQueue, store: Redis) -> None:
+    leased = await lease(queue, keep_s=0.0)
+    await queue.unwatch(leased.id, GATEWAY)
+    assert await state_of(queue, leased.id) == ("cancelled", "unattended")
+    assert not store.exists(UNATTENDED)
+
+
+async def test_a_job_that_is_kept_stays_as_it_is(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue)
+    await queue.unwatch(job.id, GATEWAY)
+    assert watchers(store, job.id) == GATEWAY.encode()
+    assert not store.exists(UNATTENDED)
+
+
+async def test_an_ended_job_stays_ended(queue: JobQueue, store: Redis) -> None:
+    leased = await lease(queue, keep_s=GRACE_S)
+    await queue.unwatch(leased.id, GATEWAY)
+    assert await finish(queue, leased, 1, answer()) == "ok"
+    let_the_grace_pass(store)
+    assert await queue.cancel_unattended(0) == (1, [])
+    assert not store.exists(UNATTENDED)
+    await queue.unwatch(leased.id, GATEWAY)
+    assert await state_of(queue, leased.id) == ("completed", "")
+
+
+async def test_jobs_that_are_gone_are_forgotten(queue: JobQueue, store: Redis) -> None:
+    await queue.unwatch(new_job_id(1), GATEWAY)
+    assert store.keys() == []
+    store.zadd(UNATTENDED, {new_job_id(1): 1})
+    assert await queue.cancel_unattended(0) == (1, [])
+    assert store.keys() == []
+
+
+async def test_no_more_are_cancelled_in_one_call_than_asked_for(
+    queue: JobQueue, store: Redis
+) -> None:
+    for _ in range(5):
+        job = await submit(queue, keep_s=GRACE_S)
+        await queue.unwatch(job.id, GATEWAY)
+    let_the_grace_pass(store)
+    assert [(await queue.cancel_unattended(0, 2))[0] for _ in range(4)] == [2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+async def test_all_jobs_of_a_dead_gateway_are_unwatched(
+    queue: JobQueue, store: Redis, limit: int
+) -> None:
+    mine = [await submit(queue, keep_s=GRACE_S) for _ in range(4)]
+    await claim(queue, count=2)  # some are leased, some wait
+    mine += [await submit(queue, keep_s=GRACE_S, lane=lane) for lane in ("flex", "priority")]
+    (retried,) = await claim(queue, count=1)
+    await queue.release([retried], "drained", blame=False)
+    kept = await submit(queue)
+    others = await submit(queue, keep_s=GRACE_S, gateway="gw-12")
+    shared = await submit(queue, keep_s=GRACE_S)
+    await queue.watch(shared.id, "gw-12", follow=True)
+    assert await queue.abandon(0, GATEWAY, limit) == len(mine) + 2
+    assert {each.decode() for each in store.zrange(UNATTENDED, 0, -1)} == {j.id for j in mine}
+    assert watchers(store, kept.id) == GATEWAY.encode()
+    assert watchers(store, others.id) == watchers(store, shared.id) == b"gw-12"
+    assert len([job for job in mine if entries_of(store, job.id)]) == len(mine)
+    assert await queue.abandon(0, "gw-unknown", limit) == 0
+
+
+async def test_a_gateway_that_receives_frames_is_not_gone(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue, keep_s=GRACE_S)
+    with store.pubsub() as subscriber:
+        subscriber.subscribe(keys.tokens_channel(GATEWAY))
+        subscriber.get_message(timeout=5)
+        assert await queue.abandon(0, GATEWAY) is None
+    assert watchers(store, job.id) == GATEWAY.encode()
+
+
+async def test_abandoned_jobs_without_a_grace_are_cancelled_while_the_queue_is_walked(
+    queue: JobQueue, store: Redis
+) -> None:
+    jobs = [await submit(queue, keep_s=0.0) for _ in range(7)]
+    assert await queue.abandon(0, GATEWAY, 2) == len(jobs)
+    assert {await state_of(queue, job.id) for job in jobs} == {("cancelled", "unattended")}
+    assert all(
+        not store.exists(keys.queue(0, POOL, lane)) or not store.xlen(keys.queue(0, POOL, lane))
+        for lane in LANES
+    )
+
+
+async def test_watching_and_unwatching_at_once_leaves_no_job_without_either(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await submit(queue, keep_s=GRACE_S)
+    for _ in range(20):
+        await asyncio.gather(
+            *(queue.watch(job.id, f"gw-{n}", follow=False) for n in range(4)),
+            *(queue.unwatch(job.id, f"gw-{n}") for n in range(4)),
+        )
+        assert bool(watchers(store, job.id)) != bool(store.exists(UNATTENDED))
+    assert (await queue.get(job.id)).state is JobState.QUEUED  # type: ignore[union-attr]

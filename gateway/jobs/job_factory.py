@@ -63,10 +63,12 @@ class JobFactory:
         ttl_s = self._settings.result_ttl_s
         return self._job(endpoint, tenant, pool, request, body, ttl_s, "", kept_s, idempotency)
 
-    def repeated(self, job: Job, body: bytes, new_id: str | None) -> NewJob:
-        """A detached job with the request of one that has ended. `new_id`: None for a new one."""
+    def repeated(
+        self, job: Job, body: bytes, new_id: str = "", idempotency: IdempotencyKey | None = None
+    ) -> NewJob:
+        """A detached job with the request of one that has ended. `new_id`: empty for a new one."""
         return NewJob(
-            id=new_id or self._job_id(),
+            id=new_id or self._job_id(idempotency),
             tenant=job.tenant,
             pool=job.pool,
             lane=job.lane,
@@ -81,6 +83,7 @@ class JobFactory:
             run_deadline_s=job.run_deadline_s,
             queue_deadline_s=job.queue_deadline_s,
             retried_from=job.id,
+            idempotency=idempotency,
         )
 
     def _job(

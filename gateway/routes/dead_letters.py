@@ -19,7 +19,7 @@ from gateway.jobs.letter_object import letter_object
 from gateway.jobs.repetition import repetition
 from shared.api.errors import BadRequest, NotFound, NotRepeatable
 from shared.protocol import keys
-from shared.protocol.job import checked_shard
+from shared.protocol.job import shard_of
 from shared.queue import dead_letters
 from shared.queue.dead_letters import Letter, LetterId
 
@@ -106,11 +106,12 @@ async def _letter(gateway: Gateway, letter_id: str) -> Letter:
 
 async def _objects(gateway: Gateway, letters: Sequence[Letter]) -> list[dict[str, Any]]:
     """The object of each letter; a job whose request is there can be replayed."""
-    pipeline = gateway.queue.servers.pipeline()
-    jobs = [letter.subject for letter in letters if letter.what == "attempts"]
-    for job_id in jobs:
-        shard = checked_shard(job_id)
-        pipeline.of(shard).hexists(keys.job(shard, job_id), "body")
+    pipeline, jobs = gateway.queue.servers.pipeline(), []
+    for letter in letters:
+        shard = shard_of(letter.subject) if letter.what == "attempts" else None
+        if shard is not None and shard < gateway.queue.shards:
+            jobs.append(letter.subject)
+            pipeline.of(shard).hexists(keys.job(shard, letter.subject), "body")
     replies = await pipeline.execute(raise_on_error=False)
     kept = {job_id for job_id, reply in zip(jobs, replies, strict=True) if reply is True}
     return [letter_object(letter, replayable=letter.subject in kept) for letter in letters]

@@ -115,7 +115,9 @@ def test_one_poison_job_beside_innocent_ones_is_one_dead_letter_and_all_others_a
     poison = httpx.post(f"{url}/jobs", json={"body": body("POISON")}).json()["id"]
     innocents += [Innocent(url, number) for number in range(INNOCENT // 2, INNOCENT)]
     until = time.monotonic() + 120
-    while (ended := httpx.get(f"{url}/jobs/{poison}?wait=10").json())["state"] != "failed":
+    while (ended := httpx.get(f"{url}/jobs/{poison}?wait=10", timeout=60).json())[
+        "state"
+    ] != "failed":
         assert time.monotonic() < until, ended
     for innocent in innocents:
         innocent.join(120)

@@ -170,6 +170,7 @@ async def _start(gateway: Gateway) -> None:
     detector = Detector(
         gateway.queue,
         {keys.CONTROL_CHANNEL: lost_workers.reclaim, keys.TOKENS_CHANNEL: lost_gateways.abandon},
+        gateway.relay.check_subscription,
     )
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())

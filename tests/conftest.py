@@ -103,10 +103,14 @@ async def simulated_engine() -> AsyncIterator[Engine]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def vllm_engine() -> AsyncIterator[Engine]:
-    """Real vLLM with the demo model, in this process. Tests that use it are marked `vllm`."""
+    """Real vLLM with the demo model, in this process. Tests that use it are marked `vllm`.
+
+    It has the logits processor of forced replay too, so that both ways to continue are tested.
+    """
     from worker.engines.vllm.engine import VllmEngine
 
-    engine = VllmEngine(Settings())
+    processor = "worker.engines.vllm.forced_replay:ForcedReplay"
+    engine = VllmEngine(Settings(engine_args=f"--logits-processors {processor}"))
     await engine.start()
     yield engine
     engine.close()

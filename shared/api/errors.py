@@ -180,7 +180,7 @@ class JobFailed(FlotillaError):
 
 
 class WorkerLost(JobFailed):
-    """The job's worker was lost after the answer had begun."""
+    """The job's worker was lost after the answer had begun, and no other can continue it."""
 
     code = "worker_lost"
 
@@ -259,7 +259,11 @@ class StreamReset(FlotillaError):
 
 
 _ENDS: dict[str, tuple[type[JobFailed], str]] = {
-    "worker_lost": (WorkerLost, "The worker was lost after this answer had begun; try again."),
+    "worker_lost": (
+        WorkerLost,
+        "The worker was lost after this answer had begun, and the next one could not continue it; "
+        "try again.",
+    ),
     "record_damaged": (
         RecordDamaged,
         "This job's record in Redis was damaged, so the job has ended; try again.",

@@ -37,6 +37,7 @@ __all__ = [
     "Settings",
     "SettingsError",
     "drop_variables",
+    "engine_variable",
     "load_settings",
     "set_engine_defaults",
     "set_engine_variable",
@@ -134,6 +135,11 @@ def set_engine_defaults(defaults: Mapping[str, str]) -> None:
     """Set variables that vLLM reads from the environment, where the user has not."""
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def engine_variable(name: str) -> str | None:
+    """A variable that the worker has set for processes of its engine."""
+    return os.environ.get(name)
 
 
 def set_engine_variable(name: str, value: str) -> None:

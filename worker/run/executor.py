@@ -154,12 +154,13 @@ class Executor:
         self._metrics.queue_wait.observe(job.waited_s)
         if job.generation > 1:
             self._metrics.retried.inc()
-        if job.id in self.runs:
-            self.runs[job.id].abort()  # taken from this worker, and leased to it again since
+        previous = self.runs.get(job.id)
+        if previous is not None:
+            previous.abort()  # taken from this worker, and leased to it again since
         run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue)
         self.runs[job.id] = run
         self.slots.add(run)
-        task = asyncio.create_task(self._execute(run), name=run.job.id)
+        run.task = task = asyncio.create_task(self._execute(run, previous), name=run.job.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -171,8 +172,11 @@ class Executor:
         if job_id in self.runs:
             self.runs[job_id].abort()
 
-    async def _execute(self, run: JobRun) -> None:
+    async def _execute(self, run: JobRun, previous: JobRun | None) -> None:
         logs.bind_contextvars(job_id=run.job.id, attempt=run.job.attempt)
+        if previous is not None and previous.task is not None:
+            # The engine knows both by the same request id, and must have ended the first.
+            await asyncio.wait({previous.task})
         try:
             outcome = await run.execute()
         except Exception:

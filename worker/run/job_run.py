@@ -80,6 +80,8 @@ class JobRun:
         self.error_code = ""
         """Why the job failed, if it did."""
         self.started = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+        """The task that executes it; set by its executor."""
         self._exchange = Exchange(self._on_chunk)
         self._first_chunk_seen = False
         self._failed = False

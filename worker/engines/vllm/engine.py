@@ -1,7 +1,6 @@
 """vLLM in this process: its engine, and its own FastAPI application called without a socket.
 
-Only this file, collector.py and journal.py import vllm. It works with 0.24 to 0.33, which moved
-modules in between; the tests run 0.32.
+It works with vLLM 0.24 to 0.33, which moved modules in between; the tests run 0.32.
 """
 
 from __future__ import annotations
@@ -73,6 +72,10 @@ class VllmEngine:
             # the process dies of an illegal instruction.
             v.init_amx()
             environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+        # Before vLLM forks its engine. The logits processor is added only where it is needed: with
+        # one, vLLM copies every request's tokens to the host in every step.
+        if not v.install_prefill_resume():
+            v.install_forced_replay(config)
         self._engine = v.AsyncLLM.from_vllm_config(
             config, stat_loggers=[self._stat_logger(v)], disable_log_stats=args.disable_log_stats
         )
@@ -188,7 +191,9 @@ def _import() -> SimpleNamespace:
     from torch.cpu import _init_amx as init_amx
 
     from worker.engines.vllm.collector import install as install_collector
+    from worker.engines.vllm.forced_replay import install as install_forced_replay
     from worker.engines.vllm.journal import JournalledEngine
+    from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
     def on_cpu() -> bool:
         from vllm.platforms import current_platform
@@ -208,6 +213,8 @@ def _import() -> SimpleNamespace:
         init_amx=init_amx,
         init_app_state=init_app_state,
         install_collector=install_collector,
+        install_forced_replay=install_forced_replay,
+        install_prefill_resume=install_prefill_resume,
         make_arg_parser=make_arg_parser,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )

@@ -4,6 +4,8 @@
 and journals every delta; an answer that is not streamed is generated in deltas too and gathered
 here, so that its events can be followed while it grows.
 
+Where earlier attempts at the job have begun the answer, it is continued (continuation.py).
+
 Where a request's next chunk is known when its tokens arrive (stream.py), both go to the journal at
 once, without the request's queue (collector.py) and task.
 
@@ -25,11 +27,18 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from worker.engines.protocol import JOURNAL, Journal
+from worker.engines.vllm import logprobs as vllm_logprobs
+from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
+from worker.engines.vllm.continuation import Continuation
+from worker.engines.vllm.seam import PastRefused, Replayed
 from worker.engines.vllm.stream import INTERCEPT, Interceptor
 
 log = logging.getLogger("flotilla.engine")
 
+# A beam search makes an engine call for each beam and token. They are not the answer's tokens, and
+# none of it is sent before its end: they are not journaled, and a lost search begins again.
+_BEAM = re.compile(r"-beam-\d+$")
 # vLLM numbers the calls of a request that may have several prompts: completions, and all pooling.
 _CALL = re.compile(r"^(?:cmpl|embd|pooling|classify|score)-.*-(\d+)$")
 
@@ -61,16 +70,23 @@ class JournalledEngine:
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncIterator[RequestOutput]:
-        """As AsyncLLM.generate; the prompt and every delta are journalled."""
+        """As AsyncLLM.generate; the prompt and every delta are journalled.
+
+        Raises PastRefused, after it has told the journal, where there is a past that can't be
+        continued.
+        """
+        sampling_params = resume_args.without(sampling_params)
         journal = JOURNAL.get()
-        if journal is None:
+        if journal is None or _BEAM.search(request_id):
             async for output in self._engine.generate(
                 prompt, sampling_params, request_id, **options
             ):
                 yield output
             return
         call = _call_number(request_id)
-        journal.prompt(call, _prompt_tokens(prompt))
+        with_prompt_logprobs = sampling_params.prompt_logprobs is not None
+        if not with_prompt_logprobs:
+            journal.prompt(call, _prompt_tokens(prompt))
         whole = sampling_params.output_kind is RequestOutputKind.FINAL_ONLY
         if whole:
             sampling_params = sampling_params.clone()
@@ -97,26 +113,65 @@ class JournalledEngine:
             # them would block it for a second, and the tokens of all other requests with it.
             async with self._starting:
                 await asyncio.sleep(0)
-        outputs = self._engine.generate(prompt, sampling_params, request_id, **options)
+        outputs = self._outputs(journal, call, prompt, sampling_params, request_id, options)
         LATEST.set(None)
         try:
             async for output in outputs:
-                for part in output.outputs:
-                    journal.delta(call, part.index, part.token_ids, part.text)
-                collector = collector or LATEST.get()
-                intercept = partial(_intercept, collector, journal, call)
-                if whole:
-                    gather(output)
-                    intercept(gather_unfinished)
+                if with_prompt_logprobs:
+                    with_prompt_logprobs = False
+                    logprobs = vllm_logprobs.to_journal(output.prompt_logprobs or ())
+                    journal.prompt(call, _prompt_tokens(prompt), logprobs)
+                if type(output) is Replayed:
+                    intercept = None
                 else:
+                    _journal_deltas(journal, call, output)
+                    collector = collector or LATEST.get()
+                    intercept = partial(_intercept, collector, journal, call)
+                if not whole:
                     INTERCEPT.set(intercept)
                     yield output
+                    continue
+                gather(output)
+                if intercept is not None:
+                    intercept(gather_unfinished)
+        except PastRefused as error:
+            journal.refuse_past(str(error))
+            raise
         finally:
             # Closing the inner generator aborts the request now, not when it is collected.
             await outputs.aclose()
         if gathered is not None:
             gathered.outputs.sort(key=lambda part: part.index)
             yield gathered
+
+    def _outputs(
+        self,
+        journal: Journal,
+        call: int,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        options: dict[str, Any],
+    ) -> Any:
+        past = journal.past(call)
+        if past is None or not past.deltas:
+            return self._engine.generate(prompt, params, request_id, **options)
+        try:
+            continuation = Continuation(self._engine, prompt, params, request_id, past, options)
+        except PastRefused as error:
+            journal.refuse_past(str(error))
+            raise
+        journal.continued(continuation.how, continuation.decoded_again)
+        return continuation.outputs()
+
+
+def _journal_deltas(journal: Journal, call: int, output: RequestOutput) -> None:
+    for part in output.outputs:
+        if part.logprobs is None:
+            journal.delta(call, part.index, part.token_ids, part.text)
+        else:
+            logprobs = vllm_logprobs.to_journal(part.logprobs)
+            journal.delta(call, part.index, part.token_ids, part.text, logprobs)
 
 
 def _intercept(
@@ -136,8 +191,7 @@ def _intercept(
             return False
         if chunk is None:
             return False
-        for part in output.outputs:
-            journal.delta(call, part.index, part.token_ids, part.text)
+        _journal_deltas(journal, call, output)
         if chunk:
             journal.chunk(chunk.encode())
         return True

@@ -34,9 +34,9 @@ TEMPLATES = FastPath("vLLM's stream generators")
 Interceptor = Callable[[Any], str | None]
 """Makes the chunk of one of vLLM's results, empty if it has none; None: the request's task has to
 handle the result."""
-INTERCEPT: ContextVar[Callable[[Interceptor], None] | None] = ContextVar("TAP", default=None)
+INTERCEPT: ContextVar[Callable[[Interceptor], None] | None] = ContextVar("INTERCEPT", default=None)
 """Sets the interceptor of the request's next results, up to the first that it returns None for. Set
-in the context of each request whose outputs can be intercepted."""
+in the context of each request whose outputs can be intercepted, before each output."""
 
 # vLLM's stream generators, with the parameters that they have from 0.24 to 0.33.
 _KNOWN = {
@@ -173,10 +173,13 @@ async def _stream(
         hidden_token_ids.extend(output.token_ids)
         return head + quoted(output.text) + tail if output.text or makes_empty_chunks else ""
 
-    set_interceptor = INTERCEPT.get()
+    def set_interceptor() -> None:
+        set_for = INTERCEPT.get()
+        if set_for is not None:  # None while outputs of earlier attempts are replayed
+            set_for(intercept)
+
     try:
-        if set_interceptor is not None:
-            set_interceptor(intercept)
+        set_interceptor()
         async for item in results:
             output = _output(item)
             if not _is_plain_delta(output):
@@ -191,8 +194,7 @@ async def _stream(
             made = intercept(item)
             if made:
                 yield made
-            if set_interceptor is not None:
-                set_interceptor(intercept)
+            set_interceptor()
     except Exception as error:
         pending.append(error)
     async for chunk in chunks:

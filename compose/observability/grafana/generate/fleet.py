@@ -181,11 +181,21 @@ FLEET = Dashboard(
             [
                 graph(
                     "Jobs that changed workers",
-                    "Retried: leases of jobs whose earlier worker was lost. Taken back: "
-                    "by the reaper, from silent workers. Handed back: by a worker that drains or "
-                    "whose engine died, as far as it lived to be asked.",
+                    "Retried: leases of jobs whose earlier worker was lost. Continued: behind the "
+                    "tokens of that worker. Not continued: they began anew or failed, see the "
+                    "worker's log. Taken back: by the reaper, from silent workers. Handed back: "
+                    "by a worker that drains or whose engine died, as far as it lived to be asked.",
                     "short",
                     (f"sum(increase(flotilla_jobs_retried_total{RATE}) {OF_POOL})", "retried"),
+                    (
+                        f"sum by (how) (increase(flotilla_jobs_continued_total{RATE}) {OF_POOL})",
+                        "continued, {{how}}",
+                    ),
+                    (
+                        "sum by (reason) (increase("
+                        f"flotilla_continuations_refused_total{RATE}) {OF_POOL})",
+                        "not continued, {{reason}}",
+                    ),
                     (
                         "sum(increase("
                         f'flotilla_reaped_jobs_total{{state=~"queued|failed"}}{RATE}))',

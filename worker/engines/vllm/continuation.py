@@ -1,0 +1,168 @@
+"""Continues an engine call that earlier attempts at the job have begun.
+
+vLLM's serving layer gets the outputs of the past once more, made of the journal, one for each
+delta, and so makes the same chunks again; then it gets the engine's new outputs. The last delta
+waits until it is known whether the answer had ended with it.
+
+The engine gets one request per choice (`n`): each has a past of its own. vLLM itself divides a
+request with `n` like that, and gives choice i the seed `seed + i`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+
+from worker.engines.protocol import Generated, Past
+from worker.engines.vllm import forced_replay
+from worker.engines.vllm import logprobs as vllm_logprobs
+from worker.engines.vllm.prefill_resume import PREFILLS
+from worker.engines.vllm.resume_args import FORCED, PREFILL
+from worker.engines.vllm.seam import PastRefused, Seam
+
+# After so many outputs of the past other requests get the event loop.
+_BURST = 32
+
+
+class Continuation:
+    """One call with a past, on an AsyncLLM. Raises PastRefused if it can't be continued."""
+
+    def __init__(
+        self,
+        engine: Any,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        past: Past,
+        options: dict[str, Any],
+    ) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._params = params
+        self._request_id = request_id
+        self._past = past
+        self._options = options
+        self._by_prefill = PREFILLS.enabled()
+        if not (self._by_prefill or forced_replay.installed(engine.model_config)):
+            raise PastRefused("this engine takes no custom logits processors.")
+        if reason := _not_journaled(engine.model_config, params):
+            raise PastRefused(reason)
+
+    @property
+    def how(self) -> str:
+        """See `Journal.continued`."""
+        return "prefill" if self._by_prefill else "replay"
+
+    @property
+    def decoded_again(self) -> int:
+        """See `Journal.continued`."""
+        tokens = sum(len(delta.token_ids) for delta in self._past.deltas)
+        return 0 if self._by_prefill else tokens
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        """The past's outputs, as `Replayed`, and then new ones."""
+        n = self._params.n
+        if n == 1:  # in this task and context, so that collector.py can intercept the new ones
+            async with aclosing(self._choice(0)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
+        unfinished = n
+        async with aclosing(_merged([self._choice(index) for index in range(n)])) as outputs:
+            async for output in outputs:
+                unfinished -= output.outputs[0].finish_reason is not None
+                output.finished = not unfinished
+                yield output
+
+    async def _choice(self, index: int) -> AsyncGenerator[RequestOutput, None]:
+        deltas = [delta for delta in self._past.deltas if delta.choice == index]
+        tokens = [token for delta in deltas for token in delta.token_ids]
+        params = self._params_of(index, deltas, tokens)
+        journaled, flat = self._past.prompt_logprobs, self._params.flat_logprobs
+        seam = Seam(
+            index,
+            deltas,
+            repeated=1 if self._by_prefill else len(tokens),
+            prompt_logprobs=journaled and vllm_logprobs.from_journal(journaled, flat=flat),
+            flat_logprobs=flat,
+        )
+        replayed = False
+        generating = self._engine.generate(self._prompt, params, self._request_id, **self._options)
+        async with aclosing(generating) as outputs:
+            async for output in outputs:
+                if not replayed:
+                    replayed = True
+                    for number, past in enumerate(seam.past(output)):
+                        yield past
+                        if number % _BURST == _BURST - 1:
+                            await asyncio.sleep(0)
+                for each in seam.feed(output):
+                    yield each
+
+    def _params_of(self, index: int, deltas: list[Generated], tokens: list[int]) -> SamplingParams:
+        params = self._params.clone()
+        params.n = 1
+        if params.seed is not None:
+            params.seed += index
+        if not tokens:
+            return params
+        known: dict[str, Any] = {FORCED: tokens}
+        if self._by_prefill:
+            logprobs = [vllm_logprobs.total(delta.logprobs) for delta in deltas if delta.logprobs]
+            known = {
+                PREFILL: {
+                    "tokens": tokens,
+                    "logprob": sum(logprobs),
+                    "max_model_len": self._engine.model_config.max_model_len,
+                }
+            }
+            params.prompt_logprobs = None  # they are in the journal
+        params.extra_args = {**(params.extra_args or {}), **known}
+        return params
+
+
+def _not_journaled(model: Any, params: SamplingParams) -> str:
+    """Why the journal is not enough for this request, or an empty string."""
+    if getattr(model, "return_sampling_mask", False):
+        return "sampling masks are not in the job's log."
+    if getattr(model, "enable_return_routed_experts", False):
+        return "routed experts are not in the job's log."
+    if getattr(params, "prompt_logprob_token_ids", None) is not None:
+        return "the fixed tokens' prompt logprobs are not in the job's log."
+    return ""
+
+
+async def _merged(sources: list[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
+    """The items of all sources as they come; the first error of one of them."""
+    queue: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue()
+
+    async def read(source: Any) -> None:
+        error: BaseException | None = None
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    queue.put_nowait((item, None))
+        except Exception as raised:
+            error = raised
+        queue.put_nowait((None, error))
+
+    tasks = [asyncio.create_task(read(source)) for source in sources]
+    reading = len(tasks)
+    try:
+        while reading:
+            item, error = await queue.get()
+            if error is not None:
+                raise error
+            if item is None:
+                reading -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

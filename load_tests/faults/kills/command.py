@@ -74,6 +74,8 @@ def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     )
     for example in result.tally.examples:
         print(f"WRONG {example}")
+    for process in result.tally.ended_by_themselves:
+        print(f"ENDED {process}")
     for pause in result.tally.long_pauses[:_LONG_PAUSES]:
         print(f"LONG PAUSE {pause}")
     wrong = failures(result)

@@ -114,14 +114,14 @@ class Tally:
         self.hit += bool(hits)
         if not seen.streams:
             return
-        for kind, pause in pauses(hits, seen.at):
+        found = pauses(hits, seen.at)
+        for kind, pause in found:
             self.pauses[kind].append(pause)
-            if kind in KILLED and pause > LONG_S and len(self.long_pauses) < _MAX_EXAMPLES:
-                self.long_pauses.append(self._describe_pause(seen, stored, kind, pause))
+        longest = max((pause for kind, pause in found if kind in KILLED), default=0.0)
+        if longest > LONG_S and len(self.long_pauses) < _MAX_EXAMPLES:
+            self.long_pauses.append(self._describe_pause(seen, stored, longest))
 
-    def _describe_pause(
-        self, seen: Observation, stored: StoredJob | None, kind: KillKind, pause: float
-    ) -> str:
+    def _describe_pause(self, seen: Observation, stored: StoredJob | None, pause: float) -> str:
         """Return what happened in a pause, in seconds since the request was sent."""
         to_monotonic = time.monotonic() - time.time() - seen.began
         long = [each for each in pairwise(seen.at) if each[1] - each[0] > LONG_S / 3]
@@ -137,7 +137,7 @@ class Tally:
             for attempt in (stored.job.attempts if stored else ())
         )
         return (
-            f"{pause:.2f} s, {kind}: {seen.job_id} ({seen.request.class_name}, "
+            f"{pause:.2f} s: {seen.job_id} ({seen.request.class_name}, "
             f"{seen.request.mode}); silences: {silences}; attempts: {attempts}; kills: {kills}"
         )
 

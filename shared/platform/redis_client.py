@@ -70,12 +70,13 @@ def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionP
         # has closed: one failed call for each of them after a restart.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-    pool: Any = (
+    pool = (
         sentinel.pool(url, **options)
         if is_sentinel(url)
         else BlockingConnectionPool.from_url(url, **options)
     )
-    pool.connection_class = _raising_connection_errors(pool.connection_class)
+    made_by: Any = pool.connection_class
+    pool.connection_class = _raising_connection_errors(made_by)
     return pool
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.jobs.fleet_view import FleetView
+from gateway.jobs.letter_object import attempt_object
 from shared.api.errors import StreamReset, job_error
 from shared.protocol.job import Job
 from shared.protocol.job_log import Entry, Transcript, read_journal, tokens_missing
@@ -21,16 +22,6 @@ _MAX_POSITION_COMMANDS = 10_000
 
 def summary(job: Job) -> dict[str, Any]:
     """The fields that a list shows. Times are Unix seconds by Redis' clock."""
-    attempts = [
-        {
-            "worker": attempt.worker,
-            "started_at": attempt.started_at,
-            "ended_at": attempt.ended_at,
-            "outcome": attempt.outcome,
-            "entries": attempt.entries,
-        }
-        for attempt in job.attempts
-    ]
     return {
         "id": job.id,
         "object": "job",
@@ -45,7 +36,10 @@ def summary(job: Job) -> dict[str, Any]:
         "finished_at": job.finished_at,
         "deadline_at": job.deadline_at,
         "expires_at": job.expires_at,
-        "attempts": attempts,
+        "queue_deadline_s": job.queue_deadline_s,
+        "run_deadline_s": job.run_deadline_s,
+        "retried_from": job.retried_from or None,
+        "attempts": [attempt_object(attempt) for attempt in job.attempts],
         "usage": job.usage,
         "status_code": job.status or None,
         "error": _error(job),

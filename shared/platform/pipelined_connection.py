@@ -100,6 +100,10 @@ class PipelinedConnection:
         self._break(RedisConnectionError("closed"))
         await self._release()
 
+    def give_up(self, reason: str) -> None:
+        """End the connection at once; calls in flight fail. The next call connects again."""
+        self._break(RedisConnectionError(reason))
+
     async def connect(self) -> None:
         """Connect, unless connected. Raises redis' errors."""
         if self._link is not None:

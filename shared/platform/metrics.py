@@ -369,6 +369,14 @@ class GatewayMetrics:
             ["what"],
             registry=registry,
         )
+        self.dead_letters_handled = Counter(
+            "flotilla_dead_letters_handled_total",
+            "Dead letters that an operator replayed or dropped",
+            ["action"],
+            registry=registry,
+        )
+        for action in ("replayed", "dropped"):
+            self.dead_letters_handled.labels(action)
         self.maintenance = Gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
             "Unix time at which a maintenance task last completed, in any process",

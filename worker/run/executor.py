@@ -316,5 +316,6 @@ class Executor:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=2.0)
         jobs = [run.job for run in {*self._to_release, *self.runs.values()}]
-        self._metrics.released.labels(reason).inc(len(jobs))
-        return await self._queue.release(jobs, reason, blame=blame) if jobs else {}
+        states = await self._queue.release(jobs, reason, blame=blame) if jobs else {}
+        self._metrics.released.labels(reason).inc(len(states))
+        return states

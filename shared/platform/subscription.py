@@ -50,7 +50,7 @@ class Subscription:
         self.connected = asyncio.Event()
         """Set while messages are received."""
         self._redis = connections.connect(redis_url)
-        self._connection = PipelinedConnection(self._redis, _SILENCE_S, on_message)
+        self._connection = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
         self._channel = channel
         self._on_connected = on_connected
         self._on_lost = on_lost
@@ -90,7 +90,15 @@ class Subscription:
                     await self._connection.lost.wait()
             if self._connection.lost.is_set():
                 raise connections.RedisConnectionError("closed by Redis")
-            await self._connection.call("PING")
+            await self._ping()
+
+    async def _ping(self) -> None:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                await self._connection.call("PING")
+        except TimeoutError:
+            self._connection.give_up("silent")
+            raise connections.RedisTimeoutError(f"silent for {_SILENCE_S:g} s") from None
 
     def observe(self, *, subscribed: bool) -> None:
         """What Redis answers, over another connection, about subscribers of this channel.

@@ -24,6 +24,7 @@ _AGAIN_S = 0.5
 """Between two looks at the room that other workers have."""
 _CHECK_S = 0.25
 _RELEASE_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
 
 
 def how_many(free_slots: int, waiting: int, jobs: int, sequences: int) -> int:
@@ -36,12 +37,16 @@ def how_many(free_slots: int, waiting: int, jobs: int, sequences: int) -> int:
 
 
 def cheapest(runs: Iterable[JobRun], count: int) -> list[JobRun]:
-    """The runs to move first: those that the engine has not begun, then those with least output."""
+    """The runs to move first: those that the engine has not begun, then those with least output.
+
+    Those that no other worker could continue are left out.
+    """
 
     def cost(run: JobRun) -> tuple[bool, int]:
         return run.buffer.reached_engine, run.buffer.completion_tokens
 
-    return sorted((run for run in runs if not run.final_state), key=cost)[:count]
+    movable = [run for run in runs if run.buffer.movable and not run.final_state]
+    return sorted(movable, key=cost)[:count]
 
 
 class Drain:
@@ -96,14 +101,18 @@ class Drain:
 
 
 async def release_all(executor: Executor, reason: str, *, blame: bool) -> None:
-    """Abort and release all jobs; if Redis does not answer, their leases expire."""
+    """Abort and release all jobs; if Redis does not answer for some time, their leases expire."""
     try:
         async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-            states = await executor.release_all(reason, blame=blame)
-    except (RedisError, OSError, TimeoutError) as error:
-        log.warning(
-            "jobs not released, their leases will expire: %s", error or type(error).__name__
-        )
+            while True:
+                try:
+                    states = await executor.release_all(reason, blame=blame)
+                    break
+                except (RedisError, OSError) as error:
+                    log.warning("jobs not released, trying again: %s", error)
+                    await asyncio.sleep(_RETRY_S)
+    except TimeoutError:
+        log.warning("jobs not released: their leases will expire")
         return
     _log_released(reason, states)
 

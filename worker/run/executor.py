@@ -317,10 +317,10 @@ class Executor:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=2.0)
         runs = {*self._to_release, *self.runs.values()}
-        self._metrics.released.labels(reason).inc(len(runs))
         states: dict[str, str] = {}
         for blamed in (True, False):
             jobs = [run.job for run in runs if (blame and run.has_begun) is blamed]
             if jobs:
                 states |= await self._queue.release(jobs, reason, blame=blamed)
+        self._metrics.released.labels(reason).inc(len(states))
         return states

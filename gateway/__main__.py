@@ -24,6 +24,7 @@ from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
 from shared.platform import eviction, fast_paths, logs
 from shared.platform.durability import refuse_volatile
+from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
 from shared.protocol.version import refuse_other_format
 
@@ -62,7 +63,7 @@ def main() -> None:
         proxy_headers=False,  # headers with a client's address are not trusted
         timeout_graceful_shutdown=settings.grace_s + _CLOSE_S,
     )
-    _Server(config, app, settings.grace_s).run(sockets=[listener])
+    _Server(config, app, settings.grace_s, settings.loop_stall_s).run(sockets=[listener])
     if app.format_mismatch:
         print(f"flotilla gateway: {app.format_mismatch}", file=sys.stderr)
         sys.exit(2)
@@ -83,13 +84,17 @@ class _Server(uvicorn.Server):
 
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(self, config: uvicorn.Config, app: InferenceApp, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: InferenceApp, grace_s: float, loop_stall_s: float
+    ) -> None:
         super().__init__(config)
+        self._watchdog = LoopWatchdog(loop_stall_s)
         self._app = app
         self._grace_s = grace_s
 
     async def main_loop(self) -> None:
         """Run until a signal requests the end."""
+        self._watchdog.start()
         self._exit_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 
 from shared.platform import logs
 from shared.platform.pipelined_connection import PipelinedConnection
@@ -29,6 +29,8 @@ _REFUSED_S = 10.0
 
 OnGone = Callable[[int, str], Awaitable[None]]
 """Called with the number of the server and the id of the process."""
+OnLook = Callable[[int, Set[str]], None]
+"""Called with the number of the server and all channels that have subscribers."""
 
 
 class Detector:
@@ -37,9 +39,15 @@ class Detector:
     `on_gone`: what a channel's name begins with -> the handler for processes that had such a one.
     """
 
-    def __init__(self, queue: JobQueue, on_gone: Mapping[str, OnGone]) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        on_gone: Mapping[str, OnGone],
+        on_look: OnLook = lambda _server, _channels: None,
+    ) -> None:
         self._queue = queue
         self._on_gone = on_gone
+        self._on_look = on_look
         self._warn_refused = logs.RareWarning(log)
 
     async def run(self) -> None:
@@ -57,7 +65,10 @@ class Detector:
                     disconnects.connection_lost()
                 delay_s = INTERVAL_S * random.uniform(0.8, 1.0)
                 try:
-                    gone = await _look(connection, disconnects)
+                    asked_at = time.monotonic()
+                    channels = await _channels(connection)
+                    gone = disconnects.look(channels, asked_at, time.monotonic())
+                    self._on_look(server_index, channels)
                     await self._handle(server_index, gone, disconnects)
                 except UNAVAILABLE:
                     disconnects.connection_lost()
@@ -86,8 +97,6 @@ class Detector:
                         raise
 
 
-async def _look(connection: PipelinedConnection, disconnects: Disconnects) -> list[str]:
-    asked_at = time.monotonic()
+async def _channels(connection: PipelinedConnection) -> frozenset[str]:
     reply = await connection.call("PUBSUB", "CHANNELS", keys.CHANNELS_PATTERN)
-    channels = frozenset(channel.decode(errors="replace") for channel in reply)
-    return disconnects.look(channels, asked_at, time.monotonic())
+    return frozenset(channel.decode(errors="replace") for channel in reply)

@@ -168,10 +168,17 @@ def _parsed(chunk: bytes) -> dict[str, Any]:
 
 
 def _comparable(chunk: bytes) -> object:
-    """What is the same in a chunk that is made twice: all but random ids of tool calls."""
+    """What is the same in a chunk that is made twice.
+
+    Not the ids of tool calls, which are random, and not what is the worker's rather than the
+    answer's: its fingerprint, and how much of the prompt it had cached.
+    """
     value = _parsed(chunk)
     if not value:
         return chunk
+    value.pop("system_fingerprint", None)
+    if value.get("usage"):
+        value["usage"].pop("prompt_tokens_details", None)
     for choice in value.get("choices") or ():
         for call in (choice.get("delta") or {}).get("tool_calls") or ():
             if call.get("id"):

@@ -105,7 +105,8 @@ class JobRun:
         """Run the job on the engine, in the calling task."""
         JOURNAL.set(self.buffer)
         if self._continued is None:
-            failure = await self._call_engine()
+            # A job that has ended since it was leased (a deadline) never reaches the engine.
+            failure = None if self.buffer.discarded else await self._call_engine()
         else:
             failure = await self._continue(self._continued)
         if self._release or (self._engine.dead and not self.buffer.discarded):

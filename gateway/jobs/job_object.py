@@ -46,6 +46,7 @@ def summary(job: Job) -> dict[str, Any]:
         "links": {
             "self": f"/jobs/{job.id}",
             "events": f"/jobs/{job.id}/events",
+            "stream": f"/jobs/{job.id}/stream",
             "result": f"/jobs/{job.id}/result",
             "cancel": f"/jobs/{job.id}/cancel",
         },

@@ -43,6 +43,8 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
+
 _REQUEST_FIELDS: dict[str, Schema] = {
     "model": _TEXT | {"description": "one of GET /v1/models"},
     "stream": _YES_NO | {"default": False, "description": "server-sent events"},
@@ -57,6 +59,7 @@ _REQUEST_FIELDS: dict[str, Schema] = {
         "enum": ["auto", "default", "flex", "priority", None],
         "description": "selects the lane in which the request waits; the answer names it",
     },
+    "flotilla": _object("", on_disconnect=_TEXT | {"description": _ON_DISCONNECT}),
 }
 _RESPONSE_FIELDS: dict[str, Schema] = {
     "id": _TEXT,
@@ -217,6 +220,12 @@ _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
 }
 _JSON = "application/json"
 _CALL_HEADERS = {
+    "Idempotency-Key": _TEXT
+    | {
+        "description": "requests with the same key and body are one job for 24 h; 1 to 255 visible "
+        "ASCII characters"
+    },
+    "x-flotilla-on-disconnect": _TEXT | {"description": _ON_DISCONNECT},
     "x-flotilla-queue-deadline": _NUMBER | {"description": "seconds until it has to have started"},
     "x-flotilla-run-deadline": _NUMBER | {"description": "seconds from its first start to its end"},
 }

@@ -42,7 +42,7 @@ def other(stack: Stack) -> Process:
 
 
 @pytest.fixture(scope="module")
-def patient(stack: Stack) -> Process:
+def long_grace(stack: Stack) -> Process:
     """A gateway whose grace is longer than any test."""
     return stack.gateway(disconnect_grace_s=3600)
 
@@ -130,13 +130,13 @@ def test_a_client_that_comes_back_in_time_keeps_the_job(
 
 
 @pytest.mark.parametrize("header", [False, True])
-def test_cancel_ends_the_job_at_once(patient: Process, header: bool) -> None:
+def test_cancel_ends_the_job_at_once(long_grace: Process, header: bool) -> None:
     choice: Any = (
         {"headers": {HEADER: "cancel"}} if header else {"flotilla": {"on_disconnect": "cancel"}}
     )
-    with reading(patient, **choice) as (job_id, _):
+    with reading(long_grace, **choice) as (job_id, _):
         pass
-    wait_for(lambda: job(patient, job_id)["state"] == "cancelled", "it is cancelled")
+    wait_for(lambda: job(long_grace, job_id)["state"] == "cancelled", "it is cancelled")
 
 
 @pytest.mark.parametrize("header", [False, True])

@@ -68,8 +68,6 @@ def test_without_detection_the_run_fails(tmp_path: Path) -> None:
         seed=19,
         rate=1.0,
         kinds=(KillKind.WORKER,),
-        timeout_s=CLIENT_S,
-        end_s=CLIENT_S,
         fleet=FleetShape(workers=3, lease_s=5.0),
         controls=("detection",),
     )

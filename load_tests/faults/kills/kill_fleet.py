@@ -152,7 +152,7 @@ class KillFleet:
         self._processes.close()
 
     def _note_end(self, process: ForkedProcess, status: int) -> None:
-        self.unexpected.append(f"{process.name} ended with {status}:\n{process.tail()[-600:]}")
+        self.unexpected.append(f"{process.name} ended with {status}:\n{process.tail()}")
 
     def _start_worker(self, n: int) -> ForkedProcess:
         self._n_started += 1

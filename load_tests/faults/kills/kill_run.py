@@ -111,6 +111,7 @@ class KillRun:
             asyncio.create_task(self._supervise(fleet)),
             asyncio.create_task(self._verify(client, killer)),
         ]
+        tally.kill_log = killer.log
         began = time.monotonic()
         try:
             clients.start()

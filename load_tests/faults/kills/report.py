@@ -134,6 +134,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
             **{str(kind): _pauses(tally.pauses[kind]) for kind in KillKind},
             "all that end a process": _pauses(tally.killed_pauses()),
         },
+        "long_pauses": tally.long_pauses,
         "left_over": tally.leftovers,
         "ended_by_themselves": tally.ended_by_themselves,
         "failures": failures(result),

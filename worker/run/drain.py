@@ -37,12 +37,16 @@ def how_many(free_slots: int, waiting: int, jobs: int, sequences: int) -> int:
 
 
 def cheapest(runs: Iterable[JobRun], count: int) -> list[JobRun]:
-    """The runs to move first: those that the engine has not begun, then those with least output."""
+    """The runs to move first: those that the engine has not begun, then those with least output.
+
+    Those that no other worker could continue are left out.
+    """
 
     def cost(run: JobRun) -> tuple[bool, int]:
         return run.buffer.reached_engine, run.buffer.completion_tokens
 
-    return sorted((run for run in runs if not run.final_state), key=cost)[:count]
+    movable = [run for run in runs if run.buffer.movable and not run.final_state]
+    return sorted(movable, key=cost)[:count]
 
 
 class Drain:

@@ -31,13 +31,17 @@ def test_no_more_jobs_move_than_other_workers_have_room_for(
 
 
 def test_jobs_with_the_least_work_in_them_move_first() -> None:
-    def run(reached_engine: bool, tokens: int, final_state: str = "") -> Any:
-        buffer = SimpleNamespace(reached_engine=reached_engine, completion_tokens=tokens)
+    def run(
+        reached_engine: bool, tokens: int, final_state: str = "", *, movable: bool = True
+    ) -> Any:
+        buffer = SimpleNamespace(
+            reached_engine=reached_engine, completion_tokens=tokens, movable=movable
+        )
         return SimpleNamespace(buffer=buffer, final_state=final_state)
 
     long, short, waits = run(True, 90), run(True, 3), run(False, 0)
-    ending = run(True, 1, "completed")
-    runs = [long, ending, short, waits]
+    ending, kept = run(True, 1, "completed"), run(True, 1, movable=False)
+    runs = [long, ending, kept, short, waits]
     assert cheapest(runs, 9) == [waits, short, long]
     assert cheapest(runs, 2) == [waits, short]
     assert cheapest(runs, 0) == []

@@ -100,6 +100,7 @@ class Executor:
             start=self._start_suspect,
             runs=lambda: {job_id: run.buffer.log_started for job_id, run in self.runs.items()},
             claiming=lambda: sum(claimer.requested for claimer in self._claimers),
+            usable=lambda: not engine.dead,
             on_end=self._slots_changed,
         )
         self._claimers = [
@@ -307,7 +308,7 @@ class Executor:
         return states
 
     async def release_all(self, reason: str, *, blame: bool) -> dict[str, str]:
-        """Abort and release all jobs; `blame` counts the attempt against each.
+        """Abort and release all jobs; `blame` counts the attempt against each that has begun.
 
         Returns the jobs' new states by id. Raises redis' errors.
         """
@@ -315,7 +316,11 @@ class Executor:
             run.abort(release=True)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=2.0)
-        jobs = [run.job for run in {*self._to_release, *self.runs.values()}]
-        states = await self._queue.release(jobs, reason, blame=blame) if jobs else {}
+        runs = {*self._to_release, *self.runs.values()}
+        states: dict[str, str] = {}
+        for blamed in (True, False):
+            jobs = [run.job for run in runs if (blame and run.has_begun) is blamed]
+            if jobs:
+                states |= await self._queue.release(jobs, reason, blame=blamed)
         self._metrics.released.labels(reason).inc(len(states))
         return states

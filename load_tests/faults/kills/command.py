@@ -16,7 +16,7 @@ from load_tests.harness import machine
 from load_tests.harness.session import parse_names, print_progress, result_path, save_result
 
 _KILLS = 1000
-_RATE = 8.0
+_RATE = 7.0
 _WORKERS = 8
 _CLIENTS = 24
 _LONG_PAUSES = 10

@@ -130,6 +130,7 @@ class KillRun:
                 _check(background)
         finally:
             clients.cancel()
+            await killer.cancel()
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)

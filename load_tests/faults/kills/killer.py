@@ -69,6 +69,12 @@ class Killer:
         """Wait until no worker is stopped any more."""
         await asyncio.gather(*self._background)
 
+    async def cancel(self) -> None:
+        """Let the workers that are stopped go on now."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
     async def _kill_worker(self, planned: PlannedKill) -> None:
         fleet = self._fleet
         while not (free := sorted(set(range(len(fleet.workers))) - fleet.busy)):

@@ -1,25 +1,18 @@
 -- A worker's step log (step_log.py): what it wrote in the last engine steps.
 local STEP_LOG_MS = 86400000 -- step logs outlive their worker by this much at most
 
-local step_logs -- of this call: worker -> its step log
+local WINDOWS = {4, 16, STEPS} -- so many of the last steps are read, until they reach back far enough
+local step_logs -- of this call: worker -> how many jobs were looked for in its step log, and its index
 
--- A worker's step log, read once in a call, and how many jobs' frames were looked for in it.
-local function step_log_of(worker)
-  local steps = step_logs[worker]
-  if not steps then
-    steps = call('LRANGE', key('steps', worker), 0, -1)
-    steps.jobs = 0
-    step_logs[worker] = steps
-  end
-  steps.jobs = steps.jobs + 1
-  return steps
-end
+-- The last steps of a worker, oldest first: sizes, frames, ...
+local function last_steps(worker, count) return call('LRANGE', key('steps', worker), -2 * count, -1) end
 
 local function set_aside_step(worker, i, steps)
+  local at = i - #steps - 1 -- from the end of the list
   dead_letter('steps', worker, 'unreadable step', {sizes = steps[i], frames = steps[i + 1]})
   steps[i], steps[i + 1] = cmsgpack.pack({}), ''
-  redis.call('LSET', key('steps', worker), i - 1, steps[i])
-  redis.call('LSET', key('steps', worker), i, '')
+  redis.call('LSET', key('steps', worker), at, steps[i])
+  redis.call('LSET', key('steps', worker), at + 1, '')
 end
 
 -- Read a frame that begins with `head`; calls `found(seq, entry)` if it is of this generation.
@@ -75,9 +68,12 @@ local function index_steps(worker, steps, size)
 end
 
 -- As scan_steps, for a call that takes many jobs from one worker: Redis serves nobody else meanwhile.
-local function look_up_steps(worker, steps, head, generation, found)
-  steps.index = steps.index or index_steps(worker, steps, #head)
-  local places = steps.index[head] or {}
+local function look_up_steps(worker, of_worker, head, generation, found)
+  if not of_worker.index then
+    of_worker.steps = last_steps(worker, STEPS)
+    of_worker.index = index_steps(worker, of_worker.steps, #head)
+  end
+  local steps, places = of_worker.steps, of_worker.index[head] or {}
   for n = 1, #places, 3 do
     local i = places[n]
     local frames = steps[i + 1]
@@ -86,26 +82,44 @@ local function look_up_steps(worker, steps, head, generation, found)
   end
 end
 
--- The entries that a job's worker has written from number `from` on, if its step log holds them: segments,
--- more than one only where Redis has lost what was between them.
-local function unflushed(id, job, from)
-  local head = string.char(150) .. cmsgpack.pack(id)
+-- Collects a job's entries from number `from` on, as segments: more than one only where Redis has lost what was
+-- between them.
+local function collector(from)
   local segments, first, entries = {}, from, {}
+  local collected = {lowest = math.huge}
   local function close_segment()
     if #entries > 0 then segments[#segments + 1] = pack_segment(first, entries) end
   end
-  local function found(seq, entry)
+  function collected.add(seq, entry)
+    collected.lowest = math.min(collected.lowest, seq)
     if seq > first + #entries then
       close_segment()
       first, entries = seq, {}
     end
     if seq == first + #entries then entries[#entries + 1] = entry end
   end
-  local steps = step_log_of(job.worker)
-  local collect = steps.jobs == 1 and scan_steps or look_up_steps
-  collect(job.worker, steps, head, job.generation, found)
-  close_segment()
-  return segments
+  function collected.segments()
+    close_segment()
+    return segments
+  end
+  return collected
+end
+
+-- The entries that a job's worker has written from number `from` on, if its step log holds them: segments.
+local function unflushed(id, job, from)
+  local head, worker = string.char(150) .. cmsgpack.pack(id), job.worker
+  local of_worker = step_logs[worker] or {jobs = 0}
+  step_logs[worker], of_worker.jobs = of_worker, of_worker.jobs + 1
+  if of_worker.jobs > 1 then
+    local collected = collector(from)
+    look_up_steps(worker, of_worker, head, job.generation, collected.add)
+    return collected.segments()
+  end
+  for _, count in ipairs(WINDOWS) do
+    local steps, collected = last_steps(worker, count), collector(from)
+    scan_steps(worker, steps, head, job.generation, collected.add)
+    if collected.lowest <= from or #steps < 2 * count or count == STEPS then return collected.segments() end
+  end
 end
 
 -- Flush what a job's worker has written to the job's log, whatever becomes of the worker.

@@ -18,6 +18,7 @@ import uvicorn
 from gateway.app import create_app
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
+from gateway.http.half_open import limit_half_open
 from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
@@ -44,6 +45,7 @@ def main() -> None:
         asyncio.run(refuse_other_format(settings.all_redis_urls, settings.shards))
         app = create_app(settings)
         listener = _listen(settings)
+        limit_half_open(listener, settings.write_timeout_s)
     except SettingsError as error:
         print(f"flotilla gateway: {error}", file=sys.stderr)
         sys.exit(2)

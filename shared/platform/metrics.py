@@ -263,7 +263,7 @@ class GatewayMetrics:
             ["limit"],
             registry=registry,
         )
-        for limit in ("time", "address", "descriptors"):
+        for limit in ("time", "write", "address", "descriptors"):
             self.connections_closed.labels(limit)
         self.ttft = FastHistogram(
             "flotilla_ttft_seconds",

@@ -81,6 +81,13 @@ class GatewaySettings(BaseModel):
         le=1,
         description="shortest time between two writes to one stream; 0 writes at once",
     )
+    write_timeout_s: float = Field(
+        60.0,
+        ge=1,
+        le=86_400,
+        description="a client that takes no data for this time, though some waits for it, or whose "
+        "machine does not answer, is disconnected",
+    )
     stream_buffer_bytes: int = Field(
         1 << 20, ge=4096, description="data kept in memory for one slow client"
     )

@@ -18,11 +18,13 @@ import uvicorn
 from gateway.app import create_app
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
+from gateway.http.half_open import limit_half_open
 from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
 from shared.platform import eviction, fast_paths, logs
 from shared.platform.durability import refuse_volatile
+from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
 from shared.protocol.version import refuse_other_format
 
@@ -43,6 +45,7 @@ def main() -> None:
         asyncio.run(refuse_other_format(settings.all_redis_urls, settings.shards))
         app = create_app(settings)
         listener = _listen(settings)
+        limit_half_open(listener, settings.write_timeout_s)
     except SettingsError as error:
         print(f"flotilla gateway: {error}", file=sys.stderr)
         sys.exit(2)
@@ -60,7 +63,7 @@ def main() -> None:
         proxy_headers=False,  # headers with a client's address are not trusted
         timeout_graceful_shutdown=settings.grace_s + _CLOSE_S,
     )
-    _Server(config, app, settings.grace_s).run(sockets=[listener])
+    _Server(config, app, settings.grace_s, settings.loop_stall_s).run(sockets=[listener])
     if app.format_mismatch:
         print(f"flotilla gateway: {app.format_mismatch}", file=sys.stderr)
         sys.exit(2)
@@ -81,13 +84,17 @@ class _Server(uvicorn.Server):
 
     _loop: asyncio.AbstractEventLoop | None = None
 
-    def __init__(self, config: uvicorn.Config, app: InferenceApp, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, app: InferenceApp, grace_s: float, loop_stall_s: float
+    ) -> None:
         super().__init__(config)
+        self._watchdog = LoopWatchdog(loop_stall_s)
         self._app = app
         self._grace_s = grace_s
 
     async def main_loop(self) -> None:
         """Run until a signal requests the end."""
+        self._watchdog.start()
         self._exit_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored: with nohup

@@ -26,6 +26,7 @@ from gateway.jobs.submitter import Submitter
 from gateway.routes import (
     admin,
     autoscale,
+    dead_letters,
     docs,
     health,
     inference,
@@ -33,6 +34,7 @@ from gateway.routes import (
     jobs,
     models,
     openapi,
+    retry,
 )
 from gateway.routes import metrics as metrics_route
 from gateway.routes.inference import InferenceApp
@@ -71,7 +73,9 @@ def create_app(settings: Settings) -> InferenceApp:
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     metrics = GatewayMetrics(registry)
-    authenticator = Authenticator(settings.tenants(), settings.wrong_keys_per_minute, metrics)
+    authenticator = Authenticator(
+        settings.tenants(), settings.wrong_keys_per_minute, metrics, settings.admins()
+    )
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
@@ -105,9 +109,11 @@ def create_app(settings: Settings) -> InferenceApp:
         inference,
         jobs,
         job_stream,
+        retry,
         models,
         autoscale,
         admin,
+        dead_letters,
         health,
         metrics_route,
         docs,
@@ -164,6 +170,7 @@ async def _start(gateway: Gateway) -> None:
     detector = Detector(
         gateway.queue,
         {keys.CONTROL_CHANNEL: lost_workers.reclaim, keys.TOKENS_CHANNEL: lost_gateways.abandon},
+        gateway.relay.check_subscription,
     )
     gateway.tasks.start("relay", gateway.relay.run())
     gateway.tasks.start("fleet view", gateway.fleet.run())

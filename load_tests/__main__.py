@@ -10,6 +10,7 @@ from load_tests.autoscale import command as autoscale
 from load_tests.bench import compare, run
 from load_tests.faults import command as faults
 from load_tests.job_queue import command as queue
+from load_tests.rolling import command as rolling
 from load_tests.soak import command as soak
 from load_tests.vllm import command as vllm
 
@@ -33,6 +34,7 @@ COMMANDS = {
     "autoscale": cast(Command, autoscale),
     "soak": cast(Command, soak),
     "faults": cast(Command, faults),
+    "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),
 }
 

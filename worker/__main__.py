@@ -11,6 +11,7 @@ import uvloop
 
 from shared.platform import eviction, fast_paths, logs
 from shared.platform.durability import refuse_volatile
+from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import Settings, SettingsError, load_settings
 from shared.protocol.version import refuse_other_format
 from worker.engines.protocol import Engine
@@ -36,6 +37,8 @@ async def _run(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
+    # Loading a model may block the loop for minutes.
+    LoopWatchdog(settings.loop_stall_s, lambda: worker.serving).start()
     return await worker.run()
 
 

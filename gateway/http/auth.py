@@ -17,7 +17,7 @@ from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
-from shared.api.errors import TooManyWrongKeys, Unauthorized
+from shared.api.errors import AdminOnly, TooManyWrongKeys, Unauthorized
 from shared.platform.logs import RareWarning
 from shared.platform.metrics import GatewayMetrics
 
@@ -58,12 +58,16 @@ def tenant_of(authorizations: list[bytes], tenants: Mapping[str, str]) -> str:
     if len(authorizations) != 1:
         raise Unauthorized("Send your API key as `Authorization: Bearer <key>`, once.")
     scheme, _, key = authorizations[0].partition(b" ")
-    tenant = tenants.get(hashlib.sha256(key.strip()).hexdigest())
+    tenant = tenants.get(_digest(key))
     if scheme.lower() != b"bearer" or tenant is None:
         raise Unauthorized(
             "This API key is unknown. Keys are configured with FLOTILLA_API_KEYS on the gateway."
         )
     return tenant
+
+
+def _digest(key: bytes) -> str:
+    return hashlib.sha256(key.strip()).hexdigest()
 
 
 def source_of(address: str) -> str:
@@ -80,9 +84,15 @@ class Authenticator:
     """Checks the key of each request."""
 
     def __init__(
-        self, tenants: Mapping[str, str], wrong_keys_per_minute: int, metrics: GatewayMetrics
+        self,
+        tenants: Mapping[str, str],
+        wrong_keys_per_minute: int,
+        metrics: GatewayMetrics,
+        admins: frozenset[str] = frozenset(),
     ) -> None:
+        """`admins`: the SHA-256 of each operator's key, which are among those of `tenants`."""
         self._tenants = tenants
+        self._admins = admins
         self._wrong_keys = WrongKeys(wrong_keys_per_minute, metrics)
 
     async def tenant(self, scope: Any) -> str:
@@ -101,6 +111,15 @@ class Authenticator:
         if peer is not None:
             peer.authenticated = True
         return tenant
+
+    def check_admin(self, scope: Any) -> None:
+        """Raises AdminOnly unless the key of this request, which is valid, is an operator's.
+
+        Where no keys are configured every client is an operator.
+        """
+        keys = [value for name, value in scope["headers"] if name == b"authorization"]
+        if self._tenants and _digest(keys[0].partition(b" ")[2]) not in self._admins:
+            raise AdminOnly("This route needs one of the keys in FLOTILLA_ADMIN_KEYS.")
 
 
 class _Source:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from shared.api.errors import BadRequest
 
 _IDEMPOTENCY_KEY, _ON_DISCONNECT = b"idempotency-key", b"x-flotilla-on-disconnect"
-_NAMES = frozenset({_IDEMPOTENCY_KEY, _ON_DISCONNECT})
+_QUEUE_DEADLINE, _RUN_DEADLINE = b"x-flotilla-queue-deadline", b"x-flotilla-run-deadline"
+_NAMES = frozenset({_IDEMPOTENCY_KEY, _ON_DISCONNECT, _QUEUE_DEADLINE, _RUN_DEADLINE})
+_SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,3})?")
+MAX_DEADLINE_S = 30 * 86_400
 _VISIBLE = re.compile(rb"[!-~]{1,255}")
 
 
 class CallHeaders(NamedTuple):
-    """Empty: the client did not send it."""
+    """Empty or None: the client did not send it."""
 
     idempotency_key: str = ""
     on_disconnect: str = ""
+    queue_deadline_s: float | None = None
+    run_deadline_s: float | None = None
 
 
 _NONE = CallHeaders()
 
 
 def call_headers(headers: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
-    """Those of a request. Raises BadRequest for an invalid key, or a header that is there twice."""
+    """Those of a request. Raises BadRequest for an invalid one, or one that is there twice."""
     found = [each for each in headers if each[0] in _NAMES]
     if not found:
         return _NONE
@@ -34,4 +39,23 @@ def call_headers(headers: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
     key = values.get(_IDEMPOTENCY_KEY)
     if key is not None and not _VISIBLE.fullmatch(key):
         raise BadRequest("`Idempotency-Key` must have 1 to 255 visible ASCII characters.")
-    return CallHeaders((key or b"").decode(), values.get(_ON_DISCONNECT, b"").decode("latin-1"))
+    return CallHeaders(
+        (key or b"").decode(),
+        values.get(_ON_DISCONNECT, b"").decode("latin-1"),
+        _seconds(values, _QUEUE_DEADLINE),
+        _seconds(values, _RUN_DEADLINE),
+    )
+
+
+def _seconds(values: Mapping[bytes, bytes], header: bytes) -> float | None:
+    value = values.get(header)
+    if value is None:
+        return None
+    if not _SECONDS.fullmatch(value) or not 0 < float(value) <= MAX_DEADLINE_S:
+        name = header.decode()
+        raise BadRequest(
+            f"`{name}` must be a number of seconds, above 0 and at most {MAX_DEADLINE_S}, with at "
+            "most three decimals.",
+            name,
+        )
+    return float(value)

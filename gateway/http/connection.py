@@ -69,6 +69,7 @@ class Connection(HttpToolsProtocol):
         self._all = all_connections
         self._unparsed = 0  # bytes since the last end of a head or part of a body
         self._in_head = False
+        self._unsent_bytes = 0  # when the client was last waited for to read
         self._refused = False
         self._discarded_bytes = 0  # bytes after the refusal
         self._upgrading = False  # what follows may be of another protocol, and is discarded
@@ -200,14 +201,18 @@ class Connection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Called by asyncio: the client does not read fast enough."""
         super().pause_writing()
-        if not self.peer.authenticated:
-            self._all.wait_for(self)  # it does not read its answer
+        self._unsent_bytes = self.transport.get_write_buffer_size()
+        self._all.wait_for_reader(self)
 
     def resume_writing(self) -> None:
         """Called by asyncio: the client has read enough."""
         super().resume_writing()
-        if self._busy():
+        if self._busy() or self.peer.authenticated:
             self._all.serve(self)
+
+    def write_paused(self) -> bool:
+        """The client has to read before more of its answer is written."""
+        return bool(self.flow.write_paused)
 
     def is_idle(self) -> bool:
         """Between two requests."""
@@ -215,7 +220,15 @@ class Connection(HttpToolsProtocol):
 
     def expire(self) -> None:
         """The deadline has passed: refuse an unfinished request, or close the connection."""
-        if self._in_head and not self._refused and not self._busy():
+        if self.write_paused() and not self._refused:
+            unsent_bytes = self.transport.get_write_buffer_size()
+            if unsent_bytes < self._unsent_bytes:  # it reads, slowly
+                self._unsent_bytes = unsent_bytes
+                self._all.wait_for_reader(self)
+            else:
+                self._all.count_closed("write")
+                self.drop()
+        elif self._in_head and not self._refused and not self._busy():
             self._refuse(HeadersTimeout("The headers of the request did not arrive in time."))
         else:
             if not self._refused:

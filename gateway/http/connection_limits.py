@@ -2,8 +2,8 @@
 
 A connection has a deadline while its client has to act: to send a request or the rest of its
 headers, or to read its answer. One timer checks all deadlines once a second. Connections whose
-requests are being answered have none, nor do those between two requests that have sent a valid key:
-uvicorn closes these after a few seconds.
+clients read their answers as they come have none, nor do those between two requests that have sent
+a valid key: uvicorn closes these after a few seconds.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class LimitedConnection(Protocol):
     kept_bytes: int
     """Bytes of an unfinished head that are counted for its address."""
 
+    def write_paused(self) -> bool:
+        """The client has to read before more of its answer is written."""
+
     def is_idle(self) -> bool:
         """Between two requests."""
 
@@ -81,6 +84,7 @@ class Connections:
         """`most`: see `most_connections`."""
         self.max_header_bytes = settings.max_header_bytes
         self._timeout_s = settings.header_timeout_s
+        self._write_timeout_s = settings.write_timeout_s
         self._most_waiting = settings.max_waiting_connections
         self._most = most
         self._metrics = metrics
@@ -109,7 +113,7 @@ class Connections:
             len(open_connections),
         )
         for connection in self._watched:
-            if connection.deadline < inf:
+            if connection.deadline < inf and not connection.peer.authenticated:
                 self._drop(connection, "descriptors")
                 return True
         return self._shed_idle() > 0
@@ -132,15 +136,24 @@ class Connections:
         if connection.deadline == inf:
             self._watch(connection, self._timeout_s)
 
+    def wait_for_reader(self, connection: LimitedConnection) -> None:
+        """The client has to read some of its answer now."""
+        seconds = self._write_timeout_s
+        if not connection.peer.authenticated:
+            seconds = min(seconds, self._timeout_s)
+        self._watch(connection, seconds)
+
     def linger(self, connection: LimitedConnection) -> None:
         """The client was refused and gets no other answer."""
         self._watch(connection, _LINGER_S)
 
     def serve(self, connection: LimitedConnection) -> None:
         """The headers of a request are complete, so its answer begins."""
+        self._keep(connection, 0)
+        if connection.write_paused():
+            return  # by an earlier answer
         connection.deadline = inf
         connection.was_waiting = False
-        self._keep(connection, 0)
         if connection.peer.authenticated:
             self._watched.pop(connection, None)
 

@@ -24,6 +24,9 @@ PUBLIC_PATHS = frozenset(
 )
 """Paths that need no key. Every other path needs one if keys are configured, new routes too."""
 
+TENANT_PATHS = frozenset({"/admin/autoscale"})
+"""Paths under /admin that any key may use; the others need an operator's."""
+
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """The client's own `x-request-id`; None if there is none or it has other characters."""
@@ -119,6 +122,8 @@ class Authentication:
             try:
                 tenant = await self._authenticator.tenant(scope)
                 scope.setdefault("state", {})["tenant"] = tenant
+                if scope["path"].startswith("/admin/") and scope["path"] not in TENANT_PATHS:
+                    self._authenticator.check_admin(scope)
             except FlotillaError as error:
                 await error_response(error, self._metrics, scope)(scope, receive, send)
                 return

@@ -9,7 +9,7 @@ from gateway.jobs.on_disconnect import keep_s
 from shared.api.endpoints import Endpoint
 from shared.platform.settings import Settings
 from shared.protocol.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
-from shared.protocol.job import NewJob, new_job_id, new_job_id_in, shard_in
+from shared.protocol.job import Job, NewJob, new_job_id, new_job_id_in, shard_in
 
 _ID_TRIES = 16
 
@@ -62,6 +62,29 @@ class JobFactory:
         kept_s = keep_s(on_disconnect) if on_disconnect else None
         ttl_s = self._settings.result_ttl_s
         return self._job(endpoint, tenant, pool, request, body, ttl_s, "", kept_s, idempotency)
+
+    def repeated(
+        self, job: Job, body: bytes, new_id: str = "", idempotency: IdempotencyKey | None = None
+    ) -> NewJob:
+        """A detached job with the request of one that has ended. `new_id`: empty for a new one."""
+        return NewJob(
+            id=new_id or self._job_id(idempotency),
+            tenant=job.tenant,
+            pool=job.pool,
+            lane=job.lane,
+            model=job.model,
+            endpoint=job.endpoint,
+            body=body,
+            stream=job.stream,
+            ttl_s=self._settings.result_ttl_s,
+            max_attempts=self._settings.max_attempts,
+            deadline_s=job.total_deadline_s,
+            metadata=job.metadata,
+            run_deadline_s=job.run_deadline_s,
+            queue_deadline_s=job.queue_deadline_s,
+            retried_from=job.id,
+            idempotency=idempotency,
+        )
 
     def _job(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.jobs.fleet_view import FleetView
+from gateway.jobs.letter_object import attempt_object
 from shared.api.errors import StreamReset, job_error
 from shared.protocol.job import Job
 from shared.protocol.job_log import Entry, Transcript, read_journal, tokens_missing
@@ -21,16 +22,6 @@ _MAX_POSITION_COMMANDS = 10_000
 
 def summary(job: Job) -> dict[str, Any]:
     """The fields that a list shows. Times are Unix seconds by Redis' clock."""
-    attempts = [
-        {
-            "worker": attempt.worker,
-            "started_at": attempt.started_at,
-            "ended_at": attempt.ended_at,
-            "outcome": attempt.outcome,
-            "entries": attempt.entries,
-        }
-        for attempt in job.attempts
-    ]
     return {
         "id": job.id,
         "object": "job",
@@ -45,13 +36,17 @@ def summary(job: Job) -> dict[str, Any]:
         "finished_at": job.finished_at,
         "deadline_at": job.deadline_at,
         "expires_at": job.expires_at,
-        "attempts": attempts,
+        "queue_deadline_s": job.queue_deadline_s,
+        "run_deadline_s": job.run_deadline_s,
+        "retried_from": job.retried_from or None,
+        "attempts": [attempt_object(attempt) for attempt in job.attempts],
         "usage": job.usage,
         "status_code": job.status or None,
         "error": _error(job),
         "links": {
             "self": f"/jobs/{job.id}",
             "events": f"/jobs/{job.id}/events",
+            "stream": f"/jobs/{job.id}/stream",
             "result": f"/jobs/{job.id}/result",
             "cancel": f"/jobs/{job.id}/cancel",
         },
@@ -70,10 +65,11 @@ async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]
 
 
 async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
-    """All fields: position while it is queued, text so far while it runs, result if it has one.
+    """All fields: position while it is queued, text so far once it was started, result if it has
+    one.
 
     `usage` is what the worker counted at the end, here as in a list. `usage_so_far` is the sum of
-    the journal: for a job that runs, or that was not ended by its worker.
+    the journal, over all attempts: for a job that runs, or that was not ended by its worker.
     """
     fields = summary(job)
     if job.state is JobState.QUEUED:
@@ -83,23 +79,27 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
             fields["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
             if reason:
                 fields["wait_reason"] = reason
-    else:
-        entries = await queue.entries(job.id, 0)
-        completed = job.state is JobState.COMPLETED
-        if tokens_missing(entries) or (completed and not entries):
-            lost = StreamReset("The log of this job has lost tokens.")
-            fields["error"] = fields["error"] or json.loads(lost.to_openai())["error"]
-            fields["text"], fields["choices"] = None, []
-        else:
-            transcript = transcript_of(entries)
-            choices = transcript.choices()
-            fields["text"] = choices[0]["text"] if choices else ""
-            fields["choices"] = choices
-            if fields["usage"] is None and transcript.prompt_tokens:
-                fields["usage_so_far"] = transcript.usage()
+    if job.state is not JobState.QUEUED or job.attempts:
+        _add_output(fields, job, await queue.entries(job.id, 0))
     if job.result and job.content_type.startswith("application/json"):
         fields["result"] = json.loads(job.result)
     return fields
+
+
+def _add_output(fields: dict[str, Any], job: Job, entries: Sequence[Entry]) -> None:
+    """The text and the usage that the log of a job that was started adds up to."""
+    completed = job.state is JobState.COMPLETED
+    if tokens_missing(entries) or (completed and not entries):
+        lost = StreamReset("The log of this job has lost tokens.")
+        fields["error"] = fields["error"] or json.loads(lost.to_openai())["error"]
+        fields["text"], fields["choices"] = None, []
+        return
+    transcript = transcript_of(entries)
+    choices = transcript.choices()
+    fields["text"] = choices[0]["text"] if choices else ""
+    fields["choices"] = choices
+    if fields["usage"] is None and transcript.prompt_tokens:
+        fields["usage_so_far"] = transcript.usage()
 
 
 def transcript_of(entries: Sequence[Entry]) -> Transcript:

@@ -13,6 +13,7 @@ from gateway.maintenance.celery_process import CeleryProcess
 from gateway.maintenance.tasks import REPAIR, MaintenanceTasks, celery_intervals, timer_intervals
 from shared.platform import eviction
 from shared.platform.durability import refuse_volatile
+from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
 from shared.platform.tasks import end
@@ -35,6 +36,7 @@ async def run(settings: Settings, stdout: int) -> int:
     await eviction.refuse_evicting(settings.all_redis_urls)
     await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
     await refuse_other_format(settings.all_redis_urls, settings.shards)
+    LoopWatchdog(settings.loop_stall_s).start()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -139,6 +139,10 @@ class InferenceApp:
         job = gateway.factory.attached(
             endpoint, tenant, model.pool, request, body, sent.on_disconnect, key or None
         )
+        if sent.queue_deadline_s or sent.run_deadline_s:
+            job = job._replace(
+                queue_deadline_s=sent.queue_deadline_s, run_deadline_s=sent.run_deadline_s
+            )
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )

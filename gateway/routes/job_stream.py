@@ -6,8 +6,10 @@ calls this in front of FastAPI.
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, NoReturn
 from urllib.parse import parse_qsl
 
@@ -20,10 +22,12 @@ from gateway.streaming.answer import JobAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.received_events import StreamPosition
 from shared.api.errors import BadRequest
+from shared.platform.redis_client import UNAVAILABLE
 from shared.protocol.job import Job
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
+_REDIS_PATIENCE_S, _RETRY_S = 5.0, 0.1
 _PATH = re.compile(r"/jobs/([^/]+)/stream")
 _AFTER, _CRC32 = r"^[0-9]{1,15}$", r"^[0-9A-Fa-f]{1,8}$"
 _SYNTAX = {"after": _AFTER, "crc32": _CRC32}
@@ -64,10 +68,26 @@ async def resume(
     """
     _refuse_body(scope)
     position = stream_position(scope["query_string"])
-    job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
-    answer = await answer_of(gateway, job, position, received, request_id)
+
+    async def begin() -> JobAnswer:
+        job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
+        return await answer_of(gateway, job, position, received, request_id)
+
+    answer = await _patiently(begin)
     gateway.metrics.resumed.inc()
     return answer
+
+
+async def _patiently(begin: Callable[[], Awaitable[JobAnswer]]) -> JobAnswer:
+    """Repeat it for a while where Redis is away: the client has lost one connection already."""
+    until = time.monotonic() + _REDIS_PATIENCE_S
+    while True:
+        try:
+            return await begin()
+        except UNAVAILABLE:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(_RETRY_S)
 
 
 async def answer_of(

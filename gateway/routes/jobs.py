@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http import sse
 from gateway.http.body import Limits, parse_json, raw_member, read_body
-from gateway.http.call_headers import call_headers
+from gateway.http.call_headers import MAX_DEADLINE_S, call_headers
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_lookup import job_of, no_such_job
@@ -41,6 +41,9 @@ _MAX_SCAN = 1000
 """Jobs that one page of a filtered list examines; the cursor continues from there."""
 
 
+Deadline = Annotated[float | None, Field(ge=0.001, le=MAX_DEADLINE_S)]
+
+
 class JobRequest(BaseModel):
     """The body of POST /jobs."""
 
@@ -50,7 +53,9 @@ class JobRequest(BaseModel):
     body: dict[str, Any]
     lane: str | None = None
     on_disconnect: str | None = None
-    deadline_s: float | None = Field(None, gt=0, le=30 * 86_400)
+    deadline_s: Deadline = None
+    queue_deadline_s: Deadline = None
+    run_deadline_s: Deadline = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=16)
     )
@@ -81,6 +86,8 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
     )._replace(
         lane=job_request.lane or checked.lane,
         deadline_s=job_request.deadline_s,
+        queue_deadline_s=sent.queue_deadline_s or job_request.queue_deadline_s,
+        run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s,
         metadata=job_request.metadata,
     )
     joined = await gateway.submitter.submit(new)

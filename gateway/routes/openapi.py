@@ -16,6 +16,7 @@ from gateway.routes.jobs import JobRequest
 from shared.api.endpoints import ENDPOINTS
 from shared.protocol.lanes import CLIENT_LANES
 from shared.protocol.states import JobState
+from shared.queue.dead_letters import KINDS
 
 Schema = dict[str, Any]
 
@@ -42,6 +43,8 @@ def _ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
+
 _REQUEST_FIELDS: dict[str, Schema] = {
     "model": _TEXT | {"description": "one of GET /v1/models"},
     "stream": _YES_NO | {"default": False, "description": "server-sent events"},
@@ -56,6 +59,7 @@ _REQUEST_FIELDS: dict[str, Schema] = {
         "enum": ["auto", "default", "flex", "priority", None],
         "description": "selects the lane in which the request waits; the answer names it",
     },
+    "flotilla": _object("", on_disconnect=_TEXT | {"description": _ON_DISCONNECT}),
 }
 _RESPONSE_FIELDS: dict[str, Schema] = {
     "id": _TEXT,
@@ -136,8 +140,11 @@ _SCHEMAS: dict[str, Schema] = {
         created_at=_NUMBER | {"description": "Unix seconds"},
         started_at=_MAYBE_NUMBER,
         finished_at=_MAYBE_NUMBER,
-        deadline_at=_MAYBE_NUMBER,
+        deadline_at=_MAYBE_NUMBER | {"description": "the deadline that applies now"},
         expires_at=_MAYBE_NUMBER,
+        queue_deadline_s=_MAYBE_NUMBER | {"description": "from submit to the first start"},
+        run_deadline_s=_MAYBE_NUMBER | {"description": "from the first start to the end"},
+        retried_from=_MAYBE_TEXT | {"description": "the job whose request this one repeats"},
         attempts=_list(_ANYTHING),
         usage=_MAYBE_OBJECT,
         usage_so_far=_MAYBE_OBJECT | {"description": "while `usage` is null"},
@@ -158,6 +165,36 @@ _SCHEMAS: dict[str, Schema] = {
         has_more=_YES_NO,
         next_cursor=_MAYBE_TEXT,
     ),
+    "DeadLetter": _object(
+        "id object created_at what reason subject job_id job attempts replayable values",
+        id=_TEXT,
+        object={"const": "dead_letter"},
+        created_at=_NUMBER | {"description": "Unix seconds"},
+        what={"enum": list(KINDS)},
+        reason=_TEXT,
+        subject=_TEXT | {"description": "the job's id, or a key in Redis"},
+        job_id=_MAYBE_TEXT,
+        job=_object("", tenant=_TEXT, pool=_TEXT, model=_TEXT, endpoint=_TEXT),
+        attempts=_list(_ANYTHING),
+        replayable=_YES_NO | {"description": "its job's request is still kept"},
+        values={"type": "object", "additionalProperties": _TEXT}
+        | {"description": "what was set aside, 4 KiB of each value"},
+    ),
+    "DeadLetterList": _object(
+        "object data has_more next_cursor",
+        object={"const": "list"},
+        data=_list(_ref("DeadLetter")),
+        has_more=_YES_NO,
+        next_cursor=_MAYBE_TEXT,
+    ),
+    "Replay": _object(
+        "id object job_id retried_from tenant",
+        id=_TEXT,
+        object={"const": "dead_letter.replay"},
+        job_id=_TEXT | {"description": "the new job"},
+        retried_from=_TEXT,
+        tenant=_TEXT,
+    ),
     "Model": _object("id object", id=_TEXT, object={"const": "model"}, flotilla=_ANYTHING),
     "ModelList": _object("object data", object={"const": "list"}, data=_list(_ref("Model"))),
 }
@@ -172,12 +209,26 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     ("get", "/jobs/{job_id}"): {"200": "Job"},
     ("get", "/jobs/{job_id}/result"): {"202": "Job"},
     ("post", "/jobs/{job_id}/cancel"): {"200": "Job"},
+    ("post", "/jobs/{job_id}/retry"): {"202": "Job"},
+    ("get", "/admin/dead"): {"200": "DeadLetterList"},
+    ("get", "/admin/dead/{letter_id}"): {"200": "DeadLetter"},
+    ("post", "/admin/dead/{letter_id}/replay"): {"202": "Replay"},
 }
 _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/events",
     "/jobs/{job_id}/stream",
 }
 _JSON = "application/json"
+_CALL_HEADERS = {
+    "Idempotency-Key": _TEXT
+    | {
+        "description": "requests with the same key and body are one job for 24 h; 1 to 255 visible "
+        "ASCII characters"
+    },
+    "x-flotilla-on-disconnect": _TEXT | {"description": _ON_DISCONNECT},
+    "x-flotilla-queue-deadline": _NUMBER | {"description": "seconds until it has to have started"},
+    "x-flotilla-run-deadline": _NUMBER | {"description": "seconds from its first start to its end"},
+}
 
 
 def install(app: FastAPI, *, with_keys: bool) -> None:
@@ -216,6 +267,10 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if method == "post" and path in _BODIES:
         content = {_JSON: {"schema": _ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
+        operation.setdefault("parameters", []).extend(
+            {"name": name, "in": "header", "required": False, "schema": header}
+            for name, header in _CALL_HEADERS.items()
+        )
     answers = operation["responses"]
     answers.pop(
         "422", None

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from gateway.http import sse
+from gateway.streaming.choice_numbers import ChoiceNumbers
 from gateway.streaming.context import StreamContext
 from gateway.streaming.log_event import LogEvent, ReadMode
 from gateway.streaming.reader import Reader
@@ -85,6 +86,7 @@ async def _follow(
 ) -> AsyncIterator[tuple[bytes, str]]:
     """Parts of the response, each with the id of the last event that the client has with it."""
     last_id, skip = str(after), after.chunks
+    numbers = ChoiceNumbers(context.queue, job_id)
     yield b"retry: 1000\n\n", last_id
     await context.queue.watch(job_id, context.gateway_id, follow=True)
     reader.resync()  # the log holds what was published before this gateway watched
@@ -111,7 +113,9 @@ async def _follow(
                 last_id = str(event.seq)
                 yield sse.event(job.state, await context.job_object(job), last_id), last_id
                 return
-            for data, last_id in _render(event)[skip:]:
+            if event.kind == FrameKind.DELTAS:
+                await numbers.prepare(event.payload)
+            for data, last_id in _render(event, numbers)[skip:]:
                 yield data, last_id
             if event.seq:
                 skip = 0
@@ -121,10 +125,10 @@ def _in_progress(job: Job, last_id: str) -> bytes:
     return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS}, last_id)
 
 
-def _render(event: LogEvent) -> list[tuple[bytes, str]]:
+def _render(event: LogEvent, numbers: ChoiceNumbers) -> list[tuple[bytes, str]]:
     """Events with their ids."""
     if event.kind == FrameKind.DELTAS:
-        return _render_deltas(event)
+        return _render_deltas(event, numbers)
     if event.kind == FrameKind.CHUNK:
         chunks = [data for data in sse.split(event.payload) if data != _DONE]
         ids = [f"{event.seq}.{k}" for k in range(1, len(chunks))] + [str(event.seq)]
@@ -135,14 +139,14 @@ def _render(event: LogEvent) -> list[tuple[bytes, str]]:
     return []
 
 
-def _render_deltas(event: LogEvent) -> list[tuple[bytes, str]]:
+def _render_deltas(event: LogEvent, numbers: ChoiceNumbers) -> list[tuple[bytes, str]]:
     """One event with the text of each choice; several steps of one are joined."""
     texts: dict[tuple[int, int], str] = {}
     for delta in event.payload:
         if isinstance(delta, Delta):
             sequence = (delta.call, delta.choice)
             texts[sequence] = texts.get(sequence, "") + delta.text
-    choices = [{"index": choice, "text": text} for (_, choice), text in texts.items()]
+    choices = [{"index": numbers.of(*which), "text": text} for which, text in texts.items()]
     if not choices:
         return []
     data = json.dumps({"choices": choices}, ensure_ascii=False).encode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from math import inf
 from time import monotonic
@@ -61,7 +61,7 @@ class Relay:
         self._queue = queue
         self._metrics = metrics
         self._warn_malformed = logs.RareWarning(log)
-        channel = keys.tokens_channel(gateway_id)
+        self._channel = channel = keys.tokens_channel(gateway_id)
         self._subscriptions = [
             Subscription(
                 url,
@@ -69,6 +69,7 @@ class Relay:
                 self._dispatch,
                 partial(self._on_connected, server),
                 partial(self._on_lost, server),
+                metrics.silent_subscriptions.inc,
             )
             for server, url in enumerate(urls)
         ]
@@ -96,6 +97,10 @@ class Relay:
         """Whether frames of the shard's jobs can arrive; else readers have nothing but the log."""
         server = server_index(shard, len(self._subscriptions))
         return self._subscriptions[server].connected.is_set()
+
+    def check_subscription(self, server: int, channels: Set[str]) -> None:
+        """Subscribe anew if this gateway's channel is not among those with subscribers."""
+        self._subscriptions[server].observe(subscribed=self._channel in channels)
 
     # --- readers ---
 

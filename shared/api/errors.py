@@ -3,6 +3,7 @@
     FlotillaError
     ├── BadRequest             400
     ├── Unauthorized           401
+    ├── AdminOnly              403
     ├── NotFound               404
     ├── ModelNotFound          404
     ├── NotSupported           404
@@ -15,6 +16,7 @@
     ├── TooManyConnections     503
     ├── GatewayStopped         503
     ├── UnsupportedMediaType   415
+    ├── NotRepeatable          409
     ├── IdempotencyKeyReused   422
     ├── JobFailed              500
     │   ├── WorkerLost         500
@@ -24,6 +26,8 @@
     │   ├── Cancelled          409
     │   ├── Unattended         409
     │   └── DeadlineExceeded   504
+    │       ├── QueueDeadlineExceeded 504
+    │       └── RunDeadlineExceeded   504
     ├── QueueFull              503
     ├── NoWorker               503
     ├── AutoscalerSilent       503
@@ -88,6 +92,12 @@ class Unauthorized(FlotillaError):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
         return [(b"www-authenticate", b"Bearer")]
+
+
+class AdminOnly(FlotillaError):
+    """The route is for operators, and the key is not one of theirs."""
+
+    status, code, type = 403, "admin_only", "invalid_request_error"
 
 
 class NotFound(FlotillaError):
@@ -167,6 +177,12 @@ class UnsupportedMediaType(FlotillaError):
     status, code, type = 415, "unsupported_media_type", "invalid_request_error"
 
 
+class NotRepeatable(FlotillaError):
+    """The job's request can't be submitted again."""
+
+    status, code, type, final = 409, "not_repeatable", "invalid_request_error", True
+
+
 class IdempotencyKeyReused(FlotillaError):
     """The idempotency key belongs to a request with another body."""
 
@@ -219,6 +235,18 @@ class DeadlineExceeded(JobFailed):
     """The job's deadline has passed."""
 
     status, code, final = 504, "deadline_exceeded", True
+
+
+class QueueDeadlineExceeded(DeadlineExceeded):
+    """No worker has started the job before its queue deadline."""
+
+    code = "queue_deadline_exceeded"
+
+
+class RunDeadlineExceeded(DeadlineExceeded):
+    """The job was not complete at its run deadline."""
+
+    code = "run_deadline_exceeded"
 
 
 class QueueFull(FlotillaError):
@@ -284,6 +312,15 @@ _ENDS: dict[str, tuple[type[JobFailed], str]] = {
         "cancelled. Its output so far is kept: `text` and `choices` of GET /jobs/{job_id}.",
     ),
     "deadline_exceeded": (DeadlineExceeded, "The deadline of this job has passed."),
+    "queue_deadline_exceeded": (
+        QueueDeadlineExceeded,
+        "No worker was free before the queue deadline of this job, so it was not started.",
+    ),
+    "run_deadline_exceeded": (
+        RunDeadlineExceeded,
+        "The run deadline of this job has passed. Its output so far is kept: `text` and `choices` "
+        "of GET /jobs/{job_id}.",
+    ),
 }
 
 

@@ -144,6 +144,14 @@ def _refusals() -> set[str]:
     return codes
 
 
+def _silent_subscriptions(registry: CollectorRegistry) -> Counter:
+    return Counter(
+        "flotilla_silent_subscriptions_total",
+        "Subscriptions given up and made anew because nothing arrived on them any more",
+        registry=registry,
+    )
+
+
 def _malformed(registry: CollectorRegistry, *kinds: str) -> Counter:
     counter = Counter(
         "flotilla_malformed_values_total",
@@ -213,6 +221,7 @@ class GatewayMetrics:
             ["task"],
             registry=registry,
         )
+        self.silent_subscriptions = _silent_subscriptions(registry)
         self.malformed = _malformed(registry, "worker", "model", "scale", "frame")
         self.redis_writable = Gauge(
             "flotilla_redis_writable",
@@ -254,7 +263,7 @@ class GatewayMetrics:
             ["limit"],
             registry=registry,
         )
-        for limit in ("time", "address", "descriptors"):
+        for limit in ("time", "write", "address", "descriptors"):
             self.connections_closed.labels(limit)
         self.ttft = FastHistogram(
             "flotilla_ttft_seconds",
@@ -360,6 +369,14 @@ class GatewayMetrics:
             ["what"],
             registry=registry,
         )
+        self.dead_letters_handled = Counter(
+            "flotilla_dead_letters_handled_total",
+            "Dead letters that an operator replayed or dropped",
+            ["action"],
+            registry=registry,
+        )
+        for action in ("replayed", "dropped"):
+            self.dead_letters_handled.labels(action)
         self.maintenance = Gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
             "Unix time at which a maintenance task last completed, in any process",
@@ -376,6 +393,7 @@ class WorkerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         _add_build_info(registry)
         self.reaper = ReaperMetrics(registry)
+        self.silent_subscriptions = _silent_subscriptions(registry)
         self.malformed = _malformed(registry, "control message")
         self.info = Gauge(
             "flotilla_worker_info",
@@ -398,7 +416,7 @@ class WorkerMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in ("drained", "engine_died", "id_taken", "run_failed"):
+        for reason in ("handed_over", "drained", "engine_died", "id_taken", "run_failed"):
             self.released.labels(reason)
         self.retried = Counter(
             "flotilla_jobs_retried_total",

@@ -82,7 +82,14 @@ class PipelinedConnection:
             raise RedisConnectionError(f"Connection to Redis {self._server} lost")
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(reply)
-        link.write(hiredis.pack_command(command))  # type: ignore[arg-type]  # its stub says one
+        data = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub says one
+        try:
+            link.write(data)
+        except RuntimeError as error:
+            # uvloop refuses to write on a connection that has ended, and may call `_on_lost` later,
+            # or never if the connection ended while it was taken over from redis-py.
+            self._on_lost(error)
+            return reply
         if self._timeout is None:
             self._n_replies_checked = self._n_replies
             self._timeout = self._loop.call_later(self._timeout_s, self._check_replies)
@@ -92,6 +99,10 @@ class PipelinedConnection:
         """Calls in flight fail; the next one would connect again."""
         self._break(RedisConnectionError("closed"))
         await self._release()
+
+    def give_up(self, reason: str) -> None:
+        """End the connection at once; calls in flight fail. The next call connects again."""
+        self._break(RedisConnectionError(reason))
 
     async def connect(self) -> None:
         """Connect, unless connected. Raises redis' errors."""

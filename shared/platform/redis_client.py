@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -19,6 +20,9 @@ TIMEOUT_S = 5.0
 """Limit for a reply. A call that timed out may have been executed: scripts may be sent again."""
 BLOCK_S = 5.0
 """How long one blocking read waits; its socket timeout is longer."""
+
+_CLOSED = "the handler is closed"
+"""In uvloop's error for a write to a closed connection."""
 
 UNAVAILABLE = (RedisConnectionError, RedisTimeoutError, OSError)
 """Errors of a server that can't be reached now; the same call may succeed later."""
@@ -66,9 +70,34 @@ def _pool(url: str, max_connections: int, **options: Any) -> BlockingConnectionP
         # has closed: one failed call for each of them after a restart.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
-    if is_sentinel(url):
-        return sentinel.pool(url, **options)
-    return BlockingConnectionPool.from_url(url, **options)
+    pool = (
+        sentinel.pool(url, **options)
+        if is_sentinel(url)
+        else BlockingConnectionPool.from_url(url, **options)
+    )
+    made_by: Any = pool.connection_class
+    pool.connection_class = _raising_connection_errors(made_by)
+    return pool
+
+
+@cache
+def _raising_connection_errors(base: Any) -> Any:
+    """A class of connections on which a write to a closed connection raises redis' own error.
+
+    uvloop raises a RuntimeError instead of an OSError if the connection was lost before the write,
+    and redis-py passes it on.
+    """
+
+    class Connection(base):  # type: ignore[misc]
+        async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                await super().send_packed_command(*args, **kwargs)
+            except RuntimeError as error:
+                if _CLOSED not in str(error):
+                    raise
+                raise RedisConnectionError("Connection to Redis lost") from error
+
+    return Connection
 
 
 def server_name(redis: Any) -> str:

@@ -42,7 +42,7 @@ class ScriptsMissing(NoScriptError, RedisConnectionError):
 _ERRORS = {"NOSCRIPT": ScriptsMissing, "OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 _NO_FUNCTION = "Function not found"
 _INCOMPLETE = object()
-_TRANSPORT_METHODS = ("write", "abort", "get_protocol", "set_protocol")
+_TRANSPORT_METHODS = ("write", "abort", "is_closing", "get_protocol", "set_protocol")
 
 TAKE_OVER = FastPath("redis-py's transport")
 
@@ -68,6 +68,9 @@ async def open_link(pool: Any, on_reply: OnReply, on_lost: OnLost) -> Link:
         # There is no public way to the transport of a connection that redis-py has set up.
         transport: Any = getattr(getattr(connection, "_writer", None), "transport", None)
         if all(hasattr(transport, name) for name in _TRANSPORT_METHODS):
+            if transport.is_closing():  # nothing will report its end to a link
+                await connection.disconnect(nowait=True)
+                raise RedisConnectionError("Redis has closed a new connection")
             return TransportLink(connection, transport, on_reply, on_lost)
         TAKE_OVER.disable("a connection of redis-py has no `_writer` with a transport")
     return PublicLink(connection, on_reply, on_lost)

@@ -4,10 +4,10 @@ A message is one or more frames back to back, each a msgpack array `[job id, seq
 journal, payload]`. The gateway decodes the array (C code), finds the job's reader, completes the
 chunk from its template (chunk_template.py) and writes it: no JSON is parsed per token. `seq` is the
 number of the job's log entry, so a lost frame shows as a gap and is read from the log. `generation`
-counts the job's leases: frames of two attempts are never mixed in one answer. Journal and payload
-of a step are its entry in the log (job_log.py). The journal of the last frame is the number of
-tokens that the worker generated, nil or empty if the worker did not end the job; STARTED has no
-journal.
+counts the job's leases: a frame of the next one is delivered only if it continues what was
+delivered (gateway/streaming/entry_order.py). Journal and payload of a step are its entry in the log
+(job_log.py). The journal of the last frame is the number of tokens that all attempts at the job
+have generated, nil or empty if no worker ended the job; STARTED has no journal.
 """
 
 from __future__ import annotations

@@ -134,6 +134,8 @@ class Job:
     """The deadline that applies now."""
     queue_deadline_s: float | None
     run_deadline_s: float | None
+    total_deadline_s: float | None
+    """Seconds from submit to the deadline for the whole job."""
     retried_from: str
     ttl_s: float
     attempts: tuple[Attempt, ...]

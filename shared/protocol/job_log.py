@@ -1,7 +1,7 @@
 """The log of a job: what its client was sent (chunks) and what the engine generated (journal).
 
-Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` of its frame and the
-`id:` of its event. An entry is two msgpack objects back to back:
+Entries are numbered 1, 2, 3, ... without a gap, over all attempts at the job: an entry's number is
+the `seq` of its frame and the `id:` of its event. An entry is two msgpack objects back to back:
 
 - the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
   Prompt, each with its logprobs behind that if they were requested, and `id` for the usual Delta,
@@ -9,7 +9,7 @@ Entries are numbered 1, 2, 3, ... without a gap: an entry's number is the `seq` 
   `id` needs no array, and nil is no record;
 - the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
   of a job a string instead, its terminal state. The journal of that entry is the number of tokens
-  that the worker generated, nil if the worker did not end the job.
+  that all attempts have generated, nil if no worker ended the job.
 
 A worker's output is in its step log first (step_log.py). A few steps later it is flushed to the log
 of its job, a Redis list of segments: the number of the first entry, how many there are, and the

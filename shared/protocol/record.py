@@ -146,7 +146,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
     created_us: int = reader.read("created_us", int)
     error_code: str = reader.read_optional("error_code", bytes.decode) or ""
     finished_at = reader.read_optional("finished_us", _seconds)
-    attempts = reader.read_optional("history", _read_history) or []
+    attempts = reader.read_optional("history", read_history) or []
     if lease and lease.worker:
         last = Attempt(lease.worker, int(lease.started_us) / 1e6, finished_at, state)
         # The record of a job that failed when it was taken back has its last attempt twice.
@@ -167,6 +167,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         deadline_at=reader.read_optional("deadline_us", _seconds),
         queue_deadline_s=int(request.queue_ms) / 1e3 if request.queue_ms else None,
         run_deadline_s=int(request.run_ms) / 1e3 if request.run_ms else None,
+        total_deadline_s=int(request.total_ms) / 1e3 if request.total_ms else None,
         retried_from=request.retried_from,
         ttl_s=int(request.ttl_ms) / 1e3,
         attempts=tuple(attempts),
@@ -205,7 +206,7 @@ def _read_request(packed: bytes) -> Request:
     if request.lane not in CLIENT_LANES or not all(isinstance(word, str) for word in request):
         raise ValueError("not a request")
     int(request.ttl_ms), int(request.max_attempts)
-    int(request.queue_ms or 0), int(request.run_ms or 0)
+    int(request.queue_ms or 0), int(request.run_ms or 0), int(request.total_ms or 0)
     if not isinstance(json.loads(request.metadata or "{}"), dict):
         raise ValueError("metadata is no object")
     return request
@@ -229,7 +230,8 @@ def _read_response(packed: bytes) -> ResponseInfo:
     return response
 
 
-def _read_history(packed: bytes) -> list[Attempt]:
+def read_history(packed: bytes) -> list[Attempt]:
+    """From the record's field, or a dead letter. Raises ValueError, TypeError or LookupError."""
     return [
         Attempt(
             a["worker"],

@@ -6,9 +6,8 @@ Redis works per step, not per job and token. A step log is a list per worker and
 (job_log.py) together with its neighbours, at the latest before its step would drop out of the step
 log. So a worker that is lost leaves everything that others need.
 
-The first entry of an attempt is put into the job's log by the call that publishes it. A job without
-a log has shown nothing to any client, whatever became of its worker: only such a job may be started
-anew.
+The first entry of an attempt is put into the job's log by the call that publishes it. Whatever
+takes a job from its worker flushes the rest, and the next attempt continues the log.
 
 Who may write is decided per worker as well. Its fence in Redis is a fencing token that it must
 present. A script that changes a job that a worker holds (cancel, expire, reap, watch, ...) deletes

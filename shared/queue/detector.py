@@ -1,7 +1,7 @@
 """The detector: notices within 200 ms that a process has lost its connection to Redis.
 
-Every gateway and the maintenance process run one. It asks each server ten times a second for the
-channels that have subscribers, over a connection of its own. What it misses, it reports to the
+Every gateway and the maintenance process run one. It asks each server up to ten times a second for
+the channels that have subscribers, over a connection of its own. What it misses, it reports to the
 handler of that kind of channel; several processes may report the same.
 """
 
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 
 from shared.platform import logs
 from shared.platform.pipelined_connection import PipelinedConnection
@@ -23,12 +23,18 @@ from shared.queue.job_queue import JobQueue
 log = logging.getLogger("flotilla.detector")
 
 INTERVAL_S = 0.1
+_AT_FULL_RATE = 3
+"""So many gateways ask at this interval. More ask less often each: together they miss a process
+as soon, and the load on Redis does not grow with their number."""
+_LONGEST_S = 1.0
 _RETRY_S = 0.1
 _REFUSED_S = 10.0
 """Until the next try if Redis refuses the command: its user may not call PUBSUB."""
 
 OnGone = Callable[[int, str], Awaitable[None]]
 """Called with the number of the server and the id of the process."""
+OnLook = Callable[[int, Set[str]], None]
+"""Called with the number of the server and all channels that have subscribers."""
 
 
 class Detector:
@@ -37,9 +43,15 @@ class Detector:
     `on_gone`: what a channel's name begins with -> the handler for processes that had such a one.
     """
 
-    def __init__(self, queue: JobQueue, on_gone: Mapping[str, OnGone]) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        on_gone: Mapping[str, OnGone],
+        on_look: OnLook = lambda _server, _channels: None,
+    ) -> None:
         self._queue = queue
         self._on_gone = on_gone
+        self._on_look = on_look
         self._warn_refused = logs.RareWarning(log)
 
     async def run(self) -> None:
@@ -55,9 +67,12 @@ class Detector:
                 if connection.losses > losses:
                     losses = connection.losses
                     disconnects.connection_lost()
-                delay_s = INTERVAL_S * random.uniform(0.8, 1.0)
                 try:
-                    gone = await _look(connection, disconnects)
+                    asked_at = time.monotonic()
+                    channels = await _channels(connection)
+                    delay_s = random.uniform(0.8, 1.0) * interval_s(channels)
+                    gone = disconnects.look(channels, asked_at, time.monotonic())
+                    self._on_look(server_index, channels)
                     await self._handle(server_index, gone, disconnects)
                 except UNAVAILABLE:
                     disconnects.connection_lost()
@@ -86,8 +101,12 @@ class Detector:
                         raise
 
 
-async def _look(connection: PipelinedConnection, disconnects: Disconnects) -> list[str]:
-    asked_at = time.monotonic()
+def interval_s(channels: Set[str]) -> float:
+    """The time between two looks, by how many gateways are among the subscribers."""
+    n_gateways = sum(channel.startswith(keys.TOKENS_CHANNEL) for channel in channels)
+    return min(_LONGEST_S, INTERVAL_S * max(1.0, n_gateways / _AT_FULL_RATE))
+
+
+async def _channels(connection: PipelinedConnection) -> frozenset[str]:
     reply = await connection.call("PUBSUB", "CHANNELS", keys.CHANNELS_PATTERN)
-    channels = frozenset(channel.decode(errors="replace") for channel in reply)
-    return disconnects.look(channels, asked_at, time.monotonic())
+    return frozenset(channel.decode(errors="replace") for channel in reply)

@@ -10,8 +10,10 @@ from collections.abc import Set
 
 CONFIRM_S = 0.05
 """Shortest time between the first look that misses a channel and the one that confirms it."""
-RETURN_S = 2.0
+RETURN_S = 1.0
 """After Redis was away, processes have so long to subscribe again."""
+LATE_S = 5.0
+"""The same while most of them are missing: the network is slow to come back, not they."""
 SLOW_S = 1.0
 """A look that takes longer means that Redis stood still: processes may have to reconnect."""
 
@@ -56,7 +58,8 @@ class Disconnects:
         }
         self._seen = channels
         self._seen_before -= channels
-        if asked_at - self._connected_at >= RETURN_S:
+        mostly_back = len(self._seen_before) <= len(channels)
+        if asked_at - self._connected_at >= (RETURN_S if mostly_back else LATE_S):
             gone += sorted(self._seen_before)
             self._seen_before = set()
         return gone

@@ -179,6 +179,12 @@ class JobQueue:
             values = error
         return await self.parse_record(job_id, WHOLE, values)
 
+    async def request_body(self, job_id: str) -> bytes:
+        """The body of the job's HTTP request; empty if there is no such job."""
+        shard = checked_shard(job_id)
+        body: bytes | None = await self.servers.of(shard).hget(keys.job(shard, job_id), "body")
+        return body or b""
+
     async def parse_record(
         self, job_id: str, fields: Sequence[str], reply: Sequence[bytes | None] | Exception
     ) -> Job | None:

@@ -85,7 +85,7 @@ class Reaper:
             due, cancelled = await self._queue.cancel_unattended(shard, _AT_ONCE)
             self._metrics.reaped.labels(JobState.CANCELLED).inc(len(cancelled))
             for job_id in cancelled:
-                log.info("%s cancelled: no client follows it", job_id)
+                log.debug("%s cancelled: no client follows it", job_id)
             more = due >= _AT_ONCE
 
     async def _reap(self, shard: int) -> None:

@@ -190,30 +190,31 @@ def test_a_worker_whose_engine_dies_releases_its_jobs_and_exits_with_an_error(
     stack: Stack,
 ) -> None:
     gateway = stack.gateway()
-    worker = stack.worker(sim_faults="die_after_steps=1", **SLOW_FIRST_TOKEN)
-    first = Call(gateway, request("first", max_tokens=400, ignore_eos=True))
-    second = Call(gateway, request("prompt " * 20, max_tokens=4, stream=True))
+    worker = stack.worker(sim_faults="die_after_steps=200", **FAST)
+    whole = Call(gateway, request("whole", max_tokens=400, ignore_eos=True))
+    streamed = Call(gateway, request("streamed", max_tokens=400, ignore_eos=True, stream=True))
     assert worker.popen.wait(30) == 1
-    stack.worker(**FAST)
-    for call in (first, second):
+    survivor = stack.worker(**FAST)
+    for call in (whole, streamed):
         call.join(30)
         assert call.status == 200
-    outcomes = {
-        attempt["outcome"]
-        for call in (first, second)
-        for attempt in job(gateway, call.headers["x-flotilla-job-id"])["attempts"]
-    }
-    assert outcomes == {"engine_died", "completed"}
+        done = job(gateway, call.headers["x-flotilla-job-id"])
+        assert done["usage"]["completion_tokens"] == 400
+        assert [each["outcome"] for each in done["attempts"]] == ["engine_died", "completed"]
+    assert streamed.lines[-1] == "data: [DONE]"
+    assert streamed.text == done["text"]
+    assert survivor.metric("flotilla_tokens_taken_over_total") >= 40
 
 
 def test_a_hung_engine_loses_its_jobs(stack: Stack) -> None:
     gateway = stack.gateway()
     worker = stack.worker(sim_faults="hang_after_steps=3", engine_stall_s=0.5, **FAST)
-    call = Call(gateway, request("hangs", max_tokens=50, ignore_eos=True))
+    call = Call(gateway, request("hangs", max_tokens=50, ignore_eos=True, stream=True))
     assert worker.popen.wait(30) == 1
     stack.worker(**FAST)
     call.join(30)
-    assert call.status == 200
+    assert call.lines[-1] == "data: [DONE]"
+    assert job(gateway, call.headers["x-flotilla-job-id"])["text"] == call.text
 
 
 def test_a_job_that_kills_its_workers_fails_after_max_attempts(stack: Stack) -> None:

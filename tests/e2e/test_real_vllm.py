@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -394,6 +395,8 @@ async def test_prompts_of_one_call_start_in_different_turns_of_the_loop() -> Non
     turn, turns = 0, []
 
     class Starts:
+        model_config = SimpleNamespace(logits_processors=[])
+
         async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
             turns.append(turn)
             return

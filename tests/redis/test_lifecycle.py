@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.platform.settings import Settings
+from shared.protocol.job import LeasedJob
+from shared.queue.job_queue import JobQueue
+from tests.redis.conftest import submit
+from tests.redis.executors import chat
+from worker.claim.queue_consumer import QueueConsumer
 from worker.engines.simulated.engine import SimulatedEngine
+from worker.run import stalls
 from worker.run.lifecycle import Worker
 from worker.run.registration import Registration
 
@@ -60,3 +68,50 @@ async def test_a_worker_that_is_stopped_exits_without_an_error(
         await serving.wait()
         worker.stop()
         assert await running == 0
+
+
+def claims_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_: QueueConsumer, count: int, *, left_over: int = 0) -> list[LeasedJob]:
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(QueueConsumer, "claim", never)
+
+
+def output_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(queue: JobQueue, *_: object) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(JobQueue, "start_emit", never)
+
+
+@pytest.mark.parametrize(
+    ("wedge", "logged"),
+    [
+        (claims_hang, "the claims on Redis server 0 have stood still"),
+        (output_hangs, "output of shard 0 was not sent"),
+    ],
+)
+async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exits(
+    redis_url: str,
+    queue: JobQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wedge: Callable[[pytest.MonkeyPatch], None],
+    logged: str,
+) -> None:
+    monkeypatch.setattr(stalls, "STALL_S", 2.0)
+    monkeypatch.setattr("worker.claim.queue_consumer.BLOCK_S", 0.5)
+    wedge(monkeypatch)
+    settings = Settings(
+        redis_url=redis_url, engine="simulated", worker_port=0, lease_s=1.0, drain_deadline_s=0.2
+    )
+    worker = Worker(settings, SimulatedEngine(settings), CollectorRegistry())
+    running = asyncio.create_task(worker.run())
+    job = await submit(queue, pool="simulated", body=chat(8000, ignore_eos=True), stream=False)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await running == 1
+    assert logged in caplog.text
+    shown = await queue.get(job.id)
+    assert shown is not None
+    assert shown.state == "queued"

@@ -111,6 +111,22 @@ async def test_a_lost_connection_fails_the_calls_in_flight_and_the_next_call_rec
     assert not connection.lost.is_set()
 
 
+async def test_a_connection_that_ended_unnoticed_is_lost_with_the_next_write(
+    connection: PipelinedConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await connection.call("PING")
+
+    def write(data: bytes) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    monkeypatch.setattr(connection._link, "write", write)
+    reply = connection.send("PING")
+    with pytest.raises(RedisConnectionError, match="the handler is closed"):
+        await reply
+    assert connection.lost.is_set()
+    assert await connection.call("PING") == b"PONG"
+
+
 async def test_a_cancelled_call_does_not_shift_the_replies(connection: PipelinedConnection) -> None:
     await connection.call("PING")
     gone = asyncio.create_task(connection.call("ECHO", "gone"))

@@ -10,7 +10,7 @@ from redis import Redis
 
 from shared.protocol import keys
 from shared.protocol.job import NewJob
-from shared.protocol.lanes import DEFAULT, FLEX, LANES, PRIORITY
+from shared.protocol.lanes import DEFAULT, FLEX, LANES, PRIORITY, RETRY_LANE
 from shared.protocol.states import JobEvent
 from shared.queue.depths import LaneDepth, depths, position, positions
 from shared.queue.job_queue import JobQueue
@@ -100,7 +100,7 @@ async def test_depths_of_released_jobs(queue: JobQueue) -> None:
     assert lanes == dict.fromkeys(LANES, (0, 0)) | {FLEX: (1, 0)}
     await claim(queue)
     lanes = {d.lane: (d.waiting, d.in_progress) for d in await depths(queue)}
-    assert lanes == {"retry": (0, 1), PRIORITY: (0, 0), DEFAULT: (0, 0), FLEX: (0, 0)}
+    assert lanes == dict.fromkeys(LANES, (0, 0)) | {RETRY_LANE: (0, 1)}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 100])

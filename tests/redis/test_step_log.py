@@ -346,6 +346,48 @@ async def test_ending_several_jobs_of_one_worker_flushes_each(
         assert entry_texts(await queue.entries(job.id, 0)) == expected
 
 
+@pytest.mark.parametrize("first", range(3))
+async def test_text_that_looks_like_frames_is_no_output_of_jobs_that_end_together(
+    queue: JobQueue, store: Redis, first: int
+) -> None:
+    """The step log is read once for all of them."""
+    for _ in range(3):
+        await submit(queue)
+    jobs = await claim(queue)
+    texts: dict[str, list[bytes]] = {job.id: [] for job in jobs}
+    for seq in (1, 2, 3):
+        outputs = []
+        for n, job in enumerate(jobs):
+            text = b"".join(forged_frame(other, seq) for other in jobs[n:] + jobs[:n])
+            texts[job.id].append(text)
+            outputs.append(entry_output(job, seq, (text,), None))
+        await emit(queue, outputs)
+    for job in [*jobs[first:], *jobs[:first]]:
+        await queue.release([job], "alone", blame=False) if first == 2 else expire_lease(store, job)
+    await queue.reap(0, 1.0)
+    store.delete(keys.steps(0, WORKER))
+    for job in jobs:
+        assert entry_texts(await queue.entries(job.id, 0)) == texts[job.id]
+
+
+@pytest.mark.parametrize("damage", [b"\xc1", b"\x00", b"\x91\xcd\xff\xff"])
+async def test_a_damaged_step_is_set_aside_once_for_jobs_that_end_together(
+    queue: JobQueue, store: Redis, damage: bytes
+) -> None:
+    for _ in range(4):
+        await submit(queue, stream=False)
+    jobs = await claim(queue)
+    for seq in (1, 2, 3):
+        await emit(queue, [output(job, seq) for job in jobs])
+    store.lset(keys.steps(0, WORKER), 4, damage)  # the sizes of the third step
+    for job in jobs:
+        expire_lease(store, job)
+    assert len(await queue.reap(0, 1.0)) == 4
+    assert store.xlen(keys.dead_letters(0)) == 1
+    for job in jobs:
+        assert [e.seq for e in await queue.entries(job.id, 0)] == [1, 2]
+
+
 # --- what Redis has lost ---
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 from shared.platform.backoff import Backoff
@@ -40,6 +41,8 @@ class Claimer:
         start: Callable[[LeasedJob], None],
     ) -> None:
         self.requested = 0
+        self.turn_began: float | None = None
+        """When it last decided what to do, on the monotonic clock; None when it has ended."""
         self._consumer = consumer
         self._decide = decide
         self._start = start
@@ -59,6 +62,7 @@ class Claimer:
                     log.warning("claim failed, next try in %.2f s: %s", retry_s, error)
                     await asyncio.sleep(retry_s)
         finally:
+            self.turn_began = None
             await self._consumer.close()
 
     def slots_changed(self) -> None:
@@ -73,6 +77,7 @@ class Claimer:
         self._changed.set()
 
     async def _claim_once(self) -> None:
+        self.turn_began = time.monotonic()
         self._changed.clear()
         decision = self._decide()
         if decision.count == 0:

@@ -41,7 +41,8 @@ class Isolation:
     """One worker's part in running the suspects of its pool.
 
     `start` is called with each suspect. `runs` returns the worker's jobs by id, and whether each
-    has made output. `claiming` returns how many more jobs its claims in flight may bring.
+    has made output. `claiming` returns how many more jobs its claims in flight may bring, `usable`
+    whether the engine can run jobs.
     `on_end` is called when the worker may claim other jobs again.
     """
 
@@ -56,6 +57,7 @@ class Isolation:
         start: Callable[[LeasedJob], None],
         runs: Callable[[], Mapping[str, bool]],
         claiming: Callable[[], int],
+        usable: Callable[[], bool],
         on_end: Callable[[], None],
     ) -> None:
         self.isolated = False
@@ -68,6 +70,7 @@ class Isolation:
         self._start = start
         self._runs = runs
         self._claiming = claiming
+        self._usable = usable
         self._on_end = on_end
         self._found = asyncio.Event()
         self._stopped = False
@@ -128,7 +131,7 @@ class Isolation:
             isolated=self.isolated,
             others=len(runs) - len(self._taken) + self._claiming(),
             unproven=sum(not runs[job_id] for job_id in self._taken),
-            draining=self._stopped,
+            draining=self._stopped or not self._usable(),
         )
 
     async def _isolate(self, now: SuspectSnapshot) -> None:

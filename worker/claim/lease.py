@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from math import inf
 
 from shared.platform.redis_client import RedisError
 from shared.protocol.job import LeasedJob
@@ -41,6 +42,8 @@ class Lease:
     ) -> None:
         self.worker_id = worker_id
         self.lease_s = lease_s
+        self.renewed_at = [-inf] * queue.shards
+        """For each shard, when Redis last renewed the leases, on the monotonic clock."""
         self._fence_tokens = [""] * queue.shards
         self._losses = [0] * queue.shards  # `queue.losses` when the token was issued
         self._queue = queue
@@ -70,6 +73,7 @@ class Lease:
                 shard, self.worker_id, self.fence_token(shard), self.lease_s, jobs
             )
             self._fence_tokens[shard], self._losses[shard] = renewal.fence_token, losses
+            self.renewed_at[shard] = time.monotonic()
             for stream in streams:
                 stream.fence_token = renewal.fence_token
                 if stream.job.id in renewal.lost:

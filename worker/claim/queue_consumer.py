@@ -15,12 +15,15 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from shared.platform.pipelined_connection import PipelinedConnection
-from shared.platform.redis_client import BLOCK_S, TIMEOUT_S, Redis
+from shared.platform.redis_client import BLOCK_S, Redis
 from shared.platform.servers import shards_on
 from shared.protocol import keys
 from shared.protocol.job import LeasedJob
 from shared.queue.job_queue import JobQueue
 from worker.claim.advertised_slots import AdvertisedSlots
+
+_SILENCE_S = 2.0
+"""How much later than its time-out the reply to a blocking pop may come."""
 
 
 class QueueConsumer:
@@ -48,7 +51,7 @@ class QueueConsumer:
         self._lease_s = lease_s
         self._advertised_slots = advertised_slots
         self._on_suspects = on_suspects
-        self._connection = PipelinedConnection(redis, BLOCK_S + TIMEOUT_S)
+        self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
         self._shards = deque(shards_on(server_index, len(queue.servers), queue.shards))
         self._wake_up_keys = [keys.wake_ups(shard, pool) for shard in self._shards]
         self._blocking_pop: asyncio.Future[Any] | None = None

@@ -81,6 +81,9 @@ class Journal(Protocol):
         `decoded_again`: how many tokens of the past it decodes once more for that.
         """
 
+    def keep_here(self) -> None:
+        """No engine could continue this call: the job is not handed over to another worker."""
+
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """Call number `call` has a prompt of `n_tokens` tokens and is about to enter the engine."""
 

@@ -1,6 +1,6 @@
 """What a job's log holds of its answer so far: where the next attempt has to continue. Pure.
 
-`read_continuation` turns the entries of the log into a `Continuation`: the past of each engine
+`ContinuationReader` turns the entries of the log into a `Continuation`: the past of each engine
 call, and the chunks that the client has. The engine makes these once more; `SentChunks` drops
 them, after a comparison with the log.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class ContinuationDiffers(Exception):
 class Continuation:
     """The answer so far, over all earlier attempts."""
 
-    last_seq: int
+    last_seq: int = 0
     """Number of the log's last entry."""
     pasts: dict[int, Past] = field(default_factory=dict)
     """By engine call; of every call that has reached the engine."""
@@ -47,45 +47,43 @@ class Continuation:
     """It has decoded `chunks`, as the gateways have."""
 
 
-def read_continuation(entries: Sequence[Entry]) -> Continuation:
-    """The sum of a log that begins with its first entry. Raises UnusableLog."""
-    for number, entry in enumerate(entries, 1):
-        if entry.lost or entry.seq != number:
-            raise UnusableLog(f"entry {number} of the log is lost")
-    continuation = Continuation(len(entries))
-    deltas: dict[int, list[Generated]] = {}
-    try:
+class ContinuationReader:
+    """Adds up the entries of a log, from the first one on. `continuation` has the sum."""
+
+    def __init__(self) -> None:
+        self.continuation = Continuation()
+        self._deltas: dict[int, list[Generated]] = {}
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add the next entries. Raises UnusableLog."""
         for entry in entries:
-            _add_chunks(continuation, entry)
-            for record in read_journal(entry.journal, entry.items):
-                _add_record(continuation, deltas, record)
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise UnusableLog(f"the log can't be read: {error!r}") from error
-    if len(deltas) != len(continuation.pasts):
-        raise UnusableLog("the log has tokens of a call without its prompt")
-    return continuation
+            self.continuation.last_seq += 1
+            if entry.lost or entry.seq != self.continuation.last_seq:
+                raise UnusableLog(f"entry {self.continuation.last_seq} of the log is lost")
+            try:
+                self._add_chunks(entry)
+                for record in read_journal(entry.journal, entry.items):
+                    self._add_record(record)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise UnusableLog(f"entry {entry.seq} of the log can't be read") from error
 
+    def _add_chunks(self, entry: Entry) -> None:
+        for item in entry.items:
+            chunk = self.continuation.decoder.decode([item])
+            if isinstance(item, bytes):
+                self.continuation.chunks.append(chunk)
 
-def _add_chunks(continuation: Continuation, entry: Entry) -> None:
-    for item in entry.items:
-        chunk = continuation.decoder.decode([item])
-        if isinstance(item, bytes):
-            continuation.chunks.append(chunk)
-
-
-def _add_record(
-    continuation: Continuation, deltas: dict[int, list[Generated]], record: Delta | Prompt
-) -> None:
-    call = record.call
-    if isinstance(record, Prompt):
-        deltas[call] = []
-        continuation.pasts[call] = Past(deltas[call], _texts(record.logprobs))
-        continuation.prompt_tokens += record.tokens
-    else:
-        ids = tuple(record.token_ids)
-        made = Generated(record.choice, ids, record.text, _logprobs(record.logprobs))
-        deltas.setdefault(call, []).append(made)
-        continuation.completion_tokens += len(ids)
+    def _add_record(self, record: Delta | Prompt) -> None:
+        whole, call = self.continuation, record.call
+        if isinstance(record, Prompt):
+            self._deltas[call] = []
+            whole.pasts[call] = Past(self._deltas[call], _texts(record.logprobs))
+            whole.prompt_tokens += record.tokens
+        else:
+            ids = tuple(record.token_ids)
+            made = Generated(record.choice, ids, record.text, _logprobs(record.logprobs))
+            self._deltas[call].append(made)  # a call without a prompt is a LookupError
+            whole.completion_tokens += len(ids)
 
 
 def _logprobs(packed: Any) -> Logprobs | None:
@@ -168,10 +166,17 @@ def _parsed(chunk: bytes) -> dict[str, Any]:
 
 
 def _comparable(chunk: bytes) -> object:
-    """What is the same in a chunk that is made twice: all but random ids of tool calls."""
+    """What is the same in a chunk that is made twice.
+
+    Not the ids of tool calls, which are random, and not what is the worker's rather than the
+    answer's: its fingerprint, and how much of the prompt it had cached.
+    """
     value = _parsed(chunk)
     if not value:
         return chunk
+    value.pop("system_fingerprint", None)
+    if value.get("usage"):
+        value["usage"].pop("prompt_tokens_details", None)
     for choice in value.get("choices") or ():
         for call in (choice.get("delta") or {}).get("tool_calls") or ():
             if call.get("id"):

@@ -55,9 +55,10 @@ class ContinuedOutputBuffer(OutputBuffer):
         self._sent: SentChunks | None = None
 
     def continue_from(self, continuation: Continuation) -> None:
-        """Continue here; call it before the engine is called."""
+        """Continue here; call it before the engine is called. Takes over the chunks."""
         self._continuation = continuation
         self._sent = SentChunks(continuation.chunks)
+        continuation.chunks = []
         self._seq = continuation.last_seq
         self._encoder = DeltaEncoder(continuation.decoder)
         self.prompt_tokens = continuation.prompt_tokens

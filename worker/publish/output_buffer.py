@@ -37,6 +37,7 @@ class OutputBuffer(JobStream):
         "completion_tokens",
         "discarded",
         "log_started",
+        "movable",
         "prompt_tokens",
         "reached_engine",
         "unflushed",
@@ -54,6 +55,8 @@ class OutputBuffer(JobStream):
         """The latest frames, those whose entries are not in the job's log yet."""
         self.log_started = False
         """This attempt's first entry is in the job's log, or on its way there."""
+        self.movable = True
+        """Another worker can continue the job, whatever its output is."""
         self._id = job.id
         self._kind = int(FrameKind.CHUNK if job.stream else FrameKind.DELTAS)
         self._last_kind = int(FrameKind.LAST_CHUNK if job.stream else FrameKind.DELTAS)
@@ -75,6 +78,10 @@ class OutputBuffer(JobStream):
     def continued(self, how: str, decoded_again: int) -> None:
         """See `Journal.continued`."""
         raise AssertionError(f"there is no past to continue by {how}")
+
+    def keep_here(self) -> None:
+        """See `Journal.keep_here`."""
+        self.movable = False
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """See `Journal.prompt`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -61,7 +62,9 @@ class Publisher:
         self._unsent: list[dict[OutputBuffer, PendingResult | None]] = [
             {} for _ in range(queue.shards)
         ]
-        self._in_flight = [False] * queue.shards  # one call per shard at a time keeps the order
+        # One call per shard at a time keeps the order.
+        self.sending_since: list[float | None] = [None] * queue.shards
+        """For each shard, when its call in flight began, on the monotonic clock."""
         self._send_next = [False] * queue.shards  # as soon as the call in flight is done
         self._stopped = False
         self._retries: set[asyncio.Task[None]] = set()
@@ -108,7 +111,7 @@ class Publisher:
             self._no_step_flush = None
         for shard, unsent in enumerate(self._unsent):
             if unsent:
-                if self._in_flight[shard]:
+                if self.sending_since[shard] is not None:
                     self._send_next[shard] = True
                 else:
                     self._send(shard)
@@ -126,7 +129,7 @@ class Publisher:
         batch = self._collect(shard)
         if not batch.outputs:
             return
-        self._in_flight[shard] = True
+        self.sending_since[shard] = time.monotonic()
         self._metrics.flushes.inc()
         batch.close(self._schedules[shard])
         fence_token = self._lease.fence_token(shard)
@@ -191,7 +194,7 @@ class Publisher:
         """The call was carried out; `lost`: jobs that had ended before, and their states."""
         for buffer, pending in batch.pending_results.items():
             pending.resolve(lost.get(buffer.job.id, "ok"))
-        self._in_flight[shard] = False
+        self.sending_since[shard] = None
         if self._send_next[shard]:
             self._send_next[shard] = False
             self._send(shard)

@@ -29,6 +29,7 @@ from worker.claim.lease import Lease
 from worker.claim.queue_consumer import QueueConsumer
 from worker.engines.protocol import Engine
 from worker.publish.publisher import Publisher
+from worker.run import stalls
 from worker.run.job_run import JobRun, Outcome
 from worker.run.slots import SlotAccounting
 from worker.run.totals import WorkTotals
@@ -86,6 +87,7 @@ class Executor:
         self._worker_id = worker_id
         self._lease_s = lease_s
         self._to_release: list[JobRun] = []
+        self._released: set[JobRun] = set()  # those that their engine has not aborted yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._blocking = [connections.connect_blocking(url) for url in urls]
@@ -98,6 +100,7 @@ class Executor:
             start=self._start_suspect,
             runs=lambda: {job_id: run.buffer.log_started for job_id, run in self.runs.items()},
             claiming=lambda: sum(claimer.requested for claimer in self._claimers),
+            usable=lambda: not engine.dead,
             on_end=self._slots_changed,
         )
         self._claimers = [
@@ -183,7 +186,9 @@ class Executor:
             log.exception("run failed")
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
-        if outcome is Outcome.RELEASE:
+        if run in self._released:
+            self._released.discard(run)
+        elif outcome is Outcome.RELEASE:
             self._to_release.append(run)
         else:
             self.totals.add(run)
@@ -246,6 +251,15 @@ class Executor:
         self._last_step = time.monotonic()
         self.publisher.on_step()
 
+    def stall(self) -> str | None:
+        """Which loop stands still although Redis answers, in words; None if all go on."""
+        return stalls.reason(
+            time.monotonic(),
+            [claimer.turn_began for claimer in self._claimers],
+            self.publisher.sending_since,
+            self.lease.renewed_at,
+        )
+
     # --- shutdown ---
 
     def drain(self) -> None:
@@ -267,8 +281,34 @@ class Executor:
             return False
         return True
 
+    @property
+    def sequences(self) -> int:
+        """All sequences in the engine."""
+        return self._engine.load().unfinished
+
+    async def release(self, runs: Sequence[JobRun], reason: str) -> dict[str, str]:
+        """Abort some runs and release their jobs at once, without blame.
+
+        Returns the jobs' new states by id. Raises redis' errors; the jobs wait for `release_all`
+        then.
+        """
+        for run in runs:
+            del self.runs[run.job.id]
+            self._released.add(run)
+            run.abort(release=True)
+        if not runs:
+            return {}
+        try:
+            # Sent behind all output that was, so the jobs' logs are complete.
+            states = await self._queue.release([run.job for run in runs], reason, blame=False)
+        except (RedisError, OSError):
+            self._to_release += runs
+            raise
+        self._metrics.released.labels(reason).inc(len(states))
+        return states
+
     async def release_all(self, reason: str, *, blame: bool) -> dict[str, str]:
-        """Abort and release all jobs; `blame` counts the attempt against each.
+        """Abort and release all jobs; `blame` counts the attempt against each that has begun.
 
         Returns the jobs' new states by id. Raises redis' errors.
         """
@@ -276,6 +316,11 @@ class Executor:
             run.abort(release=True)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=2.0)
-        jobs = [run.job for run in {*self._to_release, *self.runs.values()}]
-        self._metrics.released.labels(reason).inc(len(jobs))
-        return await self._queue.release(jobs, reason, blame=blame) if jobs else {}
+        runs = {*self._to_release, *self.runs.values()}
+        states: dict[str, str] = {}
+        for blamed in (True, False):
+            jobs = [run.job for run in runs if (blame and run.has_begun) is blamed]
+            if jobs:
+                states |= await self._queue.release(jobs, reason, blame=blamed)
+        self._metrics.released.labels(reason).inc(len(states))
+        return states

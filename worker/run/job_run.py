@@ -80,6 +80,8 @@ class JobRun:
         self.error_code = ""
         """Why the job failed, if it did."""
         self.started = time.monotonic()
+        self.has_begun = False
+        """The engine was alive when the run began, so the job may be what has ended it."""
         self.task: asyncio.Task[None] | None = None
         """The task that executes it; set by its executor."""
         self._exchange = Exchange(self._on_chunk)
@@ -103,9 +105,13 @@ class JobRun:
 
     async def execute(self) -> Outcome:
         """Run the job on the engine, in the calling task."""
+        if self._engine.dead:  # the worker is about to end
+            return Outcome.RELEASE
+        self.has_begun = True
         JOURNAL.set(self.buffer)
         if self._continued is None:
-            failure = await self._call_engine()
+            # A job that has ended since it was leased (a deadline) never reaches the engine.
+            failure = None if self.buffer.discarded else await self._call_engine()
         else:
             failure = await self._continue(self._continued)
         if self._release or (self._engine.dead and not self.buffer.discarded):

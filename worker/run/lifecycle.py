@@ -1,8 +1,9 @@
 """A worker's life: load the model, serve, drain, end.
 
-First SIGTERM (or Ctrl-C): claim nothing more, finish the running jobs within the drain deadline,
-release the rest. Second signal: release them at once. A dead engine: release them and exit with
-code 1; the supervisor of the process starts a new one.
+First SIGTERM (or Ctrl-C): claim nothing more, hand the running jobs over to workers that have
+room, finish the others within the drain deadline, release the rest. Second signal: release them at
+once. A dead engine: release them and exit with code 1; the supervisor of the process starts a new
+one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -24,29 +25,26 @@ from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.platform import logs
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.redis_client import RedisError
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings, SettingsError
-from shared.platform.subscription import Subscription
 from shared.platform.tasks import end
-from shared.protocol import keys
 from shared.protocol.states import WorkerState
 from shared.protocol.version import FormatMonitor
-from shared.queue.detector import INTERVAL_S
 from shared.queue.job_queue import JobQueue
 from shared.queue.reaper import Reaper
+from worker.claim.control_subscriptions import ControlSubscriptions
 from worker.claim.lease import LeaseRenewer
 from worker.engines.protocol import Engine
 from worker.run.asgi import Exchange
+from worker.run.drain import Drain, release_all
 from worker.run.executor import Executor
 from worker.run.health import HealthServer
 from worker.run.registration import LOADING_EXPIRY_S, Registration, WorkerIdTaken
+from worker.run.stalls import Stalled
 
 log = logging.getLogger("flotilla.worker")
 
 _CHECK_S = 0.25
-_SUBSCRIBE_S = 5.0
-_RELEASE_TIMEOUT_S = 10.0
 
 
 class EngineDied(Exception):
@@ -109,6 +107,13 @@ class Worker:
         except EngineDied:
             log.error("the engine is dead")
             return await self._end_at_once("engine_died", blame=True)
+        except Stalled as error:
+            log.error("%s: this worker ends", error)
+            self.stop()
+            assert self._executor is not None
+            self._executor.drain()
+            await self._drain()
+            return 1
         except WorkerIdTaken as error:
             log.error("%s", error)
             return await self._end_at_once("id_taken", blame=False)
@@ -116,11 +121,14 @@ class Worker:
             raise
         except Exception:
             log.exception("the worker failed")
+            await end(self._tasks)
             return 1
         else:
             return await self._drain()
         finally:
             await registration.leave()
+            await self._queue.close()
+            await self._queue.servers.close()
             self._engine.close()
 
     def stop(self) -> None:
@@ -145,10 +153,15 @@ class Worker:
         # Before the worker is ready: clients may ask for the model as soon as it is.
         await registration.register_models()
         executor = self._executor = registration.executor = self._make_executor(registration.pool)
-        controls = self._subscribe(executor)
-        for control in controls:
-            self._spawn(control.run())
-        await self._become_detectable(controls)
+        subscriptions = ControlSubscriptions(
+            self._queue.servers,
+            self._settings.server_urls,
+            self._id,
+            executor.control,
+            self._metrics.silent_subscriptions.inc,
+        )
+        self._spawn(subscriptions.run())
+        await subscriptions.detectable()
         claiming = self._spawn(executor.run())
         registration.started()
         self._spawn(executor.publisher.run())
@@ -174,9 +187,7 @@ class Worker:
                     await self._stopped.wait()
         executor.drain()
         await claiming
-        for control in controls:  # jobs that were assigned before the slots were withdrawn
-            with contextlib.suppress(RedisError, OSError):
-                await control.catch_up()
+        await subscriptions.catch_up()  # jobs that were assigned before the slots were withdrawn
 
     def _make_executor(self, pool: str) -> Executor:
         settings = self._settings
@@ -191,33 +202,30 @@ class Worker:
             kv_high_watermark=settings.kv_high_watermark,
         )
 
-    def _subscribe(self, executor: Executor) -> list[Subscription]:
-        channel = keys.control_channel(self._id)
-        return [
-            Subscription(url, channel, executor.control.on_message, executor.control.on_reconnect)
-            for url in self._settings.server_urls
-        ]
-
-    async def _become_detectable(self, controls: Sequence[Subscription]) -> None:
-        """Return when all detectors have seen this worker's subscriptions, so that its end is
-        noticed at once, or after a while if Redis does not answer."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SUBSCRIBE_S):
-                for control in controls:
-                    await control.connected.wait()
-                await asyncio.sleep(2 * INTERVAL_S)
-
     def _progressing(self) -> bool:
         stall_s = self._settings.engine_stall_s
         return self._executor is None or self._executor.progressing(stall_s)
 
-    def _check(self) -> None:
-        """Raise EngineDied if the engine is dead or hangs, and an error if a task has ended."""
+    @property
+    def serving(self) -> bool:
+        """The model is loaded."""
+        return self._executor is not None
+
+    def _engine_failed(self) -> bool:
         if self._engine.dead:
+            return True
+        if self._progressing():
+            return False
+        log.error("the engine hangs: no step for %.0f s", self._settings.engine_stall_s)
+        return True
+
+    def _check(self) -> None:
+        """Raise EngineDied if the engine is dead or hangs, Stalled if a loop stands still, and an
+        error if a task has ended."""
+        if self._engine_failed():
             raise EngineDied
-        if not self._progressing():
-            log.error("the engine hangs: no step for %.0f s", self._settings.engine_stall_s)
-            raise EngineDied
+        if self._executor is not None and (stall := self._executor.stall()):
+            raise Stalled(stall)
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -225,19 +233,9 @@ class Worker:
 
     async def _drain(self) -> int:
         assert self._executor is not None
-        executor, deadline_s = self._executor, self._settings.drain_deadline_s
-        if executor.runs:
-            log.info("draining %d jobs, at most %.0f s", len(executor.runs), deadline_s)
         await self._registration.announce_if_possible()
-        forced = asyncio.ensure_future(self._forced.wait())
-        drained = asyncio.ensure_future(executor.wait_until_empty(deadline_s))
-        while not (drained.done() or forced.done() or self._engine.dead):
-            await asyncio.wait(
-                {forced, drained}, timeout=_CHECK_S, return_when=asyncio.FIRST_COMPLETED
-            )
-        forced.cancel()
-        drained.cancel()
-        await self._release_all(executor, "drained", blame=False)
+        drain = Drain(self._queue, self._executor, self._registration.pool, self._id)
+        await drain.run(self._settings.drain_deadline_s, self._forced, self._engine_failed)
         await end(self._tasks)
         log.info("%s: ended", self._id)
         return 0
@@ -245,21 +243,9 @@ class Worker:
     async def _end_at_once(self, reason: str, *, blame: bool) -> int:
         if self._executor is not None:
             self._executor.drain()
-            await self._release_all(self._executor, reason, blame=blame)
+            await release_all(self._executor, reason, blame=blame)
         await end(self._tasks)
         return 1
-
-    async def _release_all(self, executor: Executor, reason: str, *, blame: bool) -> None:
-        try:
-            async with asyncio.timeout(_RELEASE_TIMEOUT_S):
-                states = await executor.release_all(reason, blame=blame)
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning(
-                "jobs not released, their leases will expire: %s", error or type(error).__name__
-            )
-            return
-        for job_id, state in states.items():
-            log.warning("job released (%s), it is %s now", reason, state, extra={"job_id": job_id})
 
     def _status(self) -> tuple[WorkerState, str]:
         if self._stop_signals:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from shared.platform.backoff import Backoff
 from shared.platform.redis_client import UNAVAILABLE, RedisError, unwritable
 from shared.protocol.job import LeasedJob
+from shared.protocol.job_log import Entry
 from shared.queue.job_queue import LogPart
-from worker.publish.continuation import UnusableLog, read_continuation
+from worker.publish.continuation import Continuation, ContinuationReader, UnusableLog
 from worker.publish.continued_output import ContinuedOutputBuffer
 
 log = logging.getLogger("flotilla.job")
@@ -27,6 +28,8 @@ _RETRY_BASE_S = 0.05
 _RETRY_CAP_S = 1.0
 # So many calls are made to give up a job; then its lease runs out, and another worker gives it up.
 _TRIES_TO_GIVE_UP = 10
+_ENTRIES_AT_ONCE = 256
+"""A few milliseconds."""
 _OUTCOME = "not_continued"
 """The attempt's outcome in the job's history."""
 
@@ -60,17 +63,26 @@ async def continue_from_log(
     if not entries:
         return
     try:
-        continuation = read_continuation(entries)
+        continuation = await _sum(entries)
     except UnusableLog as error:
         buffer.refuse("log", str(error))
         return
-    buffer.continue_from(continuation)
     log.info(
         "continued behind entry %d of its log: %d tokens, %d chunks",
         continuation.last_seq,
         continuation.completion_tokens,
         len(continuation.chunks),
     )
+    buffer.continue_from(continuation)
+
+
+async def _sum(entries: Sequence[Entry]) -> Continuation:
+    """The sum of a log; the tokens of other jobs go on meanwhile. Raises UnusableLog."""
+    reader = ContinuationReader()
+    for at in range(0, len(entries), _ENTRIES_AT_ONCE):
+        reader.add(entries[at : at + _ENTRIES_AT_ONCE])
+        await asyncio.sleep(0)
+    return reader.continuation
 
 
 async def give_up(queue: LogQueue, buffer: ContinuedOutputBuffer) -> None:

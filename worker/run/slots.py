@@ -54,7 +54,7 @@ class SlotAccounting:
             starting=starting,
             kv_usage=load.kv_usage,
             kv_high_watermark=self._kv_high_watermark,
-            draining=self.draining,
+            draining=self.draining or self._engine.dead,
             isolated=self.isolation is not None and self.isolation.isolated,
         )
 

@@ -40,11 +40,14 @@ class Answer:
             self.done = True
             return 0
         self.created.update(int(found[1]) for found in _CREATED.findall(data))
-        parsed = json.loads(data)
-        if parsed.get("usage"):
-            self.usage = parsed["usage"]
-        choices = parsed.get("choices")
-        index = choices[0]["index"] if choices else None
+        index = None
+        try:
+            parsed = json.loads(data)
+            self.usage = parsed.get("usage") or self.usage
+            if choices := parsed.get("choices"):
+                index = choices[0]["index"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            pass  # damaged bytes: no chunk of the undisturbed answer equals them
         self.chunks.setdefault(index, []).append(comparable(data))
         return 1
 

@@ -16,9 +16,11 @@ from load_tests.harness import machine
 from load_tests.harness.session import parse_names, print_progress, result_path, save_result
 
 _KILLS = 1000
-_RATE = 8.0
+_RATE = 7.0
 _WORKERS = 8
 _CLIENTS = 24
+_LONG_PAUSES = 10
+"""So many are printed, more are in the results."""
 KINDS = {kind.name.lower(): kind for kind in KillKind}
 """The kinds of kills by the names that the option `--kinds` takes."""
 
@@ -72,6 +74,10 @@ def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     )
     for example in result.tally.examples:
         print(f"WRONG {example}")
+    for process in result.tally.ended_by_themselves:
+        print(f"ENDED {process}")
+    for pause in result.tally.long_pauses[:_LONG_PAUSES]:
+        print(f"LONG PAUSE {pause}")
     wrong = failures(result)
     print("\n".join(f"FAILED: {line}" for line in wrong) or "all checks passed")
     save_result(path, {"machine": found, **as_json(result)})

@@ -51,7 +51,7 @@ def _replace_in_scripts(*replacements: tuple[str, str]) -> None:
 def _without_fencing() -> None:
     """Every fencing token is valid, and every running job is the caller's."""
     _replace_in_scripts(
-        (f"{_IS_VALID} return", f"{_IS_VALID} return true or"),
+        (f"{_IS_VALID} return", f"{_IS_VALID} return fence_token ~= '' or"),
         (f"{_IS_HELD} and job.lease_id == lease_id", _IS_HELD),
     )
 

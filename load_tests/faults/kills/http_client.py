@@ -72,7 +72,11 @@ class _Connections(httpx.AsyncHTTPTransport):
         self.ports: dict[str, int | None] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await super().handle_async_request(request)
+        try:
+            response = await super().handle_async_request(request)
+        except AttributeError as error:
+            # anyio with uvloop: the connection was reset before anyio has read its address.
+            raise httpx.ConnectError(str(error), request=request) from error
         if JOB_ID in response.headers:
             self.ports[response.headers[JOB_ID]] = request.url.port
         return response

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gateway.launcher.ports import free_port
 from load_tests.faults.kills.forked_processes import ForkedProcess, ForkedProcesses
 from load_tests.harness.errors import ProcessError
-from load_tests.harness.http import free_port, responds_ok
+from load_tests.harness.http import responds_ok
 from load_tests.harness.processes import Processes, wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
@@ -25,6 +26,7 @@ _REWRITE_SIZE = "16mb"
 """A small append-only file is read quickly at each restart."""
 _POLL_S = 0.005
 _REDIS_S = 30.0
+_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,14 @@ class KillFleet:
         try:
             self.redis = RedisServer(
                 self._processes,
-                free_port(),
+                free_port(_HOST),
                 folder / "redis",
                 appendfsync="always",
                 auto_aof_rewrite_min_size=_REWRITE_SIZE,
             )
             self._environment = _environment(shape, self.redis.url)
             self._forked = ForkedProcesses(folder, controls)
-            self.ports = [free_port() for _ in range(shape.gateways)]
+            self.ports = [free_port(_HOST) for _ in range(shape.gateways)]
             self.gateways = [self._start_gateway(n) for n in range(shape.gateways)]
             self.workers = [self._start_worker(n) for n in range(shape.workers)]
             self._wait_until_ready()
@@ -152,7 +154,7 @@ class KillFleet:
         self._processes.close()
 
     def _note_end(self, process: ForkedProcess, status: int) -> None:
-        self.unexpected.append(f"{process.name} ended with {status}:\n{process.tail()[-600:]}")
+        self.unexpected.append(f"{process.name} ended with {status}:\n{process.tail()}")
 
     def _start_worker(self, n: int) -> ForkedProcess:
         self._n_started += 1

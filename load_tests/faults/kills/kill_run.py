@@ -111,6 +111,7 @@ class KillRun:
             asyncio.create_task(self._supervise(fleet)),
             asyncio.create_task(self._verify(client, killer)),
         ]
+        tally.kill_log = killer.log
         began = time.monotonic()
         try:
             clients.start()
@@ -129,6 +130,7 @@ class KillRun:
                 _check(background)
         finally:
             clients.cancel()
+            await killer.cancel()
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)

@@ -36,6 +36,8 @@ class Killer:
     ) -> None:
         self.hits: dict[str, list[Hit]] = defaultdict(list)
         """The kills that hit each job, by its id."""
+        self.log: list[tuple[float, KillKind, str]] = []
+        """When each kill was carried out, and the process."""
         self._fleet = fleet
         self._redis = client
         self._gateways = gateways
@@ -49,10 +51,10 @@ class Killer:
             await self._kill_worker(planned)
         elif kind is KillKind.GATEWAY:
             n = int(planned.choice * len(self._fleet.gateways))
-            self._note(kind, self._answered_by(self._fleet.ports[n]))
+            self._note(kind, f"gateway-{n}", self._answered_by(self._fleet.ports[n]))
             await self._fleet.kill_gateway(n)
         else:
-            self._note(kind, self._open())
+            self._note(kind, "redis", self._open())
             await self._fleet.kill_redis()
         return kind
 
@@ -67,6 +69,12 @@ class Killer:
         """Wait until no worker is stopped any more."""
         await asyncio.gather(*self._background)
 
+    async def cancel(self) -> None:
+        """Let the workers that are stopped go on now."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
     async def _kill_worker(self, planned: PlannedKill) -> None:
         fleet = self._fleet
         while not (free := sorted(set(range(len(fleet.workers))) - fleet.busy)):
@@ -74,7 +82,7 @@ class Killer:
             fleet.supervise()
         n = free[int(planned.choice * len(free))]
         held = await self._held_by(fleet.workers[n].name)
-        self._note(planned.kind, held)
+        self._note(planned.kind, fleet.workers[n].name, held)
         if planned.kind is KillKind.WORKER:
             fleet.kill_worker(n)
         elif planned.kind is KillKind.ENGINE:
@@ -104,8 +112,9 @@ class Killer:
             if lease is not None and read_lease(lease).worker == worker
         ]
 
-    def _note(self, kind: KillKind, hit: Collection[Observation]) -> None:
+    def _note(self, kind: KillKind, process: str, hit: Collection[Observation]) -> None:
         now = time.monotonic()
+        self.log.append((now, kind, process))
         for seen in hit:
             if seen.job_id:
                 self.hits[seen.job_id].append((kind, now))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from load_tests.faults.kills.differences import differences
 from load_tests.faults.kills.kill import KILLED, KillKind
@@ -15,6 +17,8 @@ from load_tests.faults.kills.stored_job import StoredJob
 from shared.protocol.job_log import tokens_in
 
 _MAX_EXAMPLES = 40
+LONG_S = 1.5
+"""A longer pause is described in the results."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,12 @@ class Tally:
         default_factory=lambda: {kind: [] for kind in KillKind}
     )
     """Pause of each stream that was hit."""
+    single_pauses: list[float] = field(default_factory=list)
+    """Those after kills that end a process, of streams that no other kill hit in the pause."""
+    long_pauses: list[str] = field(default_factory=list)
+    """The first pauses above the limit after kills that end a process, with what happened then."""
+    kill_log: list[tuple[float, KillKind, str]] = field(default_factory=list)
+    """When each kill was carried out, and the process."""
     leftovers: dict[str, int] = field(default_factory=dict)
     ended_by_themselves: list[str] = field(default_factory=list)
     """Processes that nobody killed."""
@@ -70,7 +80,7 @@ class Tally:
             self.terminal_entries[terminal_entries(stored)] += 1
             self.logged_tokens += sum(tokens_in(entry.journal) for entry in stored.entries)
         self.wrong += bool(errors)
-        self._add_pauses(seen, list(hits))
+        self._add_pauses(seen, stored, list(hits))
         if errors and len(self.examples) < _MAX_EXAMPLES:
             self.examples.append(_describe(seen, stored, errors))
 
@@ -102,12 +112,38 @@ class Tally:
             errors.append(f"no whole answer: {_end_of(seen)}")
         return errors
 
-    def _add_pauses(self, seen: Observation, hits: list[Hit]) -> None:
+    def _add_pauses(self, seen: Observation, stored: StoredJob | None, hits: list[Hit]) -> None:
         self.hit += bool(hits)
         if not seen.streams:
             return
-        for kind, pause in pauses(hits, seen.at):
-            self.pauses[kind].append(pause)
+        found = pauses(hits, seen.at)
+        killed = [pause for pause in found if pause.kind in KILLED]
+        for pause in found:
+            self.pauses[pause.kind].append(pause.length_s)
+        self.single_pauses += [pause.length_s for pause in killed if pause.kills == 1]
+        longest = max((pause.length_s for pause in killed), default=0.0)
+        if longest > LONG_S and len(self.long_pauses) < _MAX_EXAMPLES:
+            self.long_pauses.append(self._describe_pause(seen, stored, longest))
+
+    def _describe_pause(self, seen: Observation, stored: StoredJob | None, pause: float) -> str:
+        """Return what happened in a pause, in seconds since the request was sent."""
+        to_monotonic = time.monotonic() - time.time() - seen.began
+        long = [each for each in pairwise(seen.at) if each[1] - each[0] > LONG_S / 3]
+        silences = ", ".join(f"{a - seen.began:.2f} to {b - seen.began:.2f}" for a, b in long)
+        kills = ", ".join(
+            f"{at - seen.began:.2f} {each} {process}"
+            for at, each, process in self.kill_log
+            if any(began - 1 < at < ended for began, ended in long)
+        )
+        attempts = ", ".join(
+            f"{attempt.worker} {attempt.started_at + to_monotonic:.2f} to "
+            f"{(attempt.ended_at or 0) + to_monotonic:.2f} {attempt.outcome}"
+            for attempt in (stored.job.attempts if stored else ())
+        )
+        return (
+            f"{pause:.2f} s: {seen.job_id} ({seen.request.class_name}, "
+            f"{seen.request.mode}); silences: {silences}; attempts: {attempts}; kills: {kills}"
+        )
 
 
 def _end_of(seen: Observation) -> str:

@@ -53,6 +53,9 @@ class _Recorder:
     def continued(self, how: str, decoded_again: int) -> None:
         raise AssertionError(f"there is nothing to continue: {how}")
 
+    def keep_here(self) -> None:
+        """Nothing is handed over."""
+
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         self.prompt_tokens += n_tokens
 

@@ -32,6 +32,9 @@ class EveryProcessSettings(BaseModel):
         "auto",
         description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
     )
+    loop_stall_s: float = Field(
+        60.0, gt=0, description="a process whose event loop stands still for so long ends"
+    )
     durable: bool = Field(
         False,
         description="refuse a Redis that may lose acknowledged writes when it is killed or its "

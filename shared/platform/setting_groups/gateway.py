@@ -26,6 +26,9 @@ class GatewaySettings(BaseModel):
         (), description="`name:key` or `key`, comma separated (in a secret file also one a line)"
     )
     api_keys_file: Path | None = Field(None, description="the same, one a line")
+    admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="API keys of operators, written alike: only these may use /admin/dead"
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     max_body_values: int = Field(
         1_000_000,
@@ -78,6 +81,13 @@ class GatewaySettings(BaseModel):
         le=1,
         description="shortest time between two writes to one stream; 0 writes at once",
     )
+    write_timeout_s: float = Field(
+        60.0,
+        ge=1,
+        le=86_400,
+        description="a client that takes no data for this time, though some waits for it, or whose "
+        "machine does not answer, is disconnected",
+    )
     stream_buffer_bytes: int = Field(
         1 << 20, ge=4096, description="data kept in memory for one slow client"
     )
@@ -108,7 +118,7 @@ class GatewaySettings(BaseModel):
         "whose port is published on loopback only",
     )
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "admin_keys", mode="before")
     @classmethod
     def _split_keys(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -116,7 +126,7 @@ class GatewaySettings(BaseModel):
             return tuple(SecretStr(key.strip()) for key in keys if key.strip())
         return value
 
-    @field_validator("api_keys")
+    @field_validator("api_keys", "admin_keys")
     @classmethod
     def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         for key in keys:
@@ -128,7 +138,7 @@ class GatewaySettings(BaseModel):
 
         Raises SettingsError if `api_keys_file` can't be read.
         """
-        keys = [key.get_secret_value() for key in self.api_keys]
+        keys = [key.get_secret_value() for key in (*self.api_keys, *self.admin_keys)]
         if self.api_keys_file is not None:
             keys += _read_keys(self.api_keys_file)
         tenants = {}
@@ -137,6 +147,11 @@ class GatewaySettings(BaseModel):
             digest = hashlib.sha256(key.encode()).hexdigest()
             tenants[digest] = name or f"key-{digest[:8]}"
         return tenants
+
+    def admins(self) -> frozenset[str]:
+        """SHA-256 (hex) of each key in `admin_keys`. Each is one of `tenants` too."""
+        keys = (_split_key(entry.get_secret_value())[1] for entry in self.admin_keys)
+        return frozenset(hashlib.sha256(key.encode()).hexdigest() for key in keys)
 
 
 def _read_keys(path: Path) -> list[str]:

@@ -5,8 +5,15 @@
 -- Reply: flat id, new state, ...
 -- Invariant: nothing is taken from a worker that is subscribed to its control channel.
 local worker, result = ARGV[1], {}
+local function withdraw_slots(pool)
+  for _, member in ipairs(call('ZRANGE', key('advertised', pool), 0, -1)) do
+    if read_advertiser(pool, member) == worker then call('ZREM', key('advertised', pool), member) end
+  end
+end
+
 if is_connected(worker) then return result end
 for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
+  withdraw_slots(pool)
   for i = 3, #ARGV do
     local name = pool .. ':' .. ARGV[i]
     local stream = queue_key(name)
@@ -19,7 +26,6 @@ for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
         if entry and not id then
           set_aside_entry(name, entry)
         elseif job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state] then
-          call('ZREM', key('advertised', pool), advertiser(worker, job.lease_ms))
           result[#result + 1] = id
           result[#result + 1] = requeue_or_fail(id, job, 'worker_lost', true)
         else

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from gateway.streaming.choice_numbers import ChoiceNumbers
 from gateway.streaming.events import EventPosition, _render
 from gateway.streaming.log_event import LogEvent
 from shared.api.errors import BadRequest
 from shared.protocol.frames import FrameKind
 from shared.protocol.job_log import Delta, Prompt
+
+
+class Queue:
+    """A queue that holds one body."""
+
+    def __init__(self, body: bytes = b"") -> None:
+        self.body = body
+
+    async def request_body(self, job_id: str) -> bytes:
+        assert self.body, "a single call needs no body"
+        return self.body
+
+
+def numbers(body: bytes = b"") -> ChoiceNumbers:
+    queue: Any = Queue(body)
+    return ChoiceNumbers(queue, "job")
 
 
 def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
@@ -21,7 +39,7 @@ def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
         Delta(0, 0, (2,), "llo"),
         Delta(0, 1, (6,), "!"),
     ]
-    ((event, event_id),) = _render(LogEvent(7, FrameKind.DELTAS, records))
+    ((event, event_id),) = _render(LogEvent(7, FrameKind.DELTAS, records), numbers())
     assert event_id == "7"
     lines = event.decode().split("\n")
     assert lines[:2] == ["event: delta", "id: 7"]
@@ -31,8 +49,8 @@ def test_steps_that_were_logged_together_become_one_text_per_choice() -> None:
 
 
 def test_an_entry_without_text_is_no_event() -> None:
-    assert _render(LogEvent(1, FrameKind.DELTAS, [Prompt(0, 3)])) == []
-    assert _render(LogEvent(1, FrameKind.STARTED, b"w-1")) == []
+    assert _render(LogEvent(1, FrameKind.DELTAS, [Prompt(0, 3)]), numbers()) == []
+    assert _render(LogEvent(1, FrameKind.STARTED, b"w-1"), numbers()) == []
 
 
 @pytest.mark.parametrize(
@@ -73,3 +91,22 @@ def test_any_other_event_id_is_refused(event_id: str) -> None:
 @pytest.mark.parametrize("event_id", ["0", "1", "7", "7.2", "1.1"])
 def test_a_position_is_written_as_it_is_read(event_id: str) -> None:
     assert str(EventPosition.parse(event_id)) == event_id
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"prompt": ["a", "b"], "n": 2}', [0, 1, 2, 3]),
+        (b'{"prompt": ["a", "b"]}', [0, 1, 1, 2]),
+    ],
+)
+async def test_choices_of_several_prompts_are_numbered_over_all(
+    body: bytes, expected: list[int]
+) -> None:
+    records = [Delta(call, choice, (1,), "x") for call in (0, 1) for choice in (0, 1)]
+    of_job = numbers(body)
+    await of_job.prepare(records[:2])
+    await of_job.prepare(records)
+    ((event, _),) = _render(LogEvent(7, FrameKind.DELTAS, records), of_job)
+    data = json.loads(event.split(b"data: ")[1])
+    assert [choice["index"] for choice in data["choices"]] == expected

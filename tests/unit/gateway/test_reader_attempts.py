@@ -1,47 +1,241 @@
-"""A reader never mixes two attempts at a job, and never ends an answer that lacks tokens."""
+"""A reader continues with the next attempt at a job, but never mixes two answers, and never ends
+one that lacks tokens."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.relay import Relay
 from shared.api.errors import StreamReset
+from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.frames import FrameKind
-from shared.protocol.job_log import Entry, Journal, make_journal
-from tests.unit.gateway.reader_support import JOB, Log, chunk, of_attempt, publish
+from shared.protocol.job_log import Entry, Journal
+from tests.unit.gateway.reader_support import (
+    JOB,
+    Log,
+    begin_reading,
+    chunk,
+    fill,
+    of_attempt,
+    publish,
+    seqs,
+)
+
+MODES = [ReadMode.CHUNKS, ReadMode.DELTAS]
 
 
-@pytest.mark.parametrize("mode", [ReadMode.CHUNKS, ReadMode.DELTAS])
-async def test_two_attempts_are_never_mixed(relay: Relay, log: Log, mode: ReadMode) -> None:
+def publish_of(relay: Relay, log: Log, generation: int, *numbers: int) -> None:
+    """Entries of the log arrive as frames of this generation."""
+    relay._dispatch(of_attempt(generation, *log.frames(*numbers)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_next_attempt_continues_the_answer(
+    relay: Relay, log: Log, mode: ReadMode
+) -> None:
+    reader = await begin_reading(relay, log, mode)
+    for generation, last in ((2, 3), (3, 5)):
+        fill(log, mode, last)
+        log.generation = generation
+        publish_of(relay, log, generation, last - 1, last)
+        assert seqs(await reader.next(5)) == [last - 1, last]
+    assert log.reads == [0, 0], "the log is read whole once for each attempt"
+    fill(log, mode, 6)
+    publish_of(relay, log, 3, 6)
+    assert seqs(await reader.next(5)) == [6]
+    assert log.reads == [0, 0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_several_readers_continue(relay: Relay, log: Log, mode: ReadMode) -> None:
+    first = await begin_reading(relay, log, mode)
+    fill(log, mode, 4)
+    later, last = relay.open(JOB, mode, after=3), relay.open(JOB, ReadMode.END)
+    log.generation = 2
+    publish_of(relay, log, 2, 4)
+    assert seqs(await first.next(5)) == [2, 3, 4]
+    assert seqs(await later.next(5)) == [4]
+    log.write(end="completed")
+    publish_of(relay, log, 2, 5)
+    for reader in (first, later, last):
+        assert seqs(await reader.next(5)) == [5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_two_answers_are_never_mixed(relay: Relay, log: Log, mode: ReadMode) -> None:
     """Whatever made the queue start a job anew of which a client has got something."""
-    kind = FrameKind.CHUNK if mode is ReadMode.CHUNKS else FrameKind.DELTAS
-    journal = make_journal([(0, 0, (5,), "x")])
-    reader = relay.open(JOB, mode)
-    relay._dispatch(of_attempt(1, (1, kind, None, journal), (2, kind, None, journal)))
-    assert len(await reader.next(5)) == 2
-    relay._dispatch(of_attempt(2, (3, kind, None, journal)))
+    reader = await begin_reading(relay, log, mode)
+    log.entries, log.encoder, log.generation = [], DeltaEncoder(), 2
+    log.write(b"other") if mode is ReadMode.CHUNKS else log.write_deltas("other")
+    fill(log, mode, 2)
+    publish_of(relay, log, 2, 1, 2)
     with pytest.raises(StreamReset):
         await reader.next(5)
 
 
-async def test_an_attempt_of_which_nothing_was_delivered_is_replaced(relay: Relay) -> None:
+async def test_an_attempt_of_which_nothing_was_delivered_is_replaced(
+    relay: Relay, log: Log
+) -> None:
     reader = relay.open(JOB, ReadMode.CHUNKS)
     relay._dispatch(of_attempt(2, (1, FrameKind.CHUNK, [b"new"], 5)))
     relay._dispatch(of_attempt(1, (2, FrameKind.CHUNK, [b"old"], 6)))
     relay._dispatch(of_attempt(2, (2, FrameKind.CHUNK, [b"er"], 6)))
     assert b"".join(event.payload for event in await reader.next(5)) == b"newer"
+    assert log.reads == []
 
 
-async def test_the_log_of_another_attempt_fails_the_reader(relay: Relay, log: Log) -> None:
-    reader = relay.open(JOB, ReadMode.CHUNKS)
-    publish(relay, chunk(1), chunk(2))
-    assert len(await reader.next(5)) == 2
+async def test_frames_of_an_earlier_attempt_are_ignored(relay: Relay, log: Log) -> None:
+    reader = await begin_reading(relay, log, ReadMode.CHUNKS)
+    fill(log, ReadMode.CHUNKS, 2)
     log.generation = 2
-    log.write(b"a", b"b", b"c")
+    publish_of(relay, log, 2, 2)
+    assert seqs(await reader.next(5)) == [2]
+    publish_of(relay, log, 1, 2)
+    relay._dispatch(of_attempt(1, (3, FrameKind.CHUNK, [b"stale"], 5)))
+    fill(log, ReadMode.CHUNKS, 3)
+    publish_of(relay, log, 2, 3)
+    assert [event.payload for event in await reader.next(5)] == [b"3"]
+    assert log.reads == [0]
+
+
+async def test_an_attempt_that_begins_while_the_log_is_read_is_continued(
+    relay: Relay, log: Log
+) -> None:
+    reader = await begin_reading(relay, log, ReadMode.CHUNKS)
+    fill(log, ReadMode.CHUNKS, 3)
+
+    def next_attempt() -> None:
+        log.while_reading = lambda: None
+        fill(log, ReadMode.CHUNKS, 5)
+        publish_of(relay, log, 2, 4, 5)
+
+    log.while_reading = next_attempt
+    reader.resync()
+    assert seqs(await reader.next(5)) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_reader_that_missed_the_next_attempt_compares_the_whole_log(
+    relay: Relay, log: Log, mode: ReadMode
+) -> None:
+    """No frame of it came, and nobody knows of a lost connection."""
+    reader = await begin_reading(relay, log, mode)
+    fill(log, mode, 3)
+    log.generation = 2
+    reader.resync()
+    assert seqs(await reader.next(5)) == [2, 3]
+    assert log.reads == [1, 0]
+
+
+# --- after a lost connection, Redis may have lost writes ---
+
+
+def lose_connection(relay: Relay) -> None:
+    relay._on_lost(0)
+    relay._on_connected(0)
+
+
+def keep(log: Log, mode: ReadMode, count: int) -> None:
+    """Redis has lost all entries but the first `count`."""
+    del log.entries[count:]
+
+
+def replace(log: Log, mode: ReadMode, count: int) -> None:
+    """And others have taken their place, as many as there were."""
+    n_entries = len(log.entries)
+    keep(log, mode, count)
+    for n in range(n_entries - count):
+        log.write(b"other %d" % n) if mode is ReadMode.CHUNKS else log.write_deltas(f"other {n}")
+
+
+def replace_with_more(log: Log, mode: ReadMode, count: int) -> None:
+    replace(log, mode, count)
+    fill(log, mode, len(log.entries) + 3)
+
+
+def end_early(log: Log, mode: ReadMode, count: int) -> None:
+    keep(log, mode, count)
+    log.write(end="failed")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("lose", [keep, replace, replace_with_more, end_early])
+@pytest.mark.parametrize("generation", [1, 2])
+async def test_a_log_that_has_lost_delivered_entries_fails_the_reader(
+    relay: Relay,
+    log: Log,
+    mode: ReadMode,
+    count: int,
+    lose: Callable[[Log, ReadMode, int], None],
+    generation: int,
+) -> None:
+    reader = await begin_reading(relay, log, mode)
+    fill(log, mode, 4)
+    publish(relay, *log.frames(2, 3, 4))
+    assert seqs(await reader.next(5)) == [2, 3, 4]
+    lose(log, mode, count)
+    log.generation = generation
+    lose_connection(relay)
+    publish_of(relay, log, 1, 5)
+    with pytest.raises(StreamReset):
+        await reader.next(5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_log_that_has_lost_nothing_is_continued(
+    relay: Relay, log: Log, mode: ReadMode
+) -> None:
+    reader = await begin_reading(relay, log, mode)
+    fill(log, mode, 3)
+    lose_connection(relay)
+    fill(log, mode, 4)
+    publish(relay, *log.frames(4))
+    assert seqs(await reader.next(5)) == [2, 3, 4]
+    assert log.reads == [0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_entries_that_were_not_delivered_may_be_replaced(
+    relay: Relay, log: Log, mode: ReadMode
+) -> None:
+    reader = await begin_reading(relay, log, mode)
+    fill(log, mode, 4)
+    replace(log, mode, 1)
+    lose_connection(relay)
+    assert seqs(await reader.next(5)) == [2, 3, 4]
+
+
+async def test_a_frame_on_the_new_connection_waits_for_the_comparison(
+    relay: Relay, log: Log
+) -> None:
+    """It may arrive together with the reply to SUBSCRIBE."""
+    reader = await begin_reading(relay, log, ReadMode.CHUNKS)
+    replace(log, ReadMode.CHUNKS, 0)
+    fill(log, ReadMode.CHUNKS, 2)
+    relay._on_lost(0)
+    publish(relay, *log.frames(2))
+    relay._on_connected(0)
+    with pytest.raises(StreamReset):
+        await reader.next(5)
+
+
+async def test_a_read_that_failed_makes_the_next_one_compare(relay: Relay, log: Log) -> None:
+    reader = await begin_reading(relay, log, ReadMode.CHUNKS)
+    replace(log, ReadMode.CHUNKS, 0)
+    log.broken = ConnectionError("Redis is away")
+    reader.resync()
+    assert await reader.next(0.01) == []
+    log.broken = None
     reader.resync()
     with pytest.raises(StreamReset):
         await reader.next(5)
+
+
+# --- the end ---
 
 
 @pytest.mark.parametrize("from_log", [False, True])

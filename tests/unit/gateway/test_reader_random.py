@@ -10,6 +10,8 @@ import pytest
 from gateway.streaming.log_event import LogEvent, ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.relay import Relay
+from shared.api.errors import StreamReset
+from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder
 from tests.unit.gateway.reader_support import (
     JOB,
     LONG_S,
@@ -18,6 +20,7 @@ from tests.unit.gateway.reader_support import (
     chunk,
     delta_event,
     fill,
+    of_attempt,
     publish,
     seqs,
     stream,
@@ -116,3 +119,116 @@ async def test_all_deltas_are_delivered_once_and_in_order(
     async with asyncio.timeout(LONG_S):
         await reading
     assert got[:-1] == [delta_event(seq) for seq in range(kept + 1, count + 1)]
+
+
+class Attempts:
+    """A job that loses its worker, and a Redis that loses its last writes, at random."""
+
+    def __init__(self, relay: Relay, log: Log, mode: ReadMode, chance: random.Random) -> None:
+        self.relay = relay
+        self.log = log
+        self.mode = mode
+        self.chance = chance
+        self.written = 0
+        self.published = 0
+        """Number of the last entry that was published or lost on the way."""
+
+    def write(self) -> None:
+        """The worker makes an entry; its text is in no other one."""
+        self.written += 1
+        text = f"{self.written} " + "x" * self.chance.randint(0, 3)
+        if self.mode is ReadMode.CHUNKS:
+            self.log.write(*stream(text))
+        else:
+            self.log.write_deltas(text)
+
+    def publish(self) -> None:
+        """All entries since the last call arrive, or are lost; some arrive twice."""
+        first = self.published + self.chance.choice([0, 1, 1, 1])
+        self.published = len(self.log.entries)
+        if self.chance.random() < 0.8:
+            frames = self.log.frames(*range(max(1, first), self.published + 1))
+            self.relay._dispatch(of_attempt(self.log.generation, *frames))
+
+    def lose_worker(self) -> None:
+        """Another worker continues the log."""
+        self.log.generation += 1
+        self.continue_log()
+
+    def continue_log(self) -> None:
+        """A worker encodes its chunks behind those of the log."""
+        self.log.encoder, decoder = DeltaEncoder(), DeltaDecoder()
+        for entry in self.log.entries:
+            self.log.encoder.encode([decoder.decode(entry.items)])
+
+    def lose_writes(self) -> int:
+        """Redis is restarted without its last writes; returns how many entries are left of the log.
+
+        Others may take their place before anybody reads the log.
+        """
+        lost = min(len(self.log.entries), self.chance.choice([0, 0, 1, 2, 5]))
+        left = len(self.log.entries) - lost
+        del self.log.entries[left:]
+        self.published = min(self.published, left)
+        self.relay._on_lost(0)
+        self.log.generation += self.chance.choice([0, 1])
+        self.continue_log()
+        for _ in range(self.chance.choice([0, lost, lost, lost + 2])):
+            self.write()
+        self.relay._on_connected(0)
+        return left
+
+
+@pytest.mark.parametrize("mode", [ReadMode.CHUNKS, ReadMode.DELTAS])
+@pytest.mark.parametrize("seed", range(80))
+async def test_attempts_and_lost_writes_at_random(
+    relay: Relay, log: Log, mode: ReadMode, seed: int
+) -> None:
+    """Each client gets the log, once and in order, over all attempts; it gets an error if and only
+    if Redis has lost what it had got."""
+    chance = random.Random(seed)
+    job = Attempts(relay, log, mode, chance)
+    got: dict[Reader, list[LogEvent]] = {}
+    reset: set[Reader] = set()
+    must_reset: set[Reader] = set()
+    reading: list[asyncio.Task[None]] = []
+
+    async def read(reader: Reader) -> None:
+        try:
+            while not got[reader] or not got[reader][-1].last:
+                got[reader] += await reader.next(LONG_S)
+                await turns(chance.randint(0, 3))
+        except StreamReset:
+            reset.add(reader)
+
+    def open_reader() -> None:
+        reader = relay.open(JOB, mode)
+        got[reader] = []
+        reader.resync()
+        reading.append(asyncio.create_task(read(reader)))
+
+    open_reader()
+    for _ in range(60):
+        act = chance.random()
+        if act < 0.6:
+            job.write()
+            job.publish()
+        elif act < 0.75:
+            job.lose_worker()
+        elif act < 0.85:
+            left = job.lose_writes()
+            must_reset |= {reader for reader in got if reader._order.last_seq > left}
+        elif act < 0.9 and len(got) < 4:
+            open_reader()
+        await turns(chance.randint(0, 3))
+    log.write(end="completed")
+    relay._resync_server(0)
+    async with asyncio.timeout(LONG_S):
+        await asyncio.gather(*reading)
+    everything = relay.open(JOB, mode)
+    everything.resync()
+    expected = await everything.next(LONG_S)
+    assert reset == must_reset
+    for reader, events in got.items():
+        if reader not in reset:
+            assert events == expected

@@ -15,6 +15,7 @@ from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
 from shared.platform.redis_link import ScriptsMissing
 from shared.protocol.job import NewJob
+from shared.queue.job_queue import JoinedJob, SubmitReply
 
 DEPTH = 7
 UNSENDABLE = b"unsendable"
@@ -43,32 +44,33 @@ class Queue:
         self.open = asyncio.Event()
         self.open.set()
         self.full: set[int] = set()
+        self.joins: dict[int, JoinedJob] = {}
         self.error: Exception | None = None
         self.fails_on = True
         """The error occurs again in the next call."""
 
     def start_submit(
         self, shard: int, jobs: list[NewJob], max_depth: int
-    ) -> asyncio.Future[list[int | QueueFull]]:
+    ) -> asyncio.Future[list[SubmitReply]]:
         assert max_depth == DEPTH
         if any(each.body == UNSENDABLE for each in jobs):
             raise TypeError("can't be packed")
         return asyncio.ensure_future(self._call(shard, jobs))
 
-    def parse_submit(
-        self, jobs: list[NewJob], reply: list[int | QueueFull]
-    ) -> list[int | QueueFull]:
+    def parse_submit(self, jobs: list[NewJob], reply: list[SubmitReply]) -> list[SubmitReply]:
         assert len(jobs) == len(reply)
         return reply
 
-    async def _call(self, shard: int, jobs: list[NewJob]) -> list[int | QueueFull]:
+    async def _call(self, shard: int, jobs: list[NewJob]) -> list[SubmitReply]:
         names = [int(each.id[7:], 16) for each in jobs]
         self.calls.append((shard, names))
         await self.open.wait()
         if self.error is not None:
             error, self.error = self.error, self.error if self.fails_on else None
             raise error
-        return [QueueFull("full") if name in self.full else 1 for name in names]
+        return [
+            QueueFull("full") if name in self.full else self.joins.get(name, 1) for name in names
+        ]
 
 
 @pytest.fixture
@@ -150,6 +152,16 @@ async def test_a_full_lane_fails_only_the_jobs_it_refuses(
     )
     assert [type(each) for each in done] == [type(None), QueueFull, type(None)]
     assert counted(registry) == 2
+
+
+async def test_a_job_that_joins_another_one_gets_its_id(
+    submitter: Submitter, queue: Queue, registry: CollectorRegistry
+) -> None:
+    queue.joins[2] = JoinedJob("job_earlier")
+    queue.error, queue.fails_on = RedisConnectionError("broken"), False  # the call is repeated
+    first, second = submitter.submit(job(1)), submitter.submit(job(2))
+    assert (await first, await second) == (None, "job_earlier")
+    assert counted(registry) == 1
 
 
 async def test_a_failed_call_fails_all_its_jobs_and_the_next_call_is_sent(

@@ -150,6 +150,13 @@ def test_a_stream_without_its_last_event_is_wrong() -> None:
     assert differences(seen_stream(streamed(done=False))).wrong == ["the stream has no [DONE]"]
 
 
+def test_damaged_bytes_are_wrong() -> None:
+    answer = streamed(WORDS[:4], done=False)
+    answer.add_chunk(chunk(WORDS[4])[:-9])
+    answer.add_chunk(b"[DONE]")
+    assert differences(seen_stream(answer)).wrong
+
+
 def test_events_out_of_order_are_wrong() -> None:
     seen = seen_stream(streamed())
     seen.out_of_order = 1
@@ -265,8 +272,8 @@ def test_a_pause_in_which_the_worker_was_stopped_counts_for_that_only() -> None:
     arrivals = [0.0, 0.1, 4.0, 4.1, 4.5]
     hits = [(KillKind.STOP, 0.1), (KillKind.GATEWAY, 0.12), (KillKind.WORKER, 4.1)]
     assert pauses(hits, arrivals) == [
-        (KillKind.STOP, pytest.approx(3.9)),
-        (KillKind.WORKER, pytest.approx(0.4)),
+        (KillKind.STOP, pytest.approx(3.9), 2),
+        (KillKind.WORKER, pytest.approx(0.4), 1),
     ]
 
 

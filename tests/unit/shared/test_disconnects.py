@@ -3,7 +3,7 @@ away."""
 
 from __future__ import annotations
 
-from shared.queue.disconnects import CONFIRM_S, RETURN_S, SLOW_S, Disconnects
+from shared.queue.disconnects import CONFIRM_S, LATE_S, RETURN_S, SLOW_S, Disconnects
 
 
 class Looks:
@@ -67,7 +67,7 @@ def test_after_a_lost_connection_processes_have_time_to_return() -> None:
     look(0.1, "back", "late")  # missed once before
     look.connection_lost()
     assert look(5.0, "back") == []
-    assert look(6.0, "back", "late") == []
+    assert look(5.0 + RETURN_S / 2, "back", "late") == []
     assert look(5.0 + RETURN_S - 0.01, "back", "late") == []
     assert look(5.0 + RETURN_S, "back", "late") == ["gone"]
     assert look(20.0, "back", "late") == []
@@ -78,8 +78,18 @@ def test_a_connection_lost_again_and_again_starts_the_time_anew() -> None:
     look(0.0, "a")
     for at in range(1, 9):
         look.connection_lost()
-        assert look(float(at)) == []
-    assert look(8.0 + RETURN_S) == ["a"]
+        assert look(float(at), "b") == []
+    assert look(8.0 + RETURN_S, "b") == ["a"]
+
+
+def test_while_most_processes_are_missing_they_have_more_time() -> None:
+    look = Looks()
+    look(0.0, "a", "b", "c")
+    look.connection_lost()
+    assert look(1.0) == []
+    assert look(1.0 + RETURN_S, "c") == []
+    assert look(1.0 + LATE_S - 0.01, "c") == []
+    assert look(1.0 + LATE_S, "c") == ["a", "b"]
 
 
 def test_a_slow_look_counts_as_a_lost_connection() -> None:
@@ -109,5 +119,5 @@ def test_what_could_not_be_handled_is_returned_again() -> None:
     assert look(0.2) == ["a"]
     look.disconnects.retry("a")
     look.connection_lost()  # as a rule the reason for it
-    assert look(1.0) == []
-    assert look(1.0 + RETURN_S) == ["a"]
+    assert look(1.0, "b") == []
+    assert look(1.0 + RETURN_S, "b") == ["a"]

@@ -26,6 +26,7 @@ from tests.waiting import eventually
 from worker.engines.protocol import JOURNAL
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.generation import TOKENS
+from worker.publish.continuation import ContinuationDiffers, SentChunks
 from worker.run.job_run import Outcome
 
 COMPLETIONS = "/v1/completions"
@@ -302,6 +303,18 @@ async def test_a_tool_calls_random_id_is_the_one_that_was_sent_first() -> None:
         Repeating([tool_call("call_2", "h"), DONE], 1), {"stream": True}, first.queue.log
     )
     assert (outcome, other.queue.restarted) == (Outcome.LOST, ["job"])
+
+
+def test_what_is_the_workers_and_not_the_answers_may_differ() -> None:
+    def chunk(**fields: Any) -> bytes:
+        return b"data: " + json.dumps({"choices": [], **fields}).encode() + b"\n\n"
+
+    usage = {"total_tokens": 5}
+    one = chunk(system_fingerprint="a", usage={**usage, "prompt_tokens_details": None})
+    other = chunk(system_fingerprint="b", usage={**usage, "prompt_tokens_details": {"cached": 1}})
+    assert SentChunks([one]).unsent(other) is None
+    with pytest.raises(ContinuationDiffers):
+        SentChunks([one]).unsent(chunk(usage={"total_tokens": 6}))
 
 
 async def test_the_log_is_read_once_redis_is_back(engine: SimulatedEngine) -> None:

@@ -14,8 +14,9 @@ an earlier worker is continued: the tokens of the past are prefilled with the pr
     hang_after_steps=N    after N steps no further step is taken; nothing is raised
     kill_on_prompt=TEXT   the process sends itself SIGKILL when a prompt that contains TEXT has
                           reached the batch, before its first token
-    kill_after_tokens=N   with kill_on_prompt: not before N tokens of that answer are out (never, if
-                          it is not longer)
+    die_on_prompt=TEXT    the same, but the engine dies, not the process
+    kill_after_tokens=N   with one of these two: not before N tokens of that answer are out (never,
+                          if it is not longer)
     slow_start_s=X        `start` takes X seconds
     refuse_past=1         the engine continues no job of an earlier worker
 """
@@ -143,7 +144,10 @@ class SimulatedEngine:
             await asyncio.sleep(deadline - loop.time())
             if not self._batch.running:
                 continue
-            self._kill_on_prompt()
+            if self._has_prompt(self._faults.kill_on_prompt):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._has_prompt(self._faults.die_on_prompt):
+                return
             self._batch.step()
             self._steps += 1
             self.on_step()
@@ -154,13 +158,12 @@ class SimulatedEngine:
         prefill_us = settings.sim_prefill_us_per_token * prefill_tokens
         return max(settings.sim_step_ms / 1e3, batch_us / 1e6) + prefill_us / 1e6
 
-    def _kill_on_prompt(self) -> None:
-        text = self._faults.kill_on_prompt
-        if text and any(
+    def _has_prompt(self, text: str) -> bool:
+        """Whether a sequence with this text in its prompt runs and has its tokens out."""
+        return bool(text) and any(
             sequence.n_generated >= self._faults.kill_after_tokens and text in sequence.prompt.text
             for sequence in self._batch.running
-        ):
-            os.kill(os.getpid(), signal.SIGKILL)
+        )
 
     def _die(self) -> None:
         self._dead = True
@@ -174,6 +177,7 @@ class _Faults:
     die_on_signal: signal.Signals | None = None
     hang_after_steps: int | None = None
     kill_on_prompt: str = ""
+    die_on_prompt: str = ""
     kill_after_tokens: int = 0
     slow_start_s: float = 0.0
     refuse_past: int = 0
@@ -186,6 +190,7 @@ class _Faults:
             "die_on_signal": _signal,
             "hang_after_steps": _positive,
             "kill_on_prompt": _not_empty,
+            "die_on_prompt": _not_empty,
             "kill_after_tokens": _positive,
             "slow_start_s": _seconds,
             "refuse_past": _positive,
@@ -204,8 +209,13 @@ class _Faults:
                 values[name] = readers[name](value)
             except ValueError as error:
                 raise SettingsError(f"FLOTILLA_SIM_FAULTS: {name}={value!r}: {error}") from error
-        if "kill_after_tokens" in values and "kill_on_prompt" not in values:
-            raise SettingsError("FLOTILLA_SIM_FAULTS: kill_after_tokens needs kill_on_prompt")
+        if "kill_after_tokens" in values and not values.keys() & {
+            "kill_on_prompt",
+            "die_on_prompt",
+        }:
+            raise SettingsError(
+                "FLOTILLA_SIM_FAULTS: kill_after_tokens needs kill_on_prompt or die_on_prompt"
+            )
         return cls(**values)  # type: ignore[arg-type]
 
 

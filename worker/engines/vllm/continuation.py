@@ -48,9 +48,7 @@ class Continuation:
         self._past = past
         self._options = options
         self._by_prefill = PREFILLS.enabled()
-        if not (self._by_prefill or forced_replay.installed(engine.model_config)):
-            raise PastRefused("this engine takes no custom logits processors.")
-        if reason := _not_journaled(engine.model_config, params):
+        if reason := refusal(engine.model_config, params):
             raise PastRefused(reason)
 
     @property
@@ -124,6 +122,13 @@ class Continuation:
             params.prompt_logprobs = None  # they are in the journal
         params.extra_args = {**(params.extra_args or {}), **known}
         return params
+
+
+def refusal(model: Any, params: SamplingParams) -> str:
+    """Why a call with these parameters can't be continued, or an empty string."""
+    if not (PREFILLS.enabled() or forced_replay.installed(model)):
+        return "this engine takes no custom logits processors."
+    return _not_journaled(model, params)
 
 
 def _not_journaled(model: Any, params: SamplingParams) -> str:

@@ -30,7 +30,7 @@ from worker.engines.protocol import JOURNAL, Journal
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
-from worker.engines.vllm.continuation import Continuation
+from worker.engines.vllm.continuation import Continuation, refusal
 from worker.engines.vllm.seam import PastRefused, Replayed
 from worker.engines.vllm.stream import INTERCEPT, Interceptor
 
@@ -155,6 +155,8 @@ class JournalledEngine:
     ) -> Any:
         past = journal.past(call)
         if past is None or not past.deltas:
+            if refusal(self._engine.model_config, params):
+                journal.keep_here()
             return self._engine.generate(prompt, params, request_id, **options)
         try:
             continuation = Continuation(self._engine, prompt, params, request_id, past, options)

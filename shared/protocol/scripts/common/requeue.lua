@@ -1,6 +1,8 @@
 -- Requeue a job that its worker does not hold any more, or fail it: the retry limit is here. The job's log
 -- stays: the next lease continues it behind its last entry.
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
+local ATTEMPTS_IN_LETTER = 20
+local DEAD_JOB_MS = 7 * 86400000 -- a dead letter's job can be replayed for so long, or its own time to live
 -- Attempts without progress that make a job a suspect: it may have ended its workers, so it runs alone.
 local SUSPECT_FROM = 2
 
@@ -58,6 +60,16 @@ local function queue_again(id, job, attempts, fields)
   return TO.requeue
 end
 
+-- Fail a job that is out of attempts: it becomes a dead letter, with its latest attempts.
+local function give_up(id, job, reason, attempts, fields)
+  local history = cjson.decode(fields[2])
+  while #history > ATTEMPTS_IN_LETTER do table.remove(history, 1) end
+  dead_letter('attempts', id, reason, {attempts = int(attempts), history = cjson.encode(history), tenant = job.tenant,
+                                       pool = job.pool, model = job.model, endpoint = job.endpoint})
+  job.ttl_ms = math.max(tonumber(job.ttl_ms), DEAD_JOB_MS)
+  finish_without_result(id, job, 'fail', 'too_many_attempts', fields)
+end
+
 -- Take a job from its worker. `blame`: the attempt counts against the job (its worker was lost with it), unless
 -- it has made progress. Returns the new state.
 local function requeue_or_fail(id, job, reason, blame)
@@ -74,8 +86,7 @@ local function requeue_or_fail(id, job, reason, blame)
     restart_log(id, job, last, fields)
   end
   if blame and attempts >= tonumber(job.max_attempts) then
-    dead_letter('attempts', id, reason, {attempts = int(attempts)})
-    finish_without_result(id, job, 'fail', 'too_many_attempts', fields)
+    give_up(id, job, reason, attempts, fields)
     return TO.fail
   end
   return queue_again(id, job, attempts, fields)

@@ -1,0 +1,1 @@
+"""`rolling`: replaces the workers of a fleet under load, one after the other."""

@@ -1,0 +1,141 @@
+"""A draining worker on a real queue: its jobs move to other workers as far as these have room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from redis import Redis
+
+from shared.protocol import keys
+from shared.protocol.job import Job, NewJob
+from shared.protocol.lanes import DEFAULT
+from shared.queue import room
+from shared.queue.job_queue import JobQueue
+from shared.queue.room import FreeSlots
+from tests.redis.conftest import POOL, WORKER, claim, submit
+from tests.redis.executors import chat, serving
+from tests.waiting import eventually
+from worker.run.drain import Drain
+from worker.run.executor import Executor
+
+OTHER = "w-2"
+SOON_S = 20.0
+"""Far shorter than the drain deadline of these tests."""
+LONG = chat(4000, ignore_eos=True)
+
+
+async def drain(
+    executor: Executor, queue: JobQueue, deadline_s: float = 600.0, *, engine_failed: bool = False
+) -> None:
+    executor.drain()
+    await queue.withdraw_slots(POOL, WORKER, 10.0)
+    drain = Drain(queue, executor, POOL, WORKER)
+    async with asyncio.timeout(SOON_S):
+        await drain.run(deadline_s, asyncio.Event(), lambda: engine_failed)
+
+
+async def found(queue: JobQueue, job: NewJob) -> Job:
+    shown = await queue.get(job.id)
+    assert shown is not None
+    return shown
+
+
+async def start(queue: JobQueue, executor: Executor, bodies: Sequence[bytes]) -> list[NewJob]:
+    """Jobs that the worker runs."""
+    jobs = [await submit(queue, stream=False, gateway="", body=body) for body in bodies]
+
+    async def running() -> bool:
+        return len(executor.runs) == len(jobs)
+
+    await eventually(running, "they run")
+    return jobs
+
+
+async def test_all_jobs_move_when_another_worker_has_room(queue: JobQueue, redis_url: str) -> None:
+    async with serving(queue, redis_url, slots=4) as executor:
+        jobs = await start(queue, executor, [LONG] * 3)
+        async with serving(queue, redis_url, slots=4, worker=OTHER) as other:
+            await advertises(queue, 4)
+            await drain(executor, queue)
+            assert not executor.runs
+
+            async def moved() -> bool:
+                return other.runs.keys() == {job.id for job in jobs}
+
+            await eventually(moved, "the other worker has them")
+            for job in jobs:
+                shown = await found(queue, job)
+                assert [each.outcome for each in shown.attempts][:1] == ["handed_over"]
+                assert other.runs[job.id].job.attempt == 1  # nobody is to blame
+
+
+async def test_only_as_many_move_as_there_is_room_for_and_the_others_finish(
+    queue: JobQueue, redis_url: str
+) -> None:
+    async with serving(queue, redis_url, slots=4) as executor:
+        jobs = await start(queue, executor, [chat(300, ignore_eos=True)] * 3)
+        async with serving(queue, redis_url, slots=1, worker=OTHER):
+            await advertises(queue, 1)
+            await drain(executor, queue)
+
+            async def completed() -> bool:
+                return {(await found(queue, job)).state for job in jobs} == {"completed"}
+
+            await eventually(completed, "all are completed")
+        outcomes = [(await found(queue, job)).attempts[0].outcome for job in jobs]
+        assert "handed_over" in outcomes
+        assert "completed" in outcomes
+
+
+async def test_a_worker_that_is_alone_finishes_its_jobs(queue: JobQueue, redis_url: str) -> None:
+    async with serving(queue, redis_url, slots=4) as executor:
+        (job,) = await start(queue, executor, [chat(50, ignore_eos=True)])
+        await drain(executor, queue)
+        shown = await found(queue, job)
+        assert (shown.state, len(shown.attempts)) == ("completed", 1)
+
+
+async def test_after_the_deadline_jobs_are_released(queue: JobQueue, redis_url: str) -> None:
+    async with serving(queue, redis_url, slots=4) as executor:
+        (job,) = await start(queue, executor, [LONG])
+        await drain(executor, queue, deadline_s=0.05)
+        shown = await found(queue, job)
+        assert (shown.state, shown.attempts[0].outcome) == ("queued", "drained")
+
+
+async def test_jobs_of_an_engine_that_fails_while_the_worker_drains_are_blamed(
+    queue: JobQueue, redis_url: str
+) -> None:
+    async with serving(queue, redis_url, slots=4) as executor:
+        (job,) = await start(queue, executor, [LONG])
+        await drain(executor, queue, engine_failed=True)
+        shown = await found(queue, job)
+        assert (shown.state, shown.attempts[0].outcome) == ("queued", "engine_died")
+
+
+async def test_room_is_what_other_workers_advertise(queue: JobQueue, store: Redis) -> None:
+    assert await room.free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
+    for worker, slots in ((WORKER, 9), (OTHER, 3), (f"{WORKER}0", 2)):
+        await claim(queue, worker=worker, slots=slots)
+    store.zincrby(keys.advertised(0, POOL), -5, keys.advertiser(f"{WORKER}0", 10.0))
+    store.zadd(keys.waiting(0, POOL, DEFAULT), {"job_1": 1})
+    assert await room.free_slots(queue, POOL, but_of=WORKER) == FreeSlots(3, 1)
+
+
+async def test_a_key_of_the_wrong_type_means_no_room(queue: JobQueue, store: Redis) -> None:
+    store.set(keys.advertised(0, POOL), "x")
+    assert await room.free_slots(queue, POOL, but_of=WORKER) == FreeSlots(0, 0)
+
+
+async def advertises(queue: JobQueue, slots: int) -> None:
+    async def check() -> bool:
+        return (await room.free_slots(queue, POOL, but_of=WORKER)).slots == slots
+
+    await eventually(check, "the other worker advertises its slots")
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "flotilla")

@@ -1,0 +1,90 @@
+"""Gateways that are gone are found, and their jobs unwatched."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis import Redis
+
+from shared.platform.metrics import LostGatewayMetrics
+from shared.protocol import keys
+from shared.queue.job_queue import JobQueue
+from shared.queue.lost_gateways import LostGateways
+from tests.redis.conftest import GATEWAY, open_queue, submit
+from tests.redis_server import RedisServer
+
+UNATTENDED = keys.base(0) + keys.UNATTENDED
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def gateways(queue: JobQueue, registry: CollectorRegistry) -> LostGateways:
+    return LostGateways(queue, LostGatewayMetrics(registry), "gw-own")
+
+
+def members(store: Redis) -> set[bytes]:
+    return store.smembers(keys.GATEWAYS)
+
+
+async def test_the_own_gateway_is_registered_again_and_again(
+    gateways: LostGateways, store: Redis
+) -> None:
+    for _ in range(2):
+        await gateways.round()
+        assert members(store) == {b"gw-own"}
+        store.flushall()
+
+
+async def test_a_gateway_that_two_rounds_miss_is_gone(
+    gateways: LostGateways, queue: JobQueue, store: Redis, registry: CollectorRegistry
+) -> None:
+    job = await submit(queue, keep_s=60.0)
+    store.sadd(keys.GATEWAYS, GATEWAY)
+    await gateways.round()
+    assert not store.exists(UNATTENDED)
+    await gateways.round()
+    assert store.zscore(UNATTENDED, job.id)
+    assert members(store) == {b"gw-own"}
+    assert registry.get_sample_value("flotilla_lost_gateways_total") == 1
+    await gateways.round()
+    assert registry.get_sample_value("flotilla_lost_gateways_total") == 1
+
+
+async def test_a_gateway_that_is_subscribed_stays(
+    gateways: LostGateways, queue: JobQueue, store: Redis
+) -> None:
+    await submit(queue, keep_s=60.0)
+    store.sadd(keys.GATEWAYS, GATEWAY)
+    await gateways.round()
+    with store.pubsub() as subscriber:
+        subscriber.subscribe(keys.tokens_channel(GATEWAY))
+        subscriber.get_message(timeout=5)
+        for _ in range(3):
+            await gateways.round()
+        await gateways.abandon(0, GATEWAY)
+        assert members(store) == {b"gw-own", GATEWAY.encode()}
+        assert not store.exists(UNATTENDED)
+
+
+async def test_it_is_gone_only_if_no_server_has_its_subscription(
+    redis_server: RedisServer, own_redis: RedisServer, registry: CollectorRegistry
+) -> None:
+    with redis_server.client() as first, own_redis.client() as second:
+        first.flushall()
+        urls = (redis_server.url, [redis_server.url, own_redis.url])
+        async with open_queue(urls[0], shards=2, more=urls[1]) as queue:
+            gateways = LostGateways(queue, LostGatewayMetrics(registry))
+            first.sadd(keys.GATEWAYS, GATEWAY)
+            with second.pubsub() as subscriber:
+                subscriber.subscribe(keys.tokens_channel(GATEWAY))
+                subscriber.get_message(timeout=5)
+                for _ in range(3):
+                    await gateways.round()
+                assert members(first) == {GATEWAY.encode()}
+            for _ in range(3):
+                await gateways.round()
+            assert members(first) == set()

@@ -1,0 +1,60 @@
+"""A TCP proxy in front of Redis that can fall silent, as a network does that drops packets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from shared.platform.tasks import end
+from tests.redis_server import free_port
+
+
+class StallingProxy:
+    """Connections stay open while it is silent, and nothing passes either way."""
+
+    def __init__(self, target_port: int) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.connections = 0
+        """Accepted so far."""
+        self._target_port = target_port
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def stall(self) -> None:
+        """Fall silent; connections made from now on are silent too."""
+        self._passing.clear()
+
+    def resume(self) -> None:
+        """Pass everything on again, also what was held back."""
+        self._passing.set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[StallingProxy]:
+        """Listen until the context is left."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        try:
+            yield self
+        finally:
+            server.close()
+            await end(self._tasks)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self._copy(source, sink))
+            self._tasks.add(task)
+
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                await self._passing.wait()
+                sink.write(data)
+                await sink.drain()
+        except OSError:
+            pass
+        finally:
+            sink.close()

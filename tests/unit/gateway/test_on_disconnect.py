@@ -1,0 +1,115 @@
+"""What a request says about a job without a client, and its idempotency key."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.http.call_headers import CallHeaders, call_headers
+from gateway.jobs.admission import CheckedRequest
+from gateway.jobs.job_factory import JobFactory
+from gateway.jobs.on_disconnect import keep_s, on_disconnect_in
+from gateway.jobs.prompt_limits import PromptSize
+from shared.api.endpoints import ENDPOINTS
+from shared.api.errors import BadRequest
+from shared.platform.settings import Settings
+from shared.protocol.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
+from shared.protocol.job import NewJob, shard_of
+
+ENDPOINT = ENDPOINTS["/v1/chat/completions"]
+SETTINGS = Settings(disconnect_grace_s=7, stream_ttl_s=100, result_ttl_s=200, shards=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("cancel", 0.0),
+        ("keep", None),
+        ("keep_for=0", 0.0),
+        ("keep_for=30", 30.0),
+        ("keep_for=1.5", 1.5),
+        ("keep_for=86400", 86_400.0),
+    ],
+)
+def test_choices(text: str, seconds: float | None) -> None:
+    assert keep_s(text) == seconds
+    assert on_disconnect_in({"flotilla": {"on_disconnect": text}}) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "KEEP", "keep ", "keep_for", "keep_for=", "keep_for=-1", "keep_for=86401",
+             "keep_for=1e3", "keep_for=nan", "keep_for=\u0663", "cancel\n"]
+)  # fmt: skip
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        keep_s(text)
+    assert error.value.param == "x-flotilla-on-disconnect"
+    with pytest.raises(BadRequest) as error:
+        on_disconnect_in({"flotilla": {"on_disconnect": text}})
+    assert error.value.param == "flotilla.on_disconnect"
+
+
+@pytest.mark.parametrize("fields", [{}, {"flotilla": None}, {"flotilla": {}},
+                                    {"flotilla": {"on_disconnect": None}}])  # fmt: skip
+def test_a_body_need_not_say_it(fields: dict[str, object]) -> None:
+    assert on_disconnect_in(fields) == ""
+
+
+@pytest.mark.parametrize("member", [1, "keep", [], {"keep": 1}, {"on_disconnect": "keep", "x": 1}])
+def test_another_member_is_refused(member: object) -> None:
+    with pytest.raises(BadRequest):
+        on_disconnect_in({"flotilla": member})
+
+
+def attached(on_disconnect: str = "", *, in_body: str = "", key: str = "") -> NewJob:
+    factory = JobFactory(SETTINGS, "gw", lambda shard: True)
+    request = CheckedRequest("m", True, "default", PromptSize(0, 0), in_body)
+    idempotency = IdempotencyKey.of("t", "/p", key, b"{}") if key else None
+    return factory.attached(ENDPOINT, "t", "pool", request, b"{}", on_disconnect, idempotency)
+
+
+def test_a_call_is_kept_for_the_grace_and_a_job_to_its_end() -> None:
+    assert (attached().keep_s, attached().ttl_s) == (7, 100)
+    request = CheckedRequest("m", True, "default", PromptSize(0, 0))
+    detached = JobFactory(SETTINGS, "gw", lambda shard: True).detached(
+        ENDPOINT, "t", "pool", request, b"{}"
+    )
+    assert (detached.keep_s, detached.ttl_s, detached.gateway) == (None, 200, "")
+
+
+def test_the_header_goes_before_the_body() -> None:
+    assert attached(in_body="keep_for=3").keep_s == 3
+    assert attached("cancel", in_body="keep_for=3").keep_s == 0
+
+
+def test_a_call_that_is_kept_has_the_lifetime_of_a_job() -> None:
+    assert (attached("keep").keep_s, attached("keep").ttl_s) == (None, 200)
+
+
+def test_a_job_with_a_key_is_kept_as_long_as_its_key_and_lies_in_its_shard() -> None:
+    job = attached(key="k")
+    assert job.ttl_s == IDEMPOTENCY_TTL_S
+    assert job.idempotency is not None
+    assert shard_of(job.id) == job.idempotency.shard(5)
+    assert attached(key="k").id != job.id
+
+
+def test_headers() -> None:
+    others = [(b"host", b"x"), (b"accept", b"*/*"), (b"accept", b"a")]
+    assert call_headers(others) == CallHeaders("", "")
+    found = call_headers([*others, (b"idempotency-key", b"k-1")])
+    assert found == CallHeaders("k-1", "")
+    found = call_headers(
+        [(b"x-flotilla-on-disconnect", b"keep"), (b"idempotency-key", b"!~" * 127)]
+    )
+    assert found == CallHeaders("!~" * 127, "keep")
+
+
+@pytest.mark.parametrize("key", [b"", b" ", b"a b", b"\x7f", b"\xc3\xbc", b"x" * 256, b"a\n"])
+def test_an_invalid_key_is_refused(key: bytes) -> None:
+    with pytest.raises(BadRequest, match="Idempotency-Key"):
+        call_headers([(b"idempotency-key", key)])
+
+
+def test_a_header_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(BadRequest, match="twice"):
+        call_headers([(b"idempotency-key", b"a"), (b"idempotency-key", b"a")])

@@ -39,6 +39,9 @@ class Journal:
         """See `Journal.refuse_past`."""
         raise RuntimeError(reason)
 
+    def keep_here(self) -> None:
+        """See `Journal.keep_here`."""
+
     def continued(self, how: str, decoded_again: int) -> None:
         """See `Journal.continued`."""
 

@@ -18,7 +18,7 @@ from shared.platform.settings import Settings
 from worker.engines.protocol import JOURNAL, Generated, Past
 from worker.engines.vllm.engine import VllmEngine
 
-ROUNDS = 7
+ROUNDS = 3
 NEW = 8
 PATH = "/v1/chat/completions"
 
@@ -104,7 +104,8 @@ async def main(n_tokens: int) -> None:
             past = None if way == "no past" else Past(whole.deltas[:n_tokens], None)
             if way == "by forced replay":
                 PREFILLS.disable("measured without it")
-            times.append(await asyncio.create_task(answer(engine, n_tokens + NEW, Journal(past))))
+            n = NEW + (n_tokens if past else 0)
+            times.append(await asyncio.create_task(answer(engine, n, Journal(past))))
             PREFILLS._checked = False  # noqa: SLF001 - enabled again
     for way, times in first.items():
         low, high = min(times), max(times)

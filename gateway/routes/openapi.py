@@ -153,7 +153,7 @@ _SCHEMAS: dict[str, Schema] = {
         links=_ANYTHING,
         position={"type": ["integer", "null"], "description": "while it is queued"},
         estimated_wait_s=_MAYBE_NUMBER | {"description": "null: unknown"},
-        | {"description": "why it waits, if no worker is ready, or it has to run alone"},
+        wait_reason=_TEXT | {"description": "if no worker is ready, or it has to run alone"},
         text=_TEXT | {"description": "the first choice so far"},
         choices=_list(_ANYTHING),
         result=_ANYTHING | {"description": "the whole answer, if it was not streamed"},

@@ -1,7 +1,7 @@
 """The detector: notices within 200 ms that a process has lost its connection to Redis.
 
-Every gateway and the maintenance process run one. It asks each server ten times a second for the
-channels that have subscribers, over a connection of its own. What it misses, it reports to the
+Every gateway and the maintenance process run one. It asks each server up to ten times a second for
+the channels that have subscribers, over a connection of its own. What it misses, it reports to the
 handler of that kind of channel; several processes may report the same.
 """
 
@@ -23,6 +23,10 @@ from shared.queue.job_queue import JobQueue
 log = logging.getLogger("flotilla.detector")
 
 INTERVAL_S = 0.1
+_AT_FULL_RATE = 3
+"""So many gateways ask at this interval. More ask less often each: together they miss a process
+as soon, and the load on Redis does not grow with their number."""
+_LONGEST_S = 1.0
 _RETRY_S = 0.1
 _REFUSED_S = 10.0
 """Until the next try if Redis refuses the command: its user may not call PUBSUB."""
@@ -57,16 +61,18 @@ class Detector:
     async def _watch(self, server_index: int) -> None:
         redis = self._queue.servers.all[server_index]
         connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
-        disconnects = Disconnects()
+        disconnects, is_new = Disconnects(), True
         try:
             while True:
                 if connection.losses > losses:
-                    losses = connection.losses
+                    losses, is_new = connection.losses, True
                     disconnects.connection_lost()
-                delay_s = INTERVAL_S * random.uniform(0.8, 1.0)
                 try:
+                    if is_new:
+                        is_new = not await self._expect_registered(disconnects)
                     asked_at = time.monotonic()
                     channels = await _channels(connection)
+                    delay_s = random.uniform(0.8, 1.0) * interval_s(channels)
                     gone = disconnects.look(channels, asked_at, time.monotonic())
                     self._on_look(server_index, channels)
                     await self._handle(server_index, gone, disconnects)
@@ -85,6 +91,17 @@ class Detector:
         finally:
             await connection.close()
 
+    async def _expect_registered(self, disconnects: Disconnects) -> bool:
+        """Expect the channels of all workers in the registry: one may have ended before this
+        process began to watch. False if the registry's server does not answer."""
+        try:
+            async with asyncio.timeout(INTERVAL_S):
+                ids = await self._queue.servers.primary.smembers(keys.WORKERS)
+        except (*UNAVAILABLE, TimeoutError):  # the other servers are watched all the same
+            return False
+        disconnects.expect({keys.control_channel(each.decode(errors="replace")) for each in ids})
+        return True
+
     async def _handle(self, server_index: int, gone: list[str], disconnects: Disconnects) -> None:
         for position, channel in enumerate(gone):
             for prefix, handler in self._on_gone.items():
@@ -95,6 +112,12 @@ class Detector:
                         for each in gone[position:]:
                             disconnects.retry(each)
                         raise
+
+
+def interval_s(channels: Set[str]) -> float:
+    """The time between two looks, by how many gateways are among the subscribers."""
+    n_gateways = sum(channel.startswith(keys.TOKENS_CHANNEL) for channel in channels)
+    return min(_LONGEST_S, INTERVAL_S * max(1.0, n_gateways / _AT_FULL_RATE))
 
 
 async def _channels(connection: PipelinedConnection) -> frozenset[str]:

@@ -39,6 +39,10 @@ class Disconnects:
         self._seen, self._missing = frozenset(), {}
         self._connected_at = None
 
+    def expect(self, channels: Set[str]) -> None:
+        """These had subscribers before the observer was there, as far as is known."""
+        self._seen_before |= channels - self._seen
+
     def look(self, channels: Set[str], asked_at: float, answered_at: float) -> list[str]:
         """Returns the channels that have lost their last subscriber, each once.
 
@@ -59,7 +63,9 @@ class Disconnects:
         self._seen = channels
         self._seen_before -= channels
         mostly_back = len(self._seen_before) <= len(channels)
-        if asked_at - self._connected_at >= (RETURN_S if mostly_back else LATE_S):
+        waited_s = asked_at - self._connected_at
+        # A server that shows no channel at all may hide them.
+        if channels and waited_s >= (RETURN_S if mostly_back else LATE_S):
             gone += sorted(self._seen_before)
             self._seen_before = set()
         return gone

@@ -17,7 +17,7 @@ from shared.platform.tasks import end
 from shared.protocol import keys
 from shared.protocol.job import LeasedJob
 from shared.protocol.scripts.emit import Fenced, make_step
-from shared.queue.detector import Detector
+from shared.queue.detector import INTERVAL_S, Detector, interval_s
 from shared.queue.disconnects import RETURN_S
 from shared.queue.job_queue import JobQueue
 from shared.queue.lost_workers import LostWorkers
@@ -187,6 +187,28 @@ async def test_a_worker_that_returns_soon_after_a_restart_of_redis_keeps_its_job
             assert await state(queue, jobs[0].id) == "in_progress"
             for subscriber in (*subscribers, again):
                 subscriber.close()
+
+
+async def test_a_worker_that_ended_before_the_detector_began_is_found_by_the_registry(
+    queue: JobQueue, store: Redis
+) -> None:
+    subscriber = subscribe(store, OTHER)
+    store.sadd(keys.WORKERS, WORKER, OTHER)
+    job = await lease(queue)
+    async with detecting(queue):
+        await eventually(lambda: is_queued(queue, job.id), "it is queued again", FAST_S)
+    subscriber.close()
+
+
+def test_many_gateways_ask_less_often_each() -> None:
+    workers = {keys.control_channel(f"w-{n}") for n in range(500)}
+
+    def asked_every(gateways: int) -> float:
+        return interval_s(workers | {keys.tokens_channel(f"gw-{n}") for n in range(gateways)})
+
+    assert [asked_every(gateways) for gateways in (0, 1, 3)] == [INTERVAL_S] * 3
+    assert asked_every(9) == pytest.approx(3 * INTERVAL_S)
+    assert asked_every(100) == 1.0
 
 
 async def test_a_redis_that_refuses_the_question_is_reported_and_asked_again_later(

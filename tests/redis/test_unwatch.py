@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from gateway.streaming.log_event import ReadMode
+from gateway.streaming.relay import Relay
+from shared.platform.metrics import GatewayMetrics
 from shared.protocol import keys
 from shared.protocol.job import new_job_id
 from shared.protocol.states import JobState
@@ -24,6 +28,7 @@ from tests.redis.conftest import (
     lease,
     submit,
 )
+from tests.waiting import eventually
 
 GRACE_S = 60.0
 UNATTENDED = keys.base(0) + keys.UNATTENDED
@@ -183,3 +188,29 @@ async def test_watching_and_unwatching_at_once_leaves_no_job_without_either(
         )
         assert bool(watchers(store, job.id)) != bool(store.exists(UNATTENDED))
     assert (await queue.get(job.id)).state is JobState.QUEUED  # type: ignore[union-attr]
+
+
+async def test_after_a_reconnect_a_gateway_watches_the_jobs_of_its_clients_again(
+    queue: JobQueue, redis_url: str, store: Redis
+) -> None:
+    """It may have been taken for dead meanwhile."""
+    relay = Relay(queue, [redis_url], GATEWAY, GatewayMetrics(CollectorRegistry()), 1000)
+    running = asyncio.create_task(relay.run())
+    try:
+        await relay.connected()
+        job, left = await submit(queue, keep_s=GRACE_S), await submit(queue, keep_s=GRACE_S)
+        reader = relay.open(job.id, ReadMode.CHUNKS)
+        for each in (job, left):
+            await queue.unwatch(each.id, GATEWAY)
+        assert store.zcard(UNATTENDED) == 2
+        store.client_kill_filter(_type="pubsub")
+
+        async def is_watched() -> bool:
+            return watchers(store, job.id) == GATEWAY.encode()
+
+        await eventually(is_watched, "it is watched")
+        assert store.zrange(UNATTENDED, 0, -1) == [left.id.encode()]
+        relay.close(reader)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -40,17 +41,27 @@ def silence_after(at: float, arrivals: Sequence[float]) -> Silence | None:
     return max(silences, key=lambda each: each.length_s, default=None)
 
 
-def pauses(hits: Iterable[Hit], arrivals: Sequence[float]) -> list[tuple[KillKind, float]]:
-    """Return the pause after each kill that hit a stream, with the kind of kill.
+class Pause(NamedTuple):
+    """The silence of one stream after one kill."""
+
+    kind: KillKind
+    length_s: float
+    kills: int
+    """How many kills hit the stream in this silence."""
+
+
+def pauses(hits: Iterable[Hit], arrivals: Sequence[float]) -> list[Pause]:
+    """Return the pause after each kill that hit a stream.
 
     Where a second kill hits it in the pause after the first, each gets the whole pause. But if one
     of them has stopped a worker, the pause is that one's alone: such a worker is found by its lease
     only.
     """
-    found = [(kind, at, silence_after(at, arrivals)) for kind, at in hits]
-    stops = [silence for kind, _, silence in found if kind is KillKind.STOP]
+    found = [(kind, silence_after(at, arrivals)) for kind, at in hits]
+    kills = Counter(silence for _, silence in found)
+    stops = [silence for kind, silence in found if kind is KillKind.STOP]
     return [
-        (kind, silence.length_s)
-        for kind, _, silence in found
+        Pause(kind, silence.length_s, kills[silence])
+        for kind, silence in found
         if silence is not None and (kind is KillKind.STOP or silence not in stops)
     ]

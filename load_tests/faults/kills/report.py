@@ -54,6 +54,7 @@ def kills_table(result: RunResult) -> Table:
     ]
     ended = sum(tally.kills[kind] for kind in KILLED)
     rows.append(_row("all that end a process", ended, tally.killed_pauses()))
+    rows.append(_row("of these, one kill in the pause", ended, tally.single_pauses))
     head = ["kill", "times", "streams hit", "pause p50 s", "p99 s", "max s"]
     return Table("Silence of streams whose process was killed", head, rows)
 
@@ -133,6 +134,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
         "pauses_s": {
             **{str(kind): _pauses(tally.pauses[kind]) for kind in KillKind},
             "all that end a process": _pauses(tally.killed_pauses()),
+            "of these, one kill in the pause": _pauses(tally.single_pauses),
         },
         "long_pauses": tally.long_pauses,
         "left_over": tally.leftovers,

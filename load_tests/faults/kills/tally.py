@@ -55,6 +55,8 @@ class Tally:
         default_factory=lambda: {kind: [] for kind in KillKind}
     )
     """Pause of each stream that was hit."""
+    single_pauses: list[float] = field(default_factory=list)
+    """Those after kills that end a process, of streams that no other kill hit in the pause."""
     long_pauses: list[str] = field(default_factory=list)
     """The first pauses above the limit after kills that end a process, with what happened then."""
     kill_log: list[tuple[float, KillKind, str]] = field(default_factory=list)
@@ -115,9 +117,11 @@ class Tally:
         if not seen.streams:
             return
         found = pauses(hits, seen.at)
-        for kind, pause in found:
-            self.pauses[kind].append(pause)
-        longest = max((pause for kind, pause in found if kind in KILLED), default=0.0)
+        killed = [pause for pause in found if pause.kind in KILLED]
+        for pause in found:
+            self.pauses[pause.kind].append(pause.length_s)
+        self.single_pauses += [pause.length_s for pause in killed if pause.kills == 1]
+        longest = max((pause.length_s for pause in killed), default=0.0)
         if longest > LONG_S and len(self.long_pauses) < _MAX_EXAMPLES:
             self.long_pauses.append(self._describe_pause(seen, stored, longest))
 

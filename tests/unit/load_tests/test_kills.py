@@ -272,8 +272,8 @@ def test_a_pause_in_which_the_worker_was_stopped_counts_for_that_only() -> None:
     arrivals = [0.0, 0.1, 4.0, 4.1, 4.5]
     hits = [(KillKind.STOP, 0.1), (KillKind.GATEWAY, 0.12), (KillKind.WORKER, 4.1)]
     assert pauses(hits, arrivals) == [
-        (KillKind.STOP, pytest.approx(3.9)),
-        (KillKind.WORKER, pytest.approx(0.4)),
+        (KillKind.STOP, pytest.approx(3.9), 2),
+        (KillKind.WORKER, pytest.approx(0.4), 1),
     ]
 
 

@@ -101,6 +101,16 @@ def test_an_expected_channel_without_a_subscriber_is_gone() -> None:
     assert look(9.0, "b") == []
 
 
+def test_expected_channels_do_not_make_the_others_wait_longer() -> None:
+    """The registry lists processes that have ended long ago."""
+    look = Looks()
+    look(0.0, "a", "b")
+    look.connection_lost()
+    look.disconnects.expect({"a", "b", "old", "older", "oldest"})
+    assert look(1.0, "b") == []
+    assert look(1.0 + RETURN_S, "b") == ["a", "old", "older", "oldest"]
+
+
 def test_nothing_is_decided_while_redis_shows_no_channel_at_all() -> None:
     look = Looks()
     look.disconnects.expect({"a"})

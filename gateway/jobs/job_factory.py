@@ -8,7 +8,7 @@ from gateway.jobs.admission import CheckedRequest
 from gateway.jobs.on_disconnect import keep_s
 from shared.api.endpoints import Endpoint
 from shared.platform.settings import Settings
-from shared.protocol.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
+from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job, NewJob, new_job_id, new_job_id_in, shard_in
 
 _ID_TRIES = 16
@@ -107,7 +107,7 @@ class JobFactory:
             endpoint=endpoint.path,
             body=body,
             stream=request.stream,
-            ttl_s=ttl_s if idempotency is None else max(ttl_s, IDEMPOTENCY_TTL_S),
+            ttl_s=ttl_s if idempotency is None else max(ttl_s, idempotency.job_ttl_s),
             max_attempts=self._settings.max_attempts,
             gateway=gateway_id,
             keep_s=kept_s,

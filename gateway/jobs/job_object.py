@@ -18,6 +18,7 @@ from shared.queue.listing import ERROR_BYTES, with_errors
 
 _MAX_POSITION_COMMANDS = 10_000
 """Redis commands for the positions in one list. A list that needs more has no positions."""
+_SUSPECT = "two workers or more were lost with it: it waits for one that runs nothing else"
 
 
 def summary(job: Job) -> dict[str, Any]:
@@ -79,6 +80,8 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
             fields["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
             if reason:
                 fields["wait_reason"] = reason
+        if job.suspect:
+            fields["wait_reason"] = _SUSPECT
     if job.state is not JobState.QUEUED or job.attempts:
         _add_output(fields, job, await queue.entries(job.id, 0))
     if job.result and job.content_type.startswith("application/json"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.streaming.entry_order import EntryOrder
 from gateway.streaming.log_event import LogEvent, ReadMode
@@ -15,33 +15,44 @@ from shared.queue.job_queue import LogPart
 class LogSource(Protocol):
     """The queue, as far as it is read here. The methods raise redis' errors."""
 
-    async def read_log(self, job_id: str, after: int) -> LogPart:
-        """The entries behind number `after`."""
+    async def read_log(self, job_id: str, after: int, most_bytes: int | None) -> LogPart:
+        """The entries behind number `after`; with `most_bytes` perhaps not all of them."""
 
     async def last_entry(self, job_id: str) -> Entry | None:
         """The last entry; None if there is none."""
 
 
+class Replayed(NamedTuple):
+    """Events from the log."""
+
+    events: list[LogEvent]
+    more: bool = False
+    """Others follow them in the log."""
+
+
 async def replay(
-    source: LogSource, job_id: str, mode: ReadMode, order: EntryOrder
-) -> list[LogEvent]:
+    source: LogSource, job_id: str, mode: ReadMode, order: EntryOrder, most_bytes: int
+) -> Replayed:
     """The events that follow those in `order`, which is moved on.
 
-    Raises redis' errors, and StreamReset if the log does not go on where `order` stands.
+    `most_bytes`: of the log, about. A log that has to be compared from its first entry on is read
+    whole. Raises redis' errors, and StreamReset if the log does not go on where `order` stands.
     """
     if mode is ReadMode.END:
         last = await source.last_entry(job_id)
         order.ended = last is not None and bool(last.end)
-        return [LogEvent(last.seq, FrameKind.ENDED, b"")] if last is not None and last.end else []
+        ended = last is not None and last.end
+        return Replayed([LogEvent(last.seq, FrameKind.ENDED, b"")] if last and ended else [])
     after = order.begin_replay()
     try:
-        generation, entries = await source.read_log(job_id, after)
+        most = most_bytes if after == order.last_seq else None
+        generation, entries, more = await source.read_log(job_id, after, most)
         if after and generation != order.generation:
             after = 0
-            generation, entries = await source.read_log(job_id, after)
+            generation, entries, more = await source.read_log(job_id, after, None)
         if after and not entries:
             order.check_last(await source.last_entry(job_id))
     except (RedisError, OSError):
         order.read_whole()  # the Redis that answers next may have lost writes
         raise
-    return order.add_part(mode, after, generation, entries)
+    return Replayed(order.add_part(mode, after, generation, entries), more)

@@ -18,13 +18,15 @@ from typing import Any, Protocol
 from gateway.http.asgi_io import ChunkWriter
 from gateway.streaming.entry_order import MALFORMED, EntryOrder
 from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.log_replay import LogSource, replay
+from gateway.streaming.log_replay import LogSource, Replayed, replay
 from shared.api.errors import RedisUnavailable, StreamReset
 from shared.platform.redis_client import RedisError
 from shared.protocol.frames import LAST, Frame, FrameKind
 
 _REDIS_PATIENCE_S = 30.0
 """A reader that can't read the log for so long gives its client an error."""
+_EXPANSION = 4
+"""A chunk is about so many times as long as its entry in the log (chunk_template.py)."""
 _EVENT_BYTES = 200
 """About what an event other than a chunk takes in memory."""
 
@@ -302,16 +304,20 @@ class Reader:
                 return events
 
     async def _read(self) -> list[LogEvent]:
-        """All events: the buffered ones, then what the log has if frames are missing."""
+        """The buffered events, then what the log has if frames are missing, or a part of that."""
         events = self._take_buffered()
         while self._state is ReaderState.BEHIND:
             try:
-                events += await self._replay()
+                replayed = await self._replay()
             except (RedisError, OSError) as error:
                 self._check_patience(error)
                 break
             self._redis_failing_since = None
+            events += replayed.events
             events += self._take_buffered()
+            if replayed.more:
+                self._notified = True  # the rest is read when these are delivered
+                break
         return events
 
     def _take_buffered(self) -> list[LogEvent]:
@@ -319,16 +325,21 @@ class Reader:
         self._buffered_bytes = 0
         return events
 
-    async def _replay(self) -> list[LogEvent]:
+    async def _replay(self) -> Replayed:
         self._state = ReaderState.REPLAYING
+        most_bytes, more = self._host.buffer_bytes // _EXPANSION, False
         try:
-            return await replay(self._host.source, self.job_id, self._mode, self._order)
+            replayed = await replay(
+                self._host.source, self.job_id, self._mode, self._order, most_bytes
+            )
+            more = replayed.more
+            return replayed
         except (RedisError, OSError):
             self._state = ReaderState.REPLAYING_STALE
             raise
         finally:
             stale = self._state is ReaderState.REPLAYING_STALE
-            self._state = ReaderState.BEHIND if stale else _LIVE
+            self._state = ReaderState.BEHIND if stale or more else _LIVE
             unread, self._unread = self._unread, []
             for frame in unread:
                 self.on_frame(frame)

@@ -15,6 +15,8 @@ _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _KEY, _ON_DISCONNECT, _JOB_ID = "idempotency-key", "x-flotilla-on-disconnect", "x-flotilla-job-id"
 _KEEP = "keep_for=30"
 """Seconds in which a client has to come back; gateways cancel sooner by default."""
+_RETRY_PREFIX = "flotilla-retry-"
+"""Gateways keep the job of such a key no longer than one without a key."""
 _EVENTS = "text/event-stream"
 _RETRIED = frozenset({502, 503, 504})
 _OF_A_BODY = frozenset({"content-type", "content-length", "transfer-encoding", _KEY})
@@ -47,7 +49,7 @@ class Call:
         self._resumed = _RESUMABLE.search(path)
         self._exclusive = not {_KEY, _ON_DISCONNECT} & set(self._headers)
         if request.method not in _IDEMPOTENT:
-            self._headers.setdefault(_KEY, str(uuid.uuid4()))
+            self._headers.setdefault(_KEY, f"{_RETRY_PREFIX}{uuid.uuid4()}")
         if request.method == "POST" or self._resumed:
             self._headers.setdefault(_ON_DISCONNECT, _KEEP)
         self._streams = bool(self._resumed) or _asks_for_stream(self._content)

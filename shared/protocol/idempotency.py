@@ -7,6 +7,10 @@ from typing import NamedTuple
 
 IDEMPOTENCY_TTL_S = 86_400.0
 """How long a key names its job, which is kept for at least as long after its end."""
+RETRY_PREFIX = "flotilla-retry-"
+"""Of keys that clients make for the retries of one call (shared/client) and do not store."""
+RETRY_TTL_S = 3600.0
+"""How long such a key names its job, which is kept no longer than without a key."""
 
 
 class IdempotencyKey(NamedTuple):
@@ -15,12 +19,26 @@ class IdempotencyKey(NamedTuple):
     name: str
     """Of the Redis key: the tenant, and a digest of the path and the client's key."""
     body_hash: bytes
+    for_retries: bool = False
+    """The client made it for the retries of one call."""
 
     @classmethod
     def of(cls, tenant: str, path: str, key: str, body: bytes) -> IdempotencyKey:
         """For a request with this body."""
         digest = hashlib.sha256(f"{path}\0{key}".encode()).hexdigest()
-        return cls(f"{tenant}:{digest}", hashlib.sha256(body).digest())
+        return cls(
+            f"{tenant}:{digest}", hashlib.sha256(body).digest(), key.startswith(RETRY_PREFIX)
+        )
+
+    @property
+    def ttl_s(self) -> float:
+        """How long it names its job."""
+        return RETRY_TTL_S if self.for_retries else IDEMPOTENCY_TTL_S
+
+    @property
+    def job_ttl_s(self) -> float:
+        """For how long its job is kept after its end, at least."""
+        return 0.0 if self.for_retries else IDEMPOTENCY_TTL_S
 
     def shard(self, shards: int) -> int:
         """The shard of its job: all gateways look for the key there."""

@@ -149,6 +149,8 @@ class Job:
     """The whole body of an answer that is not streamed."""
     usage: dict[str, int] | None
     created_us: int
+    suspect: bool = False
+    """It waits to run alone: its workers were lost too often without progress."""
 
     @property
     def expires_at(self) -> float | None:

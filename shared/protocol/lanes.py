@@ -11,6 +11,8 @@ RETRY_LANE: Final = "retry"
 """Requeued jobs: they have waited already, so they go first. Nothing is submitted to it."""
 SUSPECT_LANE: Final = "suspect"
 """Jobs that may have ended their workers: a worker that runs nothing takes one at a time."""
+SUSPECT_FROM: Final = 2
+"""Attempts without progress that make a job a suspect."""
 
 CLIENT_LANES: Final = (PRIORITY, DEFAULT, FLEX)
 SHARED_LANES: Final = (RETRY_LANE, *CLIENT_LANES)

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from shared.protocol.job import Attempt, Job
-from shared.protocol.lanes import CLIENT_LANES
+from shared.protocol.lanes import CLIENT_LANES, SUSPECT_FROM
 from shared.protocol.packing import pack
 from shared.protocol.states import JobState
 
@@ -178,6 +178,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         result=raw.get(b"result", b""),
         usage=_usage(response) if response else None,
         created_us=created_us,
+        suspect=state is JobState.QUEUED and lease is not None and lease.attempts >= SUSPECT_FROM,
     )
 
 

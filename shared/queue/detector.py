@@ -61,13 +61,15 @@ class Detector:
     async def _watch(self, server_index: int) -> None:
         redis = self._queue.servers.all[server_index]
         connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
-        disconnects = Disconnects()
+        disconnects, is_new = Disconnects(), True
         try:
             while True:
                 if connection.losses > losses:
-                    losses = connection.losses
+                    losses, is_new = connection.losses, True
                     disconnects.connection_lost()
                 try:
+                    if is_new:
+                        is_new = not await self._expect_registered(disconnects)
                     asked_at = time.monotonic()
                     channels = await _channels(connection)
                     delay_s = random.uniform(0.8, 1.0) * interval_s(channels)
@@ -88,6 +90,17 @@ class Detector:
                 await asyncio.sleep(CONFIRM_S if disconnects.pending else delay_s)
         finally:
             await connection.close()
+
+    async def _expect_registered(self, disconnects: Disconnects) -> bool:
+        """Expect the channels of all workers in the registry: one may have ended before this
+        process began to watch. False if the registry's server does not answer."""
+        try:
+            async with asyncio.timeout(INTERVAL_S):
+                ids = await self._queue.servers.primary.smembers(keys.WORKERS)
+        except (*UNAVAILABLE, TimeoutError):  # the other servers are watched all the same
+            return False
+        disconnects.expect({keys.control_channel(each.decode(errors="replace")) for each in ids})
+        return True
 
     async def _handle(self, server_index: int, gone: list[str], disconnects: Disconnects) -> None:
         for position, channel in enumerate(gone):

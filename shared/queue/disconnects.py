@@ -25,6 +25,7 @@ class Disconnects:
         self._seen: Set[str] = frozenset()
         self._missing: dict[str, float] = {}  # since when
         self._seen_before: set[str] = set()  # over an earlier connection, and not since
+        self._expected: set[str] = set()  # never seen
         self._connected_at: float | None = None
 
     @property
@@ -38,6 +39,10 @@ class Disconnects:
         self._seen_before |= self._seen | self._missing.keys()
         self._seen, self._missing = frozenset(), {}
         self._connected_at = None
+
+    def expect(self, channels: Set[str]) -> None:
+        """These had subscribers before the observer was there, as far as is known."""
+        self._expected |= channels - self._seen - self._seen_before
 
     def look(self, channels: Set[str], asked_at: float, answered_at: float) -> list[str]:
         """Returns the channels that have lost their last subscriber, each once.
@@ -58,11 +63,17 @@ class Disconnects:
         }
         self._seen = channels
         self._seen_before -= channels
-        mostly_back = len(self._seen_before) <= len(channels)
-        if asked_at - self._connected_at >= (RETURN_S if mostly_back else LATE_S):
-            gone += sorted(self._seen_before)
-            self._seen_before = set()
+        self._expected -= channels
+        waited_s = asked_at - self._connected_at
+        if channels and waited_s >= RETURN_S:  # a server that shows none at all may hide them
+            gone += self._not_back(len(channels), waited_s)
         return gone
+
+    def _not_back(self, present: int, waited_s: float) -> list[str]:
+        missing, self._expected = self._expected, set()
+        if len(self._seen_before) <= present or waited_s >= LATE_S:
+            missing, self._seen_before = missing | self._seen_before, set()
+        return sorted(missing)
 
     def retry(self, channel: str) -> None:
         """What was to be done about a channel that is gone could not be done: return it again."""

@@ -65,6 +65,8 @@ class LogPart(NamedTuple):
     generation: int
     """Of the job's latest lease, which wrote the entries; 0 if there was none."""
     entries: list[Entry]
+    more: bool = False
+    """Others follow them."""
 
 
 class JoinedJob(NamedTuple):
@@ -210,17 +212,19 @@ class JobQueue:
         except DamagedRecord:  # it changes as fast as it is read
             return None
 
-    async def read_log(self, job_id: str, after: int) -> LogPart:
-        """The job's log behind entry number `after`."""
+    async def read_log(self, job_id: str, after: int, most_bytes: int | None = None) -> LogPart:
+        """The job's log behind entry number `after`; with `most_bytes` perhaps not all of it."""
         shard = checked_shard(job_id)
-        generation, segments = await read_log.call(self.scripts, shard, job_id, after=after)
+        generation, more, segments = await read_log.call(
+            self.scripts, shard, job_id, after=after, most_bytes=most_bytes
+        )
         damaged: list[bytes] = []
         entries = parse_segments(segments, after, damaged)
         if damaged:
             log.error("set aside: %d segments of the log of %s can't be read", len(damaged), job_id)
             for segment in damaged:
                 await set_aside.segment(self.scripts, shard, job_id, value=segment)
-        return LogPart(generation, entries)
+        return LogPart(generation, entries, more)
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
@@ -229,7 +233,7 @@ class JobQueue:
     async def last_entry(self, job_id: str) -> Entry | None:
         """The log's last entry; None if it is empty."""
         shard = checked_shard(job_id)
-        _, segments = await read_log.call(self.scripts, shard, job_id, after=None)
+        _, _, segments = await read_log.call(self.scripts, shard, job_id, after=None)
         entries = parse_segments(segments[-1:])
         return entries[-1] if entries else None
 

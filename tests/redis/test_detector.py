@@ -189,6 +189,17 @@ async def test_a_worker_that_returns_soon_after_a_restart_of_redis_keeps_its_job
                 subscriber.close()
 
 
+async def test_a_worker_that_ended_before_the_detector_began_is_found_by_the_registry(
+    queue: JobQueue, store: Redis
+) -> None:
+    subscriber = subscribe(store, OTHER)
+    store.sadd(keys.WORKERS, WORKER, OTHER)
+    job = await lease(queue)
+    async with detecting(queue):
+        await eventually(lambda: is_queued(queue, job.id), "it is queued again", FAST_S)
+    subscriber.close()
+
+
 def test_many_gateways_ask_less_often_each() -> None:
     workers = {keys.control_channel(f"w-{n}") for n in range(500)}
 

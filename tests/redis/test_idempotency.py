@@ -110,3 +110,10 @@ def test_all_gateways_look_for_a_key_in_the_same_shard() -> None:
     assert key.shard(7) == IdempotencyKey.of("t", "/p", "k", b"y").shard(7)
     assert len({IdempotencyKey.of("t", "/p", f"{n}", b"").shard(8) for n in range(200)}) == 8
     assert shard_of(new_job_id_in(5)) == 5
+
+
+def test_a_key_for_retries_does_not_keep_its_job_longer() -> None:
+    stored = IdempotencyKey.of("t", "/p", "k", b"")
+    assert (stored.ttl_s, stored.job_ttl_s) == (86_400, 86_400)
+    for_retries = IdempotencyKey.of("t", "/p", "flotilla-retry-1", b"")
+    assert (for_retries.ttl_s, for_retries.job_ttl_s) == (3600, 0)

@@ -116,6 +116,15 @@ async def test_log_and_step_log_are_one_wherever_the_log_ends(
     for after in range(15):
         assert await queue.entries(job.id, after) == whole[after:]
     assert await queue.last_entry(job.id) == whole[-1]
+    for most_bytes in (1, 30, 10_000):
+        read: list[Entry] = []
+        reads, more = 0, True
+        while more:
+            _, entries, more = await queue.read_log(job.id, len(read), most_bytes)
+            read += entries
+            reads += 1
+        assert read == whole
+        assert reads == {1: len(cuts), 10_000: 1}.get(most_bytes, reads)
 
 
 async def test_a_number_of_any_size_is_read(queue: JobQueue) -> None:

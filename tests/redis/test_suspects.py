@@ -62,6 +62,9 @@ async def test_a_job_that_was_lost_twice_waits_apart_and_a_claim_leaves_it(
     assert entries_of(store, job_id) == [RETRY_LANE]
     assert await lose(queue, await claim_one(queue)) == JobState.QUEUED
     assert entries_of(store, job_id) == [SUSPECT_LANE]
+    queued = await queue.get(job_id)
+    assert queued is not None
+    assert queued.suspect
     assert await suspects.waiting(queue, POOL)
     acquired = await acquire.call(
         queue.scripts, 0, worker=WORKER, count=9, lease_s=LEASE_S, slots=update(slots=9)
@@ -76,6 +79,7 @@ async def test_a_job_that_was_lost_twice_waits_apart_and_a_claim_leaves_it(
     assert await lose(queue, taken.job) == JobState.FAILED
     ended = await queue.get(job_id)
     assert ended is not None
+    assert not ended.suspect
     assert (ended.error_code, len(ended.attempts)) == ("too_many_attempts", 3)
 
 

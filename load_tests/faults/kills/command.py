@@ -17,7 +17,7 @@ from load_tests.harness.session import parse_names, print_progress, result_path,
 
 _KILLS = 1000
 _RATE = 7.0
-_WORKERS = 8
+_WORKERS = 10
 _CLIENTS = 24
 _LONG_PAUSES = 10
 """So many are printed, more are in the results."""

@@ -106,12 +106,12 @@ class KillRun:
             clients=shape.clients,
             timeout_s=shape.timeout_s,
         )
-        killer = Killer(fleet, client, gateways, clients.open.values)
+        killer = Killer(fleet, gateways, clients.open.values)
         background = [
             asyncio.create_task(self._supervise(fleet)),
             asyncio.create_task(self._verify(client, killer)),
         ]
-        tally.kill_log = killer.log
+        tally.kill_log, tally.kills_of = killer.log, killer.of_process
         began = time.monotonic()
         try:
             clients.start()

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from load_tests.faults.kills.kill import KillKind
 
 WEIGHTS = {
-    KillKind.WORKER: 0.70,
+    KillKind.WORKER: 0.72,
     KillKind.ENGINE: 0.15,
     KillKind.STOP: 0.06,
-    KillKind.GATEWAY: 0.06,
-    KillKind.REDIS: 0.03,
+    KillKind.GATEWAY: 0.05,
+    KillKind.REDIS: 0.02,
 }
 """Share of each kind."""
 _STOP_LEASES = (0.5, 3.0)
+_GAP = (0.2, 1.8)
+"""Shortest and longest time between two kills, in mean ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +46,4 @@ def plan(
     first = rng.sample(kinds, len(kinds))
     for n in range(kills):
         kind = first[n] if n < len(first) else rng.choices(kinds, weights)[0]
-        yield PlannedKill(kind, rng.expovariate(rate), rng.random(), rng.uniform(*_STOP_LEASES))
+        yield PlannedKill(kind, rng.uniform(*_GAP) / rate, rng.random(), rng.uniform(*_STOP_LEASES))

@@ -7,20 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 
-import redis.asyncio
-from redis.exceptions import RedisError
-
 from load_tests.faults.kills.http_client import Gateways
 from load_tests.faults.kills.kill import KillKind
 from load_tests.faults.kills.kill_fleet import KillFleet
 from load_tests.faults.kills.kill_schedule import PlannedKill
 from load_tests.faults.kills.observation import Observation
 from load_tests.faults.kills.pauses import Hit
-from shared.protocol import keys
-from shared.protocol.record import read_lease
 
-_LEASES_S = 0.5
-"""Time limit for reading who holds the open jobs, before a kill."""
 _OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP)
 
 
@@ -30,16 +23,17 @@ class Killer:
     def __init__(
         self,
         fleet: KillFleet,
-        client: redis.asyncio.Redis,
         gateways: Gateways,
         open_requests: Callable[[], Collection[Observation]],
     ) -> None:
         self.hits: dict[str, list[Hit]] = defaultdict(list)
-        """The kills that hit each job, by its id."""
+        """Kills of gateways and Redis that hit each job, by its id. Which jobs a killed worker held
+        is in their records."""
         self.log: list[tuple[float, KillKind, str]] = []
         """When each kill was carried out, and the process."""
+        self.of_process: dict[str, list[Hit]] = defaultdict(list)
+        """The same by process."""
         self._fleet = fleet
-        self._redis = client
         self._gateways = gateways
         self._open = open_requests
         self._background: set[asyncio.Task[None]] = set()
@@ -81,8 +75,7 @@ class Killer:
             await asyncio.sleep(0.05)
             fleet.supervise()
         n = free[int(planned.choice * len(free))]
-        held = await self._held_by(fleet.workers[n].name)
-        self._note(planned.kind, fleet.workers[n].name, held)
+        self._note(planned.kind, fleet.workers[n].name, ())
         if planned.kind is KillKind.WORKER:
             fleet.kill_worker(n)
         elif planned.kind is KillKind.ENGINE:
@@ -95,26 +88,10 @@ class Killer:
         """Return the open requests whose client is connected to this gateway."""
         return [seen for seen in self._open() if self._gateways.port_of(seen.job_id) == port]
 
-    async def _held_by(self, worker: str) -> list[Observation]:
-        """Return the open requests whose job this worker holds; none if Redis does not answer."""
-        known = [seen for seen in self._open() if seen.job_id]
-        pipe = self._redis.pipeline(transaction=False)
-        for seen in known:
-            pipe.hget(keys.job(0, seen.job_id), "lease")
-        try:
-            async with asyncio.timeout(_LEASES_S):
-                leases = await pipe.execute()
-        except (RedisError, OSError, TimeoutError):
-            return []
-        return [
-            seen
-            for seen, lease in zip(known, leases, strict=True)
-            if lease is not None and read_lease(lease).worker == worker
-        ]
-
     def _note(self, kind: KillKind, process: str, hit: Collection[Observation]) -> None:
         now = time.monotonic()
         self.log.append((now, kind, process))
+        self.of_process[process].append((kind, now))
         for seen in hit:
             if seen.job_id:
                 self.hits[seen.job_id].append((kind, now))

@@ -22,6 +22,10 @@ class Silence(NamedTuple):
     began: float
     ended: float
 
+    def overlaps(self, other: Silence) -> bool:
+        """Return whether the two have a time in common."""
+        return self.began < other.ended and other.began < self.ended
+
     @property
     def length_s(self) -> float:
         """How long it was."""
@@ -50,8 +54,12 @@ class Pause(NamedTuple):
     """How many kills hit the stream in this silence."""
 
 
-def pauses(hits: Iterable[Hit], arrivals: Sequence[float]) -> list[Pause]:
+def pauses(
+    hits: Iterable[Hit], arrivals: Sequence[float], stopped: Sequence[Silence] = ()
+) -> list[Pause]:
     """Return the pause after each kill that hit a stream.
+
+    `stopped`: from when its worker was stopped to when it lost the job.
 
     Where a second kill hits it in the pause after the first, each gets the whole pause. But if one
     of them has stopped a worker, the pause is that one's alone: such a worker is found by its lease
@@ -59,9 +67,9 @@ def pauses(hits: Iterable[Hit], arrivals: Sequence[float]) -> list[Pause]:
     """
     found = [(kind, silence_after(at, arrivals)) for kind, at in hits]
     kills = Counter(silence for _, silence in found)
-    stops = [silence for kind, silence in found if kind is KillKind.STOP]
     return [
         Pause(kind, silence.length_s, kills[silence])
         for kind, silence in found
-        if silence is not None and (kind is KillKind.STOP or silence not in stops)
+        if silence is not None
+        and (kind is KillKind.STOP or not any(map(silence.overlaps, stopped)))
     ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from load_tests.faults.kills.differences import differences
 from load_tests.faults.kills.kill import KILLED, KillKind
 from load_tests.faults.kills.observation import End, Observation
-from load_tests.faults.kills.pauses import Hit, pauses
+from load_tests.faults.kills.pauses import Hit, Silence, pauses
 from load_tests.faults.kills.record_check import record_errors, terminal_entries
 from load_tests.faults.kills.stored_job import StoredJob
 from shared.protocol.job_log import tokens_in
@@ -61,6 +61,8 @@ class Tally:
     """The first pauses above the limit after kills that end a process, with what happened then."""
     kill_log: list[tuple[float, KillKind, str]] = field(default_factory=list)
     """When each kill was carried out, and the process."""
+    kills_of: Mapping[str, list[Hit]] = field(default_factory=dict)
+    """The kills of each process."""
     leftovers: dict[str, int] = field(default_factory=dict)
     ended_by_themselves: list[str] = field(default_factory=list)
     """Processes that nobody killed."""
@@ -80,7 +82,7 @@ class Tally:
             self.terminal_entries[terminal_entries(stored)] += 1
             self.logged_tokens += sum(tokens_in(entry.journal) for entry in stored.entries)
         self.wrong += bool(errors)
-        self._add_pauses(seen, stored, list(hits))
+        self._add_pauses(seen, stored, [*hits, *self._worker_hits(stored)])
         if errors and len(self.examples) < _MAX_EXAMPLES:
             self.examples.append(_describe(seen, stored, errors))
 
@@ -112,11 +114,33 @@ class Tally:
             errors.append(f"no whole answer: {_end_of(seen)}")
         return errors
 
+    def _worker_hits(self, stored: StoredJob | None) -> list[Hit]:
+        return [(kind, at) for at, kind, _ in self._kills_of_workers(stored)]
+
+    def _kills_of_workers(self, stored: StoredJob | None) -> list[tuple[float, KillKind, float]]:
+        """Return the kills of workers that held a job: when, the kind, and when they lost it."""
+        to_monotonic = time.monotonic() - time.time()
+        found = []
+        for attempt in stored.job.attempts if stored else ():
+            began = attempt.started_at + to_monotonic
+            ended = (attempt.ended_at or 0) + to_monotonic
+            found += [
+                (at, kind, ended)
+                for kind, at in self.kills_of.get(attempt.worker, ())
+                if began <= at <= ended
+            ]
+        return found
+
     def _add_pauses(self, seen: Observation, stored: StoredJob | None, hits: list[Hit]) -> None:
         self.hit += bool(hits)
         if not seen.streams:
             return
-        found = pauses(hits, seen.at)
+        stopped = [
+            Silence(at, ended)
+            for at, kind, ended in self._kills_of_workers(stored)
+            if kind is KillKind.STOP
+        ]
+        found = pauses(hits, seen.at, stopped)
         killed = [pause for pause in found if pause.kind in KILLED]
         for pause in found:
             self.pauses[pause.kind].append(pause.length_s)

@@ -14,7 +14,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from shared.platform.pipelined_connection import Argument
-from shared.protocol.idempotency import IDEMPOTENCY_TTL_S
 from shared.protocol.job import NewJob
 from shared.protocol.packing import pack
 from shared.protocol.scripts.runner import Scripts
@@ -100,7 +99,12 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
     packed = job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
     if job.idempotency is None:
         return packed
-    return *packed, *job.idempotency, int(IDEMPOTENCY_TTL_S * 1000)
+    return (
+        *packed,
+        job.idempotency.name,
+        job.idempotency.body_hash,
+        int(job.idempotency.ttl_s * 1000),
+    )
 
 
 def _arguments(jobs: Sequence[NewJob], max_depth: int) -> tuple[Argument, ...]:

@@ -31,6 +31,8 @@ class Log:
         self.generation = 1
         self.encoder = DeltaEncoder()
         self.reads: list[int] = []
+        self.at_once = 0
+        """How many entries a reader gets that wants the log in parts; 0: all."""
         self.broken: Exception | None = None
         self.while_reading: Callable[[], object] = lambda: None
 
@@ -63,13 +65,15 @@ class Log:
             if seq in numbers
         ]
 
-    async def read_log(self, job_id: str, after: int) -> LogPart:
+    async def read_log(self, job_id: str, after: int, most_bytes: int | None) -> LogPart:
         assert job_id == JOB
         self.reads.append(after)
         found = self.entries[after:]
         self.while_reading()
         if self.broken is not None:
             raise self.broken
+        if most_bytes is not None and self.at_once:
+            return LogPart(self.generation, found[: self.at_once], len(found) > self.at_once)
         return LogPart(self.generation, found)
 
     async def last_entry(self, job_id: str) -> Entry | None:

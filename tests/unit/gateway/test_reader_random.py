@@ -52,6 +52,7 @@ async def test_every_byte_is_delivered_once_and_in_order(
     chance = random.Random(seed)
     chunks = stream(*("x" * chance.randint(0, 30) for _ in range(40)))
     kept = chance.randint(0, 20)
+    log.at_once = chance.choice([0, 1, 3])
     log.write(*chunks[:kept])
     reader = relay.open(JOB, ReadMode.CHUNKS, after=kept)
 

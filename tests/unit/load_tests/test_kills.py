@@ -16,7 +16,7 @@ from load_tests.faults.kills.kill import KillKind
 from load_tests.faults.kills.kill_run import RunResult, RunShape
 from load_tests.faults.kills.kill_schedule import plan
 from load_tests.faults.kills.observation import End, Observation
-from load_tests.faults.kills.pauses import pauses, silence_after
+from load_tests.faults.kills.pauses import Silence, pauses, silence_after
 from load_tests.faults.kills.record_check import record_errors
 from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
 from load_tests.faults.kills.request_classes import CLASSES, Mode, make_request
@@ -271,7 +271,7 @@ def test_a_pause_is_the_silence_that_the_kill_began() -> None:
 def test_a_pause_in_which_the_worker_was_stopped_counts_for_that_only() -> None:
     arrivals = [0.0, 0.1, 4.0, 4.1, 4.5]
     hits = [(KillKind.STOP, 0.1), (KillKind.GATEWAY, 0.12), (KillKind.WORKER, 4.1)]
-    assert pauses(hits, arrivals) == [
+    assert pauses(hits, arrivals, [Silence(0.1, 3.2)]) == [
         (KillKind.STOP, pytest.approx(3.9), 2),
         (KillKind.WORKER, pytest.approx(0.4), 1),
     ]

@@ -92,6 +92,32 @@ def test_while_most_processes_are_missing_they_have_more_time() -> None:
     assert look(1.0 + LATE_S, "c") == ["a", "b"]
 
 
+def test_an_expected_channel_without_a_subscriber_is_gone() -> None:
+    look = Looks()
+    look.disconnects.expect({"a", "b"})
+    assert look(1.0, "b") == []
+    assert look(1.0 + RETURN_S, "b") == ["a"]
+    look.disconnects.expect({"b"})  # seen, so nothing new
+    assert look(9.0, "b") == []
+
+
+def test_expected_channels_do_not_make_the_others_wait_longer() -> None:
+    """The registry lists processes that have ended long ago."""
+    look = Looks()
+    look(0.0, "a", "b")
+    look.connection_lost()
+    look.disconnects.expect({"a", "b", "old", "older", "oldest"})
+    assert look(1.0, "b") == []
+    assert look(1.0 + RETURN_S, "b") == ["a", "old", "older", "oldest"]
+
+
+def test_nothing_is_decided_while_redis_shows_no_channel_at_all() -> None:
+    look = Looks()
+    look.disconnects.expect({"a"})
+    assert [look(float(at)) for at in range(30)] == [[]] * 30
+    assert look(30.0, "b") == ["a"]
+
+
 def test_a_slow_look_counts_as_a_lost_connection() -> None:
     """Redis stood still, so processes may have given their connections up."""
     look = Looks()

@@ -1,6 +1,6 @@
 -- Keys of one shard, and Redis' clock.
 -- loader.py puts these tables in front: WORD and CHANNEL (keys.py), GROUP, RETRY_LANE, SUSPECT_LANE,
--- CLIENT_LANES, IS_CLIENT_LANE (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
+-- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
 -- KIND and CONTROL (frames.py), STEPS (step_log.py), REQUEST and LEASE (record.py: names of fields).
 -- The common parts run once, when the scripts are loaded (Redis offers no ipairs, string... then);
 -- `begin` runs before each call.

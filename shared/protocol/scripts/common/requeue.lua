@@ -3,8 +3,6 @@
 local ATTEMPTS_SHOWN = 100 -- the history keeps so many, the latest ones
 local ATTEMPTS_IN_LETTER = 20
 local DEAD_JOB_MS = 7 * 86400000 -- a dead letter's job can be replayed for so long, or its own time to live
--- Attempts without progress that make a job a suspect: it may have ended its workers, so it runs alone.
-local SUSPECT_FROM = 2
 
 -- The attempts that were taken back. A history that can't be read is set aside, and begins anew.
 local function read_history(id, packed)

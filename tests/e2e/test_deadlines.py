@@ -174,7 +174,8 @@ def test_the_run_deadline_of_a_continued_job_counts_from_its_first_start(stack: 
         job_id = api.post("/jobs", json=fields).json()["id"]
         wait_for(lambda: api.get(f"/jobs/{job_id}").json().get("text"), "it has output")
         victim.kill()
-        wait_for(lambda: api.get(f"/jobs/{job_id}").json()["state"] == "queued", "it is taken back")
+        # "queued", or "expired" already where this machine is slow.
+        wait_for(lambda: api.get(f"/jobs/{job_id}").json()["state"] != "in_progress", "it is taken")
         wait_for(lambda: api.get(f"/jobs/{job_id}").json()["state"] == "expired", "it expires")
         worker = stack.worker(**slow)
         ended = api.get(f"/jobs/{job_id}").json()

@@ -230,9 +230,10 @@ async def test_an_application_that_raises_fails_the_job_with_500(
 async def test_a_request_that_ignores_the_disconnect_is_cancelled(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = asyncio.Event()
+    began, stopped = asyncio.Event(), asyncio.Event()
 
     async def ignore_disconnect(receive: Receive, send: Send) -> None:
+        began.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -241,9 +242,11 @@ async def test_a_request_that_ignores_the_disconnect_is_cancelled(
     monkeypatch.setattr(module, "_ABORT_S", 0.001)
     bench = await start(Application(ignore_disconnect))
     run = bench.run()
-    run.abort()
-    assert await run.execute() is Outcome.LOST
+    executing = asyncio.create_task(run.execute())
     async with asyncio.timeout(30):
+        await began.wait()
+        run.abort()
+        assert await executing is Outcome.LOST
         await stopped.wait()
 
 

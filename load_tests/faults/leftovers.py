@@ -29,16 +29,14 @@ def leftovers(client: redis.Redis) -> dict[str, int]:
 def count_leftovers(client: Any) -> dict[str, int]:
     """Count leftovers now."""
     found: Counter[str] = Counter()
-    jobs, logs = set(), set()
+    logs: dict[str, int] = {}
     for raw in client.scan_iter("flotilla:*", count=1000):
         parsed = keys.parse(raw.decode())
         if parsed is None:
             continue
-        _, kind, rest = parsed
-        if kind == keys.JOB:
-            jobs.add(rest)
+        shard, kind, rest = parsed
         if kind == keys.LOG:
-            logs.add(rest)
+            logs[rest] = shard
         if kind in _EXPIRING and client.pttl(raw) == -1:
             found[f"{kind} keys without TTL"] += 1
         if kind in _WITH_ENTRIES:
@@ -47,5 +45,9 @@ def count_leftovers(client: Any) -> dict[str, int]:
             found["queue entries"] += client.xlen(raw)
             if any(group["name"] == keys.GROUP.encode() for group in client.xinfo_groups(raw)):
                 found["pending entries"] += client.xpending(raw, keys.GROUP)["pending"]
-    found["logs without a job"] = len(logs - jobs)
+    # Now, not during the scan: a job and its log may have expired in its course.
+    found["logs without a job"] = sum(
+        not client.exists(keys.job(shard, job_id)) and bool(client.exists(keys.log(shard, job_id)))
+        for job_id, shard in logs.items()
+    )
     return dict(found)

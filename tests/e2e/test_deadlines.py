@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -165,7 +166,16 @@ def test_a_wrong_field_is_400(api: httpx.Client, field: str, value: Any) -> None
     assert answer.json()["error"]["param"].startswith(field)
 
 
-def test_the_run_deadline_of_a_continued_job_counts_from_its_first_start(stack: Stack) -> None:
+@pytest.fixture
+def own_stack(own_redis: RedisServer, tmp_path: Path) -> Iterator[Stack]:
+    """Without the worker of the other tests, which would take the job."""
+    stack = Stack(own_redis.url, tmp_path)
+    yield stack
+    stack.close()
+
+
+def test_the_run_deadline_of_a_continued_job_counts_from_its_first_start(own_stack: Stack) -> None:
+    stack = own_stack
     gateway = stack.gateway()
     slow = {"sim_step_ms": 5, "sim_step_us_per_seq": 0}
     victim = stack.worker(**slow)

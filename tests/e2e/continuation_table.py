@@ -9,8 +9,11 @@ FILE = Path(__file__).parents[2] / "worker" / "engines" / "CONTINUATION.md"
 
 
 def table(found: Mapping[str, Mapping[str, str]], engine: str) -> str:
-    """What was found of each class, by each way."""
-    rows = [f"| {name} | {ways['prefill']} | {ways['forced']} |" for name, ways in found.items()]
+    """What was found of each class, by each way; a row ends early where only one was tried."""
+    rows = [
+        f"| {name} | {ways['prefill']} |" + (f" {ways['forced']} |" if "forced" in ways else "")
+        for name, ways in found.items()
+    ]
     head = [
         f"Found with {engine} on a CPU.",
         "",

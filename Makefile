@@ -15,10 +15,8 @@ up: install ## Redis, gateway and workers in this terminal; Ctrl-C stops them (A
 install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/install.sh)
 	@FLOTILLA_BACKEND='$(FLOTILLA_BACKEND)' PYTHON='$(PYTHON)' sh compose/install.sh
 
-# A process more than cores, as many tests wait; at most four: each starts a Redis of its own, and
-# one of them vLLM.
-PROCESSES = $(shell n=$$(($$(nproc) + 1)); [ $$n -lt 4 ] && echo $$n || echo 4)
-PARALLEL = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# A process for each core, at most four: each starts a Redis of its own, and one of them vLLM.
+PARALLEL = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: lint ## before a commit: lint and unit tests, in a minute and a half
 	.venv/bin/pytest -q $(PARALLEL) tests/unit tests/test_words.py

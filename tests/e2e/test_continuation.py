@@ -83,7 +83,9 @@ async def reasoning_engine() -> AsyncIterator[Engine]:
 
     ReasoningParserManager.register_module("demo", module=Parser)
     processor = "worker.engines.vllm.forced_replay:ForcedReplay"
+    # Without statistics: a second engine would take the first one's metrics out of the registry.
     arguments = f"--dtype float32 --logits-processors {processor} --reasoning-parser demo"
+    arguments += " --disable-log-stats"
     engine = VllmEngine(Settings(engine_args=arguments))
     await engine.start()
     yield engine

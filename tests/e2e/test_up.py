@@ -127,7 +127,7 @@ def test_a_second_signal_forces(up: Callable[..., Up]) -> None:
 
 
 def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> None:
-    fleet = Up(tmp_path, command=REAL, FLOTILLA_SIM_STEP_MS="100")
+    fleet = Up(tmp_path, command=REAL, FLOTILLA_SIM_STEP_MS="100", FLOTILLA_GRACE_S="120")
     body = {"model": "simulated", "prompt": "hello", "ignore_eos": True, "max_tokens": 2000}
     url = f"http://127.0.0.1:{fleet.port}/v1/completions"
     try:
@@ -140,7 +140,7 @@ def test_kill_9_ends_streams_with_an_error_and_the_gateway(tmp_path: Path) -> No
             last = list(lines)[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "gateway_stopped"
         fleet.wait_until_all_ended()
-        assert time.monotonic() - killed < 5  # its grace time is 10
+        assert time.monotonic() - killed < 60  # its grace time is 120
     finally:
         for pid in filter(is_alive, {fleet.process.pid, *fleet.pids}):
             os.kill(pid, signal.SIGKILL)

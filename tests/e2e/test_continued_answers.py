@@ -216,7 +216,7 @@ def grown(events: list[tuple[str, str, Any]]) -> list[Any]:
 def test_a_job_whose_log_has_lost_an_entry_is_not_continued(
     stack: Stack, stream: bool, outcome: str
 ) -> None:
-    """It begins anew if nobody has seen output, else it fails."""
+    """It begins anew if no client has seen output, else it fails."""
     gateway = stack.gateway(lease_s=4)
     victim = stack.worker(**killer(10))
     mark = Call(gateway, CHAT, {**marked(40), "stream": stream})

@@ -68,7 +68,7 @@ async def test_all_jobs_move_when_another_worker_has_room(queue: JobQueue, redis
             for job in jobs:
                 shown = await found(queue, job)
                 assert [each.outcome for each in shown.attempts][:1] == ["handed_over"]
-                assert other.runs[job.id].job.attempt == 1  # nobody is to blame
+                assert other.runs[job.id].job.attempt == 1  # the attempt does not count
 
 
 async def test_only_as_many_move_as_there_is_room_for_and_the_others_finish(

@@ -272,7 +272,7 @@ def invented_name(rng: random.Random) -> str:
 
 
 def untidy(question: str, rng: random.Random) -> str:
-    """The question as somebody might type it: case, punctuation, courtesies, a slip."""
+    """The question as a person might type it: case, punctuation, courtesies, a slip."""
     if rng.random() < 0.4:
         return question
     if rng.random() < 0.3:

@@ -1,6 +1,6 @@
 """Finds loops of a worker that stand still although Redis answers. Pure: times in, a reason out.
 
-Such a worker holds slots or output that nobody gets. It hands its jobs over and exits.
+Such a worker holds slots or output that no client gets. It hands its jobs over and exits.
 """
 
 from __future__ import annotations

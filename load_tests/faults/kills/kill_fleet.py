@@ -25,7 +25,7 @@ ENGINE_SIGNAL = signal.SIGUSR1
 _REWRITE_SIZE = "16mb"
 """A small append-only file is read quickly at each restart."""
 _POLL_S = 0.005
-_REDIS_S = 30.0
+_REDIS_S = 120.0
 _HOST = "127.0.0.1"
 
 

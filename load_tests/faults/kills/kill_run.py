@@ -25,6 +25,7 @@ from load_tests.faults.kills.stored_job import StoredJob, read_jobs
 from load_tests.faults.kills.tally import Tally
 from load_tests.faults.kills.undisturbed import Undisturbed
 from load_tests.faults.leftovers import leftovers
+from load_tests.harness.errors import ProcessError
 from load_tests.harness.session import Progress
 
 _WARM_UP_S = 1.0
@@ -63,6 +64,8 @@ class RunResult:
     seconds: float
     classes: list[str]
     """The classes of requests that took part."""
+    ended_early: str = ""
+    """Why the run ended before its last kill; empty if it did not."""
 
 
 class KillRun:
@@ -113,6 +116,7 @@ class KillRun:
         ]
         tally.kill_log, tally.kills_of = killer.log, killer.of_process
         began = time.monotonic()
+        ended_early = ""
         try:
             clients.start()
             await asyncio.sleep(_WARM_UP_S)
@@ -128,6 +132,8 @@ class KillRun:
             while self._unverified:
                 await asyncio.sleep(_VERIFY_S)
                 _check(background)
+        except ProcessError as error:  # what was counted until then is reported
+            ended_early = str(error)
         finally:
             clients.cancel()
             await killer.cancel()
@@ -135,9 +141,11 @@ class KillRun:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
         tally.generated_tokens = fleet.forked.generated_tokens()
-        tally.leftovers = await asyncio.to_thread(leftovers, fleet.redis.client)
+        if not ended_early:
+            tally.leftovers = await asyncio.to_thread(leftovers, fleet.redis.client)
         tally.ended_by_themselves = fleet.unexpected
-        return RunResult(shape, tally, time.monotonic() - began, [each.name for each in classes])
+        seconds = time.monotonic() - began
+        return RunResult(shape, tally, seconds, [each.name for each in classes], ended_early)
 
     async def _supervise(self, fleet: KillFleet) -> None:
         while True:

@@ -35,6 +35,8 @@ def failures(result: RunResult, *, pauses: bool = True) -> list[str]:
     found = [f"{count} {name}" for name, count in counts.items() if count]
     if not tally.jobs:
         found.append("no job was accepted")
+    if result.ended_early:
+        found.append(f"the run ended early: {result.ended_early}")
     killed = tally.killed_pauses()
     if pauses and killed:
         for share, limit in ((0.5, P50_LIMIT_S), (0.99, P99_LIMIT_S)):
@@ -139,6 +141,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
         "long_pauses": tally.long_pauses,
         "left_over": tally.leftovers,
         "ended_by_themselves": tally.ended_by_themselves,
+        "ended_early": result.ended_early,
         "failures": failures(result),
         "examples": tally.examples,
     }

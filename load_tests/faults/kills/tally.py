@@ -65,7 +65,7 @@ class Tally:
     """The kills of each process."""
     leftovers: dict[str, int] = field(default_factory=dict)
     ended_by_themselves: list[str] = field(default_factory=list)
-    """Processes that nobody killed."""
+    """Processes that ended without a kill."""
     examples: list[str] = field(default_factory=list)
     """What is wrong, in words."""
 

@@ -32,6 +32,7 @@ COMMON = (
     "deadlines",
     "lease",
     "requeue",
+    "take_back",
     "watchers",
     "begin",
 )

@@ -5,7 +5,7 @@
 --       Redis stood still; '': it did not.
 -- Reply: flat id, new state, ...
 -- Invariant: a lease that its holder renews in time is never taken. Time in which Redis stood still does not
---       count, as nobody could renew: after it every holder has the whole time of its lease again.
+--       count, as no holder could renew: after it every holder has the whole time of its lease again.
 local result = {}
 local clock, now = base .. WORD.reap_clock, now_us()
 local back = 0
@@ -17,30 +17,13 @@ if ARGV[3] ~= '' then
   redis.call('SET', clock, int(now) .. ' ' .. int(back))
 end
 local observed_ms = (now - back) / 1000
+-- The lease's length is its holder's setting; another process may have another one.
+local function is_lost(job, pending) return math.min(pending[3], observed_ms) >= tonumber(job.lease_ms) end
 for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
   for i = 4, #ARGV do
     local name = pool .. ':' .. ARGV[i]
-    local stream = queue_key(name)
-    local idle = redis.pcall('XPENDING', stream, GROUP, 'IDLE', ARGV[1], '-', '+', ARGV[2])
-    if not idle.err then
-      for _, pending in ipairs(idle) do
-        local entry = redis.call('XRANGE', stream, pending[1], pending[1])[1]
-        local id = entry and job_in(entry)
-        local job = id and load_job(id, TO_REQUEUE)
-        if entry and not id then
-          set_aside_entry(name, entry)
-        elseif job and job.queue == name and job.entry == pending[1] and FROM.requeue[job.state] then
-          -- The lease's length is its holder's setting; another process may have another one.
-          if math.min(pending[3], observed_ms) >= tonumber(job.lease_ms) then
-            call('ZREM', key('advertised', pool), advertiser(job.worker, job.lease_ms))
-            result[#result + 1] = id
-            result[#result + 1] = requeue_or_fail(id, job, 'worker_lost', true)
-          end
-        else
-          delete_entry(name, pending[1])
-        end
-      end
-    end
+    local idle = redis.pcall('XPENDING', queue_key(name), GROUP, 'IDLE', ARGV[1], '-', '+', ARGV[2])
+    if not idle.err then take_back(name, idle, is_lost, result) end
   end
 end
 return result

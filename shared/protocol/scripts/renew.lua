@@ -19,7 +19,7 @@ for i = 5, #ARGV, 2 do
     redis.pcall('XCLAIM', queue_key(job.queue), GROUP, worker, 0, job.entry, 'JUSTID')
     state = ''
   elseif not job then
-    redis.call('DEL', key('log', id)) -- nobody can read it any more, and it has no time to live
+    redis.call('DEL', key('log', id)) -- no client can read it any more, and it has no time to live
   end
   for _, word in ipairs({id, state, job and job.watchers or '', job and job.watched or ''}) do
     reply[#reply + 1] = word

@@ -1,4 +1,4 @@
-"""`repair`: correct what is inconsistent after Redis lost writes or somebody deleted a key."""
+"""`repair`: correct what is inconsistent after Redis lost writes or a key was deleted."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ async def test_an_attempt_that_begins_while_the_log_is_read_is_continued(
 async def test_a_reader_that_missed_the_next_attempt_compares_the_whole_log(
     relay: Relay, log: Log, mode: ReadMode
 ) -> None:
-    """No frame of it came, and nobody knows of a lost connection."""
+    """No frame of it came, and no process has seen a lost connection."""
     reader = await begin_reading(relay, log, mode)
     fill(log, mode, 3)
     log.generation = 2

@@ -165,7 +165,7 @@ class Attempts:
     def lose_writes(self) -> int:
         """Redis is restarted without its last writes; returns how many entries are left of the log.
 
-        Others may take their place before anybody reads the log.
+        Others may take their place before a reader reads the log.
         """
         lost = min(len(self.log.entries), self.chance.choice([0, 0, 1, 2, 5]))
         left = len(self.log.entries) - lost

@@ -21,8 +21,8 @@ EOS = 0
 _LABEL = 1
 _FIRST_WORD = 2
 TOKENS = ("", "[simulated]", *(f" {word}" for word in _WORDS.split()))
-"""The text of every token by id. An answer starts with the label, so that nobody mistakes it for a
-model's. One that ends by itself ends with `EOS`, whose text is empty and which counts as a token,
+"""The text of every token by id. An answer starts with the label, so that it can't be mistaken for
+a model's. One that ends by itself ends with `EOS`, whose text is empty and which counts as a token,
 as vLLM's does."""
 _N_WORDS = len(TOKENS) - _FIRST_WORD
 _PROMPT_VOCABULARY = 50_000

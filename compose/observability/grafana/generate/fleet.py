@@ -81,8 +81,8 @@ FLEET = Dashboard(
                 ),
                 graph(
                     "Oldest wait by lane",
-                    "Climbing a second a second: nobody claims from that lane. Flex may wait, the "
-                    "others should not.",
+                    "Climbing a second a second: no worker claims from that lane. Flex may wait, "
+                    "the others should not.",
                     "s",
                     (
                         "max by (pool, lane) "

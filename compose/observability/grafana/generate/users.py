@@ -25,7 +25,7 @@ USERS = Dashboard(
             [
                 stat(
                     "Gateways ready",
-                    "Gateways that pass every check of /readyz. 0: nobody gets an answer; see "
+                    "Gateways that pass every check of /readyz. 0: no request is answered; see "
                     "FlotillaRedisNotWritable and FlotillaGatewayDown in the runbooks.",
                     "short",
                     "count(min by (job, instance) (flotilla_gateway_ready) == 1) or vector(0)",
@@ -139,7 +139,7 @@ USERS = Dashboard(
                 ),
                 graph(
                     "Oldest wait by lane",
-                    "The job that has waited longest. It climbs a second a second while nobody "
+                    "The job that has waited longest. It climbs a second a second while no worker "
                     "claims from that lane.",
                     "s",
                     (

@@ -30,7 +30,7 @@ local function is_wrong_type(reply)
   return type(reply) == 'table' and reply.err and string.find(reply.err, 'WRONGTYPE', 1, true)
 end
 
--- A key that somebody has overwritten with another type.
+-- A key that was overwritten with another type.
 local function set_aside_key(name)
   local dump, of_log = redis.call('DUMP', name), base .. WORD.log .. ':'
   if not dump then return end

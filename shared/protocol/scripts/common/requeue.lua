@@ -29,7 +29,7 @@ local function is_log_lost(id, job, last)
   return last < job.from_seq or redis.call('HGET', key('job', id), 'log_lost') == '1'
 end
 
--- Delete the log of a job that nobody has seen: the next attempt begins anew. Only entries beyond those that
+-- Delete the log of a job whose output no client has seen: the next attempt begins anew. Only entries beyond those that
 -- it had are progress then (see `has_progress`).
 local function restart_log(id, job, last, fields)
   redis.call('DEL', key('log', id))

@@ -67,7 +67,7 @@ local function index_steps(worker, steps, size)
   return index
 end
 
--- As scan_steps, for a call that takes many jobs from one worker: Redis serves nobody else meanwhile.
+-- As scan_steps, for a call that takes many jobs from one worker: Redis runs no other command meanwhile.
 local function look_up_steps(worker, of_worker, head, generation, found)
   if not of_worker.index then
     of_worker.steps = last_steps(worker, STEPS)

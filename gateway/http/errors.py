@@ -10,13 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.http.not_supported import not_supported
+from gateway.http.refused_routes import not_supported
 from shared.api.errors import (
     BadRequest,
     FlotillaError,
     MethodNotAllowed,
-    NotFound,
     RedisUnavailable,
+    UnknownRoute,
 )
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisError
@@ -65,7 +65,7 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         response = error_response(_of_http_exception(request, error), metrics, request.scope)
-        if error.status_code == 405:
+        if response.status_code == 405:
             response.headers.update(error.headers or {})
         return response
 
@@ -85,9 +85,14 @@ def install(app: FastAPI, metrics: GatewayMetrics) -> None:
 
 def _of_http_exception(request: Request, error: HTTPException) -> FlotillaError:
     method, path = request.method, request.url.path
+    if error.status_code in (404, 405):
+        refused = not_supported(method, path)
+        if refused is not None:
+            return refused
     if error.status_code == 404:
-        missing = not_supported(path)
-        return missing or NotFound(f"This server has no route {method} {path[:200]}.")
+        return UnknownRoute(
+            f"This server has no route {method} {path[:200]}; /docs shows those that it has."
+        )
     if error.status_code == 405:
         return MethodNotAllowed(f"{path[:200]} does not support {method}.")
     return BadRequest(str(error.detail))

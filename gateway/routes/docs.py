@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.responses import Response
 
-from shared.api.errors import NotFound
+from shared.api.errors import UnknownRoute
 
 router = APIRouter(include_in_schema=False)
 
@@ -40,6 +40,6 @@ async def docs() -> Response:
 async def asset(name: str) -> Response:
     """A file of Swagger UI."""
     if name not in _ASSETS:
-        raise NotFound(f"This server has no route GET /docs/{name[:100]}.")
+        raise UnknownRoute(f"This server has no route GET /docs/{name[:100]}.")
     content = (files("fastapi_offline") / "static" / name).read_bytes()
     return Response(content, media_type=_ASSETS[name], headers={"cache-control": "max-age=86400"})

@@ -6,7 +6,8 @@
     ├── AdminOnly              403
     ├── NotFound               404
     ├── ModelNotFound          404
-    ├── NotSupported           404
+    ├── UnknownRoute           404
+    ├── NotSupported           501
     ├── MethodNotAllowed       405
     ├── BodyTimeout            408
     ├── BodyTooLarge           413
@@ -101,7 +102,7 @@ class AdminOnly(FlotillaError):
 
 
 class NotFound(FlotillaError):
-    """There is no such route or job, or the job is another tenant's."""
+    """There is no such job, or it is another tenant's."""
 
     status, code, type = 404, "not_found", "invalid_request_error"
 
@@ -112,10 +113,19 @@ class ModelNotFound(FlotillaError):
     status, code, type, param = 404, "model_not_found", "invalid_request_error", "model"
 
 
-class NotSupported(FlotillaError):
-    """A route of OpenAI, Anthropic or vLLM that is not served."""
+class UnknownRoute(FlotillaError):
+    """There is no such route. Another code than an unknown model's."""
 
-    status, code, type = 404, "not_supported", "invalid_request_error"
+    status, code, type = 404, "unknown_route", "invalid_request_error"
+
+
+class NotSupported(FlotillaError):
+    """A route of vLLM, OpenAI, Anthropic or TorchServe that is refused on purpose.
+
+    Not 404: clients report that as an unknown model.
+    """
+
+    status, code, type, final = 501, "not_supported", "invalid_request_error", True
 
 
 class MethodNotAllowed(FlotillaError):

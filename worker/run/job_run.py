@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import NotSupported
+from shared.api.errors import UnknownRoute
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
 from shared.protocol.result import JobResult
@@ -144,7 +144,7 @@ class JobRun:
         """Wait for the engine's application; returns what it raised, if it did."""
         self._task = asyncio.current_task()
         if self._endpoint is None:  # a newer gateway may have queued it
-            error = NotSupported(f"This worker does not serve {self.job.endpoint[:200]}.")
+            error = UnknownRoute(f"This worker does not serve {self.job.endpoint[:200]}.")
             self._exchange.status, self._exchange.content_type = error.status, "application/json"
             self._exchange.body += error.to_openai()
             return None

@@ -1,0 +1,118 @@
+"""Routes of vLLM, OpenAI, Anthropic and TorchServe that are refused on purpose, and why.
+
+shared/api/ROUTES.md is the same list beside the routes that work; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from shared.api.errors import NotSupported
+
+_ENGINE = "it changes or shows one engine, and here a request may run on any worker of its pool."
+_OPERATOR = "operators call POST /admin/pools/<pool>/<action> for all workers of a pool."
+_WEIGHTS = (
+    "it changes a model's weights in place; start workers with the new weights as another version."
+)
+_SPLIT = (
+    "it splits one request between servers, for disaggregated serving, and vLLM has it switched "
+    "off by default. A request here runs on one worker."
+)
+_NOT_VLLM = "vLLM has no such model or store."
+_NO_ASSISTANTS = "vLLM has no such store; use /v1/responses with `conversation`."
+_WORKERS = "a worker loads its model when it starts; add a pool and its workers."
+_KSERVE = (
+    "KServe's protocol has no fields for chat and streams; use /predictions/<model> or "
+    "POST /v1/chat/completions."
+)
+
+REFUSED: dict[str, str] = {
+    # vLLM
+    "/tokenizer_info": "it shows the model's chat template, and vLLM has it switched off by "
+    "default; use /tokenize and /detokenize.",
+    "/v1/chat/completions/render": _SPLIT,
+    "/v1/completions/render": _SPLIT,
+    "/v1/messages/render": _SPLIT,
+    "/v1/responses/render": _SPLIT,
+    "/v1/chat/completions/derender": _SPLIT,
+    "/v1/completions/derender": _SPLIT,
+    "/inference/v1/generate": _SPLIT,
+    "/inference/v1/abort_requests": "use POST /jobs/<id>/cancel.",
+    "/abort_requests": "use POST /jobs/<id>/cancel.",
+    "/scale_elastic_ep": _ENGINE,
+    "/is_scaling_elastic_ep": _ENGINE,
+    "/kv_event_sources": _ENGINE,
+    "/fault_tolerance": _ENGINE,
+    "/reset_prefix_cache": _OPERATOR,
+    "/reset_mm_cache": _OPERATOR,
+    "/reset_encoder_cache": _OPERATOR,
+    "/sleep": _OPERATOR,
+    "/wake_up": _OPERATOR,
+    "/is_sleeping": _OPERATOR,
+    "/release_kv_cache_memory": _OPERATOR,
+    "/start_profile": _OPERATOR,
+    "/stop_profile": _OPERATOR,
+    "/pause": _OPERATOR,
+    "/resume": _OPERATOR,
+    "/is_paused": _OPERATOR,
+    "/collective_rpc": "it runs any method in the engine's processes.",
+    "/init_weight_transfer_engine": _WEIGHTS,
+    "/shutdown_weight_transfer_engine": _WEIGHTS,
+    "/start_weight_update": _WEIGHTS,
+    "/start_draft_weight_update": _WEIGHTS,
+    "/update_weights": _WEIGHTS,
+    "/finish_weight_update": _WEIGHTS,
+    "/update_weight_version": _WEIGHTS,
+    "/weight_info": _WEIGHTS,
+    "/weight_checker": _WEIGHTS,
+    "/get_world_size": _ENGINE,
+    "/cohere/v2/chat": "vLLM serves it only with a switch and Cohere's own package; use "
+    "POST /v1/chat/completions.",
+    "/v1/realtime": "it is a WebSocket, and a job's input has to be complete when it is queued.",
+    # OpenAI
+    "/v1/files": "use POST /jobs for each request; a job's result is kept for a day.",
+    "/v1/uploads": "use POST /jobs for each request; a job's result is kept for a day.",
+    "/v1/batches": "use POST /jobs for each request, with `lane: flex`.",
+    "/v1/moderations": _NOT_VLLM,
+    "/v1/images": _NOT_VLLM,
+    "/v1/videos": _NOT_VLLM,
+    "/v1/audio/speech": _NOT_VLLM,
+    "/v1/assistants": _NO_ASSISTANTS,
+    "/v1/threads": _NO_ASSISTANTS,
+    "/v1/vector_stores": _NO_ASSISTANTS,
+    "/v1/containers": _NOT_VLLM,
+    "/v1/evals": _NOT_VLLM,
+    "/v1/fine_tuning": _NOT_VLLM,
+    # Anthropic
+    "/v1/messages/batches": "use POST /jobs for each request, with `lane: flex`.",
+    # TorchServe
+    "/explanations": "vLLM explains no answers; `logprobs` has the probabilities of tokens.",
+    "POST /v1/models": _KSERVE,
+    "/v2/models": _KSERVE,
+    "/v2/health": "use GET /ping.",
+    "POST /models": _WORKERS,
+    "DELETE /models": "stop the workers of its pool; a model without workers keeps its queue.",
+    "/token": "keys do not expire; the settings FLOTILLA_API_KEYS and _ADMIN_KEYS have them.",
+    "/workflows": "a job is one call of one model; use a hook for what comes before and after it.",
+    "/wfpredict": "a job is one call of one model; use a hook for what comes before and after it.",
+}
+"""`[METHOD ]path` -> why it is refused, there and at all paths below it."""
+
+PENDING: dict[str, str] = dict.fromkeys(
+    (
+        "/v1/responses", "/v1/conversations", "/v1/embeddings", "/v1/messages",
+        "/v1/audio", "/v1/rerank", "/rerank", "/v1/score", "/score", "/pooling", "/classify",
+        "/tokenize", "/detokenize",
+    ),
+    "it is not served yet.",
+)  # fmt: skip
+"""Routes that are being added."""
+
+
+def not_supported(method: str, path: str) -> NotSupported | None:
+    """The error for a request to one of these routes; None for any other."""
+    parts = path.rstrip("/").split("/")
+    for end in range(len(parts), 1, -1):
+        prefix = "/".join(parts[:end])
+        for route in (f"{method} {prefix}", prefix):
+            if reason := REFUSED.get(route) or PENDING.get(route):
+                return NotSupported(f"{method} {path[:200]} is not served: {reason}")
+    return None

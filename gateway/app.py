@@ -28,6 +28,7 @@ from gateway.routes import (
     autoscale,
     dead_letters,
     docs,
+    fleet_views,
     health,
     inference,
     job_stream,
@@ -35,6 +36,7 @@ from gateway.routes import (
     models,
     openapi,
     retry,
+    torchserve,
 )
 from gateway.routes import metrics as metrics_route
 from gateway.routes.inference import InferenceApp
@@ -115,6 +117,8 @@ def create_app(settings: Settings) -> InferenceApp:
         admin,
         dead_letters,
         health,
+        fleet_views,
+        torchserve,
         metrics_route,
         docs,
     ):

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from gateway.autoscaler.actuators import actuator
 from gateway.autoscaler.observation import PoolSnapshot, RateState, observe
 from shared.fleet.autoscale_policy import decide
-from shared.fleet.autoscale_types import Decision, Observation, PolicyState
+from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore, ScalingEvent, parse
@@ -95,7 +95,7 @@ class _PoolTick:
         self._queue = queue
         self._pool = name
         self._model = pool.served_model_name
-        self._limits = pool.autoscale
+        self._configured = pool.autoscale
         self._tick_s = settings.autoscale_tick_s
         self._actuator = actuator(settings, pool)
         self._store = ScaleStore(queue.servers.primary)
@@ -107,16 +107,21 @@ class _PoolTick:
         )
         policy, rates_before = (before.policy, before.rates) if before else (None, None)
         seen, rates = observe(await self._snapshot(lanes, workers), rates_before, policy)
-        decision = decide(seen, self._limits, policy)
+        chosen = await self._store.worker_range(self._pool)
+        limits = chosen.applied_to(self._configured) if chosen else self._configured
+        decision = decide(seen, limits, policy)
         # Recorded before acting: the decision can be read even if the actuator fails.
         draining = before.draining if before else []
         change = _change(decision, seen, policy)
-        await self._write(seen, decision, _TickState(decision.state, rates, draining), change)
+        await self._write(
+            seen, limits, decision, _TickState(decision.state, rates, draining), change
+        )
         if change is not None:
             log.info("%s: workers wanted: %d (%s)", self._pool, decision.wanted, decision.reason)
         draining = await self._act(decision.wanted, workers, draining)
         if before is None or draining != before.draining:
-            await self._write(seen, decision, _TickState(decision.state, rates, draining), None)
+            state = _TickState(decision.state, rates, draining)
+            await self._write(seen, limits, decision, state, None)
 
     async def _snapshot(self, lanes: list[LaneDepth], workers: list[WorkerInfo]) -> PoolSnapshot:
         waiting_bytes = 0.0
@@ -151,6 +156,7 @@ class _PoolTick:
     async def _write(
         self,
         seen: Observation,
+        limits: Limits,
         decision: Decision,
         tick_state: _TickState,
         change: ScalingEvent | None,
@@ -162,8 +168,9 @@ class _PoolTick:
             reason=decision.reason,
             wait_s=decision.wait_s,
             seen=seen,
-            limits=self._limits,
+            limits=limits,
             tick_s=self._tick_s,
+            configured=(self._configured.min, self._configured.max),
         )
         await self._store.write(scale, _TICK_STATE.dump_json(tick_state), change)
 

@@ -28,6 +28,7 @@ class FleetView:
         self.scales: dict[str, Scale] = {}
         """The last decision for each autoscaled pool."""
         self.history = scales.history
+        self.set_worker_range = scales.set_worker_range
         self._registry = registry
         self._scales = scales
         self._durations = JobDurations()

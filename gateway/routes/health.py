@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
@@ -11,8 +9,6 @@ from gateway.context import GatewayDep
 from gateway.routes.readiness import readiness
 
 router = APIRouter(tags=["health"])
-
-_VERSION = version("flotilla")  # looking it up reads files
 
 
 @router.get("/healthz")
@@ -27,17 +23,17 @@ async def healthz(gateway: GatewayDep) -> Response:
 
 
 @router.get("/health")
-@router.get("/ping")
-@router.post("/ping", include_in_schema=False)
 async def health(gateway: GatewayDep) -> Response:
-    """VLLM's and SageMaker's names for `/readyz`: the same status code, without a body."""
+    """VLLM's name for `/readyz`: the same status code, without a body."""
     return Response(status_code=(await readiness(gateway)).http_status)
 
 
-@router.get("/version")
-async def get_version() -> dict[str, str]:
-    """The gateway's version. Those of workers and of vLLM are in `GET /v1/models` (`engines`)."""
-    return {"version": _VERSION}
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
+async def ping(gateway: GatewayDep) -> Response:
+    """SageMaker's and TorchServe's name for `/readyz`: the same status code, TorchServe's body."""
+    status = (await readiness(gateway)).http_status
+    return JSONResponse({"status": "Healthy" if status == 200 else "Unhealthy"}, status)
 
 
 @router.get("/readyz")

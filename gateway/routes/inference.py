@@ -22,7 +22,7 @@ from gateway.http.call_headers import call_headers
 from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, check_request
-from gateway.routes import job_stream
+from gateway.routes import job_stream, predictions
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
@@ -61,16 +61,22 @@ class InferenceApp:
         job_id = None
         if endpoint is None or scope["method"] != "POST":
             job_id = job_stream.job_id_in(scope) if scope["type"] == "http" else None
-            if job_id is None:
+            if job_id is None and not predictions.is_prediction(scope):
                 await self._fastapi(scope, receive, send)
                 return
         received = time.monotonic()
         request_id = sent_request_id(scope["headers"])
+        answer_send = send
         try:
             if job_id is not None:
                 answer = await self._resume(job_id, scope, received, request_id)
             else:
-                assert endpoint is not None
+                if endpoint is None:
+                    await self._authenticator.tenant(scope)  # before its body is read
+                    gateway: Gateway = self._fastapi.state.gateway
+                    endpoint, receive, answer_send = await predictions.endpoint_request(
+                        gateway, scope, receive, send
+                    )
                 answer = await self._submit(endpoint, scope, receive, received, request_id)
         except Exception as error:
             failure, request_id = to_flotilla_error(error), request_id or new_request_id()
@@ -80,7 +86,7 @@ class InferenceApp:
             self._access.record(scope, failure.status, received, request_id, error=code)
             return
         try:
-            await answer(scope, receive, send)
+            await answer(scope, receive, answer_send)
         finally:
             self._access.record(
                 scope,

@@ -16,23 +16,26 @@ router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 @router.get("/v1/models/", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(gateway: GatewayDep) -> dict[str, Any]:
-    """OpenAI's list of models. `flotilla` in each entry has its pool, workers and slots."""
+    """OpenAI's list of models, of all pools. `flotilla` in each entry says whether it is ready."""
     await gateway.fleet.refresh()
     models = gateway.fleet.models.values()
-    return {"object": "list", "data": [_card(gateway, model) for model in models]}
+    return {"object": "list", "data": [card_of(gateway, model) for model in models]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(name: str, gateway: GatewayDep) -> dict[str, Any]:
     """One entry of the list."""
-    return _card(gateway, await gateway.fleet.model(name))
+    return card_of(gateway, await gateway.fleet.model(name))
 
 
-def _card(gateway: Gateway, model: ModelInfo) -> dict[str, Any]:
+def card_of(gateway: Gateway, model: ModelInfo) -> dict[str, Any]:
+    """VLLM's own card of a model, with what the fleet has for it."""
     workers = gateway.fleet.workers_of(model.pool)
     serving = [worker for worker in workers if worker.state.serving]
     fleet = {
         "pool": model.pool,
+        "ready": bool(serving),
+        "wait_reason": gateway.fleet.wait_reason(model.pool),
         "workers_ready": len(serving),
         "slots": sum(worker.slots for worker in serving),
         "engines": sorted({worker.engine for worker in workers}),

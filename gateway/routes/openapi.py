@@ -16,9 +16,16 @@ from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
 from shared.api.endpoints import ENDPOINTS
 from shared.protocol.lanes import CLIENT_LANES
 
-_BODIES = {path: row.request_schema for path, row in ENDPOINTS.items()} | {"/jobs": "JobRequest"}
+_BODIES = {path: row.request_schema for path, row in ENDPOINTS.items()} | {
+    "/jobs": "JobRequest",
+    "/predictions/{model}": "PredictionRequest",
+    "/predictions/{model}/{version}": "PredictionRequest",
+}
 _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     **{("post", path): {"200": row.response_schema} for path, row in ENDPOINTS.items()},
+    ("post", "/predictions/{model}"): {"200": "Prediction"},
+    ("post", "/predictions/{model}/{version}"): {"200": "Prediction"},
+    ("get", "/predictions/{model}/v1/models"): {"200": "ModelList"},
     ("get", "/v1/models"): {"200": "ModelList"},
     ("get", "/v1/models/{name}"): {"200": "Model"},
     ("post", "/jobs"): {"202": "Job"},

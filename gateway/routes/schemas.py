@@ -171,6 +171,15 @@ SCHEMAS: dict[str, Schema] = {
         retried_from=TEXT,
         tenant=TEXT,
     ),
+    "PredictionRequest": obj(
+        "prompt",
+        prompt=TEXT,
+        max_new_tokens=WHOLE,
+        temperature=NUMBER,
+        lora_adapter=TEXT | {"description": "the name of an adapter"},
+    )
+    | {"description": "TorchServe's: a prompt, and vLLM's sampling parameters"},
+    "Prediction": obj("text tokens", text=TEXT, tokens=array(WHOLE)),
     "Model": obj("id object", id=TEXT, object={"const": "model"}, flotilla=ANYTHING),
     "ModelList": obj("object data", object={"const": "list"}, data=array(ref("Model"))),
 }

@@ -36,6 +36,8 @@ from shared.protocol.states import JobState
 from shared.queue.depths import position
 
 _DONE = b"[DONE]"
+_RETRY = b"retry: 1000\n"
+"""Goes into the first event: clients hand a block without data on as an empty event."""
 
 
 class EventPosition(NamedTuple):
@@ -64,11 +66,15 @@ async def events(context: StreamContext, job: Job, after: EventPosition) -> Asyn
     """
     mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
     reader = context.relay.open(job.id, mode, after.entry)
-    last_id, ended = str(after), job.state.terminal
+    last_id, ended, retry_sent = str(after), job.state.terminal, False
     try:
         async for data, event_id in _follow(context, reader, job.id, after):
             last_id = event_id
-            yield data
+            if retry_sent or not data.startswith(b"event:"):
+                yield data
+            else:
+                retry_sent = True
+                yield _RETRY + data
         ended = True
     except FlotillaError as failure:
         yield sse.raw_event("error", failure.to_openai(), last_id)
@@ -87,7 +93,6 @@ async def _follow(
     """Parts of the response, each with the id of the last event that the client has with it."""
     last_id, skip = str(after), after.chunks
     numbers = ChoiceNumbers(context.queue, job_id)
-    yield b"retry: 1000\n\n", last_id
     await context.queue.watch(job_id, context.gateway_id, follow=True)
     reader.resync()  # the log holds what was published before this gateway watched
     queued = True

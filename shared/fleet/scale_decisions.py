@@ -6,7 +6,7 @@ Versions mix during a rolling update: a record that can't be read is treated as 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -39,6 +39,8 @@ class Scale:
     limits: Limits
     tick_s: float
     """Between two decisions."""
+    configured: tuple[int, int] | None = None
+    """(least, most) workers by the settings; `limits` may have an operator's WorkerRange."""
 
     @property
     def at_s(self) -> float:
@@ -48,6 +50,22 @@ class Scale:
     def stale(self, now_s: float) -> bool:
         """The autoscaler has stopped updating it: do not act on it."""
         return now_s - self.at_s > max(_STALE_S, _STALE_TICKS * self.tick_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRange:
+    """An operator's own range of workers for a pool, in place of the settings' one."""
+
+    least: int
+    most: int
+    configured: tuple[int, int] | None = None
+    """The settings' range that it replaces. Once they have another one, this range ends."""
+
+    def applied_to(self, limits: Limits) -> Limits:
+        """The pool's limits with this range; unchanged where the range has ended."""
+        if self.configured not in (None, (limits.min, limits.max)):
+            return limits
+        return replace(limits, min=self.least, max=self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,7 @@ class ScalingEvent:
 
 SCALE = TypeAdapter(Scale)
 SCALING_EVENT = TypeAdapter(ScalingEvent)
+_WORKER_RANGE = TypeAdapter(WorkerRange)
 
 
 class ScaleStore:
@@ -96,6 +115,15 @@ class ScaleStore:
         """What the last tick left for the next one, as JSON."""
         tick_state: bytes | None = await self._redis.hget(keys.scale(pool), "tick_state")
         return tick_state
+
+    async def worker_range(self, pool: str) -> WorkerRange | None:
+        """The operator's range of a pool; None if there is none."""
+        raw = await self._redis.hget(keys.scale(pool), "range")
+        return parse(_WORKER_RANGE, raw, pool, self._malformed)
+
+    async def set_worker_range(self, pool: str, chosen: WorkerRange) -> None:
+        """Store an operator's range; the next tick applies it."""
+        await self._redis.hset(keys.scale(pool), "range", _WORKER_RANGE.dump_json(chosen))
 
     async def write(self, scale: Scale, tick_state: bytes, change: ScalingEvent | None) -> None:
         """Store a tick's decision; `change` is added to the history."""

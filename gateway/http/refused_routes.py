@@ -8,7 +8,6 @@ from __future__ import annotations
 from shared.api.errors import NotSupported
 
 _ENGINE = "it changes or shows one engine, and here a request may run on any worker of its pool."
-_OPERATOR = "operators call POST /admin/pools/<pool>/<action> for all workers of a pool."
 _WEIGHTS = (
     "it changes a model's weights in place; start workers with the new weights as another version."
 )
@@ -41,18 +40,7 @@ REFUSED: dict[str, str] = {
     "/is_scaling_elastic_ep": _ENGINE,
     "/kv_event_sources": _ENGINE,
     "/fault_tolerance": _ENGINE,
-    "/reset_prefix_cache": _OPERATOR,
-    "/reset_mm_cache": _OPERATOR,
-    "/reset_encoder_cache": _OPERATOR,
-    "/sleep": _OPERATOR,
-    "/wake_up": _OPERATOR,
-    "/is_sleeping": _OPERATOR,
-    "/release_kv_cache_memory": _OPERATOR,
-    "/start_profile": _OPERATOR,
-    "/stop_profile": _OPERATOR,
-    "/pause": _OPERATOR,
-    "/resume": _OPERATOR,
-    "/is_paused": _OPERATOR,
+    "/release_kv_cache_memory": "use POST /sleep.",
     "/collective_rpc": "it runs any method in the engine's processes.",
     "/init_weight_transfer_engine": _WEIGHTS,
     "/shutdown_weight_transfer_engine": _WEIGHTS,
@@ -96,14 +84,15 @@ REFUSED: dict[str, str] = {
 }
 """`[METHOD ]path` -> why it is refused, there and at all paths below it."""
 
-PENDING: dict[str, str] = dict.fromkeys(
-    (
-        "/v1/responses", "/v1/conversations", "/v1/embeddings", "/v1/messages",
-        "/v1/audio", "/v1/rerank", "/rerank", "/v1/score", "/score", "/pooling", "/classify",
-        "/tokenize", "/detokenize",
-    ),
-    "it is not served yet.",
-)  # fmt: skip
+_PENDING = """
+/v1/chat/completions/batch /v1/responses /v1/conversations /v1/messages /v1/audio/transcriptions
+/v1/audio/translations /v1/embeddings /v2/embed /pooling /classify /score /v1/score /rerank
+/v1/rerank /v2/rerank /tokenize /detokenize /invocations /generative_scoring /v1/systemone
+/v1/load_lora_adapter /v1/unload_lora_adapter /sleep /wake_up /is_sleeping /reset_prefix_cache
+/reset_mm_cache /reset_encoder_cache /start_profile /stop_profile /pause /resume /is_paused
+/admin/pools
+"""
+PENDING = dict.fromkeys(_PENDING.split(), "it is not served yet.")
 """Routes that are being added."""
 
 

@@ -125,7 +125,7 @@ class NotSupported(FlotillaError):
     Not 404: clients report that as an unknown model.
     """
 
-    status, code, type, final = 501, "not_supported", "invalid_request_error", True
+    status, code, final = 501, "not_supported", True
 
 
 class MethodNotAllowed(FlotillaError):

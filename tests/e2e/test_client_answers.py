@@ -11,7 +11,6 @@ import httpx
 import openai
 import pytest
 
-from gateway.http.not_supported import NOT_SUPPORTED
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for
@@ -82,26 +81,24 @@ def test_the_list_of_models_with_a_slash(api: httpx.Client) -> None:
     assert [model["id"] for model in api.get("/v1/models/").json()["data"]] == [MODEL]
 
 
-@pytest.mark.parametrize("path", [*NOT_SUPPORTED, "/v1/files/file-1/content", "/v1/audio/speech"])
-def test_a_route_that_is_not_supported_yet_is_answered_with_its_name(
-    api: httpx.Client, path: str
+def test_a_route_that_is_not_there_has_another_code_than_an_unknown_model(
+    api: httpx.Client,
 ) -> None:
-    for method in ("GET", "POST"):
-        answer = api.request(method, path, json={} if method == "POST" else None)
-        assert answer.status_code == 404
-        error = error_of(answer)
-        assert error["code"] == "not_supported"
-        assert "does not support" in error["message"]
-        assert "README.md" in error["message"]
-    assert error_of(api.get("/v1/nothing"))["code"] == "not_found"
+    refused = api.get("/v1/files/file-1/content")
+    assert (refused.status_code, error_of(refused)["code"]) == (501, "not_supported")
+    assert refused.headers["x-should-retry"] == "false"
+    unknown = api.get("/v1/nothing")
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "unknown_route")
+    no_model = api.get("/v1/models/nothing")
+    assert (no_model.status_code, error_of(no_model)["code"]) == (404, "model_not_found")
 
 
-def test_the_sdk_shows_the_name_of_an_unsupported_route(gateway: Process) -> None:
+def test_the_sdk_shows_why_a_route_is_refused_and_does_not_retry(gateway: Process) -> None:
     with (
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="any") as client,
-        pytest.raises(openai.NotFoundError, match="does not support Responses yet"),
+        pytest.raises(openai.InternalServerError, match="use POST /jobs for each request"),
     ):
-        client.responses.create(model=MODEL, input="hello")
+        client.files.list()
 
 
 @pytest.mark.parametrize("path", [CHAT, "/jobs"])

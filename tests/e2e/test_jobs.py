@@ -151,6 +151,16 @@ def test_events_can_be_resumed_on_another_gateway(
     assert done.status_code == 204
 
 
+def test_no_block_of_the_events_is_without_data(api: httpx.Client) -> None:
+    """Clients hand a block that holds only `retry:` on as an empty message."""
+    job = submit(api, max_tokens=3)
+    blocks = api.get(f"/jobs/{job['id']}/events").text.split("\n\n")
+    events = [block for block in blocks if block and not block.startswith(":")]
+    assert events[0].startswith("retry: 1000\nevent: ")
+    assert all("\ndata: " in block for block in events)
+    assert sum("retry:" in block for block in events) == 1
+
+
 def event_text(name: str, data: Any) -> str:
     if name == "delta":
         return "".join(choice["text"] for choice in data["choices"])

@@ -181,7 +181,7 @@ def test_every_answer_carries_its_ids(fleet: tuple[Process, Process]) -> None:
     assert answer.json()["id"] == f"chatcmpl-{answer.headers['x-flotilla-job-id']}"
     missing = httpx.get(f"{fleet[0].url}/nothing", headers={"x-request-id": "not sound!"})
     assert missing.headers["x-request-id"].startswith("req_")
-    assert missing.json()["error"]["code"] == "not_found"
+    assert missing.json()["error"]["code"] == "unknown_route"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 
-from gateway.http.not_supported import NOT_SUPPORTED
 from shared.api.errors import FlotillaError
 from tests.test_architecture import ROOT
 
@@ -25,11 +24,6 @@ def test_every_error_code_is_in_the_table() -> None:
     rows = re.findall(r"^\| (\d+) \| (.*?) \|", section("Errors"), re.MULTILINE)
     shown = {(int(status), code) for status, cell in rows for code in re.findall(r"`(\w+)`", cell)}
     assert shown == codes()
-
-
-def test_every_route_that_is_not_supported_is_in_the_list() -> None:
-    paths = {path.rstrip("/") for path in re.findall(r"`(/[\w/]+)`", section("Not supported yet"))}
-    assert paths - {"/docs"} == set(NOT_SUPPORTED)
 
 
 def test_every_file_that_it_links_to_exists() -> None:

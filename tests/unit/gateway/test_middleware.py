@@ -18,7 +18,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.app import create_app
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.middleware import PUBLIC_PATHS, Authentication, Head, RequestId
+from gateway.http.middleware import (
+    PUBLIC_PATHS,
+    Authentication,
+    Head,
+    RequestId,
+    needs_admin,
+)
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from tests.waiting import eventually
@@ -245,6 +251,23 @@ async def test_a_refused_key_is_counted() -> None:
     assert count.get() == before + 1
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "needed"),
+    [
+        ("GET", "/admin/dead", True),
+        ("GET", "/admin/autoscale", False),
+        ("GET", "/server_info", True),
+        ("GET", "/models/m", False),
+        ("HEAD", "/models/m", False),
+        ("PUT", "/models/m", True),
+        ("DELETE", "/models/m/1.0", True),
+        ("POST", "/v1/chat/completions", False),
+    ],
+)
+def test_which_requests_need_an_operators_key(method: str, path: str, needed: bool) -> None:
+    assert needs_admin(method, path) == needed
+
+
 async def test_head_is_get_without_a_body() -> None:
     methods = []
 
@@ -373,7 +396,7 @@ async def test_the_access_log_has_the_error_of_a_route_of_fastapi(
 ) -> None:
     app = create_app(Settings(log_format="json"))
     assert (await ask(app, "/no/such/route"))[0] == 404
-    assert (await ask(app, "/v1/files"))[0] == 404
+    assert (await ask(app, "/v1/files"))[0] == 501
     assert (await ask(app, "/docs", method="DELETE"))[0] == 405
     written: list[str] = []
 
@@ -383,4 +406,4 @@ async def test_the_access_log_has_the_error_of_a_route_of_fastapi(
 
     await eventually(all_of_them, "the lines are written")
     errors = [json.loads(line)["error"] for line in written]
-    assert errors == ["not_found", "not_supported", "method_not_allowed"]
+    assert errors == ["unknown_route", "not_supported", "method_not_allowed"]

@@ -1,0 +1,148 @@
+"""ROUTES.md is true: it has every route of vLLM, and what it says of each is what the gateway does.
+
+vLLM's routes are read from its source, so no engine and no import of vLLM is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from starlette.types import ASGIApp
+
+from gateway.app import create_app
+from gateway.http.refused_routes import PENDING, REFUSED, not_supported
+from shared.api.endpoints import ENDPOINTS
+from shared.platform.settings import Settings
+from tests.test_architecture import ROOT
+from tests.unit.gateway.test_middleware import ask
+
+PAGE = (ROOT / "shared" / "api" / "ROUTES.md").read_text()
+METHODS = {"get", "post", "put", "delete", "websocket"}
+OTHER_SERVERS = ("cli/", "launchers/")
+"""Of vLLM's source: programs with routes of their own, which `vllm serve` does not have."""
+
+
+class Row(NamedTuple):
+    method: str
+    path: str
+    answer: str
+    test: str
+
+    @property
+    def works(self) -> bool:
+        return self.answer.startswith("works")
+
+    @property
+    def example(self) -> str:
+        """The path with a value for each parameter."""
+        return re.sub(r"\{\w+\}", "x", self.path)
+
+
+ROWS = [
+    Row(*cells)
+    for cells in re.findall(r"^\| `(\w+) (/\S*)` \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
+]
+REFUSED_ROWS = [row for row in ROWS if not row.works]
+
+
+def vllms_routes() -> set[tuple[str, str]]:
+    """(method, path) of every route in vLLM's source."""
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "entrypoints"
+    found = set()
+    for path in folder.rglob("*.py"):
+        if path.relative_to(folder).as_posix().startswith(OTHER_SERVERS):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            found |= set(_routes_in(node))
+    return found
+
+
+def _routes_in(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The route that a call such as `router.get("/x")` makes."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+        return
+    name, first = node.func.attr, node.args[0]
+    if not isinstance(first, ast.Constant) or not str(first.value).startswith("/"):
+        return
+    if name in METHODS:
+        yield name.upper(), first.value
+    elif name == "add_api_route":
+        methods = next(each.value for each in node.keywords if each.arg == "methods")
+        yield from ((method, first.value) for method in ast.literal_eval(methods))
+
+
+def test_the_page_has_every_route_of_vllm() -> None:
+    routes = vllms_routes()
+    assert len(routes) > 60
+    assert routes - {(row.method, row.path) for row in ROWS} == set()
+
+
+def test_no_cell_is_empty_and_no_call_is_there_twice() -> None:
+    lines = [line for line in PAGE.splitlines() if line.startswith("| `")]
+    assert len(ROWS) == len(lines)
+    assert all(row.answer.startswith(("works", "refused: ")) and row.test for row in ROWS)
+    calls = [(row.method, row.path, row.answer[:1]) for row in ROWS]
+    own = {("GET", "/ping", "w"), ("GET", "/metrics", "w")}  # of vLLM and TorchServe alike
+    assert [call for call in calls if calls.count(call) > 1 and call not in own] == []
+
+
+@pytest.mark.parametrize("row", REFUSED_ROWS, ids=lambda row: f"{row.method} {row.path}")
+async def test_a_refused_route_is_answered_with_the_reason(row: Row) -> None:
+    if row.method == "WEBSOCKET":  # middleware.Authentication closes it, and says why by GET
+        row = row._replace(method="GET")
+    status, headers, raw = await ask(_app(), row.example, method=row.method)
+    error = json.loads(raw)["error"]
+    assert (status, error["code"]) == (501, "not_supported")
+    assert (b"x-should-retry", b"false") in headers
+    assert f"{row.method} {row.example} is not served: " in error["message"]
+    assert error["message"].endswith(row.answer.removeprefix("refused: "))
+
+
+@cache
+def _app() -> ASGIApp:
+    return create_app(Settings())
+
+
+def test_every_refused_route_is_on_the_page() -> None:
+    shown = {(row.method, row.path) for row in REFUSED_ROWS}
+    for route in REFUSED:
+        method, _, path = route.rpartition(" ")
+        assert any(
+            shown_path.startswith(path) and method in ("", shown_method)
+            for shown_method, shown_path in shown
+        ), route
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.works], ids=lambda r: f"{r.method} {r.path}")
+async def test_a_route_that_works_is_served_and_has_a_test(row: Row) -> None:
+    if not_supported(row.method, row.example) is not None:
+        assert set(PENDING)
+        pytest.skip("it is being added")
+    # Without its objects the application fails behind the route; no route is another error.
+    _, _, raw = await ask(_app(), row.example, method=row.method)
+    for code in (b"unknown_route", b"method_not_allowed", b"not_supported"):
+        assert code not in raw, f"the gateway has no route {row.method} {row.example}"
+    test = ROOT / row.test
+    assert test.exists(), f"{row.test} does not exist"
+    text = test.read_text()
+    parts = [part.rstrip("/") for part in re.split(r"\{\w+\}", row.path)]
+    assert all(part in text for part in parts), f"{row.test} does not call {row.path}"
+
+
+def test_every_endpoint_is_on_the_page() -> None:
+    assert {("POST", path) for path in ENDPOINTS} <= {(r.method, r.path) for r in ROWS if r.works}
+
+
+def test_no_route_is_pending_and_refused() -> None:
+    assert not set(PENDING) & set(REFUSED)

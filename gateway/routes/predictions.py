@@ -24,7 +24,7 @@ from shared.api.endpoint import BodyKind, Endpoint
 def is_prediction(scope: Scope) -> bool:
     """Whether a request is for `endpoint_request`; a list of models is not."""
     path: str = scope.get("path", "")
-    return path.startswith(PREFIX) and scope["method"] == "POST" and not path.endswith("/models")
+    return path.startswith(PREFIX) and scope["method"] == "POST" and not path.endswith("/v1/models")
 
 
 async def endpoint_request(

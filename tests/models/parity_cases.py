@@ -182,7 +182,7 @@ _CHAT_BAD: dict[str, dict[str, Any]] = {
     "no content": chat(messages=[{"role": "user"}]),
     "a message that is a text": chat(messages=["hello"]),
     "a message without role": chat(messages=[{"content": "x"}]),
-    "an image for a model without eyes": chat(
+    "an image for a text model": chat(
         messages=[
             {
                 "role": "user",
@@ -192,7 +192,7 @@ _CHAT_BAD: dict[str, dict[str, Any]] = {
             }
         ]
     ),
-    "an unknown part": chat(messages=[{"role": "user", "content": [{"type": "smell"}]}]),
+    "an unknown part": chat(messages=[{"role": "user", "content": [{"type": "nonsense"}]}]),
     "a tool choice without tools": chat(tool_choice="required"),
     "a tool choice that is not there": chat(
         tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "fly"}}

@@ -23,3 +23,5 @@ class JobResult:
     """Empty for a streamed response: its chunks are in the log."""
     prompt_tokens: int
     completion_tokens: int
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further headers of the response that the client gets."""

@@ -60,7 +60,9 @@ class JobRun:
     ) -> None:
         self.job = job
         self._queue = queue
-        self._tier = tier = requested_tier(job.body)
+        self._endpoint = ENDPOINTS.get(job.endpoint)
+        names_tier = self._endpoint is not None and self._endpoint.policy.service_tier
+        self._tier = tier = requested_tier(job.body) if names_tier else ""
         self._continued: ContinuedOutputBuffer | None = None
         self.buffer: OutputBuffer
         if job.generation > 1:
@@ -71,7 +73,6 @@ class JobRun:
             self.buffer = TieredOutputBuffer(job, publisher.notify, tier)
         else:
             self.buffer = OutputBuffer(job, publisher.notify)
-        self._endpoint = ENDPOINTS.get(job.endpoint)
         self._engine = engine
         self._publisher = publisher
         self._metrics = metrics
@@ -189,9 +190,10 @@ class JobRun:
     def _result(self, failure: Exception | None) -> JobResult:
         exchange = self._exchange
         status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
+        headers = exchange.headers
         if failure is not None or status == 0:
             log.error("the engine did not answer: %r", failure)
-            status, content_type = 500, "application/json"
+            status, content_type, headers = 500, "application/json", ()
             body = (
                 b'{"error":{"message":"The engine could not answer.",'
                 b'"type":"InternalServerError","param":null,"code":500}}'
@@ -209,4 +211,5 @@ class JobRun:
             body=body,
             prompt_tokens=self.buffer.prompt_tokens,
             completion_tokens=self.buffer.completion_tokens,
+            headers=headers,
         )

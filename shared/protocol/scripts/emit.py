@@ -142,7 +142,8 @@ def pack_result(
     `seq` is the number of the job's last entry, `segment` holds the entries before it that are not
     in the job's log yet.
     """
-    streamed = job.stream and result.status == 200
+    # A body: the endpoint does not stream what this request asks for.
+    streamed = job.stream and result.status == 200 and not result.body
     # A frame has no room for headers: the gateway reads these from the record, with the body.
     inline = not streamed and not result.headers and len(result.body) <= INLINE_RESULT_BYTES
     if inline:

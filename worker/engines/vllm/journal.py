@@ -40,10 +40,10 @@ log = logging.getLogger("flotilla.engine")
 # none of it is sent before its end: they are not journaled, and a lost search begins again.
 _BEAM = re.compile(r"-beam-\d+$")
 # vLLM numbers the calls of a request that may have several prompts; those of a batch of
-# conversations with an underscore behind the request's id, which has one.
+# conversations with an underscore. A job's own id has more digits behind its underscore.
 _CALL = re.compile(
     r"^(?:cmpl|embd|pooling|classify|score|generative-scoring|decision)-.*-(\d+)$"
-    r"|^chatcmpl-[^_]*_[^_]*_(\d+)$"
+    r"|^chatcmpl-.*_(\d{1,4})$"
 )
 
 

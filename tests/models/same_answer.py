@@ -1,4 +1,6 @@
-"""Compares two answers to one request: ids and times may differ, floats by rounding."""
+"""Compares two answers to one request: ids and times may differ, floats by rounding, and streams in
+where their chunks begin.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import struct
 from typing import Any
 
 import httpx
+
+from tests.models.stream_form import stream_form
 
 _DIFFERS = {"id", "created", "request_id"}
 _HEADERS = ("content-type", "metadata")
@@ -30,6 +34,8 @@ def difference(ours: httpx.Response, theirs: httpx.Response) -> str:
             return f"header {name}: {found}"
     if ours.headers["content-type"].startswith("application/json"):
         return _in_values(ours.json(), theirs.json())
+    if ours.headers["content-type"].startswith("text/event-stream"):
+        return _in_values(stream_form(ours.text), stream_form(theirs.text))
     return _in_values(_floats(ours.content), _floats(theirs.content))
 
 

@@ -56,6 +56,8 @@ REFUSED: dict[str, str] = {
     "POST /v1/chat/completions.",
     "/v1/realtime": "it is a WebSocket, and a job's input has to be complete when it is queued.",
     # OpenAI
+    "/v1/responses/compact": "vLLM does not compact conversations.",
+    "/v1/responses/input_tokens": "use POST /tokenize.",
     "/v1/files": "use POST /jobs for each request; a job's result is kept for a day.",
     "/v1/uploads": "use POST /jobs for each request; a job's result is kept for a day.",
     "/v1/batches": "use POST /jobs for each request, with `lane: flex`.",

@@ -1,5 +1,7 @@
-"""A streamed answer in a form in which two of the same request are equal: without ids and times, and
-without the places where one chunk ends and the next begins, which depend on time."""
+"""A streamed answer in a form in which two of the same request are equal.
+
+Without ids and times, and without the places where one chunk ends and the next begins.
+"""
 
 from __future__ import annotations
 

@@ -288,6 +288,9 @@ _OTHER: tuple[Case, ...] = (
     Case("invoke a chat", "/invocations", chat()),
     Case("invoke a completion", "/invocations", prompt()),
     Case("invoke nothing", "/invocations", {"nonsense": 1}),
+    Case("decide", "/v1/systemone", {"state": "The wind blows.", "questions": {
+        "calm": {"type": "boolean", "instructions": "Is it calm?"}}}),
+    Case("decide nothing", "/v1/systemone", {"state": "x", "questions": {}}),
 )  # fmt: skip
 _GATEWAYS: tuple[Case, ...] = (
     Case("unknown model", CHAT, chat(model="nothing"), "the fleet's models are named"),

@@ -55,17 +55,19 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
     (nothing is decided then, the next tick goes on), SettingsError for settings that contradict
     each other.
     """
-    pools = load_pools(settings).autoscaled
+    loaded = load_pools(settings)
+    pools, declared = loaded.autoscaled, loaded.declared
     services = {(pool.docker_project, pool.docker_service) for pool in pools}
     if settings.autoscale_actuator == "docker" and len(services) < len(pools):
         raise SettingsError(
-            "FLOTILLA_AUTOSCALE: the docker actuator scales one service, so it takes one model"
+            "each pool that the docker actuator scales needs a `docker_service` of its own; "
+            "FLOTILLA_AUTOSCALE names one service, so it takes one model"
         )
     models, workers = await registry.models(), await registry.workers()
     lanes = await depths(queue)
     for pool in pools:
         try:
-            name = await _registered_name(pool, models, registry)
+            name = pool.name if declared else await _registered_name(pool, models, registry)
             await _PoolTick(queue, settings, pool, name).run(
                 [depth for depth in lanes if depth.pool == name],
                 [worker for worker in workers if worker.pool == name],

@@ -65,13 +65,44 @@ class ModelInfo:
     """A model that some worker serves or has served."""
 
     name: str
+    """Contains the version if there is one: `name:version`."""
     pool: str
     card: dict[str, Any]
     """vLLM's own entry of /v1/models."""
+    served_name: str = ""
+    """The name without the version; empty if there is no version."""
+    version: str = ""
+    weight: int = 100
+    """The version's share of the requests that name none (model_names.py)."""
 
 
 _WORKER = TypeAdapter(WorkerInfo)
 _MODEL = TypeAdapter(ModelInfo)
+
+
+def _versioned(
+    pool: str, cards: list[dict[str, Any]], version: str, weight: int
+) -> dict[str, dict[str, Any]]:
+    """The registry's entries for a pool that serves one version of a model.
+
+    The engine lists each name alone and as `name:version`; an adapter only by its name.
+    """
+    records = {}
+    suffix = f":{version}"
+    ids = {card["id"] for card in cards}
+    for card in cards:
+        name = card["id"]
+        if name + suffix in ids:
+            continue  # the card with the version says all
+        served_name = name.removesuffix(suffix)
+        records[served_name + suffix] = {
+            "pool": pool,
+            "card": card,
+            "served_name": served_name,
+            "version": version,
+            "weight": weight,
+        }
+    return records
 
 
 def _loads(raw: bytes) -> Any:
@@ -129,14 +160,35 @@ class Registry:
         pipe.srem(keys.WORKERS, worker_id)
         await pipe.execute()
 
-    async def register_models(self, pool: str, cards: list[dict[str, Any]]) -> None:
+    async def register_models(
+        self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
+    ) -> None:
         """Make the models of a pool known; names are those of the cards."""
-        records = {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
-        await self._redis.hset(keys.MODELS, mapping=records)
+        if version:
+            records = _versioned(pool, cards, version, weight)
+        else:
+            records = {card["id"]: {"pool": pool, "card": card} for card in cards}
+        mapping = {name: json.dumps(record) for name, record in records.items()}
+        await self._redis.hset(keys.MODELS, mapping=mapping)
 
     async def declare_model(self, pool: str, card: dict[str, Any]) -> None:
         """Make a model known that no worker has announced yet; never overwrites a worker's word."""
         await self._redis.hsetnx(keys.MODELS, card["id"], json.dumps({"pool": pool, "card": card}))
+
+    async def set_default_version(self, served_name: str, version: str) -> None:
+        """Send requests that name no version to this one; empty: by the versions' weights again."""
+        if version:
+            await self._redis.hset(keys.DEFAULT_VERSIONS, served_name, version)
+        else:
+            await self._redis.hdel(keys.DEFAULT_VERSIONS, served_name)
+
+    async def default_versions(self) -> dict[str, str]:
+        """The versions that were set as default, by the models' names."""
+        raw = await self._redis.hgetall(keys.DEFAULT_VERSIONS)
+        return {
+            name.decode(errors="replace"): version.decode(errors="replace")
+            for name, version in raw.items()
+        }
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers whose announcement has not expired, by id. Malformed entries are skipped."""

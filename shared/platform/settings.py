@@ -57,7 +57,7 @@ SECRETS = Path("/run/secrets")
 _NESTED = "__"
 _OF_A_POOL = f"{PREFIX}POOLS{_NESTED}"
 """What variables begin with that set one key of a pool."""
-_FILE: ContextVar[Mapping[str, Any]] = ContextVar("_FILE", default={})
+_FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
 """The content of flotilla.yaml while the settings are made."""
 _PLAIN_ADDRESS = re.compile(r"[\w./-]*(:\d+(/\d+)?)?")
 
@@ -88,7 +88,7 @@ class Settings(
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources, the one that wins first."""
-        file = InitSettingsSource(settings_cls, init_kwargs=dict(_FILE.get()))
+        file = InitSettingsSource(settings_cls, init_kwargs=dict(_FILE.get() or {}))
         return init_settings, env_settings, file_secret_settings, file
 
 
@@ -103,7 +103,7 @@ def load_settings(**flags: Any) -> Settings:
     secrets = SECRETS if SECRETS.is_dir() else None
     problems = _misspelt(os.environ)
     if secrets:
-        files = [path.name for path in secrets.iterdir()]
+        files = [each.name for each in secrets.iterdir()]
         problems += [f"{secrets}/{problem}" for problem in _misspelt(files, str.lower)]
     problems += [f"{path}: {problem}" for problem in _unknown_keys(file)]
     if problems:
@@ -165,7 +165,9 @@ def _unknown_keys(file: Mapping[str, Any]) -> list[str]:
     """What to say of the keys of flotilla.yaml that are no settings."""
     known = set(Settings.model_fields) - {"config"}
     return [
-        f"{name}: there is no such setting{_hint(name, known)}" for name in file if name not in known
+        f"{name}: there is no such setting{_hint(name, known)}"
+        for name in file
+        if name not in known
     ]
 
 

@@ -14,12 +14,9 @@ from shared.fleet.engine_args import adapters_argv, argv_of, sampling_argv
 from shared.fleet.pool import Pool, Pools, pool_name
 from shared.platform.setting_groups.pool import DEMO_MODEL, parse_autoscale, split_names
 from shared.platform.setting_groups.pool_entry import PoolEntry
-from shared.platform.settings import PREFIX, Settings, SettingsError
+from shared.platform.settings import Settings, SettingsError
 
-__all__ = ["Pool", "Pools", "engine_settings", "load_pools", "pool_name"]
-
-_OF_ONE_POOL = ("model", "served_model_name", "engine_args", "autoscale")
-"""The settings that describe one pool, and can't stand beside a list of pools."""
+__all__ = ["Pool", "Pools", "load_pools", "pool_name", "worker_settings"]
 
 
 def load_pools(settings: Settings) -> Pools:
@@ -52,8 +49,8 @@ def load_pools(settings: Settings) -> Pools:
     return Pools(all=(pool(first), *(pool(name) for name in ranges if name != first)))
 
 
-def engine_settings(settings: Settings) -> Settings:
-    """The settings as the engine of a worker reads them: those of its pool, as if from variables.
+def worker_settings(settings: Settings) -> Settings:
+    """The settings as a worker reads them: with those of its pool, as if from variables.
 
     Raises SettingsError.
     """
@@ -61,24 +58,18 @@ def engine_settings(settings: Settings) -> Settings:
         return settings
     own = load_pools(settings).own
     values = {
-        "pools": {},
         "pool": own.name,
         "model": own.model,
         "served_model_name": ",".join(own.engine_names),
         "engine": own.engine,
         "engine_args": own.engine_args,
+        "startup_timeout_s": own.startup_timeout_s,
     }
     return settings.model_copy(update=values)
 
 
 def _declared(settings: Settings) -> Pools:
     """The pools of flotilla.yaml. Raises SettingsError."""
-    for name in _OF_ONE_POOL:
-        if name in settings.model_fields_set and getattr(settings, name):
-            raise SettingsError(
-                f"`{name}` describes one pool, but {settings.config or 'flotilla.yaml'} lists the "
-                f"pools: set it there, or {PREFIX}POOLS__<POOL>__<KEY> in its place"
-            )
     pools = [_pool(name, entry, settings) for name, entry in settings.pools.items()]
     _check_names(pools)
     found = Pools(all=tuple(pools), own_name=settings.pool, declared=True)

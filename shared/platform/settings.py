@@ -55,6 +55,7 @@ __all__ = [
 
 SECRETS = Path("/run/secrets")
 _NESTED = "__"
+_OF_ONE_POOL = ("model", "served_model_name", "engine_args", "autoscale")
 _OF_A_POOL = f"{PREFIX}POOLS{_NESTED}"
 """What variables begin with that set one key of a pool."""
 _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
@@ -114,7 +115,7 @@ def load_settings(**flags: Any) -> Settings:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what pydantic skips with a warning: a folder, a link
-            return Settings(_secrets_dir=secrets, **given)
+            settings = Settings(_secrets_dir=secrets, **given)
     except SettingsSourceError as error:  # not readable for this user, or no text
         where = "" if "pools" in str(error) else f"{secrets}: "
         raise SettingsError(f"{where}{error.__cause__ or error}") from error
@@ -123,6 +124,18 @@ def load_settings(**flags: Any) -> Settings:
         raise SettingsError("\n".join(problems)) from error
     finally:
         _FILE.reset(token)
+    _refuse_two_descriptions(settings)
+    return settings
+
+
+def _refuse_two_descriptions(settings: Settings) -> None:
+    """Raise SettingsError if one pool is described beside the list of pools."""
+    for name in _OF_ONE_POOL if settings.pools else ():
+        if getattr(settings, name):
+            raise SettingsError(
+                f"`{name}` describes one pool, but {settings.config or 'FLOTILLA_POOLS'} lists the "
+                f"pools: set it there, or {_OF_A_POOL}<POOL>__<KEY> in its place"
+            )
 
 
 def origin(name: str, flags: Mapping[str, Any], file: Mapping[str, Any]) -> str:

@@ -154,3 +154,14 @@ def test_a_wrong_variable_of_a_pool_is_named(folder: Path, monkeypatch: pytest.M
     monkeypatch.setenv("FLOTILLA_POOLS__CHAT__WEIGTH", "20")
     with pytest.raises(SettingsError, match=r"^FLOTILLA_POOLS: pools\.chat\.weigth"):
         load_settings()
+
+
+@pytest.mark.parametrize("name", ["model", "served_model_name", "engine_args", "autoscale"])
+def test_one_pool_cannot_be_described_beside_the_list(folder: Path, name: str) -> None:
+    value = "m=0:1" if name == "autoscale" else "m"
+    write(folder, f"{name}: {value}\n{POOLS}")
+    with pytest.raises(SettingsError, match=f"`{name}` describes one pool, but /"):
+        load_settings()
+    write(folder, POOLS)
+    with pytest.raises(SettingsError, match=f"`{name}` describes one pool, but /"):
+        load_settings(**{name: value})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.fleet.pools import Pool, Pools, engine_settings, load_pools, pool_name
+from shared.fleet.pools import Pool, load_pools, pool_name, worker_settings
 from shared.platform.settings import Settings, SettingsError
 
 
@@ -146,12 +146,13 @@ def test_an_engine_reads_the_settings_of_its_workers_pool() -> None:
         a={"model": "org/a", "served_names": ["x", "y"], "version": 1, "engine_args": "--seed 1"},
         b={"engine": "simulated"},
     )
-    seen = engine_settings(settings.model_copy(update={"pool": "a"}))
+    seen = worker_settings(settings.model_copy(update={"pool": "a"}))
     assert (seen.model, seen.served_model_name) == ("org/a", "x,y,x:1,y:1")
     assert (seen.engine, seen.engine_args) == ("vllm", "--seed 1")
-    assert engine_settings(settings.model_copy(update={"pool": "b"})).engine == "simulated"
+    assert load_pools(seen).own == load_pools(settings).all[0]
+    assert worker_settings(settings.model_copy(update={"pool": "b"})).engine == "simulated"
     plain = Settings(model="m")
-    assert engine_settings(plain) is plain
+    assert worker_settings(plain) is plain
 
 
 @pytest.mark.parametrize(
@@ -187,12 +188,3 @@ def test_versions_of_a_model_may_have_the_same_adapters() -> None:
         )
     )
     assert [pool.adapters for pool in pools.all] == [("x",), ("x",)]
-
-
-@pytest.mark.parametrize("name", ["model", "served_model_name", "engine_args", "autoscale"])
-def test_what_describes_one_pool_cannot_stand_beside_a_list(name: str) -> None:
-    value = "m=0:1" if name == "autoscale" else "m"
-    settings = Settings(pools={"a": {}}, **{name: value})  # type: ignore[arg-type, dict-item]
-    with pytest.raises(SettingsError, match=f"`{name}` describes one pool"):
-        load_pools(settings)
-    assert isinstance(load_pools(declared(a={})), Pools)

@@ -80,7 +80,6 @@ def create_app(settings: Settings) -> InferenceApp:
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
     pools = load_pools(settings)
-    metrics.depth_limit.set(settings.max_queue_depth * settings.shards)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

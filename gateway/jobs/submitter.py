@@ -47,6 +47,10 @@ class Submitter:
         self._calls = [0] * len(queue.servers)  # in flight, by server
         self._loop = asyncio.get_running_loop()
 
+    def max_depth(self, pool: str) -> int:
+        """How many jobs may wait in a lane of the pool, in one shard."""
+        return self._max_depths.get(pool.partition("+")[0], self._max_depth)
+
     def submit(
         self,
         job: NewJob,
@@ -72,9 +76,7 @@ class Submitter:
         groups: dict[tuple[int, int], list[_Waiting]] = {}
         waiting, self._waiting[server] = self._waiting[server], []
         for each in waiting:
-            max_depth = self._max_depth
-            if self._max_depths:
-                max_depth = self._max_depths.get(each.job.pool.partition("+")[0], max_depth)
+            max_depth = self.max_depth(each.job.pool) if self._max_depths else self._max_depth
             groups.setdefault((each.job.shard, max_depth), []).append(each)
         for (shard, max_depth), together in groups.items():
             for batch in _batches(together):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+import shared.fleet
 from shared.fleet.pools import load_pools
+from shared.platform.setting_groups.pool_entry import PoolEntry
 from shared.platform.settings import (
     PREFIX,
     Settings,
@@ -165,3 +168,20 @@ def test_one_pool_cannot_be_described_beside_the_list(folder: Path, name: str) -
     write(folder, POOLS)
     with pytest.raises(SettingsError, match=f"`{name}` describes one pool, but /"):
         load_settings(**{name: value})
+
+
+def test_the_page_has_every_key_of_a_pool() -> None:
+    page = (Path(shared.fleet.__file__).parent / "MODELS.md").read_text()
+    rows = re.findall(
+        r"^\| (`[^|]+) \|", page.split("## Keys of a pool")[1].split("\n## ")[0], re.M
+    )
+    keys = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
+    assert sorted(keys) == sorted(PoolEntry.model_fields)
+
+
+def test_the_example_on_the_page_is_right(folder: Path) -> None:
+    page = (Path(shared.fleet.__file__).parent / "MODELS.md").read_text()
+    write(folder, page.split("```yaml\n")[1].split("```")[0])
+    pools = load_pools(load_settings())
+    assert [pool.name for pool in pools.all] == ["chat-1", "chat-2", "embed"]
+    assert pools.all[0].engine_names[2:] == ("chat:1", "qwen3-8b:1")

@@ -173,7 +173,7 @@ def test_one_pool_cannot_be_described_beside_the_list(folder: Path, name: str) -
 def test_the_page_has_every_key_of_a_pool() -> None:
     page = (Path(shared.fleet.__file__).parent / "MODELS.md").read_text()
     rows = re.findall(
-        r"^\| (`[^|]+) \|", page.split("## Keys of a pool")[1].split("\n## ")[0], re.M
+        r"^\| (`[^|]+) \|", page.split("## Keys of a pool")[1].split("\n## ")[0], re.MULTILINE
     )
     keys = [key for row in rows for key in re.findall(r"`(\w+)`", row)]
     assert sorted(keys) == sorted(PoolEntry.model_fields)

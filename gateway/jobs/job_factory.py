@@ -10,6 +10,7 @@ from shared.api.endpoint import Endpoint
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job, NewJob, new_job_id, new_job_id_in, shard_in
 
@@ -117,7 +118,7 @@ class JobFactory:
             keep_s=kept_s,
             idempotency=idempotency,
         )
-        pool = self._pools.get(model.pool.partition("+")[0]) if self._pools else None
+        pool = self._pools.get(pool_of(model.pool)) if self._pools else None
         return job if pool is None else with_deadlines(job, pool)
 
     def _job_id(self, idempotency: IdempotencyKey | None) -> str:

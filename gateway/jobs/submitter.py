@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
 from shared.platform.servers import server_index
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.job import NewJob
 from shared.queue.job_queue import JobQueue, JoinedJob
 
@@ -49,7 +50,7 @@ class Submitter:
 
     def max_depth(self, pool: str) -> int:
         """How many jobs may wait in a lane of the pool, in one shard."""
-        return self._max_depths.get(pool.partition("+")[0], self._max_depth)
+        return self._max_depths.get(pool_of(pool), self._max_depth)
 
     def submit(
         self,

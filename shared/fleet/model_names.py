@@ -16,6 +16,7 @@ from typing import Any
 
 from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo
+from shared.protocol.adapter_queues import pool_of
 
 _MOST_NEAR = 5
 _CUTOFF = 0.5
@@ -150,7 +151,7 @@ def merged(
     versioned = {model.served_name for model in declared.values() if model.version}
     models = dict(declared)
     for name, model in known.items():
-        pool = model.pool.partition("+")[0]  # an adapter has a queue of its own
+        pool = pool_of(model.pool)
         ours = declared.get(name)
         if ours is not None:
             if ours.pool == pool:

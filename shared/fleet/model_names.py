@@ -12,10 +12,9 @@ from bisect import bisect
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 from shared.fleet.pools import Pools
-from shared.fleet.registry import ModelInfo
+from shared.fleet.registry import ModelInfo, unknown_card
 from shared.protocol.adapter_queues import pool_of
 
 _MOST_NEAR = 5
@@ -162,8 +161,3 @@ def merged(
         elif name not in versioned:
             models[name] = model
     return models
-
-
-def unknown_card(name: str) -> dict[str, Any]:
-    """The entry of /v1/models for a model that no worker has announced yet."""
-    return {"id": name, "object": "model", "created": 0, "owned_by": "flotilla"}

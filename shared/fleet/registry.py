@@ -7,6 +7,7 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -80,13 +81,19 @@ _WORKER = TypeAdapter(WorkerInfo)
 _MODEL = TypeAdapter(ModelInfo)
 
 
-def _versioned(
-    pool: str, cards: list[dict[str, Any]], version: str, weight: int
-) -> dict[str, dict[str, Any]]:
-    """The registry's entries for a pool that serves one version of a model.
+def unknown_card(name: str) -> dict[str, Any]:
+    """The entry of /v1/models for a model that no worker has announced yet."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "flotilla"}
 
-    The engine lists each name alone and as `name:version`; an adapter only by its name.
+
+def _records(pool: str, cards: list[dict[str, Any]], version: str, weight: int) -> dict[str, str]:
+    """The registry's entries for the models of a pool, as JSON.
+
+    With a version the engine lists each name alone and as `name:version`; an adapter only by its
+    name.
     """
+    if not version:
+        return {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
     records = {}
     suffix = f":{version}"
     ids = {card["id"] for card in cards}
@@ -95,13 +102,14 @@ def _versioned(
         if name + suffix in ids:
             continue  # the card with the version says all
         served_name = name.removesuffix(suffix)
-        records[served_name + suffix] = {
+        record = {
             "pool": pool,
             "card": card,
             "served_name": served_name,
             "version": version,
             "weight": weight,
         }
+        records[served_name + suffix] = json.dumps(record)
     return records
 
 
@@ -164,16 +172,15 @@ class Registry:
         self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
     ) -> None:
         """Make the models of a pool known; names are those of the cards."""
-        if version:
-            records = _versioned(pool, cards, version, weight)
-        else:
-            records = {card["id"]: {"pool": pool, "card": card} for card in cards}
-        mapping = {name: json.dumps(record) for name, record in records.items()}
-        await self._redis.hset(keys.MODELS, mapping=mapping)
+        await self._redis.hset(keys.MODELS, mapping=_records(pool, cards, version, weight))
 
-    async def declare_model(self, pool: str, card: dict[str, Any]) -> None:
-        """Make a model known that no worker has announced yet; never overwrites a worker's word."""
-        await self._redis.hsetnx(keys.MODELS, card["id"], json.dumps({"pool": pool, "card": card}))
+    async def declare_models(
+        self, pool: str, names: Iterable[str], version: str = "", weight: int = 100
+    ) -> None:
+        """Make models known that no worker has announced yet; never overwrites a worker's entry."""
+        cards = [unknown_card(name) for name in names]
+        for name, record in _records(pool, cards, version, weight).items():
+            await self._redis.hsetnx(keys.MODELS, name, record)
 
     async def set_default_version(self, served_name: str, version: str) -> None:
         """Send requests that name no version to this one; empty: by the versions' weights again."""

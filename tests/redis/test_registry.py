@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 from redis import Redis
 
 from shared.fleet.pools import pool_name
-from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
+from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, unknown_card
 from shared.platform.malformed import MalformedValues
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
@@ -136,7 +136,7 @@ async def test_an_entry_of_an_older_version_is_read_without_what_it_does_not_tel
 
 async def test_a_workers_announcement_replaces_a_declared_model(registry: Registry) -> None:
     await registry.declare_models("pool", ["a"])
-    assert (await registry.models())["a"] == ModelInfo("a", "pool", {"id": "a"})
+    assert (await registry.models())["a"] == ModelInfo("a", "pool", unknown_card("a"))
     await registry.register_models("own", [{"id": "a", "max_model_len": 9}])
     await registry.declare_models("pool", ["a"])
     assert (await registry.models())["a"] == ModelInfo("a", "own", {"id": "a", "max_model_len": 9})

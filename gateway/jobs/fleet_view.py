@@ -113,6 +113,11 @@ class FleetView:
         near = ", ".join(self.names.nearest(name[:200]))
         return f"The model {name[:100]!r} does not exist; the nearest names are: {near}."
 
+    async def set_default_version(self, name: str, version: str) -> None:
+        """Send requests for `name` without a version to this one. Raises redis' errors."""
+        await self._registry.set_default_version(name, version)
+        await self.refresh()
+
     async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""
         called_at = time.monotonic()

@@ -16,14 +16,19 @@ _STATUS = {
 }
 
 
-def version_of(name: str) -> str:
-    """The version of a model with this name."""
-    return name.rpartition(":")[2] if ":" in name else FIRST_VERSION
+def name_of(model: ModelInfo) -> str:
+    """The model's name without its version."""
+    return model.served_name or model.name
+
+
+def version_of(model: ModelInfo) -> str:
+    """The model's version, also if it has none."""
+    return model.version or FIRST_VERSION
 
 
 def listed(model: ModelInfo) -> dict[str, Any]:
     """An entry of TorchServe's list."""
-    return {"modelName": model.name, "modelUrl": model.card.get("root") or model.name}
+    return {"modelName": name_of(model), "modelUrl": model.card.get("root") or model.name}
 
 
 def described(
@@ -41,8 +46,8 @@ def described(
     """
     own = {"customizedMetadata": model.card} if customized else {}
     return own | {
-        "modelName": model.name.partition(":")[0] if ":" in model.name else model.name,
-        "modelVersion": version_of(model.name),
+        "modelName": name_of(model),
+        "modelVersion": version_of(model),
         "modelUrl": model.card.get("root") or model.name,
         "engine": "vLLM",
         "runtime": "python",

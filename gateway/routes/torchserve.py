@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.context import Gateway, GatewayDep
 from gateway.http.query import known_only
 from gateway.jobs.prediction import model_name
-from gateway.jobs.torchserve_model import described, listed, version_of
+from gateway.jobs.torchserve_model import described, listed, name_of, version_of
 from gateway.routes.models import card_of
 from shared.api.errors import AutoscalerSilent, BadRequest
 from shared.fleet.registry import ModelInfo
@@ -53,7 +53,12 @@ async def list_models(
 ) -> dict[str, Any]:
     """The models by name; `next_page_token=nextPageToken` continues while there is one."""
     await gateway.fleet.refresh()
-    models = [gateway.fleet.models[name] for name in sorted(gateway.fleet.models)]
+    # A version of a name that has several is not an entry of its own.
+    models = [
+        model
+        for name, model in sorted(gateway.fleet.models.items())
+        if not model.version or name != f"{model.served_name}:{model.version}"
+    ]
     end = next_page_token + limit
     more = {"nextPageToken": str(end)} if end < len(models) else {}
     return more | {"models": [listed(model) for model in models[next_page_token:end]]}
@@ -68,11 +73,7 @@ async def describe_model(
     found = await _model(gateway, name)
     models = [found]
     if name != model:
-        models = [
-            each
-            for each in gateway.fleet.models.values()
-            if each.name == found.name or each.name.startswith(f"{found.name}:")
-        ]
+        models = gateway.fleet.names.versions(name_of(found)) or models
     lanes = await depths(gateway.queue)
     return [
         described(
@@ -85,6 +86,17 @@ async def describe_model(
         )
         for each in models
     ]
+
+
+@router.put("/models/{model:path}/set-default")
+async def set_default(model: str, gateway: GatewayDep) -> dict[str, str]:
+    """Send the requests that name no version of a model to this one, whatever the weights are."""
+    found = await _model(gateway, model)
+    name = name_of(found)
+    if found.version:
+        await gateway.fleet.set_default_version(name, found.version)
+    status = f'Default version successfully updated for model "{name}" to "{version_of(found)}"'
+    return {"status": status}
 
 
 @router.put("/models/{model:path}", response_model=None)
@@ -106,8 +118,8 @@ async def scale_workers(
     await gateway.fleet.set_worker_range(found.pool, chosen)
     if not synchronous or not await _scaled(gateway, found.pool, chosen):
         return JSONResponse(_PROCESSING, 202)
-    ready = _ready(gateway, found.pool)
-    status = f"Workers scaled to {ready} for model: {found.name}, version: {version_of(found.name)}"
+    ready, name = _ready(gateway, found.pool), name_of(found)
+    status = f"Workers scaled to {ready} for model: {name}, version: {version_of(found)}"
     return JSONResponse({"status": status})
 
 
@@ -143,7 +155,9 @@ async def _scaled(gateway: Gateway, pool: str, chosen: WorkerRange) -> bool:
 
 async def _model(gateway: Gateway, model: str) -> ModelInfo:
     """The model of a path. Raises ModelNotFound, NoWorker, and redis' errors."""
-    return await gateway.fleet.model(model_name(model, gateway.fleet.models))
+    name = model_name(model, gateway.fleet.models)
+    # Of several versions the default one, where a request would get one by weight.
+    return gateway.fleet.models.get(name) or await gateway.fleet.model(name)
 
 
 def _unreachable(model: str) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -199,6 +200,55 @@ def decided(redis_url: str, workers: str) -> tuple[int, int]:
             return scales[POOL].limits.min, scales[POOL].limits.max
 
     return asyncio.run(once())
+
+
+VERSIONS = """
+pools:
+  first: {engine: simulated, served_names: [chat], version: "1.0", weight: 99}
+  second: {engine: simulated, served_names: [chat], version: "2.0", weight: 1}
+"""
+
+
+def test_a_default_version_gets_the_requests_that_name_none(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
+    """By weight the first version would get nearly all of them."""
+    config = tmp_path / "flotilla.yaml"
+    config.write_text(VERSIONS)
+    stack = Stack(own_redis.url, tmp_path)
+    try:
+        for pool in ("first", "second"):
+            stack.worker(config=str(config), pool=pool)
+        gateway = stack.gateway(
+            config=str(config), api_keys="team:s3cret", admin_keys="ops:0perator"
+        )
+        _set_default(gateway)
+    finally:
+        stack.close()
+
+
+def _set_default(gateway: Process) -> None:
+    with httpx.Client(base_url=gateway.url, timeout=30, headers=OPERATOR) as api:
+        wait_for(lambda: len(api.get("/models/chat/all").json()) == 2, "both are known")
+        assert [model["modelName"] for model in api.get("/models").json()["models"]] == ["chat"]
+        assert api.get("/models/chat").json()[0]["modelVersion"] == "1.0"
+        assert api.put("/models/chat/3.0/set-default").status_code == 404
+        done = api.put("/models/chat/2.0/set-default")
+        assert done.json() == {
+            "status": 'Default version successfully updated for model "chat" to "2.0"'
+        }
+        assert api.get("/models/chat").json()[0]["modelVersion"] == "2.0"
+        body = {"prompt": "x", "max_tokens": 2}
+        pools = set()
+        for path in ("/predictions/chat/v1/completions", "/v1/completions"):
+            for _ in range(5):
+                answer = api.post(path, json=body | {"model": "chat"})
+                job = api.get(f"/jobs/{answer.headers['x-flotilla-job-id']}").json()
+                pools.add(job["pool"])
+        assert pools == {"second"}
+        answer = api.post("/predictions/chat/1.0/v1/completions", json=body)
+        job = api.get(f"/jobs/{answer.headers['x-flotilla-job-id']}").json()
+        assert job["pool"] == "first"
 
 
 def test_the_api_describes_itself(api: httpx.Client) -> None:

@@ -218,7 +218,7 @@ def test_a_default_version_gets_the_requests_that_name_none(
     stack = Stack(own_redis.url, tmp_path)
     try:
         for pool in ("first", "second"):
-            stack.worker(config=str(config), pool=pool)
+            stack.worker(config=str(config), pool=pool, engine=None)
         gateway = stack.gateway(
             config=str(config), api_keys="team:s3cret", admin_keys="ops:0perator"
         )

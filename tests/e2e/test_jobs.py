@@ -341,7 +341,8 @@ def test_invalid_submissions_name_the_field(
 def test_unknown_jobs_are_not_found(api: httpx.Client, job_id: str, part: str) -> None:
     answer = api.get(f"/jobs/{job_id}{part}")
     assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "not_found"
+    no_route = "%2f" in job_id  # the server decodes it, and the path has more parts
+    assert answer.json()["error"]["code"] == ("unknown_route" if no_route else "not_found")
 
 
 def test_tenants_do_not_see_each_other(stack: Stack) -> None:

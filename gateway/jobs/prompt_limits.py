@@ -110,7 +110,7 @@ def prompt_size(kind: InputKind, fields: Mapping[str, Any]) -> PromptSize:
         value = fields.get(name)
         if name != "messages":
             tokens = max(tokens, _longest_token_list(value))
-        if param:
+        if param and (name != "messages" or isinstance(value, list)):
             chars = max(chars, _longest_text(value))
     return PromptSize(tokens, chars, param) if chars else PromptSize(tokens, chars)
 

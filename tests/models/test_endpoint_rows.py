@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.models.conftest import ServedModel
-from tests.models.made_models import LABELS
+from tests.models.labels import LABELS
 from tests.models.same_answer import difference
 
 pytestmark = pytest.mark.vllm

@@ -20,6 +20,7 @@ from gateway.jobs.prompt_limits import (
 )
 from shared.api.endpoint import Endpoint, ModelField
 from shared.api.errors import BadRequest
+from shared.api.field_policy import check_fields, check_permission
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
 from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
@@ -44,6 +45,8 @@ class CheckedRequest(NamedTuple):
     prompt: PromptSize
     on_disconnect: str = ""
     """As in on_disconnect.py; empty: the request does not say it."""
+    restricted: tuple[str, ...] = ()
+    """Fields that need the operator's permission, as in field_policy.py."""
 
 
 def check_request(
@@ -61,8 +64,9 @@ def check_request(
         raise BadRequest("`stream` must be true or false.", "stream")
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
+    restricted = check_fields(fields, settings)
     size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
-    return CheckedRequest(model, stream is True, lane, size, on_disconnect)
+    return CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
 
 
 def lane_of(fields: Mapping[str, Any]) -> str:
@@ -74,11 +78,13 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     return _LANE_OF_TIER[tier]
 
 
-async def admit(fleet: FleetView, request: CheckedRequest) -> ModelInfo:
+async def admit(fleet: FleetView, request: CheckedRequest, settings: Settings) -> ModelInfo:
     """The model of a request that may be queued.
 
     Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
     """
     model = await fleet.model(request.model)
+    if request.restricted:
+        check_permission(request.restricted, settings.allow_fields)
     check_prompt_size(request.prompt, model.card)
     return model

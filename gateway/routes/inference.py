@@ -132,7 +132,7 @@ class InferenceApp:
         request = await parse_json(
             body, limits, lambda fields: check_request(endpoint, fields, settings)
         )
-        model = await admit(gateway.fleet, request)
+        model = await admit(gateway.fleet, request, settings)
         sent = call_headers(scope["headers"])
         key = sent.idempotency_key and IdempotencyKey.of(
             tenant, scope["path"], sent.idempotency_key, body

@@ -77,7 +77,7 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
     job_request, checked, body = await parse_json(
         raw, limits, lambda fields: _check_job_request(raw, fields, settings)
     )
-    model = await admit(gateway.fleet, checked)
+    model = await admit(gateway.fleet, checked, gateway.settings)
     endpoint = ENDPOINTS[job_request.endpoint]
     sent = call_headers(request.scope["headers"])
     key = sent.idempotency_key and IdempotencyKey.of(tenant, "/jobs", sent.idempotency_key, raw)

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.http.middleware import PUBLIC_PATHS
+from gateway.routes import error_answers
 from gateway.routes.jobs import JobRequest
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
 from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
@@ -100,5 +101,8 @@ def _complete(operation: Schema, method: str, path: str) -> None:
         content["text/event-stream"] = {"schema": TEXT}
         if path.endswith("/events"):
             content.pop(_JSON, None)
-    error = {"description": "Error", "content": {_JSON: {"schema": ref("Error")}}}
-    answers["4XX"] = answers["5XX"] = error
+    content = {_JSON: {"schema": ref("Error")}}
+    errors = error_answers.descriptions(method, path, public=path in PUBLIC_PATHS)
+    for status, description in errors.items():
+        answers.setdefault(status, {"description": description, "content": content})
+    answers["4XX"] = answers["5XX"] = {"description": "Another error", "content": content}

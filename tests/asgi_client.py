@@ -117,10 +117,6 @@ class Recorder:
         """Chunks that were sent by the journal instead of the application."""
         self.client: Callable[[bytes], None] = lambda data: None
 
-    @property
-    def reached_engine(self) -> bool:
-        return bool(self.prompts)
-
     def past(self, call: int) -> Past | None:
         return None
 

@@ -66,10 +66,6 @@ class Journal(Protocol):
     A job makes one engine call per prompt, numbered from 0 (`call`).
     """
 
-    @property
-    def reached_engine(self) -> bool:
-        """Whether `prompt` was called: the engine has accepted the request."""
-
     def past(self, call: int) -> Past | None:
         """What earlier attempts generated for this call; None if there is nothing to continue."""
 

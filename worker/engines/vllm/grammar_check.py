@@ -13,6 +13,7 @@ import os
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from hashlib import sha256
 from typing import Any
@@ -85,8 +86,12 @@ class GrammarChecker:
         """End the process."""
         if self._reading is not None:
             self._reading.cancel()
-        if self._writer is not None:
-            self._writer.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     async def _ask(self, key: bytes, text: str) -> str:
         """What is wrong with a grammar, or an empty string."""
@@ -113,11 +118,12 @@ class GrammarChecker:
                 self._known.popitem(last=False)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            reply = json.loads(line)
-            self._backend = self._backend or reply["backend"]
-            self._asked.pop(reply["number"]).set_result(reply["error"])
+        with suppress(OSError):
+            while line := await reader.readline():
+                reply = json.loads(line)
+                self._backend = self._backend or reply["backend"]
+                self._asked.pop(reply["number"]).set_result(reply["error"])
         log.error("the process that tries grammars has ended: vLLM alone checks them now")
-        self._writer = None
+        self._disconnect()
         for future in self._asked.values():
             future.set_result("")

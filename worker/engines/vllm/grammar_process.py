@@ -103,11 +103,13 @@ class _Server:
 
     def _start(self, question: dict[str, Any]) -> None:
         read, write = os.pipe()
+        parent = os.getpid()
         pid = os.fork()
         if not pid:
             try:
                 os.close(read)
-                _limit(self._limits)
+                self._connection.close()
+                _limit(self._limits, parent)
                 error, backend = self._try(question["grammar"], question["backend"])
                 answer = {"error": error[:_MAX_ERROR_CHARS], "backend": backend}
                 os.write(write, json.dumps(answer).encode())
@@ -139,8 +141,10 @@ class _Server:
         self._connection.sendall(json.dumps(reply).encode() + b"\n")
 
 
-def _limit(limits: Limits) -> None:
+def _limit(limits: Limits, parent: int) -> None:
     request_signal(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the request
+        os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most = _data_bytes() + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))

@@ -24,8 +24,8 @@ def install(app: Any) -> None:
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
     async def answer(request: Any, error: Exception) -> JSONResponse:
-        journal = JOURNAL.get()
-        if journal is None or journal.reached_engine:
+        # The journal of a job is its output buffer; others do not count.
+        if getattr(JOURNAL.get(), "reached_engine", True):
             raise error
         log.warning("vLLM can't handle a request, which is answered with 400", exc_info=error)
         text = f"This request can't be processed: {type(error).__name__}: {error}"

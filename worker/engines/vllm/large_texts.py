@@ -14,18 +14,22 @@ from shared.platform.fast_paths import FastPath, parameters_differ
 
 LARGE_CHARS = 1 << 15
 
+_PARTS = ("_tokenize_prompt", "_tokenize_prompt_async")
 _SEPARATE = FastPath("vLLM's renderer")
 
 
 def install(renderer: Any) -> None:
     """Have this renderer of vLLM's tokenize that way, where it is as expected."""
-    tokenize = getattr(renderer, "_tokenize_prompt", None)
-    usual = getattr(renderer, "_tokenize_prompt_async", None)
-    if tokenize is None or usual is None:
-        _SEPARATE.disable("it has no _tokenize_prompt and _tokenize_prompt_async")
-    elif problem := parameters_differ(tokenize, "prompt params"):
-        _SEPARATE.disable(problem)
+    missing = [name for name in _PARTS if not hasattr(renderer, name)]
+    if missing:
+        _SEPARATE.disable(f"it has no {', '.join(missing)}")
     if not _SEPARATE.enabled():
+        return
+    tokenize: Any
+    usual: Any
+    tokenize, usual = (getattr(renderer, name) for name in _PARTS)
+    if problem := parameters_differ(tokenize, "prompt params"):
+        _SEPARATE.disable(problem)
         return
     thread = ThreadPoolExecutor(1, "large-texts")
 

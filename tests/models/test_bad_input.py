@@ -40,7 +40,7 @@ def fleet(
     stack.close()
 
 
-class Questions:
+class OtherClient:
     """A client that asks a short question, again and again."""
 
     def __init__(self, api: httpx.AsyncClient) -> None:
@@ -86,7 +86,7 @@ async def test_hostile_requests(fleet: tuple[Process, Process]) -> None:
     requests = list(hostile_requests())
     assert len(requests) > 200
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as api:
-        questions = Questions(api)
+        questions = OtherClient(api)
         for _ in range(20):
             await questions.ask()
         alone = max(questions.seconds[5:])

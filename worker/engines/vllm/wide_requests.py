@@ -39,7 +39,7 @@ class Room:
             if turn.done() and not turn.cancelled():  # its turn had come just before
                 self.leave(needed)
             else:
-                self._waiting.remove((needed, turn))
+                turn.cancel()
                 self._admit()
             raise
         return needed
@@ -50,10 +50,14 @@ class Room:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self._taken + self._waiting[0][0] <= self.size:
-            needed, turn = self._waiting.popleft()
-            self._taken += needed
-            turn.set_result(None)
+        while self._waiting:
+            needed, turn = self._waiting[0]
+            if not turn.cancelled():
+                if self._taken + needed > self.size:
+                    return
+                self._taken += needed
+                turn.set_result(None)
+            self._waiting.popleft()
 
 
 class WideEngine:

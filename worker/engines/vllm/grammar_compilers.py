@@ -72,7 +72,9 @@ def _first_tokens(backend: Any, structured: StructuredOutputsParams) -> float:
             break
         compiled.fill_bitmask(mask, 0)
         token = _allowed_token(mask[0].tolist(), step)
-        if token is None or not compiled.accept_tokens("grammar", [token]):
+        if token is None:
+            raise ValueError("it allows no token")
+        if not compiled.accept_tokens("grammar", [token]):
             break
         slowest = max(slowest, time.process_time() - began)
     return slowest

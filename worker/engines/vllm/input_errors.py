@@ -34,3 +34,5 @@ def install(app: Any) -> None:
 
     for kind in CAUSED_BY_INPUT:
         app.exception_handler(kind)(answer)
+    if app.middleware_stack is not None:  # made by a library that adds routes of its own
+        app.middleware_stack = app.build_middleware_stack()

@@ -20,12 +20,15 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.jobs import job_object
+from gateway.jobs.conversations import Conversations
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
+from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
 from gateway.routes import (
     admin,
     autoscale,
+    conversations,
     dead_letters,
     docs,
     health,
@@ -34,6 +37,7 @@ from gateway.routes import (
     jobs,
     models,
     openapi,
+    responses,
     retry,
 )
 from gateway.routes import metrics as metrics_route
@@ -110,6 +114,8 @@ def create_app(settings: Settings) -> InferenceApp:
         jobs,
         job_stream,
         retry,
+        responses,
+        conversations,
         models,
         autoscale,
         admin,
@@ -145,12 +151,15 @@ def _make_gateway(
         fleet.wait_reason,
         partial(job_object.full, queue, fleet),
     )
+    conversations_store = Conversations(queue, settings.conversation_ttl_s, settings.max_messages)
     return Gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
         factory=JobFactory(settings, gateway_id, relay.is_subscribed),
         submitter=Submitter(queue, max_queue_depth, metrics),
+        responses=ResponseJobs(queue, conversations_store, settings),
+        conversations=conversations_store,
         relay=relay,
         streams=streams,
         fleet=fleet,

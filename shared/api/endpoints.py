@@ -21,6 +21,15 @@ _ROWS = (
         response_schema="ChatCompletion",
     ),
     Endpoint(
+        path="/v1/responses",
+        task=Task.GENERATE,
+        stream=StreamFormat.RESPONSE_EVENTS,
+        policy=Policy(InputKind.RESPONSE, service_tier=True),
+        summary="Answer a conversation, and keep the answer (OpenAI responses)",
+        request_schema="ResponseRequest",
+        response_schema="Response",
+    ),
+    Endpoint(
         path="/v1/completions",
         task=Task.GENERATE,
         stream=StreamFormat.COMPLETION_CHUNKS,

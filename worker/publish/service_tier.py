@@ -7,6 +7,7 @@ pay nothing but a search in their body.
 from __future__ import annotations
 
 import json
+
 _NAME = b'"service_tier"'
 _SERVED_AS = {"auto": "default", "default": "default", "flex": "flex", "priority": "priority"}
 _END_OF_CHUNK = b"}\n\n"

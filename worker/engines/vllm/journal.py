@@ -40,7 +40,8 @@ log = logging.getLogger("flotilla.engine")
 # none of it is sent before its end: they are not journaled, and a lost search begins again.
 _BEAM = re.compile(r"-beam-\d+$")
 # vLLM numbers the calls of a request that may have several prompts: completions, and all pooling.
-_CALL = re.compile(r"^(?:cmpl|embd|pooling|classify|score)-.*-(\d+)$")
+# So it does with those of a response, one for each turn with tools that vLLM itself calls.
+_CALL = re.compile(r"^(?:(?:cmpl|embd|pooling|classify|score)-.*-|resp_[0-9a-f]+_)(\d+)$")
 
 
 class JournalledEngine:

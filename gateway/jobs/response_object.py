@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -100,10 +101,8 @@ def _error(job: Job) -> dict[str, Any]:
     """OpenAI's error of a response, from vLLM's refusal or from the end of the job."""
     message, code = str(job_error(job.error_code, job.id)), "server_error"
     if job.result:
-        try:
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             message = str(json.loads(job.result)["error"]["message"])
-        except (ValueError, LookupError, TypeError):
-            pass
         if 400 <= job.status < 500:
             code = "invalid_prompt"
     return {"code": code, "message": message}

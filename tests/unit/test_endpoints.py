@@ -31,6 +31,7 @@ SETTINGS = Settings()
 def body(row: Endpoint) -> dict[str, Any]:
     given = {
         InputKind.MESSAGES: {"messages": [{"role": "user", "content": "hello"}]},
+        InputKind.RESPONSE: {"input": "hello"},
         InputKind.PROMPT: {"prompt": "hello"},
     }
     return {"model": "simulated", "max_tokens": 2} | given[row.policy.input]

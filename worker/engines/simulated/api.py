@@ -19,8 +19,16 @@ from worker.engines.protocol import Capacity
 from worker.engines.simulated.chat_response import ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
-from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
+from worker.engines.simulated.request import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    RefusedError,
+    ResponseBody,
+    parse,
+)
 from worker.engines.simulated.response import DEAD, GenerationResponse
+from worker.engines.simulated.responses_response import ResponsesResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
 _ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
@@ -52,9 +60,12 @@ class SimulatedApi:
         self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
         self._engine = engine
-        self._responses = {
+        self._responses: dict[
+            str, Callable[[Headers, bytes], GenerationResponse | ResponsesResponse]
+        ] = {
             "/v1/chat/completions": self._chat_response,
             "/v1/completions": self._completion_response,
+            "/v1/responses": self._response,
         }
         """By route of the engine: each row of the endpoint table needs one."""
 
@@ -115,6 +126,12 @@ class SimulatedApi:
         body.check_tools()
         max_model_len = self._engine.capacity.max_model_len
         return ChatResponse(body, response_id, self._name, max_model_len)
+
+    def _response(self, headers: Headers, raw: bytes) -> ResponsesResponse:
+        body = parse(ResponseBody, headers.get("content-type", ""), raw)
+        body.check()
+        self._check_model(body, headers)
+        return ResponsesResponse(body, self._name, self._engine.capacity.max_model_len)
 
     def _check_model(self, body: Body, headers: Headers) -> str:
         if body.model and body.model != self._name:

@@ -31,7 +31,7 @@ from shared.protocol.states import JobState
 
 _PATH = re.compile(r"/v1/responses/([^/]+)")
 _KNOWN = frozenset({"stream", "starting_after", "include", "include[]", "include_obfuscation"})
-_TRUE = frozenset({"true", "1", "True"})
+_TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})  # as the other routes read it
 _NUMBER = re.compile(r"[0-9]{1,15}")
 BEHIND_OPENING = StreamPosition(after=1, awaited=True)
 """For a stream that begins with the gateway's own `response.created`: without the worker's."""
@@ -42,7 +42,7 @@ def response_id_in(scope: Scope) -> str | None:
     if scope["method"] != "GET" or b"stream=" not in scope["query_string"]:
         return None
     match = _PATH.fullmatch(scope["path"])
-    asked = match and dict(_query(scope)).get("stream") in _TRUE
+    asked = match and dict(_query(scope)).get("stream", "").lower() in _TRUE
     return match[1] if match and asked else None
 
 

@@ -18,7 +18,9 @@ def engine_body(job: LeasedJob, endpoint: Endpoint) -> bytes:
 
 def answer_edit(job: LeasedJob, endpoint: Endpoint | None) -> AnswerEdit | None:
     """What is changed in the engine's answer; None: nothing."""
-    tier = requested_tier(job.body)
-    if endpoint is not None and endpoint.stream is StreamFormat.RESPONSE_EVENTS:
+    if endpoint is None:
+        return None
+    tier = requested_tier(job.body) if endpoint.policy.service_tier else ""
+    if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
         return ResponseEdit(job.body, tier)
     return TierEdit(tier) if tier else None

@@ -17,8 +17,9 @@ from starlette.types import Send
 
 from worker.engines.protocol import JOURNAL
 from worker.engines.simulated.generation import Delta, Disconnected, EngineDeadError, Generation
-from worker.engines.simulated.request import ResponseBody, room, sampling
+from worker.engines.simulated.request import room, sampling
 from worker.engines.simulated.response import DEAD
+from worker.engines.simulated.response_request import ResponseBody
 
 _PLACE = {"output_index": 0, "content_index": 0}
 

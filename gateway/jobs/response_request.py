@@ -54,14 +54,13 @@ class ResponseRequest(NamedTuple):
 def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
     """The parts of a body that was parsed. Raises BadRequest."""
     background, store = _flag(fields, "background", False), _flag(fields, "store", True)
-    if background and not store:
-        raise BadRequest("background can only be used when `store` is true", "background")
+    kept = background and store  # vLLM refuses the other kind
     options = ResponseOptions(
-        background=background,
+        background=kept,
         store=store,
         previous_response_id=_id(fields, "previous_response_id"),
         conversation=_conversation(fields),
-        created_at=int(time.time()) if background else 0,
+        created_at=int(time.time()) if kept else 0,
     )
     if options.previous_response_id:
         for other in ("conversation", "previous_input_messages"):
@@ -73,6 +72,8 @@ def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
     engine_fields = {
         name: value for name, value in fields.items() if name not in _NOT_FOR_THE_ENGINE
     }
+    if background and not store:
+        engine_fields["background"] = True
     # Not stored by vLLM: the job is the stored response.
     members = json.dumps(engine_fields | {"store": False}, ensure_ascii=False)[1:-1].encode()
     request = ResponseRequest(options, members, fields.get("input"), b"")

@@ -55,6 +55,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "tool, not streamed": {**COMMON, **ASK_WEATHER},
 }
 
+_BY_CHANCE = {"created_at", "input_tokens_details", "logprob"}
+_ID = re.compile(r"^(msg|fc|call|chatcmpl-tool)[_-]\w+$")
+
 
 async def answer(
     engine: Engine, body: dict[str, Any], past: Any = None
@@ -89,21 +92,12 @@ def joined(answer: bytes) -> list[Any]:
 
 
 def normal(value: Any) -> Any:
+    """Without what differs by chance: ids, times, what was cached, the last digits of logprobs."""
     if isinstance(value, dict):
-        return {
-            k: normal(v)
-            for k, v in value.items()
-            if k not in ("created_at", "input_tokens_details")
-        }
+        return {name: normal(part) for name, part in value.items() if name not in _BY_CHANCE}
     if isinstance(value, list):
         return [normal(each) for each in value]
-    if isinstance(value, float):
-        return round(value, 1)
-    return (
-        re.sub(r"^(msg|fc|call|chatcmpl-tool)[_-]\w+$", r"\1", value)
-        if isinstance(value, str)
-        else value
-    )
+    return _ID.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def tokens(log: list[Any]) -> list[int]:

@@ -45,7 +45,7 @@ class ResponseJobs:
         options, settings = request.options, self._settings
         if not options.store:
             return job
-        ttl_s = max(job.ttl_s, settings.result_ttl_s)
+        ttl_s = max(job.ttl_s, settings.response_ttl_s)
         if options.conversation:
             ttl_s = max(ttl_s, settings.conversation_ttl_s)
             await self._conversations.add_response(options.conversation, job.id)

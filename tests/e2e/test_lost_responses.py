@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 from openai import OpenAI
 
 from tests.e2e.processes import Process, Stack
@@ -47,9 +48,21 @@ def item_ids(events: list[Any]) -> set[str]:
     return ids | {event.item.id for event in events if hasattr(event, "item")}
 
 
+def attempts(gateway: Process, response_id: str) -> list[Any]:
+    job_id = "job_" + response_id.removeprefix("resp_")
+    found: list[Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()["attempts"]
+    return found
+
+
+def worker_of(gateway: Process, workers: list[Process], response_id: str) -> Process:
+    """The worker that runs it."""
+    worker_id = attempts(gateway, response_id)[-1]["worker"]
+    return next(worker for worker in workers if worker_id in worker.log.read_text())
+
+
 def test_a_response_outlives_its_worker(stack: Stack) -> None:
     gateway = stack.gateway()
-    workers = [stack.worker(**SLOW)]
+    workers = [stack.worker(**SLOW) for _ in range(2)]
     with client_of(gateway) as client:
         undisturbed = list(long_stream(client))
         stream = long_stream(client)
@@ -57,12 +70,15 @@ def test_a_response_outlives_its_worker(stack: Stack) -> None:
         for event in stream:
             seen.append(event)
             if len(seen) == 30:
-                workers.append(stack.worker(**SLOW))
-                workers[0].kill()
+                worker_of(gateway, workers, seen[0].response.id).kill()
         assert normal(seen) == normal(undisturbed)
         assert len(item_ids(seen)) == 1
         assert len({e.response.created_at for e in seen if hasattr(e, "response")}) == 1
         final = seen[-1].response
+        assert [each["outcome"] for each in attempts(gateway, final.id)] == [
+            "worker_lost",
+            "completed",
+        ]
         assert {item.id for item in final.output} == item_ids(seen)
         assert client.responses.retrieve(final.id).output_text == final.output_text
 

@@ -151,7 +151,7 @@ def _make_gateway(
         fleet.wait_reason,
         partial(job_object.full, queue, fleet),
     )
-    conversations_store = Conversations(queue, settings.conversation_ttl_s, settings.max_messages)
+    conversations_store = Conversations(queue, settings)
     return Gateway(
         id=gateway_id,
         settings=settings,

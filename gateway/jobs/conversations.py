@@ -18,6 +18,7 @@ from gateway.jobs.response_items import Item, sent_again, shown
 from gateway.jobs.stored_response import StoredResponse, final_response
 from shared.api.errors import BadRequest, ConversationLocked, NotFound
 from shared.platform.redis_client import ResponseError
+from shared.platform.settings import Settings
 from shared.protocol import keys
 from shared.protocol.response_id import response_id
 from shared.queue.job_queue import JobQueue
@@ -36,14 +37,14 @@ class Conversation(NamedTuple):
 
 
 class Conversations:
-    """All conversations of a fleet; they are on the primary server. Raises redis' errors."""
+    """All conversations of a fleet, on the primary server. Methods raise redis' errors."""
 
-    def __init__(self, queue: JobQueue, ttl_s: float, max_items: int) -> None:
-        """`ttl_s`: how long one is kept after its last use."""
+    def __init__(self, queue: JobQueue, settings: Settings) -> None:
         self._queue = queue
         self._redis = queue.servers.primary
-        self._ttl_ms = int(ttl_s * 1000)
-        self._max_items = max_items
+        self._ttl_ms = int(settings.conversation_ttl_s * 1000)
+        self._max_items = settings.max_messages
+        self._max_bytes = settings.max_body_bytes
 
     async def create(
         self, tenant: str, metadata: Mapping[str, Any], items: Sequence[Item]
@@ -104,6 +105,8 @@ class Conversations:
         if len(before) + len(items) > self._max_items:
             raise BadRequest(f"A conversation may have at most {self._max_items} items.", "items")
         added = shown(items, secrets.token_hex(16))
+        if len(_pack([*before, *added])) > self._max_bytes:
+            raise BadRequest(f"A conversation may have at most {self._max_bytes} bytes.", "items")
         await self._push(conversation.id, {"items": added})
         return added
 

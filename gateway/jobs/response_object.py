@@ -85,7 +85,7 @@ async def _output_so_far(queue: JobQueue, stored: StoredResponse) -> list[dict[s
     text = choices[0]["text"] if choices else ""
     if not text:
         return []
-    part = {"type": "output_text", "text": text, "annotations": []}
+    part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
     return [
         {
             "id": f"msg_{stored.id.removeprefix('resp_')}",

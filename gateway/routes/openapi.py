@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from gateway.http.middleware import PUBLIC_PATHS
 from gateway.routes.jobs import JobRequest
-from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES, RESPONSE_SCHEMAS
+from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
 from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
 from shared.api.endpoints import ENDPOINTS
@@ -81,7 +81,7 @@ def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
     found = components.get("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         found.pop(name, None)
-    components["schemas"] = found | SCHEMAS | RESPONSE_SCHEMAS | {"JobRequest": job_request}
+    components["schemas"] = found | SCHEMAS | {"JobRequest": job_request}
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():

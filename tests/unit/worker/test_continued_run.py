@@ -362,6 +362,7 @@ async def test_a_run_that_waits_for_its_log_can_be_aborted(
     await bench.close()
 
 
-def test_the_classes_have_both_endpoints_and_every_option() -> None:
-    assert {body.get("endpoint", CHAT) for body in CLASSES.values()} == {CHAT, COMPLETIONS}
+def test_the_classes_have_all_endpoints_and_every_option() -> None:
+    endpoints = {body.get("endpoint", CHAT) for body in CLASSES.values()}
+    assert endpoints == {CHAT, COMPLETIONS, RESPONSES}
     assert len(TOKENS) > 20

@@ -22,7 +22,7 @@ def long_stream(client: OpenAI, **fields: Any) -> Any:
         model=MODEL,
         input="Tell me a story.",
         stream=True,
-        max_output_tokens=150,
+        max_output_tokens=400,
         extra_body={"ignore_eos": True},
         **fields,
     )

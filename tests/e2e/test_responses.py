@@ -386,7 +386,7 @@ def test_stored_responses_outlive_the_jobs_of_other_calls(fleet: Fleet) -> None:
         stored = fleet.one.responses.create(model=MODEL, input="x")
         unstored = fleet.one.responses.create(model=MODEL, input="x", store=False)
         conversation = fleet.one.conversations.create()
-        said = fleet.one.responses.create(model=MODEL, input="x", conversation=conversation.id)
+        in_it = fleet.one.responses.create(model=MODEL, input="x", conversation=conversation.id)
         assert kept_s(stored.id) == 48 * 3600
         assert kept_s(unstored.id) == 15 * 60
-        assert kept_s(said.id) == 30 * 24 * 3600
+        assert kept_s(in_it.id) == 30 * 24 * 3600

@@ -128,8 +128,8 @@ class InferenceApp:
         request = await parse_json(
             body, limits, lambda fields: check_request(endpoint, fields, settings)
         )
-        model = await admit(gateway.fleet, request)
         sent = call_headers(scope["headers"])
+        model = await admit(gateway.fleet, request, sent.model_version)
         key = sent.idempotency_key and IdempotencyKey.of(
             tenant, scope["path"], sent.idempotency_key, body
         )
@@ -141,7 +141,8 @@ class InferenceApp:
         )
         if sent.queue_deadline_s or sent.run_deadline_s:
             job = job._replace(
-                queue_deadline_s=sent.queue_deadline_s, run_deadline_s=sent.run_deadline_s
+                queue_deadline_s=sent.queue_deadline_s or job.queue_deadline_s,
+                run_deadline_s=sent.run_deadline_s or job.run_deadline_s,
             )
         background = response is not None and response.options.background
         if response is not None:

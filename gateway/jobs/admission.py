@@ -18,7 +18,8 @@ from gateway.jobs.prompt_limits import (
     check_prompt_size,
     prompt_size,
 )
-from shared.api.endpoint import Endpoint, ModelField
+from gateway.jobs.response_request import ResponseRequest, response_request
+from shared.api.endpoint import Endpoint, ModelField, StreamFormat
 from shared.api.errors import BadRequest
 from shared.api.field_policy import check_fields, check_permission
 from shared.fleet.registry import ModelInfo
@@ -47,6 +48,8 @@ class CheckedRequest(NamedTuple):
     """As in on_disconnect.py; empty: the request does not say it."""
     restricted: tuple[str, ...] = ()
     """Fields that need the operator's permission, as in field_policy.py."""
+    response: ResponseRequest | None = None
+    """Of a request for a response (OpenAI's Responses API)."""
 
 
 def check_request(
@@ -66,7 +69,10 @@ def check_request(
     check_input(policy, fields, settings)
     restricted = check_fields(fields, settings)
     size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
-    return CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
+    checked = CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
+    if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
+        return checked._replace(response=response_request(fields))
+    return checked
 
 
 def lane_of(fields: Mapping[str, Any]) -> str:
@@ -78,13 +84,13 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     return _LANE_OF_TIER[tier]
 
 
-async def admit(fleet: FleetView, request: CheckedRequest, settings: Settings) -> ModelInfo:
-    """The model of a request that may be queued.
+async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
+    """The model of a request that may be queued; `version` is the one asked for, if one is.
 
     Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
     """
-    model = await fleet.model(request.model)
+    model = await fleet.model(request.model, version)
     if request.restricted:
-        check_permission(request.restricted, settings.allow_fields)
+        check_permission(request.restricted, fleet.allowed_fields(model.pool))
     check_prompt_size(request.prompt, model.card)
     return model

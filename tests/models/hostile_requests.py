@@ -39,17 +39,24 @@ def lists(depth: int) -> Any:
     return inner
 
 
-def any_of(levels: int, ways: int) -> dict[str, Any]:
-    """A schema with `ways` to the power of `levels` ways through it."""
-    schema: dict[str, Any] = {"type": "string", "maxLength": 2}
+def many_ways() -> dict[str, Any]:
+    """A schema with 10^12 ways through it."""
+    digit = {"anyOf": [{"const": f"{way} of ten"} for way in range(10)]}
+    names = [f"p{i}" for i in range(12)]
+    return {"type": "object", "properties": dict.fromkeys(names, digit), "required": names}
+
+
+def doubling(levels: int) -> dict[str, Any]:
+    """A schema that is `2 ** levels` times as large once its references are followed."""
+    definitions: dict[str, Any] = {f"d{levels}": {"type": "string"}}
     for level in range(levels):
-        schema = {
-            "anyOf": [
-                {"type": "object", "properties": {f"p{level}_{way}": schema}, "required": []}
-                for way in range(ways)
-            ]
+        inner = {"$ref": f"#/$defs/d{level + 1}"}
+        definitions[f"d{level}"] = {
+            "type": "object",
+            "properties": {"a": inner, "b": inner},
+            "required": ["a", "b"],
         }
-    return schema
+    return {"$ref": "#/$defs/d0", "$defs": definitions}
 
 
 def tool(parameters: Any = None, name: Any = "f") -> dict[str, Any]:
@@ -126,9 +133,7 @@ REFUSED_IN_CHAT: dict[str, dict[str, Any]] = {
     "messages as text": {"messages": "hello"},
     "messages as object": {"messages": {"role": "user"}},
     "messages of numbers": {"messages": [1, 2]},
-    "role unknown": {"messages": [{"role": "nonsense" * 100, "content": "x"}]},
     "role missing": {"messages": [{"content": "x"}]},
-    "content missing": {"messages": [{"role": "user"}]},
     "content a number": {"messages": [{"role": "user", "content": 5}]},
     "content a list of numbers": {"messages": [{"role": "user", "content": [1]}]},
     "messages, 1 million": {"messages": [{}] * 150_000},
@@ -143,21 +148,6 @@ REFUSED_IN_CHAT: dict[str, dict[str, Any]] = {
     "tool calls of texts": {"messages": [*QUESTION, {"role": "assistant", "tool_calls": ["x"]}]},
     "tool calls without function": {
         "messages": [*QUESTION, {"role": "assistant", "content": "", "tool_calls": [{"id": "x"}]}]
-    },
-    "tool arguments not JSON": {
-        "messages": [
-            *QUESTION,
-            {
-                "role": "assistant",
-                "tool_calls": [
-                    {
-                        "id": "1",
-                        "type": "function",
-                        "function": {"name": "f", "arguments": "{nonsense"},
-                    }
-                ],
-            },
-        ]
     },
     "image at the metadata service": {"messages": image("http://169.254.169.254/latest/")},
     "image in a file": {"messages": image("file:///etc/passwd")},
@@ -238,6 +228,23 @@ REFUSED_IN_CHAT: dict[str, dict[str, Any]] = {
 """Answered with 400, or 413."""
 
 ANY_ANSWER: dict[str, dict[str, Any]] = {
+    "role unknown": {"messages": [{"role": "nonsense" * 100, "content": "x"}]},
+    "content missing": {"messages": [{"role": "user"}]},
+    "tool arguments not JSON": {
+        "messages": [
+            *QUESTION,
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        "id": "1",
+                        "type": "function",
+                        "function": {"name": "f", "arguments": "{nonsense"},
+                    }
+                ],
+            },
+        ]
+    },
     "n 64": {"n": 64, "max_tokens": 60, "temperature": 1},
     "nested quantifiers": structured(regex="(a+)+$"),
     "large repetition": structured(regex="[a-z]{1,1000000}"),
@@ -251,8 +258,10 @@ ANY_ANSWER: dict[str, dict[str, Any]] = {
     "maxLength 1e9": schema_of({"type": "string", "maxLength": 10**9}),
     "maximum 1e300": schema_of({"type": "integer", "minimum": 3, "maximum": 10**300}),
     "pattern (a+)+$": schema_of({"type": "string", "pattern": "(a+)+$"}),
-    "10^12 ways": schema_of(any_of(6, 5)),
-    "10^12 ways in a tool": {"tools": [tool(any_of(6, 5))], "tool_choice": "required"},
+    "10^12 ways": schema_of(many_ways()),
+    "10^12 ways in a tool": {"tools": [tool(many_ways())], "tool_choice": "required"},
+    "2^40 references": schema_of(doubling(40)),
+    "2^40 references in a tool": {"tools": [tool(doubling(40))], "tool_choice": "required"},
     "tool with a $ref cycle": {"tools": [tool(OBJECT)], "tool_choice": "required"},
     "tool with a bad pattern": {
         "tools": [

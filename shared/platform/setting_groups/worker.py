@@ -17,6 +17,9 @@ class WorkerSettings(BaseModel):
     worker_port: int = Field(
         8100, ge=0, le=65535, description="port for health and metrics; 0: any free one"
     )
+    startup_timeout_s: float = Field(
+        3600.0, gt=0, description="a worker whose model has not loaded after this time ends"
+    )
     drain_deadline_s: float = Field(
         30.0, ge=0, description="time for running jobs to end after SIGTERM"
     )
@@ -27,6 +30,16 @@ class WorkerSettings(BaseModel):
         120.0,
         gt=0,
         description="an engine with work that makes no step for this time is considered hung",
+    )
+    grammar_timeout_s: float = Field(
+        4.0,
+        gt=0,
+        le=8,
+        description="time for compiling one request's grammar (schema, regex, choice, ...)",
+    )
+    grammar_memory_bytes: int = Field(512 << 20, ge=1 << 20, description="memory for the same")
+    max_prompt_logprobs: int = Field(
+        65_536, ge=0, description="a prompt's tokens times `prompt_logprobs`, in one request"
     )
 
     @field_validator("worker_id")

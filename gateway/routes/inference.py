@@ -24,6 +24,7 @@ from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.jobs.admission import admit, check_request
 from gateway.routes import job_stream
 from gateway.streaming.answer import JobAnswer
+from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
@@ -136,8 +137,12 @@ class InferenceApp:
         key = sent.idempotency_key and IdempotencyKey.of(
             tenant, scope["path"], sent.idempotency_key, body
         )
+        prefer = sent.prefer
+        if prefer and request.stream and not prefer.respond_async:
+            prefer = None  # a stream begins at once
+        on_disconnect = sent.on_disconnect or request.on_disconnect or ("keep" if prefer else "")
         job = gateway.factory.attached(
-            endpoint, tenant, model.pool, request, body, sent.on_disconnect, key or None
+            endpoint, tenant, model.pool, request, body, on_disconnect, key or None
         )
         if sent.queue_deadline_s or sent.run_deadline_s:
             job = job._replace(
@@ -146,7 +151,8 @@ class InferenceApp:
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )
-        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
+        chunks = job.stream and not prefer
+        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
 
         def on_error(error: Exception) -> None:
             failure = to_flotilla_error(error)
@@ -162,8 +168,12 @@ class InferenceApp:
                 gateway.relay.close(reader)
                 logs.bind_contextvars(job_id=joined.id)
                 return await job_stream.answer_of(
-                    gateway, joined, StreamPosition(), received, request_id, [_REPLAYED]
+                    gateway, joined, StreamPosition(), received, request_id, [_REPLAYED], prefer
                 )
+        if prefer:
+            return DeferredAnswer(
+                gateway.streams, job, queued, reader, received, request_id, prefer
+            )
         return JobAnswer(gateway.streams, job, queued, reader, received, request_id)
 
 

@@ -28,7 +28,8 @@ from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
-from shared.api.endpoints import ENDPOINTS, Endpoint
+from shared.api.endpoint import Endpoint
+from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import StreamReset
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
@@ -142,7 +143,7 @@ class InferenceApp:
             prefer = None  # a stream begins at once
         on_disconnect = sent.on_disconnect or request.on_disconnect or ("keep" if prefer else "")
         job = gateway.factory.attached(
-            endpoint, tenant, model.pool, request, body, on_disconnect, key or None
+            endpoint, tenant, model, request, body, on_disconnect, key or None
         )
         if sent.queue_deadline_s or sent.run_deadline_s:
             job = job._replace(

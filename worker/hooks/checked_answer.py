@@ -39,6 +39,7 @@ class CheckedAnswer:
         self._content_type = ""
         self._given = 0  # events that the hooks have got and hold
         self._checking: asyncio.Task[None] | None = None
+        self._ended = False
 
     @property
     def _streamed(self) -> bool:
@@ -63,10 +64,9 @@ class CheckedAnswer:
         if self._start is None:
             return
         if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.wait({self._checking})
-            if not self._checking.cancelled():
-                self._checking.result()
+            self._ended = True
+            self.output.arrived.set()
+            await self._checking
         if not self._streamed:
             await self._finish_whole()
             return
@@ -99,9 +99,9 @@ class CheckedAnswer:
             self._checking.cancel()
 
     async def _check_chunks(self) -> None:
-        """Pass chunks on as they come, until cancellation. Raises Refused, HookFailed."""
+        """Pass chunks on as they come, until `finish`. Raises Refused, HookFailed."""
         try:
-            while True:
+            while not self._ended:
                 await self.output.arrived.wait()
                 self.output.arrived.clear()
                 await self._check(final=False)

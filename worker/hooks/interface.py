@@ -58,9 +58,7 @@ class Answer:
                 holder[key] = change(holder[key])
 
     def _places(self, *, everything: bool) -> list[tuple[dict[str, Any], str]]:
-        return [
-            place for part in self.parts for place in text_places(part, everything=everything)
-        ]
+        return [place for part in self.parts for place in text_places(part, everything=everything)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Calls hooks: with a time limit, those that are not `async` in a thread, and counts how they end."""
+"""Calls hooks with a time limit, those that are not `async` in a thread, and counts the calls."""
 
 from __future__ import annotations
 

@@ -6,12 +6,14 @@ Code reads them as a `Pool` (shared/fleet/pools.py), which has room for several.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import BaseModel, Field, field_validator
 
 DEMO_MODEL = "flotilla-demo"
 _MAX_WORKERS = 10_000
+HookKind = Literal["before", "after_chunk", "after"]
+_HOOK = re.compile(r"(before|after_chunk|after)\s*=\s*([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)")
 _RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 
 
@@ -29,6 +31,14 @@ class PoolSettings(BaseModel):
     max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
     autoscale: str = Field(
         "", description="`model=min:max`, comma separated; empty: no autoscaling"
+    )
+    hooks: str = Field(
+        "",
+        description="functions around each request, as `before=module:function`, `after=...`, "
+        "`after_chunk=...`, comma separated (worker/hooks/README.md)",
+    )
+    hook_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="time limit of one call of a hook"
     )
     docker_project: str = Field("flotilla", description="Compose project of the workers")
     docker_service: str = Field(
@@ -52,6 +62,26 @@ class PoolSettings(BaseModel):
     def _check_autoscale(cls, value: str) -> str:
         parse_autoscale(value)
         return value
+
+    @field_validator("hooks")
+    @classmethod
+    def _check_hooks(cls, value: str) -> str:
+        parse_hooks(value)
+        return value
+
+
+def parse_hooks(text: str) -> list[tuple[HookKind, str]]:
+    """(kind, `module:function`) of each hook, in order, comma separated. Raises ValueError."""
+    hooks = []
+    for entry in filter(None, map(str.strip, text.split(","))):
+        match = _HOOK.fullmatch(entry)
+        if match is None:
+            raise ValueError(
+                f"{entry!r} is not before=MODULE:FUNCTION, after=... or after_chunk=..., as "
+                "after=my_hooks:check"
+            )
+        hooks.append((cast(HookKind, match[1]), match[2]))
+    return hooks
 
 
 def parse_range(text: str) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-compose lint load faults clean
+.PHONY: help up install check test test-clients test-compose lint load faults clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 
@@ -23,6 +23,9 @@ check: lint ## before a commit: lint and unit tests, in a minute and a half
 
 test: install ## all tests (ARGS: pytest's)
 	.venv/bin/pytest $(PARALLEL) $(ARGS)
+
+test-clients: install ## unmodified client libraries on real vLLM; installs them in .cache (ARGS: see tests/clients)
+	@.venv/bin/python -m tests.clients $(ARGS)
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)

@@ -52,7 +52,7 @@ LAYERS: dict[str, set[str]] = {
     "worker/engines": set(),
     "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, "worker/engines"},
-    "worker/hooks": {PLATFORM, "worker/engines"},
+    "worker/hooks": {PLATFORM, API, "worker/engines"},
     "worker/claim": {PLATFORM, PROTOCOL, QUEUE},
     "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim", "worker/engines"},
     "worker/run": {

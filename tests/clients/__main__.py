@@ -1,6 +1,6 @@
 """`make test-clients`: unmodified client libraries on a running fleet.
 
-Installs the libraries into .cache/clients, starts gateway and workers (or uses those at --url), runs
+Installs the libraries into .cache/clients, starts a gateway and workers (or uses --url), runs
 each script, and prints a table. Ends with 1 if a check has failed.
 """
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
+from shared.api.errors import HookFailed, Refused
 from worker.hooks.interface import Answer, Hold, Refusal, Request
 from worker.hooks.loading import Hook
 
@@ -19,16 +20,9 @@ log = logging.getLogger("flotilla.hooks")
 _THREADS = 16
 
 
-class HookFailed(Exception):
-    """A hook raised an error, took too long, or returned something else than it may."""
-
-
-class Refused(Exception):
-    """A hook has refused the request or its answer."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
+def failed() -> HookFailed:
+    """The error for the client; the log has details."""
+    return HookFailed("A hook of this model's pool has failed; the worker's log has details.")
 
 
 class HookCaller:
@@ -78,11 +72,11 @@ class HookCaller:
                 log.error("hook %s failed: no result after %.1f s", hook.name, self._timeout_s)
             else:
                 log.exception("hook %s failed", hook.name)
-            raise HookFailed(hook.name) from error
+            raise failed() from error
         if isinstance(result, Refusal):
             self._count(hook, "refused")
             log.info("hook %s refused: %s", hook.name, result.code)
-            raise Refused(result)
+            raise Refused(result.message, result.status, result.code)
         return result
 
     async def _result(self, hook: Hook, argument: Any) -> Any:
@@ -95,7 +89,7 @@ class HookCaller:
     def _wrong_result(self, hook: Hook, result: object, expected: str) -> HookFailed:
         self._count(hook, "failed")
         log.error("hook %s returned %.100r; expected %s", hook.name, result, expected)
-        return HookFailed(hook.name)
+        return failed()
 
     def _count(self, hook: Hook, outcome: str) -> None:
         self._calls.labels(hook.kind, outcome).inc()

@@ -7,16 +7,18 @@ passed on chunk by chunk.
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
+import logging
 
 from starlette.types import Message, Send
 
+from shared.api.errors import FlotillaError, HookFailed, Refused
 from worker.engines.protocol import Journal
-from worker.hooks.calling import HookCaller, HookFailed, Refused
+from worker.hooks.calling import HookCaller, failed
 from worker.hooks.held_output import Held, HeldEvent, HeldOutput, json_object
 from worker.hooks.interface import Answer, Request
 from worker.hooks.loading import Hooks
+
+log = logging.getLogger("flotilla.hooks")
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -82,15 +84,15 @@ class CheckedAnswer:
                     await self._send_body(item.raw)
             self.output.hide()
 
-    async def refuse(self, status: int, error: dict[str, Any]) -> None:
+    async def fail(self, error: FlotillaError) -> None:
         """Answer with an error instead, or end the stream with one."""
         if self._started:
-            await self._send_body(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+            await self._send_body(b"data: " + error.to_openai() + b"\n\n")
             if "/completions" in self._request.path:
                 await self._send_body(_DONE)
         else:
             self._started = True
-            await send_error(self._send, status, error)
+            await send_error(self._send, error)
         self.output.hide()
 
     def close(self) -> None:
@@ -168,15 +170,16 @@ class CheckedAnswer:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def send_error(send: Send, status: int, error: dict[str, Any]) -> None:
+async def send_error(send: Send, error: FlotillaError) -> None:
     """A whole answer with OpenAI's error object."""
     headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps({"error": error}).encode()})
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": error.to_openai()})
 
 
 def _rendered(event: HeldEvent) -> bytes:
     try:
         return event.rendered()
     except (TypeError, ValueError) as error:
-        raise HookFailed(f"a hook has made no JSON: {error}") from error
+        log.error("a hook has changed an answer into what is no JSON: %s", error)
+        raise failed() from error

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shared.api.errors import HookFailed, Refused
 from worker.engines.protocol import JOURNAL
-from worker.hooks.calling import HookCaller, HookFailed, Refused
+from worker.hooks.calling import HookCaller, failed
 from worker.hooks.checked_answer import CheckedAnswer, send_error
 from worker.hooks.held_output import json_object
 from worker.hooks.interface import Request
@@ -52,7 +53,7 @@ class HookedApp:
         except _ClientLeft:
             return
         except (Refused, HookFailed) as error:
-            await send_error(send, *_rendered(error))
+            await send_error(send, error)
             return
         scope = scope | {"headers": _headers(scope, len(raw))}
         if self._hooks.at_end:
@@ -65,7 +66,7 @@ class HookedApp:
         changed = await self._caller.before(self._hooks.before, request)
         if bool(changed.body.get("stream")) is not streamed:
             log.error("a `before` hook has changed `stream`, which the client relies on")
-            raise HookFailed("stream")
+            raise failed()
         return changed
 
     async def _answer_checked(
@@ -81,20 +82,10 @@ class HookedApp:
         except _ClientLeft:
             pass
         except (Refused, HookFailed) as error:
-            await answer.refuse(*_rendered(error))
+            await answer.fail(error)
         finally:
             answer.close()
             JOURNAL.reset(token)
-
-
-def _rendered(error: Refused | HookFailed) -> tuple[int, dict[str, Any]]:
-    """Status and OpenAI's error object."""
-    if isinstance(error, Refused):
-        refusal = error.refusal
-        kind, message, code = "invalid_request_error", refusal.message, refusal.code
-        return refusal.status, {"message": message, "type": kind, "param": None, "code": code}
-    message = "A hook of this model's pool has failed; the worker's log has details."
-    return 500, {"message": message, "type": "server_error", "param": None, "code": "hook_failed"}
 
 
 def _body_of(request: Request) -> bytes:
@@ -105,7 +96,7 @@ def _body_of(request: Request) -> bytes:
         return json.dumps(request.body).encode()
     except (TypeError, ValueError) as error:
         log.exception("a `before` hook has made a body that is no JSON")
-        raise HookFailed("body") from error
+        raise failed() from error
 
 
 def _headers(scope: Scope, length: int) -> list[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,20 @@ from typing import Any
 
 from tests.e2e.processes import Stack
 from tests.redis_server import RedisServer
+from tests.waiting import wait_for
 
 HERE = Path(__file__).parent
 CACHE = HERE.parent.parent / ".cache" / "clients"
 TIMEOUT_S = 900
-DEMO = {"generate": "flotilla-demo"}
+LEASE_S, LOADED_S = 15.0, 300.0
+_POOLING = "--dtype float32 --enforce-eager --max-num-seqs 16 --runner pooling"
+MODELS = {
+    # What it is for: the model's name, and arguments of vLLM; none: the demo model.
+    "generate": ("flotilla-demo", ""),
+    "embed": ("embedder", f"{_POOLING} --convert embed"),
+    "rerank": ("reranker", _POOLING),
+    "audio": ("whisper", "--dtype float32 --enforce-eager --max-num-seqs 8"),
+}
 
 
 @dataclass(frozen=True)
@@ -92,17 +101,37 @@ def run(
     return results
 
 
-def fleet(stack: ExitStack) -> str:
-    """Start Redis, a gateway and a worker with the demo model; returns the gateway's address."""
+def fleet(stack: ExitStack, purposes: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """Start Redis, a gateway and a worker with real vLLM for each purpose.
+
+    Returns the gateway's address, and the model of each purpose.
+    """
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     redis = RedisServer(folder)
     redis.start()
     stack.callback(redis.stop)
     processes = Stack(redis.url, folder)
     stack.callback(processes.close)
-    gateway = processes.gateway(lease_s=15)
-    processes.worker(engine="vllm", lease_s=15)
-    return gateway.url
+    gateway = processes.gateway(lease_s=LEASE_S)
+    made = folder / "made"
+    for maker, target in (("made_models", made), ("whisper", made / "whisper")):
+        subprocess.run([sys.executable, "-m", f"tests.models.{maker}", target], check=True)
+    started = {}
+    for purpose in purposes:
+        name, engine_args = MODELS[purpose]
+        model = {"model": str(made / name)} if engine_args else {}
+        print(f"== starts vLLM with {name}", flush=True)
+        worker = processes.worker(
+            wait=False,
+            engine="vllm",
+            served_model_name=name,
+            engine_args=engine_args,
+            lease_s=LEASE_S,
+            **model,
+        )
+        wait_for(worker.ready, f"{name} is ready", LOADED_S)
+        started[purpose] = name
+    return gateway.url, started
 
 
 def main() -> None:
@@ -110,7 +139,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make test-clients ARGS=...", description=__doc__)
     parser.add_argument("scripts", nargs="*", help="parts of names: openai, node, langchain, ...")
     parser.add_argument("--url", help="a running gateway; else one is started")
-    parser.add_argument("--models", type=json.loads, default=DEMO, help='{"generate": NAME, ...}')
+    parser.add_argument("--models", type=json.loads, help='of --url: {"generate": NAME, ...}')
+    parser.add_argument(
+        "--only", nargs="*", default=list(MODELS), help="purposes of models to start"
+    )
     options = parser.parse_args()
     scripts = sorted(path.name for path in HERE.glob("*_*.py") if path.name != Path(__file__).name)
     scripts += sorted(path.name for path in HERE.glob("*_node.mjs"))
@@ -120,11 +152,15 @@ def main() -> None:
         install_node()
     results = []
     with ExitStack() as stack:
-        url = options.url or fleet(stack)
+        if options.url:
+            url, models = options.url, options.models or {"generate": MODELS["generate"][0]}
+        else:
+            os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+            url, models = fleet(stack, options.only)
         # LiteLLM would download its list of prices.
         environment = os.environ | {
             "CLIENTS_URL": url,
-            "CLIENTS_MODELS": json.dumps(options.models),
+            "CLIENTS_MODELS": json.dumps(models),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
         for name in chosen:

@@ -112,7 +112,7 @@ class CheckedAnswer:
             raise
 
     async def _check(self, *, final: bool) -> None:
-        items = self.output.before_end()
+        items = self.output.before_end() if final else self.output.whole_chunks()
         parts = [each.part for each in items if isinstance(each, HeldEvent) and each.part]
         if not final and len(parts) == self._given:
             return
@@ -164,7 +164,7 @@ class CheckedAnswer:
         if length is not None:
             headers = [each for each in headers if each[0] != b"content-length"]
             headers.append((b"content-length", str(length).encode()))
-        await self._send(self._start | {"headers": headers})
+        await self._send({**self._start, "headers": headers})
 
     async def _send_body(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})

@@ -29,6 +29,8 @@ class HeldDelta:
     token_ids: Sequence[int]
     text: str
     logprobs: Logprobs | None
+    own_text: str | None = None
+    """The engine's text, where a hook has changed it."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,13 @@ class HeldOutput:
                 return self.items[:number]
         return list(self.items)
 
+    def whole_chunks(self) -> list[Held]:
+        """As `before_end`, without deltas of which no chunk has been made yet."""
+        items = self.before_end()
+        while items and isinstance(items[-1], HeldDelta):
+            items.pop()
+        return items
+
     def release(self, items: list[Held]) -> list[HeldEvent]:
         """Journal the deltas of the first `items`; returns their events, to be sent."""
         del self.items[: len(items)]
@@ -101,7 +110,9 @@ class HeldOutput:
         if any(event.changed for event in events):
             set_texts(deltas, [event.part for event in events if event.part], self._n)
         for each in deltas:
-            self._journal.delta(each.call, each.index, each.token_ids, each.text, each.logprobs)
+            self._journal.delta(
+                each.call, each.index, each.token_ids, each.text, each.logprobs, each.own_text
+            )
         return events
 
     def hide(self) -> None:
@@ -144,6 +155,7 @@ class HeldOutput:
         token_ids: Sequence[int],
         text: str,
         logprobs: Logprobs | None = None,
+        own_text: str | None = None,
     ) -> None:
         """Hold a delta."""
         if self._hidden:
@@ -171,6 +183,7 @@ def set_texts(deltas: Iterable[HeldDelta], parts: Iterable[dict[str, Any]], n: i
         for choice, text in texts_by_choice(part).items():
             texts[choice] = texts.get(choice, "") + text
     for delta in deltas:
+        delta.own_text = delta.text
         delta.text = texts.pop(delta.call * n + delta.index, "")
 
 

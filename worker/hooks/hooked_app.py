@@ -55,7 +55,7 @@ class HookedApp:
         except (Refused, HookFailed) as error:
             await send_error(send, error)
             return
-        scope = scope | {"headers": _headers(scope, len(raw))}
+        scope = {**scope, "headers": _headers(scope, len(raw))}
         if self._hooks.at_end:
             await self._answer_checked(request, raw, scope, receive, send)
         else:

@@ -41,7 +41,7 @@ Run = Callable[..., Any]
 class Hooked:
     """A bench whose runs have hooks."""
 
-    def __init__(self, engine: Any, timeout_s: float, before: list[Entry], **hooks: Any) -> None:
+    def __init__(self, engine: Any, timeout_s: float, log: list[Entry], **hooks: Any) -> None:
         def of(kind: Any) -> tuple[Hook, ...]:
             given = hooks.pop(kind, ())
             functions = given if isinstance(given, tuple) else (given,)
@@ -50,7 +50,7 @@ class Hooked:
         chain = Hooks(of("before"), of("after_chunk"), of("after"), timeout_s)
         assert not hooks
         self.metrics = WorkerMetrics(CollectorRegistry())
-        self.bench = Bench(engine, before, HookedApp(engine, chain, self.metrics.hook_calls))
+        self.bench = Bench(engine, log, HookedApp(engine, chain, self.metrics.hook_calls))
         self.run: JobRun
 
     async def answer(self, **body: Any) -> JobResult:
@@ -239,9 +239,8 @@ async def test_an_abort_ends_a_hook(hooked: Run, engine: SimulatedEngine, kind: 
 async def test_after_changes_an_answer_and_what_the_job_shows_of_it(hooked: Run) -> None:
     plain, bench = hooked(after=no_change), hooked(after=upper)
     for endpoint in ("/v1/chat/completions", "/v1/completions"):
-        before, after = (
-            await each.answer(endpoint=endpoint, seed=1, n=2, **TEN) for each in (plain, bench)
-        )
+        before = await plain.answer(endpoint=endpoint, seed=1, n=2, **TEN)
+        after = await bench.answer(endpoint=endpoint, seed=1, n=2, **TEN)
         texts = [
             [choice.get("text") or choice["message"]["content"] for choice in choices]
             for choices in (json.loads(before.body)["choices"], json.loads(after.body)["choices"])

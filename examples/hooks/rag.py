@@ -58,9 +58,6 @@ class Index:
         return score
 
 
-_index = Index.of_folder(FOLDER)
-
-
 def retrieve(request: Request) -> None:
     """Put passages in front of a chat. They are in `state["passages"]` for later hooks."""
     messages = request.body.get("messages")
@@ -86,3 +83,6 @@ def _last_question(messages: list[Any]) -> str:
 
 def _words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text)]
+
+
+_index = Index.of_folder(FOLDER)

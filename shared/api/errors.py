@@ -232,7 +232,7 @@ class Refused(JobFailed):
 
     status, code, type = 400, "refused", "invalid_request_error"
 
-    def __init__(self, message: str, status: int, code: str) -> None:
+    def __init__(self, message: str, status: int = 400, code: str = "refused") -> None:
         super().__init__(message)
         self.status = status
         self._code = code

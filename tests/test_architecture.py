@@ -60,7 +60,7 @@ LAYERS: dict[str, set[str]] = {
         "worker/hooks",
     },
     "worker": {
-        PLATFORM, PROTOCOL, "worker/run", "worker/engines", "worker/engines/simulated",
+        PLATFORM, PROTOCOL, FLEET, "worker/run", "worker/engines", "worker/engines/simulated",
         "worker/engines/vllm",
     },
 }  # fmt: skip

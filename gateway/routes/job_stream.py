@@ -60,9 +60,9 @@ async def resume(
     gateway: Gateway,
     scope: Scope,
     tenant: str,
-    job_id: str,
     received: float,
     request_id: bytes | None,
+    job_id: str,
 ) -> JobAnswer:
     """The answer to a request for a stream. Raises NotFound, BadRequest, and redis' errors.
 
@@ -99,9 +99,10 @@ async def answer_of(
     received: float,
     request_id: bytes | None,
     headers: Sequence[tuple[bytes, bytes]] = (),
+    opening: bytes = b"",
     prefer: Prefer | None = None,
 ) -> JobAnswer:
-    """The answer of a job that an earlier request has submitted. `headers`: further ones of it."""
+    """The answer of a job that an earlier request has submitted; see JobAnswer."""
     chunks = job.stream and not prefer
     reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
     try:
@@ -113,7 +114,7 @@ async def answer_of(
                 gateway.streams, job, None, reader, received, request_id, prefer, headers
             )
         return JobAnswer(
-            gateway.streams, job, None, reader, received, request_id, position, headers
+            gateway.streams, job, None, reader, received, request_id, position, headers, opening
         )
     except BaseException:
         gateway.relay.close(reader)

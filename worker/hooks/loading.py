@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shared.platform.setting_groups.pool import HookKind, parse_hooks
+from shared.platform.setting_groups.hooks import HookKind, parse_hooks
 from shared.platform.settings import SettingsError
 
 

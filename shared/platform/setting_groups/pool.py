@@ -6,14 +6,14 @@ Code reads them as a `Pool` (shared/fleet/pools.py), which has room for several.
 from __future__ import annotations
 
 import re
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
+from shared.platform.setting_groups.hooks import parse_hooks
+
 DEMO_MODEL = "flotilla-demo"
 _MAX_WORKERS = 10_000
-HookKind = Literal["before", "after_chunk", "after"]
-_HOOK = re.compile(r"(before|after_chunk|after)\s*=\s*([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)")
 _RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 
 
@@ -22,7 +22,9 @@ class PoolSettings(BaseModel):
 
     engine: Literal["vllm", "simulated"] = "vllm"
     model: str = Field("", description="hub id or folder; empty: the demo model")
-    served_model_name: str = Field("", description="the model's name for clients; empty: its own")
+    served_model_name: str = Field(
+        "", description="the model's names for clients, comma separated; empty: its own"
+    )
     engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
     pool: str = Field(
         "",
@@ -70,18 +72,9 @@ class PoolSettings(BaseModel):
         return value
 
 
-def parse_hooks(text: str) -> list[tuple[HookKind, str]]:
-    """(kind, `module:function`) of each hook, in order, comma separated. Raises ValueError."""
-    hooks = []
-    for entry in filter(None, map(str.strip, text.split(","))):
-        match = _HOOK.fullmatch(entry)
-        if match is None:
-            raise ValueError(
-                f"{entry!r} is not before=MODULE:FUNCTION, after=... or after_chunk=..., as "
-                "after=my_hooks:check"
-            )
-        hooks.append((cast(HookKind, match[1]), match[2]))
-    return hooks
+def split_names(text: str) -> list[str]:
+    """The names in a comma separated list."""
+    return list(filter(None, map(str.strip, text.split(","))))
 
 
 def parse_range(text: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from tests.forked_popen import MODULES, ForkedPopen
 from tests.redis_server import free_port
 from tests.waiting import wait_for
 
+_END_S = 2.0
 LEASE_S = 2.0
 """Shorter than the default, so that tests of lost workers are fast."""
 
@@ -136,12 +137,12 @@ class Stack:
         return process
 
     def close(self) -> None:
-        """Terminate all processes; kill those that still run after 20 s."""
+        """Terminate all processes; kill those that still run after a while, with open answers."""
         for process in self.processes:
             if process.popen.poll() is None:
                 os.kill(process.popen.pid, signal.SIGCONT)
                 process.terminate()
-        until = time.monotonic() + 20
+        until = time.monotonic() + _END_S
         for process in self.processes:
             try:
                 process.popen.wait(max(0.1, until - time.monotonic()))

@@ -23,6 +23,7 @@ _PAIRS = ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2
 _FIELDS: dict[InputKind, tuple[str, ...]] = {
     InputKind.MESSAGES: ("messages",),
     InputKind.CONVERSATIONS: ("messages",),
+    InputKind.RESPONSE: ("input",),
     InputKind.PROMPT: ("prompt",),
     InputKind.INPUT: ("input", "messages"),
     InputKind.DOCUMENTS: ("query", "documents"),
@@ -57,7 +58,9 @@ def check_input(policy: Policy, fields: Mapping[str, Any], settings: Settings) -
     most = 1
     for name in _FIELDS[policy.input]:
         value = fields.get(name)
-        if isinstance(value, list):
+        if isinstance(value, list) and policy.input is InputKind.RESPONSE:
+            check_messages(name, value, settings.max_messages)
+        elif isinstance(value, list):
             most = max(most, count_inputs(name, value, limit, settings.max_messages))
     if policy.choices:
         check_choices(fields, most, limit)
@@ -68,13 +71,12 @@ def count_inputs(name: str, value: list[Any], limit: int, max_messages: int) -> 
     first = value[0] if value else None
     if isinstance(first, int):  # one prompt: its tokens
         return 1
-    conversations = _first_is_conversation(value)
     if _is_message(first) or (name == "messages" and not isinstance(first, list)):
         check_messages(name, value, max_messages)
         return 1
     if len(value) > limit:
         raise BadRequest(f"A call may have at most {limit} {name}, not {len(value)}.", name)
-    if conversations:
+    if isinstance(first, list) and first and isinstance(first[0], dict):
         for each in value:
             if isinstance(each, list):
                 check_messages(name, each, max_messages)
@@ -111,7 +113,7 @@ def prompt_size(kind: InputKind, fields: Mapping[str, Any]) -> PromptSize:
         value = fields.get(name)
         if name != "messages":
             tokens = max(tokens, _longest_token_list(value))
-        if param:
+        if param and (name != "messages" or isinstance(value, list)):
             chars = max(chars, _longest_text(value))
     return PromptSize(tokens, chars, param) if chars else PromptSize(tokens, chars)
 
@@ -142,16 +144,13 @@ def _truncated_by(kind: InputKind, fields: Mapping[str, Any]) -> str:
         return "messages" if "messages" in fields else "prompt"
     if kind is InputKind.TEXTS:  # Cohere's default is END
         return "" if fields.get("truncate") == "NONE" else "texts"
+    if kind is InputKind.RESPONSE:
+        return "truncation" if fields.get("truncation") == "auto" else ""
     return next((name for name in _TRUNCATION if fields.get(name)), "")
 
 
 def _is_message(value: object) -> bool:
     return isinstance(value, dict) and "role" in value
-
-
-def _first_is_conversation(value: list[Any]) -> bool:
-    first = value[0] if value else None
-    return isinstance(first, list) and bool(first) and isinstance(first[0], dict)
 
 
 def _longest_token_list(value: Any) -> int:

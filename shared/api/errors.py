@@ -2,6 +2,8 @@
 
     FlotillaError
     ├── BadRequest             400
+    │   ├── PreviousResponseNotFound 400
+    │   └── ConversationLocked 400
     ├── Unauthorized           401
     ├── AdminOnly              403
     ├── NotFound               404
@@ -16,6 +18,7 @@
     ├── TooManyConnections     503
     ├── GatewayStopped         503
     ├── UnsupportedMediaType   415
+    ├── AnswerTooLarge         400
     ├── NotRepeatable          409
     ├── IdempotencyKeyReused   422
     ├── JobFailed              500
@@ -82,6 +85,18 @@ class BadRequest(FlotillaError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class PreviousResponseNotFound(BadRequest):
+    """The response that a request continues is not stored."""
+
+    code = "previous_response_not_found"
+
+
+class ConversationLocked(BadRequest):
+    """A response that belongs to the conversation is being made."""
+
+    code, retry_after_s = "conversation_locked", 2
 
 
 class Unauthorized(FlotillaError):
@@ -175,6 +190,12 @@ class UnsupportedMediaType(FlotillaError):
     """The body has another content type than the endpoint's."""
 
     status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+
+
+class AnswerTooLarge(FlotillaError):
+    """The answer is larger than a job may store."""
+
+    status, code, type = 400, "answer_too_large", "invalid_request_error"
 
 
 class NotRepeatable(FlotillaError):

@@ -13,16 +13,17 @@ from enum import Enum
 from typing import Any
 
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import NotSupported
+from shared.api.errors import AnswerTooLarge, NotSupported
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
-from shared.protocol.result import JobResult
+from shared.protocol.result import MAX_RESULT_BYTES, JobResult
 from shared.protocol.states import JobEvent, JobState, after
 from worker.engines.protocol import JOURNAL, Engine
+from worker.publish.answer_edit import EditedOutputBuffer
 from worker.publish.continued_output import ContinuedOutputBuffer
 from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
-from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_tier
+from worker.run.answer_edits import answer_edit, engine_body
 from worker.run.asgi import Exchange
 from worker.run.resume import LogQueue, continue_from_log, give_up
 
@@ -60,18 +61,18 @@ class JobRun:
     ) -> None:
         self.job = job
         self._queue = queue
-        self._tier = tier = requested_tier(job.body)
+        self._endpoint = ENDPOINTS.get(job.endpoint)
+        self._edit = edit = answer_edit(job, self._endpoint)
         self._continued: ContinuedOutputBuffer | None = None
         self.buffer: OutputBuffer
         if job.generation > 1:
             self.buffer = self._continued = ContinuedOutputBuffer(
-                job, publisher.notify, tier, metrics, self.abort
+                job, publisher.notify, edit, metrics, self.abort
             )
-        elif tier:
-            self.buffer = TieredOutputBuffer(job, publisher.notify, tier)
+        elif edit:
+            self.buffer = EditedOutputBuffer(job, publisher.notify, edit)
         else:
             self.buffer = OutputBuffer(job, publisher.notify)
-        self._endpoint = ENDPOINTS.get(job.endpoint)
         self._engine = engine
         self._publisher = publisher
         self._metrics = metrics
@@ -151,7 +152,11 @@ class JobRun:
         request_id = (b"x-request-id", self.job.id.encode())
         try:
             await self._exchange.run(
-                self._engine, "POST", self._endpoint.path, self.job.body, (request_id,)
+                self._engine,
+                "POST",
+                self._endpoint.path,
+                engine_body(self.job, self._endpoint),
+                (request_id,),
             )
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
@@ -189,18 +194,26 @@ class JobRun:
     def _result(self, failure: Exception | None) -> JobResult:
         exchange = self._exchange
         status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
+        headers = exchange.headers
         if failure is not None or status == 0:
             log.error("the engine did not answer: %r", failure)
-            status, content_type = 500, "application/json"
+            status, content_type, headers = 500, "application/json", ()
             body = (
                 b'{"error":{"message":"The engine could not answer.",'
                 b'"type":"InternalServerError","param":null,"code":500}}'
             )
+        if len(body) > MAX_RESULT_BYTES:
+            too_large = AnswerTooLarge(
+                f"The answer has {len(body)} bytes; at most {MAX_RESULT_BYTES} are stored. Ask for "
+                "less at once, or for embeddings as base64 or bytes."
+            )
+            status, content_type, headers = too_large.status, "application/json", ()
+            body = too_large.to_openai()
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
         if self._failed:
             code = "engine_error"
-        if self._tier and not code and body:
-            body = add_tier(body, self._tier)
+        if self._edit and not code and body:
+            body = self._edit.whole(body)
         return JobResult(
             event=JobEvent.FAIL if code else JobEvent.COMPLETE,
             error_code=code,
@@ -209,4 +222,5 @@ class JobRun:
             body=body,
             prompt_tokens=self.buffer.prompt_tokens,
             completion_tokens=self.buffer.completion_tokens,
+            headers=headers,
         )

@@ -29,6 +29,9 @@ class GatewaySettings(BaseModel):
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (), description="API keys of operators, written alike: only these may use /admin/dead"
     )
+    default_model: str = Field(
+        "", description="for requests that name no model; empty: the only one, if there is one"
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     max_body_values: int = Field(
         1_000_000,
@@ -110,6 +113,14 @@ class GatewaySettings(BaseModel):
         900.0, ge=1, description="how long the finished job of a /v1 call is kept"
     )
 
+    response_ttl_s: float = Field(
+        172_800.0, ge=1, description="how long a stored response of /v1/responses is kept"
+    )
+    conversation_ttl_s: float = Field(
+        30 * 86_400.0,
+        ge=60,
+        description="how long a conversation is kept after its last use, and its responses",
+    )
     access_log: bool = Field(True, description="log a line for each request")
     grace_s: int = Field(
         10,

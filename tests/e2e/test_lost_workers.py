@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
@@ -45,7 +46,8 @@ class Call(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=self._timeout_s) as answer:
+        sent = httpx.stream("POST", self._url, json=self._body, timeout=self._timeout_s)
+        with contextlib.suppress(httpx.RemoteProtocolError), sent as answer:
             self.status, self.headers = answer.status_code, answer.headers
             self.lines.extend(line for line in answer.iter_lines() if line)
 

@@ -87,7 +87,7 @@ REFUSED: dict[str, str] = {
 """`[METHOD ]path` -> why it is refused, there and at all paths below it."""
 
 _PENDING = """
-/v1/responses /v1/conversations /v1/messages /v1/audio/transcriptions /v1/audio/translations
+/v1/messages /v1/audio/transcriptions /v1/audio/translations
 /v1/load_lora_adapter /v1/unload_lora_adapter /sleep /wake_up /is_sleeping /reset_prefix_cache
 /reset_mm_cache /reset_encoder_cache /start_profile /stop_profile /pause /resume /is_paused
 /admin/pools

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NoReturn
 
 from fastapi import APIRouter, FastAPI
@@ -21,12 +23,15 @@ from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.call_headers import call_headers
 from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
-from gateway.jobs.admission import admit, check_request
-from gateway.routes import job_stream, predictions
+from gateway.http.prefer import Prefer
+from gateway.jobs.admission import CheckedRequest, admit, check_request
+from gateway.routes import job_stream, predictions, response_stream
 from gateway.streaming.answer import JobAnswer
+from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
+from gateway.streaming.stored_answer import StoredAnswer
 from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import StreamReset
@@ -58,22 +63,26 @@ class InferenceApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
-        job_id = None
+        resume = None
         if endpoint is None or scope["method"] != "POST":
-            job_id = job_stream.job_id_in(scope) if scope["type"] == "http" else None
-            if job_id is None and not predictions.is_prediction(scope):
+            resume = _resumption(scope) if scope["type"] == "http" else None
+            if resume is None and not predictions.is_prediction(scope):
                 await self._fastapi(scope, receive, send)
                 return
         received = time.monotonic()
         request_id = sent_request_id(scope["headers"])
         answer_send = send
         try:
-            if job_id is not None:
-                answer = await self._resume(job_id, scope, received, request_id)
+            if resume is not None:
+                tenant = await self._authenticator.tenant(scope)
+                gateway: Gateway = self._fastapi.state.gateway
+                answer: JobAnswer | StoredAnswer = await resume(
+                    gateway, scope, tenant, received, request_id
+                )
             else:
                 if endpoint is None:
                     await self._authenticator.tenant(scope)  # before its body is read
-                    gateway: Gateway = self._fastapi.state.gateway
+                    gateway = self._fastapi.state.gateway
                     endpoint, receive, answer_send = await predictions.endpoint_request(
                         gateway, scope, receive, send
                     )
@@ -109,17 +118,6 @@ class InferenceApp:
         gateway: Gateway | None = getattr(self._fastapi.state, "gateway", None)
         return gateway.format.mismatch if gateway else ""
 
-    async def _resume(
-        self,
-        job_id: str,
-        scope: Scope,
-        received: float,
-        request_id: bytes | None,
-    ) -> JobAnswer:
-        tenant = await self._authenticator.tenant(scope)
-        gateway: Gateway = self._fastapi.state.gateway
-        return await job_stream.resume(gateway, scope, tenant, job_id, received, request_id)
-
     async def _submit(
         self,
         endpoint: Endpoint,
@@ -127,7 +125,7 @@ class InferenceApp:
         receive: Receive,
         received: float,
         request_id: bytes | None,
-    ) -> JobAnswer:
+    ) -> JobAnswer | StoredAnswer:
         tenant = await self._authenticator.tenant(scope)
         gateway: Gateway = self._fastapi.state.gateway
         settings = gateway.settings
@@ -143,18 +141,27 @@ class InferenceApp:
         key = sent.idempotency_key and IdempotencyKey.of(
             tenant, scope["path"], sent.idempotency_key, body
         )
+        response = request.response
+        if response is not None:
+            body = await gateway.responses.body(tenant, response)
+        prefer = _applicable(sent.prefer, request)
+        on_disconnect = sent.on_disconnect or request.on_disconnect or ("keep" if prefer else "")
         job = gateway.factory.attached(
-            endpoint, tenant, model, request, body, sent.on_disconnect, key or None
+            endpoint, tenant, model, request, body, on_disconnect, key or None
         )
         if sent.queue_deadline_s or sent.run_deadline_s:
             job = job._replace(
                 queue_deadline_s=sent.queue_deadline_s or job.queue_deadline_s,
                 run_deadline_s=sent.run_deadline_s or job.run_deadline_s,
             )
+        background = response is not None and response.options.background
+        if response is not None:
+            job = await gateway.responses.kept(job, response)
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )
-        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
+        chunks = job.stream and not prefer
+        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
 
         def on_error(error: Exception) -> None:
             failure = to_flotilla_error(error)
@@ -169,10 +176,46 @@ class InferenceApp:
             if joined is not None:
                 gateway.relay.close(reader)
                 logs.bind_contextvars(job_id=joined.id)
+                if background and not joined.stream:
+                    return await response_stream.queued_answer(
+                        gateway, joined, request_id, [_REPLAYED]
+                    )
                 return await job_stream.answer_of(
-                    gateway, joined, StreamPosition(), received, request_id, [_REPLAYED]
+                    gateway,
+                    joined,
+                    StreamPosition(),
+                    received,
+                    request_id,
+                    [_REPLAYED],
+                    prefer=prefer,
                 )
+        if background:
+            return await response_stream.background_answer(
+                gateway, job, queued, reader, received, request_id
+            )
+        if prefer:
+            return DeferredAnswer(
+                gateway.streams, job, queued, reader, received, request_id, prefer
+            )
         return JobAnswer(gateway.streams, job, queued, reader, received, request_id)
+
+
+def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None:
+    """The preference, unless the answer begins at once anyway: a stream, a background response."""
+    if prefer is None or (request.response is not None and request.response.options.background):
+        return None
+    return None if request.stream and not prefer.respond_async else prefer
+
+
+def _resumption(scope: Scope) -> Callable[..., Awaitable[JobAnswer]] | None:
+    """What answers a request for a stream that an earlier request has begun; None for others."""
+    job_id = job_stream.job_id_in(scope)
+    if job_id is not None:
+        return partial(job_stream.resume, job_id=job_id)
+    response_id = response_stream.response_id_in(scope)
+    if response_id is not None:
+        return partial(response_stream.resume, response=response_id)
+    return None
 
 
 async def _joined_job(

@@ -10,19 +10,26 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.http.middleware import PUBLIC_PATHS
+from gateway.routes import error_answers
 from gateway.routes.jobs import JobRequest
+from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
 from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
 from shared.api.endpoints import ENDPOINTS
 from shared.protocol.lanes import CLIENT_LANES
 
-_BODIES = {path: row.request_schema for path, row in ENDPOINTS.items()} | {
+_BODIES = {
+    **{path: row.request_schema for path, row in ENDPOINTS.items()},
+    **RESPONSE_BODIES,
     "/jobs": "JobRequest",
     "/predictions/{model}": "PredictionRequest",
     "/predictions/{model}/{version}": "PredictionRequest",
 }
+_CALLS = {*ENDPOINTS, "/jobs", "/predictions/{model}", "/predictions/{model}/{version}"}
+"""What creates a job."""
 _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     **{("post", path): {"200": row.response_schema} for path, row in ENDPOINTS.items()},
+    **RESPONSE_ANSWERS,
     ("post", "/predictions/{model}"): {"200": "Prediction"},
     ("post", "/predictions/{model}/{version}"): {"200": "Prediction"},
     ("get", "/predictions/{model}/v1/models"): {"200": "ModelList"},
@@ -41,6 +48,7 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
 _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/events",
     "/jobs/{job_id}/stream",
+    "/v1/responses/{response_id}",
 }
 _BYTES = {"/v1/embeddings", "/pooling"}
 """With `encoding_format: bytes` they are answered with numbers, one after the other."""
@@ -54,6 +62,16 @@ _CALL_HEADERS = {
     "x-flotilla-on-disconnect": TEXT | {"description": ON_DISCONNECT},
     "x-flotilla-queue-deadline": NUMBER | {"description": "seconds until it has to have started"},
     "x-flotilla-run-deadline": NUMBER | {"description": "seconds from its first start to its end"},
+}
+_PREFER: Schema = {
+    "name": "Prefer",
+    "in": "header",
+    "required": False,
+    "schema": TEXT
+    | {
+        "description": "`respond-async`: 202 with the job at once; `wait=N`: 202 if the answer is "
+        "not complete after N seconds. The answer has `Preference-Applied`"
+    },
 }
 
 
@@ -93,18 +111,23 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if method == "post" and path in _BODIES:
         content = {_JSON: {"schema": ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
+    if method == "post" and path in _CALLS:
         operation.setdefault("parameters", []).extend(
             {"name": name, "in": "header", "required": False, "schema": header}
             for name, header in _CALL_HEADERS.items()
         )
     answers = operation["responses"]
+    if method == "post" and path in ENDPOINTS:
+        operation["parameters"].append(_PREFER)
+        accepted = {"description": "The job, for a request with `Prefer`"}
+        answers["202"] = accepted | {"content": {_JSON: {"schema": ref("Job")}}}
     answers.pop(
         "422", None
     )  # wrong parameters are answered with 400, like all other invalid requests
     for status, name in _RESPONSES.get((method, path), {}).items():
         answer = answers.setdefault(status, {"description": "The job; there is no answer yet"})
         answer["content"] = {_JSON: {"schema": ref(name)}}
-    if path in _EVENT_STREAMS:
+    if path in _EVENT_STREAMS and method != "delete":
         content = answers["200"].setdefault("content", {})
         content["text/event-stream"] = {"schema": TEXT}
         if path.endswith("/events"):
@@ -112,5 +135,8 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if path in _BYTES:
         binary = {"schema": {"type": "string", "format": "binary"}}
         answers["200"]["content"]["application/octet-stream"] = binary
-    error = {"description": "Error", "content": {_JSON: {"schema": ref("Error")}}}
-    answers["4XX"] = answers["5XX"] = error
+    content = {_JSON: {"schema": ref("Error")}}
+    errors = error_answers.descriptions(method, path, public=path in PUBLIC_PATHS)
+    for status, description in errors.items():
+        answers.setdefault(status, {"description": description, "content": content})
+    answers["4XX"] = answers["5XX"] = {"description": "Another error", "content": content}

@@ -33,6 +33,7 @@ from pydantic_settings import SettingsError as SettingsSourceError
 from shared.platform import config_file
 from shared.platform.setting_groups.errors import PREFIX, SettingsError
 from shared.platform.setting_groups.every_process import EveryProcessSettings
+from shared.platform.setting_groups.fields import FieldSettings
 from shared.platform.setting_groups.gateway import LOOPBACK, GatewaySettings
 from shared.platform.setting_groups.maintenance import MaintenanceSettings
 from shared.platform.setting_groups.pool import DEMO_MODEL, PoolSettings
@@ -66,6 +67,7 @@ _PLAIN_ADDRESS = re.compile(r"[\w./-]*(:\d+(/\d+)?)?")
 class Settings(
     EveryProcessSettings,
     GatewaySettings,
+    FieldSettings,
     MaintenanceSettings,
     PoolSettings,
     WorkerSettings,
@@ -152,6 +154,14 @@ def origin(name: str, flags: Mapping[str, Any], file: Mapping[str, Any]) -> str:
     if (SECRETS / (PREFIX + name).lower()).exists():
         return "secret file"
     return "file" if name in file else "default"
+
+
+def pool_key_origin(pool: str, key: str) -> str:
+    """Where the value of a pool's key comes from: `variable` or `file`."""
+    variable = f"{_OF_A_POOL}{pool}{_NESTED}{key}".upper()
+    names = {name.upper() for name in os.environ}
+    nested = any(name.startswith(variable + _NESTED) for name in names)
+    return "variable" if nested or variable in names else "file"
 
 
 def _problem(

@@ -32,6 +32,8 @@ from worker.engines.simulated.request import (
     parse,
 )
 from worker.engines.simulated.response import DEAD, GenerationResponse
+from worker.engines.simulated.response_request import ResponseBody
+from worker.engines.simulated.responses_response import ResponsesResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
 _ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
@@ -90,6 +92,7 @@ class SimulatedApi:
             "/v1/chat/completions": self._chat_response,
             "/v1/chat/completions/batch": self._batch_chat_response,
             "/v1/completions": self._completion_response,
+            "/v1/responses": self._response,
             "/invocations": self._invocation,
             **{path: partial(self._pooling_response, respond) for path, respond in POOLING.items()},
         }
@@ -171,6 +174,12 @@ class SimulatedApi:
         body.check_tools()
         max_model_len = self._engine.capacity.max_model_len
         return ChatResponse(body, response_id, self._name, max_model_len)
+
+    def _response(self, headers: Headers, raw: bytes) -> ResponsesResponse:
+        body = parse(ResponseBody, headers.get("content-type", ""), raw)
+        body.check()
+        self._check_model(body, headers)
+        return ResponsesResponse(body, self._name, self._engine.capacity.max_model_len)
 
     def _check_model(self, body: AnyBody, headers: Headers) -> str:
         if body.model and body.model not in self._names:

@@ -61,10 +61,7 @@ def busy(api: httpx.Client) -> Iterator[None]:
     api.post(f"/jobs/{job['id']}/cancel")
 
 
-def test_vllms_probes(api: httpx.Client) -> None:
-    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
-        answer = api.request(method, path)
-        assert (answer.status_code, answer.content) == (200, b""), path
+def test_vllms_version(api: httpx.Client) -> None:
     assert re.fullmatch(r"\d+\.\d+.*", api.get("/version").json()["version"])
 
 

@@ -34,7 +34,7 @@ def stream_form(text: str) -> dict[str, Any]:
         part = parts.setdefault(_part(event), {"events": [], "grown": {}})
         for path, value in _cut_out(event).items():
             part["grown"][path] = part["grown"][path] + value if path in part["grown"] else value
-        if event not in part["events"]:
+        if event not in part["events"] and not _only_grows(event):
             part["events"].append(event)
     return parts
 
@@ -56,16 +56,27 @@ def _part(event: Mapping[str, Any]) -> str:
     return f"block {event['index']}" if "index" in event else "whole"
 
 
+def _only_grows(event: Mapping[str, Any]) -> bool:
+    """Whether a chunk has nothing but text; the last text may come with the end, or before it."""
+    choices = event.get("choices")
+    return bool(choices) and all(
+        choice.get("finish_reason") is None and not choice.get("delta") for choice in choices
+    )
+
+
 def _cut_out(value: Any, path: str = "") -> dict[str, Any]:
     """Take what grows out of an event; returns it by its path."""
     grown: dict[str, Any] = {}
     for name, inner in list(enumerate(value) if isinstance(value, list) else value.items()):
         here = f"{path}.{name}"
         if name in _GROWS and isinstance(inner, str | list):
-            grown[here] = inner
-            value[name] = "..."
+            if inner:
+                grown[here] = inner
+            del value[name]
         elif name == "usage" and isinstance(inner, dict) and value.get("choices"):
-            value[name] = "..."  # counts the tokens so far
+            del value[name]  # of a chunk: counts the tokens so far
         elif isinstance(inner, dict | list):
             grown |= _cut_out(inner, here)
+            if name == "logprobs" and not inner:
+                value[name] = None
     return grown

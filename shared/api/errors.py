@@ -137,11 +137,9 @@ class UnknownRoute(FlotillaError):
 
 
 class NotSupported(FlotillaError):
-    """A route of vLLM, OpenAI, Anthropic or TorchServe that is refused on purpose.
+    """A route of vLLM, OpenAI, Anthropic or TorchServe that is refused on purpose."""
 
-    Not 404: clients report that as an unknown model.
-    """
-
+    # Not 404, which clients report as an unknown model.
     status, code, final = 501, "not_supported", True
 
 

@@ -1,4 +1,4 @@
-"""The one place where errors become HTTP answers, always in OpenAI's shape."""
+"""The one place where errors become HTTP answers, in OpenAI's shape or Anthropic's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.http.not_supported import not_supported
+from shared.api.error_shapes import error_body, error_style
 from shared.api.errors import (
     BadRequest,
     FlotillaError,
@@ -37,7 +38,8 @@ def error_response(
     code = error.code or error.type
     metrics.refused.labels(code).inc()
     scope.setdefault("state", {})[ERROR_CODE] = code
-    response = Response(error.to_openai(), error.status, media_type="application/json")
+    body = error_body(error, error_style(scope.get("path", "")))
+    response = Response(body, error.status, media_type="application/json")
     response.raw_headers += [*error.headers(), *headers]
     return response
 

@@ -20,6 +20,7 @@ from shared.protocol.result import JobResult
 from shared.protocol.states import JobEvent, JobState, after
 from worker.engines.protocol import JOURNAL, Engine
 from worker.publish.continued_output import ContinuedOutputBuffer
+from worker.publish.error_event import is_error
 from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
 from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_tier
@@ -28,7 +29,6 @@ from worker.run.resume import LogQueue, continue_from_log, give_up
 
 log = logging.getLogger("flotilla.job")
 
-_ERROR_CHUNK = b'data: {"error"'
 # How long the engine may take to end an aborted request before its task is cancelled.
 _ABORT_S = 10.0
 
@@ -173,7 +173,7 @@ class JobRun:
             self._task.cancel()
 
     def _on_chunk(self, data: bytes) -> None:
-        if data.startswith(_ERROR_CHUNK):
+        if is_error(data):
             # vLLM reports the death of its engine as an error inside the stream. The client does
             # not get that: another worker may still answer.
             if self._engine.dead:

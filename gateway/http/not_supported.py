@@ -14,7 +14,6 @@ NOT_SUPPORTED: dict[str, str] = {
     "/v1/files": "files",
     "/v1/uploads": "uploads",
     "/v1/batches": "batches",
-    "/v1/messages": "Anthropic's messages",
     "/v1/moderations": "moderations",
     "/v1/images": "images",
     "/v1/audio": "audio",

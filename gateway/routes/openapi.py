@@ -13,7 +13,9 @@ from gateway.http.middleware import PUBLIC_PATHS
 from gateway.routes.jobs import JobRequest
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
 from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
+from shared.api.endpoint import ErrorStyle
 from shared.api.endpoints import ENDPOINTS
+from shared.api.error_shapes import error_style
 from shared.protocol.lanes import CLIENT_LANES
 
 _BODIES = {path: row.request_schema for path, row in ENDPOINTS.items()} | {"/jobs": "JobRequest"}
@@ -36,6 +38,7 @@ _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/stream",
 }
 _JSON = "application/json"
+_ERRORS = {ErrorStyle.OPENAI: "Error", ErrorStyle.ANTHROPIC: "AnthropicError"}
 _CALL_HEADERS = {
     "Idempotency-Key": TEXT
     | {
@@ -100,5 +103,6 @@ def _complete(operation: Schema, method: str, path: str) -> None:
         content["text/event-stream"] = {"schema": TEXT}
         if path.endswith("/events"):
             content.pop(_JSON, None)
-    error = {"description": "Error", "content": {_JSON: {"schema": ref("Error")}}}
+    shape = _ERRORS[error_style(path)]
+    error = {"description": "Error", "content": {_JSON: {"schema": ref(shape)}}}
     answers["4XX"] = answers["5XX"] = error

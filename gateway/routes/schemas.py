@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.routes.message_schemas import MESSAGE_SCHEMAS
 from gateway.routes.schema import (
     ANYTHING,
     MAYBE_NUMBER,
@@ -47,7 +48,7 @@ _RESPONSE_FIELDS: dict[str, Schema] = {
 }
 _CHOICE: dict[str, Schema] = {"index": WHOLE, "finish_reason": MAYBE_TEXT}
 
-SCHEMAS: dict[str, Schema] = {
+SCHEMAS: dict[str, Schema] = MESSAGE_SCHEMAS | {
     "Error": obj(
         "error",
         error=obj(

@@ -8,7 +8,15 @@ worker calls the engine's route (`worker/run/job_run.py`).
 
 from __future__ import annotations
 
-from shared.api.endpoint import Endpoint, InputKind, Policy, StreamFormat, Task
+from shared.api.endpoint import (
+    Endpoint,
+    ErrorStyle,
+    InputKind,
+    ModelField,
+    Policy,
+    StreamFormat,
+    Task,
+)
 
 _ROWS = (
     Endpoint(
@@ -28,6 +36,27 @@ _ROWS = (
         summary="Continue a text (OpenAI completions)",
         request_schema="CompletionRequest",
         response_schema="Completion",
+    ),
+    Endpoint(
+        path="/v1/messages",
+        task=Task.GENERATE,
+        model=ModelField.REQUIRED,
+        errors=ErrorStyle.ANTHROPIC,
+        stream=StreamFormat.MESSAGE_EVENTS,
+        policy=Policy(InputKind.MESSAGES),
+        summary="Answer a conversation (Anthropic messages)",
+        request_schema="MessagesRequest",
+        response_schema="Message",
+    ),
+    Endpoint(
+        path="/v1/messages/count_tokens",
+        task=Task.GENERATE,
+        model=ModelField.REQUIRED,
+        errors=ErrorStyle.ANTHROPIC,
+        policy=Policy(InputKind.MESSAGES),
+        summary="Count the tokens of a conversation (Anthropic messages)",
+        request_schema="CountTokensRequest",
+        response_schema="CountTokens",
     ),
 )
 

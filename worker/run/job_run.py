@@ -12,7 +12,9 @@ import time
 from enum import Enum
 from typing import Any
 
+from shared.api.endpoint import ErrorStyle
 from shared.api.endpoints import ENDPOINTS
+from shared.api.error_shapes import as_anthropic, error_style
 from shared.api.errors import NotSupported
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
@@ -60,7 +62,9 @@ class JobRun:
     ) -> None:
         self.job = job
         self._queue = queue
-        self._tier = tier = requested_tier(job.body)
+        self._endpoint = ENDPOINTS.get(job.endpoint)
+        tiered = self._endpoint is not None and self._endpoint.policy.service_tier
+        self._tier = tier = requested_tier(job.body) if tiered else ""
         self._continued: ContinuedOutputBuffer | None = None
         self.buffer: OutputBuffer
         if job.generation > 1:
@@ -71,7 +75,6 @@ class JobRun:
             self.buffer = TieredOutputBuffer(job, publisher.notify, tier)
         else:
             self.buffer = OutputBuffer(job, publisher.notify)
-        self._endpoint = ENDPOINTS.get(job.endpoint)
         self._engine = engine
         self._publisher = publisher
         self._metrics = metrics
@@ -199,6 +202,8 @@ class JobRun:
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
         if self._failed:
             code = "engine_error"
+        if code and body and error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
+            body = as_anthropic(body, status)
         if self._tier and not code and body:
             body = add_tier(body, self._tier)
         return JobResult(

@@ -113,7 +113,7 @@ class Bench:
         watched: bool = False,
         **body: Any,
     ) -> JobRun:
-        given = {"messages": MESSAGES} if endpoint == CHAT else {"prompt": "hello"}
+        given = {"prompt": "hello"} if endpoint == "/v1/completions" else {"messages": MESSAGES}
         raw = json.dumps(given | body).encode()
         stream = body.get("stream", False)
         job = LeasedJob(

@@ -19,6 +19,12 @@ from worker.engines.protocol import Capacity
 from worker.engines.simulated.chat_response import ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
+from worker.engines.simulated.messages_response import (
+    CountTokensBody,
+    MessagesBody,
+    MessagesResponse,
+    count_tokens,
+)
 from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
@@ -45,6 +51,19 @@ class Generator(Protocol):
         """Remove the generation's sequences from the batch."""
 
 
+class _Answer(Protocol):
+    """The response to a valid request that generates."""
+
+    stream: bool
+    generation: Generation
+
+    async def send_stream(self, send: Send) -> None:
+        """Send the response as server-sent events, each in a body message of its own."""
+
+    async def full(self) -> Response:
+        """The response in one piece."""
+
+
 class SimulatedApi:
     """The ASGI application of one engine."""
 
@@ -52,9 +71,11 @@ class SimulatedApi:
         self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
         self._engine = engine
-        self._responses = {
+        self._responses: dict[str, Callable[[Headers, bytes], _Answer | Response]] = {
             "/v1/chat/completions": self._chat_response,
             "/v1/completions": self._completion_response,
+            "/v1/messages": self._messages_response,
+            "/v1/messages/count_tokens": self._count_tokens,
         }
         """By route of the engine: each row of the endpoint table needs one."""
 
@@ -79,6 +100,9 @@ class SimulatedApi:
         try:
             raw = await Request(scope, receive).body()
             answer = self._responses[scope["path"]](Headers(scope=scope), raw)
+            if isinstance(answer, Response):  # without a generation
+                await answer(scope, receive, send)
+                return
             generation = answer.generation
             self._engine.submit(generation)
         except RefusedError as refused:
@@ -115,6 +139,17 @@ class SimulatedApi:
         body.check_tools()
         max_model_len = self._engine.capacity.max_model_len
         return ChatResponse(body, response_id, self._name, max_model_len)
+
+    def _messages_response(self, headers: Headers, raw: bytes) -> MessagesResponse:
+        body = parse(MessagesBody, headers.get("content-type", ""), raw)
+        response_id = self._check_model(body, headers)
+        max_model_len = self._engine.capacity.max_model_len
+        return MessagesResponse(body, response_id, self._name, max_model_len)
+
+    def _count_tokens(self, headers: Headers, raw: bytes) -> Response:
+        body = parse(CountTokensBody, headers.get("content-type", ""), raw)
+        self._check_model(body, headers)
+        return count_tokens(body)
 
     def _check_model(self, body: Body, headers: Headers) -> str:
         if body.model and body.model != self._name:

@@ -16,7 +16,6 @@ NOT_SUPPORTED: dict[str, str] = {
     "/v1/batches": "batches",
     "/v1/moderations": "moderations",
     "/v1/images": "images",
-    "/v1/audio": "audio",
     "/v1/realtime": "realtime",
     "/v1/assistants": "assistants",
     "/v1/threads": "threads",

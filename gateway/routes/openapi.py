@@ -13,7 +13,7 @@ from gateway.http.middleware import PUBLIC_PATHS
 from gateway.routes.jobs import JobRequest
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
 from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
-from shared.api.endpoint import ErrorStyle
+from shared.api.endpoint import BodyKind, ErrorStyle
 from shared.api.endpoints import ENDPOINTS
 from shared.api.error_shapes import error_style
 from shared.protocol.lanes import CLIENT_LANES
@@ -38,6 +38,8 @@ _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/stream",
 }
 _JSON = "application/json"
+_FORM = "multipart/form-data"
+_FORMS = {path for path, row in ENDPOINTS.items() if row.body is BodyKind.MULTIPART}
 _ERRORS = {ErrorStyle.OPENAI: "Error", ErrorStyle.ANTHROPIC: "AnthropicError"}
 _CALL_HEADERS = {
     "Idempotency-Key": TEXT
@@ -85,7 +87,7 @@ def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
 
 def _complete(operation: Schema, method: str, path: str) -> None:
     if method == "post" and path in _BODIES:
-        content = {_JSON: {"schema": ref(_BODIES[path])}}
+        content = {_FORM if path in _FORMS else _JSON: {"schema": ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
         operation.setdefault("parameters", []).extend(
             {"name": name, "in": "header", "required": False, "schema": header}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.routes.audio_schemas import AUDIO_SCHEMAS
 from gateway.routes.message_schemas import MESSAGE_SCHEMAS
 from gateway.routes.schema import (
     ANYTHING,
@@ -48,7 +49,9 @@ _RESPONSE_FIELDS: dict[str, Schema] = {
 }
 _CHOICE: dict[str, Schema] = {"index": WHOLE, "finish_reason": MAYBE_TEXT}
 
-SCHEMAS: dict[str, Schema] = MESSAGE_SCHEMAS | {
+SCHEMAS: dict[str, Schema] = {
+    **AUDIO_SCHEMAS,
+    **MESSAGE_SCHEMAS,
     "Error": obj(
         "error",
         error=obj(

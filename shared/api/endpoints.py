@@ -9,6 +9,7 @@ worker calls the engine's route (`worker/run/job_run.py`).
 from __future__ import annotations
 
 from shared.api.endpoint import (
+    BodyKind,
     Endpoint,
     ErrorStyle,
     InputKind,
@@ -57,6 +58,26 @@ _ROWS = (
         summary="Count the tokens of a conversation (Anthropic messages)",
         request_schema="CountTokensRequest",
         response_schema="CountTokens",
+    ),
+    Endpoint(
+        path="/v1/audio/transcriptions",
+        task=Task.TRANSCRIPTION,
+        body=BodyKind.MULTIPART,
+        stream=StreamFormat.TRANSCRIPTION_CHUNKS,
+        policy=Policy(InputKind.AUDIO),
+        summary="Write down speech (OpenAI audio)",
+        request_schema="TranscriptionRequest",
+        response_schema="Transcription",
+    ),
+    Endpoint(
+        path="/v1/audio/translations",
+        task=Task.TRANSCRIPTION,
+        body=BodyKind.MULTIPART,
+        stream=StreamFormat.TRANSCRIPTION_CHUNKS,
+        policy=Policy(InputKind.AUDIO),
+        summary="Translate speech (OpenAI audio)",
+        request_schema="TranslationRequest",
+        response_schema="Transcription",
     ),
 )
 

@@ -48,6 +48,7 @@ class Exchange:
         path: str,
         body: bytes = b"",
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        content_type: bytes = b"application/json",
     ) -> Awaitable[None]:
         """Call the application; the result is done when it returns, and raises what it raises."""
         scope: dict[str, Any] = {
@@ -62,7 +63,7 @@ class Exchange:
             "root_path": "",
             "headers": [
                 (b"host", b"worker"),
-                (b"content-type", b"application/json"),
+                (b"content-type", content_type),
                 (b"content-length", str(len(body)).encode()),
                 *headers,
             ],

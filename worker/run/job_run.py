@@ -12,10 +12,11 @@ import time
 from enum import Enum
 from typing import Any
 
-from shared.api.endpoint import ErrorStyle
+from shared.api.endpoint import BodyKind, Endpoint, ErrorStyle
 from shared.api.endpoints import ENDPOINTS
 from shared.api.error_shapes import as_anthropic, error_style
 from shared.api.errors import NotSupported
+from shared.api.multipart import content_type_of
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
 from shared.protocol.result import JobResult
@@ -154,7 +155,12 @@ class JobRun:
         request_id = (b"x-request-id", self.job.id.encode())
         try:
             await self._exchange.run(
-                self._engine, "POST", self._endpoint.path, self.job.body, (request_id,)
+                self._engine,
+                "POST",
+                self._endpoint.path,
+                self.job.body,
+                (request_id,),
+                self._content_type(self._endpoint),
             )
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
@@ -169,6 +175,10 @@ class JobRun:
                 self._cancel_timer.cancel()
             self._task = None
         return None
+
+    def _content_type(self, endpoint: Endpoint) -> bytes:
+        with_file = endpoint.body is BodyKind.MULTIPART
+        return content_type_of(self.job.body) if with_file else b"application/json"
 
     def _cancel(self) -> None:
         if self._task is not None:

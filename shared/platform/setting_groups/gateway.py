@@ -30,6 +30,11 @@ class GatewaySettings(BaseModel):
         (), description="API keys of operators, written alike: only these may use /admin/dead"
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
+    max_upload_bytes: int = Field(
+        26 << 20,
+        ge=1024,
+        description="size limit of a form with a file (audio); it waits in Redis with its job",
+    )
     max_body_values: int = Field(
         1_000_000,
         ge=1000,

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from shared.api.endpoints import ENDPOINTS
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
+from worker.engines.simulated.audio_response import AudioResponse, read_form
 from worker.engines.simulated.chat_response import ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
@@ -29,6 +30,10 @@ from worker.engines.simulated.request import Body, ChatBody, CompletionBody, Ref
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
+_AUDIO_TASKS = {
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
+}
 _ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
 
 
@@ -98,8 +103,13 @@ class SimulatedApi:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            raw = await Request(scope, receive).body()
-            answer = self._responses[scope["path"]](Headers(scope=scope), raw)
+            request = Request(scope, receive)
+            raw = await request.body()
+            answer: _Answer | Response
+            if scope["path"] in _AUDIO_TASKS:
+                answer = await self._audio_response(request)
+            else:
+                answer = self._responses[scope["path"]](request.headers, raw)
             if isinstance(answer, Response):  # without a generation
                 await answer(scope, receive, send)
                 return
@@ -150,6 +160,14 @@ class SimulatedApi:
         body = parse(CountTokensBody, headers.get("content-type", ""), raw)
         self._check_model(body, headers)
         return count_tokens(body)
+
+    async def _audio_response(self, request: Request) -> AudioResponse:
+        task = _AUDIO_TASKS[request.url.path]
+        async with request.form() as form:
+            body, data = await read_form(form)
+        response_id = self._check_model(body, request.headers)
+        max_model_len = self._engine.capacity.max_model_len
+        return AudioResponse(task, body, data, response_id, self._name, max_model_len)
 
     def _check_model(self, body: Body, headers: Headers) -> str:
         if body.model and body.model != self._name:

@@ -15,8 +15,8 @@ from gateway.http.body import parse_object
 from gateway.jobs.admission import check_request
 from shared.api.endpoint import BodyKind, Endpoint, InputKind, ModelField
 from shared.api.endpoints import ENDPOINTS
-from shared.api.multipart import content_type_of
 from shared.api.errors import BadRequest
+from shared.api.multipart import content_type_of
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
 from shared.protocol.job import LeasedJob

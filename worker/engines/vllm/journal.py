@@ -36,11 +36,13 @@ from worker.engines.vllm.stream import INTERCEPT, Interceptor
 
 log = logging.getLogger("flotilla.engine")
 
-# A beam search makes an engine call for each beam and token. They are not the answer's tokens, and
-# none of it is sent before its end: they are not journaled, and a lost search begins again.
-_BEAM = re.compile(r"-beam-\d+$")
-# vLLM numbers the calls of a request that may have several prompts: completions, and all pooling.
-_CALL = re.compile(r"^(?:cmpl|embd|pooling|classify|score)-.*-(\d+)$")
+# A beam search makes an engine call for each beam and token, and speech without a language one to
+# detect it. They are not the answer's tokens, and nothing is sent before they have ended: they are
+# not journaled, and made again on another worker.
+_NOT_THE_ANSWER = re.compile(r"-beam-\d+$|-lang_detect$")
+# vLLM numbers the calls of a request that may have several prompts: completions, all pooling, and
+# parts of an audio file.
+_CALL = re.compile(r"^(?:cmpl|embd|pooling|classify|score|transcribe|translate)-.*-(\d+)$")
 
 
 class JournalledEngine:
@@ -77,7 +79,7 @@ class JournalledEngine:
         """
         sampling_params = resume_args.without(sampling_params)
         journal = JOURNAL.get()
-        if journal is None or _BEAM.search(request_id):
+        if journal is None or _NOT_THE_ANSWER.search(request_id):
             async for output in self._engine.generate(
                 prompt, sampling_params, request_id, **options
             ):
@@ -208,6 +210,9 @@ def _call_number(request_id: str) -> int:
 
 
 def _prompt_tokens(prompt: Any) -> int:
-    """Tokens of a rendered prompt; 0 where it has none (prompt embeddings)."""
+    """Tokens of a rendered prompt; 0 where it has none (prompt embeddings). Of a model with an
+    encoder those of the decoder's prompt."""
+    if isinstance(prompt, dict):
+        prompt = prompt.get("decoder_prompt", prompt)
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     return len(ids or ())

@@ -50,6 +50,13 @@ def as_anthropic(body: bytes, status: int) -> bytes:
     return _anthropic(status, message if isinstance(message, str) else "The request failed.")
 
 
+def as_anthropic_event(event: bytes) -> bytes:
+    """An error event of a stream, in either shape, in Anthropic's."""
+    body = event[event.find(b"data: ") + 6 :].strip()
+    client_errs = b'"invalid_request_error"' in body
+    return b"event: error\ndata: " + as_anthropic(body, 400 if client_errs else 500) + b"\n\n"
+
+
 def _anthropic(status: int, message: str, code: str | None = None) -> bytes:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     error = {"type": kind, "message": message}

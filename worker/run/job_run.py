@@ -14,7 +14,7 @@ from typing import Any
 
 from shared.api.endpoint import BodyKind, Endpoint, ErrorStyle
 from shared.api.endpoints import ENDPOINTS
-from shared.api.error_shapes import as_anthropic, error_style
+from shared.api.error_shapes import as_anthropic, as_anthropic_event, error_style
 from shared.api.errors import NotSupported
 from shared.api.multipart import content_type_of
 from shared.platform.metrics import WorkerMetrics
@@ -192,6 +192,8 @@ class JobRun:
             if self._engine.dead:
                 self.abort(release=True)
             self._failed = True
+            if error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
+                data = as_anthropic_event(data)
         if self.buffer.discarded:
             return
         if not self._first_chunk_seen:

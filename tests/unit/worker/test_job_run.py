@@ -217,15 +217,31 @@ async def test_an_error_in_the_stream_of_a_living_engine_is_passed_on_and_fails_
     assert answered.status == 200
 
 
-async def test_an_error_event_of_anthropics_fails_the_job(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (b'event: error\ndata: {"type":"error","error":{"message":"m"}}\n\n', "api_error"),
+        (b'data: {"error": {"message": "m", "type": "InternalServerError"}}\n\n', "api_error"),
+        (
+            b'data: {"error": {"message": "m", "type": "invalid_request_error"}}\n\n',
+            "invalid_request_error",
+        ),
+    ],
+)
+async def test_an_error_in_the_stream_of_a_message_fails_the_job(
+    start: Start, event: bytes, kind: str
+) -> None:
     async def answer(receive: Receive, send: Send) -> None:
         await open_stream(send)
         await write(send, b'event: message_start\ndata: {"type": "message_start"}\n\n')
-        await write(send, b'event: error\ndata: {"type": "error"}\n\n', more=False)
+        await write(send, event, more=False)
 
     bench = await start(Application(answer))
     assert await bench.run(endpoint="/v1/messages", stream=True).execute() is Outcome.FINISHED
-    assert bench.queue.sent.count(b"event: ") == 2
+    name, data = bench.queue.sent.split(b"\n\n")[1].split(b"\n")
+    assert name == b"event: error"
+    error = {"type": kind, "message": "m"}
+    assert json.loads(data.removeprefix(b"data: ")) == {"type": "error", "error": error}
     assert bench.queue.answer.error_code == "engine_error"
 
 

@@ -27,11 +27,12 @@ def make(folder: Path) -> None:
 
 def _tokenizer() -> Any:
     """Bytes, and Whisper's special tokens."""
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken, pre_tokenizers
     from transformers import WhisperTokenizer
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES, bytes_to_unicode
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
-    vocabulary = {text: number for number, text in enumerate(bytes_to_unicode().values())}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: number for number, text in enumerate(alphabet)}
     special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{name}|>" for name in LANGUAGES)]
     special += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|prev|>"]
     special += ["<|nospeech|>", "<|notimestamps|>"]

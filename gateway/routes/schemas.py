@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.routes.audio_schemas import AUDIO_SCHEMAS
 from gateway.routes.message_schemas import MESSAGE_SCHEMAS
+from gateway.routes.pooling_schemas import POOLING_SCHEMAS
 from gateway.routes.schema import (
     ANYTHING,
     MAYBE_NUMBER,
@@ -24,7 +25,7 @@ from shared.queue.dead_letters import KINDS
 ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
 
 _REQUEST_FIELDS: dict[str, Schema] = {
-    "model": TEXT | {"description": "one of GET /v1/models"},
+    "model": MAYBE_TEXT | {"description": "one of GET /v1/models; without it the default"},
     "stream": YES_NO | {"default": False, "description": "server-sent events"},
     "stream_options": obj("", include_usage=YES_NO),
     "max_tokens": WHOLE,
@@ -52,6 +53,7 @@ _CHOICE: dict[str, Schema] = {"index": WHOLE, "finish_reason": MAYBE_TEXT}
 SCHEMAS: dict[str, Schema] = {
     **AUDIO_SCHEMAS,
     **MESSAGE_SCHEMAS,
+    **POOLING_SCHEMAS,
     "Error": obj(
         "error",
         error=obj(
@@ -63,7 +65,7 @@ SCHEMAS: dict[str, Schema] = {
         ),
     ),
     "ChatRequest": obj(
-        "model messages",
+        "messages",
         **_REQUEST_FIELDS,
         messages=array(obj("role", role=TEXT, content={"type": ["string", "array", "null"]})),
         max_completion_tokens=WHOLE,
@@ -91,8 +93,16 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
     ),
+    "BatchChatRequest": obj(
+        "messages",
+        **_REQUEST_FIELDS,
+        messages=array(array(obj("role", role=TEXT))),
+        max_completion_tokens=WHOLE,
+        response_format=ANYTHING,
+    )
+    | {"description": "`messages` is a list of conversations; no streams, no tools, `n` is 1."},
     "CompletionRequest": obj(
-        "model prompt",
+        "prompt",
         **_REQUEST_FIELDS,
         prompt={"anyOf": [TEXT, {"type": "array"}]},
         logprobs=WHOLE,

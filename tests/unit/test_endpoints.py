@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 
 from gateway.app import create_app
 from gateway.http.body import parse_object
 from gateway.jobs.admission import check_request
+from gateway.routes.schemas import SCHEMAS
 from shared.api.endpoint import BodyKind, Endpoint, InputKind, ModelField
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest
@@ -30,12 +32,25 @@ ROWS = list(ENDPOINTS.values())
 SETTINGS = Settings()
 
 
+CONVERSATION = [{"role": "user", "content": "hello"}]
+GIVEN: dict[InputKind, dict[str, Any]] = {
+    InputKind.MESSAGES: {"messages": CONVERSATION, "max_tokens": 2},
+    InputKind.CONVERSATIONS: {"messages": [CONVERSATION, CONVERSATION], "max_tokens": 2},
+    InputKind.PROMPT: {"prompt": "hello", "max_tokens": 2},
+    InputKind.INPUT: {"input": ["hello", "you"]},
+    InputKind.TEXTS: {"texts": ["hello", "you"]},
+    InputKind.DOCUMENTS: {"query": "hello", "documents": ["you", "hello"]},
+    InputKind.PAIRS: {"queries": "hello", "documents": ["you", "hello"]},
+    InputKind.ITEMS: {"query": "hello", "items": ["you", "me"], "label_token_ids": [1]},
+    InputKind.TEXT_TO_TOKENIZE: {"prompt": "hello"},
+    InputKind.TOKENS: {"tokens": [1, 2]},
+    InputKind.ANY: {"messages": CONVERSATION, "max_tokens": 2},
+    InputKind.NONE: {"state": "hello", "questions": {"a": {"type": "probability"}}},
+}
+
+
 def body(row: Endpoint) -> dict[str, Any]:
-    given = {
-        InputKind.MESSAGES: {"messages": [{"role": "user", "content": "hello"}]},
-        InputKind.PROMPT: {"prompt": "hello"},
-    }
-    return {"model": "simulated", "max_tokens": 2} | given.get(row.policy.input, {})
+    return {"model": "simulated"} | GIVEN.get(row.policy.input, {})
 
 
 def raw_body(row: Endpoint) -> tuple[bytes, bytes]:
@@ -103,7 +118,9 @@ async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
         raw, content_type = raw_body(row)
         await exchange.run(engine, "POST", row.path, raw, content_type=content_type)
         assert exchange.status == 200, bytes(exchange.body)
-        parse_object(bytes(exchange.body))
+        schema = {"$ref": f"#/components/schemas/{row.response_schema}"}
+        described = schema | {"components": {"schemas": SCHEMAS}}
+        Draft202012Validator(described).validate(parse_object(bytes(exchange.body)))
     finally:
         engine.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
@@ -17,7 +19,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
 from worker.engines.simulated.audio_response import AudioResponse, read_form
-from worker.engines.simulated.chat_response import ChatResponse
+from worker.engines.simulated.chat_response import BatchChatResponse, ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
 from worker.engines.simulated.messages_response import (
@@ -26,7 +28,15 @@ from worker.engines.simulated.messages_response import (
     MessagesResponse,
     count_tokens,
 )
-from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
+from worker.engines.simulated.pooling_api import POOLING, Call, invocation
+from worker.engines.simulated.pooling_response import PoolingResponse
+from worker.engines.simulated.request import (
+    BatchChatBody,
+    ChatBody,
+    CompletionBody,
+    RefusedError,
+    parse,
+)
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
@@ -56,17 +66,26 @@ class Generator(Protocol):
         """Remove the generation's sequences from the batch."""
 
 
-class _Answer(Protocol):
-    """The response to a valid request that generates."""
+class Answer(Protocol):
+    """The response to one request."""
 
-    stream: bool
     generation: Generation
 
+    @property
+    def stream(self) -> bool:
+        """It is sent as server-sent events."""
+
     async def send_stream(self, send: Send) -> None:
-        """Send the response as server-sent events, each in a body message of its own."""
+        """Send it as server-sent events."""
 
     async def full(self) -> Response:
-        """The response in one piece."""
+        """Wait for it, in one piece."""
+
+
+class AnyBody(Protocol):
+    """The field that all requests have."""
+
+    model: str | None
 
 
 class SimulatedApi:
@@ -76,11 +95,14 @@ class SimulatedApi:
         self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
         self._engine = engine
-        self._responses: dict[str, Callable[[Headers, bytes], _Answer | Response]] = {
+        self._responses: dict[str, Callable[[Headers, bytes], Answer | Response]] = {
             "/v1/chat/completions": self._chat_response,
+            "/v1/chat/completions/batch": self._batch_chat_response,
             "/v1/completions": self._completion_response,
             "/v1/messages": self._messages_response,
             "/v1/messages/count_tokens": self._count_tokens,
+            "/invocations": self._invocation,
+            **{path: partial(self._pooling_response, respond) for path, respond in POOLING.items()},
         }
         """By route of the engine: each row of the endpoint table needs one."""
 
@@ -105,7 +127,7 @@ class SimulatedApi:
         try:
             request = Request(scope, receive)
             raw = await request.body()
-            answer: _Answer | Response
+            answer: Answer | Response
             if scope["path"] in _AUDIO_TASKS:
                 answer = await self._audio_response(request)
             else:
@@ -142,6 +164,25 @@ class SimulatedApi:
         max_model_len = self._engine.capacity.max_model_len
         return CompletionResponse(body, response_id, self._name, max_model_len)
 
+    def _batch_chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
+        body = parse(BatchChatBody, headers.get("content-type", ""), raw)
+        response_id = self._check_model(body, headers)
+        max_model_len = self._engine.capacity.max_model_len
+        return BatchChatResponse(body, response_id, self._name, max_model_len)
+
+    def _pooling_response(
+        self, respond: Callable[[Call], PoolingResponse], headers: Headers, raw: bytes
+    ) -> PoolingResponse:
+        max_model_len = self._engine.capacity.max_model_len
+        return respond(Call(headers, raw, self._name, max_model_len, self._check_model))
+
+    def _invocation(self, headers: Headers, raw: bytes) -> Answer | Response:
+        try:
+            fields = json.loads(raw)
+        except ValueError:
+            fields = None
+        return self._responses[invocation(fields)](headers, raw)
+
     def _chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
         body = parse(ChatBody, headers.get("content-type", ""), raw)
         body.check_logprobs()
@@ -169,11 +210,12 @@ class SimulatedApi:
         max_model_len = self._engine.capacity.max_model_len
         return AudioResponse(task, body, data, response_id, self._name, max_model_len)
 
-    def _check_model(self, body: Body, headers: Headers) -> str:
+    def _check_model(self, body: AnyBody, headers: Headers) -> str:
         if body.model and body.model != self._name:
             message = f"The model `{body.model}` does not exist. Valid aliases: {self._name}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
-        return headers.get("x-request-id") or body.request_id or uuid.uuid4().hex[:16]
+        given = getattr(body, "request_id", "")
+        return headers.get("x-request-id") or given or uuid.uuid4().hex[:16]
 
     def _models(self) -> dict[str, Any]:
         now = int(time.time())

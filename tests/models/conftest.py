@@ -31,6 +31,7 @@ _MODELS: dict[str, tuple[str, str]] = {
     "embedder": (f"{ENGINE_ARGS} --runner pooling --convert embed", "embedder"),
     "classifier": (f"{ENGINE_ARGS} --runner pooling", "classifier"),
     "reranker": (f"{ENGINE_ARGS} --runner pooling", "reranker"),
+    "whisper": (ENGINE_ARGS, "whisper"),
 }
 
 
@@ -128,3 +129,9 @@ def classifier(fleet: ModelFleet) -> ServedModel:
 def reranker(fleet: ModelFleet) -> ServedModel:
     """A cross-encoder."""
     return fleet.serve("reranker")
+
+
+@pytest.fixture(scope="session")
+def whisper(fleet: ModelFleet) -> ServedModel:
+    """A model for speech to text."""
+    return fleet.serve("whisper")

@@ -6,8 +6,6 @@ import io
 import json
 import math
 import struct
-import subprocess
-import sys
 import wave
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +15,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.processes import Process, Stack
+from tests.models.conftest import ENGINE_ARGS, ModelFleet, ServedModel
 from tests.models.whisper import CHUNK_S
-from tests.redis_server import RedisServer
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -45,44 +42,9 @@ def speech(seconds: float, tone: float = 440.0, rate: int = 16_000) -> bytes:
 SHORT, LONG = speech(1.0), speech(2.6 * CHUNK_S, 300.0)
 
 
-@pytest.fixture(scope="module")
-def stack(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with redis_server.client() as client:
-        client.flushall()
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("audio"))
-    yield stack
-    stack.close()
-
-
-@pytest.fixture(scope="module")
-def settings(stack: Stack) -> dict[str, Any]:
-    """Those of a worker with the model."""
-    folder = stack.folder / "model"
-    subprocess.run([sys.executable, "-m", "tests.models.whisper", str(folder)], check=True)
-    arguments = "--enforce-eager --dtype float32 --max-num-seqs 8"
-    return {
-        "engine": "vllm",
-        "model": str(folder),
-        "served_model_name": MODEL,
-        "engine_args": arguments,
-    }
-
-
-@pytest.fixture(scope="module")
-def worker(stack: Stack, settings: dict[str, Any]) -> Process:
-    worker = stack.worker(wait=False, **settings)
-    wait_for(worker.ready, "the worker is ready", LOADING_S)
-    return worker
-
-
-@pytest.fixture(scope="module")
-def gateway(stack: Stack, worker: Process) -> Process:
-    return stack.gateway()
-
-
 @pytest.fixture
-def client(gateway: Process) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{gateway.url}/v1", api_key="any", max_retries=0) as client:
+def client(whisper: ServedModel) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{whisper.gateway_url}/v1", api_key="any", max_retries=0) as client:
         yield client
 
 
@@ -93,11 +55,14 @@ def transcribe(client: OpenAI, audio: bytes = SHORT, **fields: Any) -> Any:
     return client.audio.transcriptions.create(**given)
 
 
-def streamed(gateway: Process, audio: bytes = SHORT, **fields: str) -> tuple[str, list[Any]]:
+def streamed(whisper: ServedModel, audio: bytes = SHORT, **fields: str) -> tuple[str, list[Any]]:
     """The text of a streamed transcription, and its chunks."""
     form = {"model": MODEL, "language": "en", "stream": "true", "max_completion_tokens": "24"}
     answer = httpx.post(
-        f"{gateway.url}{URL}", data=form | fields, files={"file": ("a.wav", audio)}, timeout=120
+        f"{whisper.gateway_url}{URL}",
+        data=form | fields,
+        files={"file": ("a.wav", audio)},
+        timeout=120,
     )
     assert answer.status_code == 200, answer.text
     *chunks, done = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -114,22 +79,22 @@ def test_a_transcription(client: OpenAI) -> None:
     assert transcribe(client, speech(1.0, 1200.0)).text != answer.text
 
 
-def test_a_stream_adds_up_to_the_whole(client: OpenAI, gateway: Process) -> None:
-    text, events = streamed(gateway, stream_include_usage="true")
+def test_a_stream_adds_up_to_the_whole(client: OpenAI, whisper: ServedModel) -> None:
+    text, events = streamed(whisper, stream_include_usage="true")
     assert text == transcribe(client).text
     assert events[0]["object"] == "transcription.chunk"
     assert events[-1]["usage"]["completion_tokens"] == 24
 
 
-def test_audio_in_several_parts(client: OpenAI, gateway: Process) -> None:
+def test_audio_in_several_parts(client: OpenAI, whisper: ServedModel) -> None:
     whole = transcribe(client, LONG)
     assert whole.text.count(" ") >= 2
-    assert streamed(gateway, LONG)[0].split() == whole.text.split()
+    assert streamed(whisper, LONG)[0].split() == whole.text.split()
 
 
-def test_the_language_is_detected(client: OpenAI, gateway: Process) -> None:
+def test_the_language_is_detected(client: OpenAI, whisper: ServedModel) -> None:
     assert transcribe(client, language=openai.omit).text
-    assert streamed(gateway, language="")[0]
+    assert streamed(whisper, language="")[0]
 
 
 def test_the_verbose_format(client: OpenAI) -> None:
@@ -144,10 +109,10 @@ def test_a_translation(client: OpenAI) -> None:
     assert answer.text
 
 
-def test_other_sample_rates_and_the_default_model(gateway: Process) -> None:
+def test_other_sample_rates_and_the_default_model(whisper: ServedModel) -> None:
     for rate in (8_000, 44_100):
         answer = httpx.post(
-            f"{gateway.url}{URL}",
+            f"{whisper.gateway_url}{URL}",
             data={"language": "en", "max_completion_tokens": "8"},
             files={"file": ("a.wav", speech(1.0, rate=rate))},
             timeout=60,
@@ -168,34 +133,36 @@ def test_other_sample_rates_and_the_default_model(gateway: Process) -> None:
     ],
 )
 def test_bad_requests(
-    gateway: Process, form: dict[str, str], files: dict[str, Any], status: int
+    whisper: ServedModel, form: dict[str, str], files: dict[str, Any], status: int
 ) -> None:
-    answer = httpx.post(f"{gateway.url}{URL}", data=form, files=files, timeout=60)
+    answer = httpx.post(f"{whisper.gateway_url}{URL}", data=form, files=files, timeout=60)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
 
 
 def test_a_transcription_is_continued_when_its_worker_is_killed(
-    stack: Stack, settings: dict[str, Any], gateway: Process, worker: Process
+    whisper: ServedModel, fleet: ModelFleet
 ) -> None:
+    settings = {
+        "engine": "vllm",
+        "model": str(fleet.folder / "whisper"),
+        "served_model_name": "whisper-b",
+        "engine_args": ENGINE_ARGS,
+    }
     long = speech(8 * CHUNK_S, 500.0)
-    form = {"model": MODEL, "language": "en", "stream": "true"}
-    expected, _ = streamed(gateway, long, max_completion_tokens="60")
-    successor = stack.worker(wait=False, **settings)
-    wait_for(successor.ready, "the worker is ready", LOADING_S)
-    worker.stop(19)  # so that the successor gets the job
-    with httpx.stream(
-        "POST",
-        f"{gateway.url}{URL}",
-        data=form | {"max_completion_tokens": "60"},
-        files={"file": ("a.wav", long)},
-        timeout=240,
-    ) as answer:
+    expected, _ = streamed(whisper, long, max_completion_tokens="60")
+    victim = fleet.stack.worker(wait=False, **settings)
+    wait_for(victim.ready, "the worker is ready", LOADING_S)
+    form = {"model": "whisper-b", "language": "en", "stream": "true", "max_completion_tokens": "60"}
+    url, files = f"{whisper.gateway_url}{URL}", {"file": ("a.wav", long)}
+    with httpx.stream("POST", url, data=form, files=files, timeout=LOADING_S) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         begun = [next(lines) for _ in range(5)]
-        worker.stop(18)
-        successor.kill()
+        victim.kill()
+        fleet.stack.worker(wait=False, **settings)
         whole = [*begun, *lines]
     assert whole[-1] == "data: [DONE]"
     chunks = [json.loads(line[6:]) for line in whole[:-1]]
     assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == expected
+    job = httpx.get(f"{whisper.gateway_url}/jobs/{answer.headers['x-flotilla-job-id']}").json()
+    assert [attempt["outcome"] for attempt in job["attempts"]] == ["worker_lost", "completed"]

@@ -1,4 +1,4 @@
-"""Makes a small Whisper model: `python -m tests.models.whisper FOLDER`.
+"""A small Whisper model (made_models.py writes it).
 
 Its weights are random, so what it writes down is letters without a meaning; they depend on the
 audio, and are the same each time. It takes two seconds of audio at once instead of thirty.
@@ -6,7 +6,6 @@ audio, and are the same each time. It takes two seconds of audio at once instead
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ MAX_TOKENS = 64
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
-def make(folder: Path) -> None:
+def make_whisper(folder: Path) -> None:
     """Write the model's files into the folder."""
     from transformers import WhisperFeatureExtractor, WhisperProcessor
 
@@ -80,7 +79,3 @@ def _model(tokenizer: Any) -> Any:
         model.model.decoder.embed_positions.weight.normal_(std=3.0)
         model.model.decoder.layers[0].encoder_attn.out_proj.weight.normal_(std=0.5)
     return model
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]))

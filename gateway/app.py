@@ -41,7 +41,7 @@ from gateway.routes.inference import InferenceApp
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from gateway.streaming.unwatcher import Unwatcher
-from shared.fleet.pools import load_pools
+from shared.fleet.pools import Pools, load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import durability, eviction, logs
@@ -79,12 +79,11 @@ def create_app(settings: Settings) -> InferenceApp:
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
-    max_queue_depth = load_pools(settings).own.max_queue_depth
-    metrics.depth_limit.set(max_queue_depth * settings.shards)
+    pools = load_pools(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = app.state.gateway = _make_gateway(settings, max_queue_depth, metrics, registry)
+        gateway = app.state.gateway = _make_gateway(settings, pools, metrics, registry)
         logs.bind_process(gateway=gateway.id)
         await _start(gateway)
         log.info("gateway %s listens on http://%s:%d", gateway.id, settings.host, settings.port)
@@ -126,7 +125,7 @@ def create_app(settings: Settings) -> InferenceApp:
 
 
 def _make_gateway(
-    settings: Settings, max_queue_depth: int, metrics: GatewayMetrics, registry: CollectorRegistry
+    settings: Settings, pools: Pools, metrics: GatewayMetrics, registry: CollectorRegistry
 ) -> Gateway:
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
@@ -134,7 +133,12 @@ def _make_gateway(
     queue = JobQueue(servers, shards=settings.shards)
     relay = Relay(queue, settings.server_urls, gateway_id, metrics, settings.stream_buffer_bytes)
     malformed = MalformedValues(metrics.malformed)
-    fleet = FleetView(Registry(servers.primary, malformed), ScaleStore(servers.primary, malformed))
+    fleet = FleetView(
+        Registry(servers.primary, malformed),
+        ScaleStore(servers.primary, malformed),
+        pools,
+        settings.default_model,
+    )
     streams = StreamContext(
         gateway_id,
         settings,
@@ -150,7 +154,12 @@ def _make_gateway(
         settings=settings,
         queue=queue,
         factory=JobFactory(settings, gateway_id, relay.is_subscribed),
-        submitter=Submitter(queue, max_queue_depth, metrics),
+        submitter=Submitter(
+            queue,
+            settings.max_queue_depth,
+            metrics,
+            {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared},
+        ),
         relay=relay,
         streams=streams,
         fleet=fleet,

@@ -74,11 +74,11 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     return _LANE_OF_TIER[tier]
 
 
-async def admit(fleet: FleetView, request: CheckedRequest) -> ModelInfo:
-    """The model of a request that may be queued.
+async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
+    """The model of a request that may be queued; `version` is the one asked for, if one is.
 
     Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
     """
-    model = await fleet.model(request.model)
+    model = await fleet.model(request.model, version)
     check_prompt_size(request.prompt, model.card)
     return model

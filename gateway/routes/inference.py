@@ -129,8 +129,8 @@ class InferenceApp:
         gateway: Gateway = self._fastapi.state.gateway
         settings = gateway.settings
         body, request = await _read_request(endpoint, scope, receive, settings)
-        model = await admit(gateway.fleet, request)
         sent = call_headers(scope["headers"])
+        model = await admit(gateway.fleet, request, sent.model_version)
         key = sent.idempotency_key and IdempotencyKey.of(
             tenant,
             scope["path"],
@@ -142,7 +142,8 @@ class InferenceApp:
         )
         if sent.queue_deadline_s or sent.run_deadline_s:
             job = job._replace(
-                queue_deadline_s=sent.queue_deadline_s, run_deadline_s=sent.run_deadline_s
+                queue_deadline_s=sent.queue_deadline_s or job.queue_deadline_s,
+                run_deadline_s=sent.run_deadline_s or job.run_deadline_s,
             )
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id

@@ -50,7 +50,8 @@ async def _read_fleet(gateway: Gateway) -> None:
     except (RedisError, OSError) as error:
         log.warning("the fleet's metrics could not be read: %s", error)
         lanes, letters, runs, workers = [], None, {}, []
-    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance, m.dead_letters_written):
+    counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance)
+    for gauge in (*counted, m.dead_letters_written):
         gauge.clear()
     m.dead_letters.set(letters.kept if letters else nan)
     if letters:
@@ -58,6 +59,8 @@ async def _read_fleet(gateway: Gateway) -> None:
             m.dead_letters_written.labels(what).set(letters.written.get(what, 0))
     for depth in lanes:
         m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
+        limit = gateway.submitter.max_depth(depth.pool) * queue.shards
+        m.depth_limit.labels(depth.pool).set(limit)
         m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)
         m.jobs.labels(depth.pool, JobState.QUEUED).inc(depth.waiting)
         m.jobs.labels(depth.pool, JobState.IN_PROGRESS).inc(depth.in_progress)

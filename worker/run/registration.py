@@ -41,7 +41,7 @@ class Registration:
     """One worker process in the registry.
 
     `status` returns the worker's state and the reason for it, `metrics_port` the port of its health
-    server. `executor` is set once the model is loaded.
+    server. `executor` is set once the model is loaded. `version` and `weight` are the pool's.
     """
 
     def __init__(
@@ -52,11 +52,15 @@ class Registration:
         *,
         worker_id: str,
         pool: str,
+        version: str = "",
+        weight: int = 100,
         status: Callable[[], tuple[WorkerState, str]],
         metrics_port: Callable[[], int],
     ) -> None:
         self.worker_id = worker_id
         self.pool = pool
+        self._version = version
+        self._weight = weight
         self.models: list[dict[str, Any]] = []
         """The engine's entries of /v1/models."""
         self.executor: Executor | None = None
@@ -121,7 +125,10 @@ class Registration:
     async def register_models(self) -> None:
         """Make the models known to the gateways, if Redis is available; heartbeats repeat it."""
         with contextlib.suppress(RedisError, OSError):
-            await self._registry.register_models(self.pool, self.models)
+            await self._register_models()
+
+    async def _register_models(self) -> None:
+        await self._registry.register_models(self.pool, self.models, self._version, self._weight)
 
     def started(self) -> None:
         """The worker can claim from now on: its start time is complete."""
@@ -133,7 +140,7 @@ class Registration:
             try:
                 if not await self._registry.reserve(self.worker_id, self._process):
                     raise WorkerIdTaken(f"another worker has taken the id {self.worker_id}")
-                await self._registry.register_models(self.pool, self.models)
+                await self._register_models()
                 await self.announce()
                 if self.executor is not None:
                     self.executor.advertised_slots.mark_stale()

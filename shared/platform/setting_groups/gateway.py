@@ -29,6 +29,9 @@ class GatewaySettings(BaseModel):
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (), description="API keys of operators, written alike: only these may use /admin/dead"
     )
+    default_model: str = Field(
+        "", description="for requests that name no model; empty: the only one, if there is one"
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     max_upload_bytes: int = Field(
         26 << 20,

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from shared.api.endpoints import ENDPOINTS
+from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
 from worker.engines.simulated.audio_response import AudioResponse, read_form
@@ -92,8 +93,9 @@ class SimulatedApi:
     """The ASGI application of one engine."""
 
     def __init__(self, settings: Settings, engine: Generator) -> None:
-        self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
+        self._names = split_names(settings.served_model_name) or [self._root]
+        self._name = self._names[0]
         self._engine = engine
         self._responses: dict[str, Callable[[Headers, bytes], Answer | Response]] = {
             "/v1/chat/completions": self._chat_response,
@@ -211,8 +213,9 @@ class SimulatedApi:
         return AudioResponse(task, body, data, response_id, self._name, max_model_len)
 
     def _check_model(self, body: AnyBody, headers: Headers) -> str:
-        if body.model and body.model != self._name:
-            message = f"The model `{body.model}` does not exist. Valid aliases: {self._name}."
+        if body.model and body.model not in self._names:
+            names = ", ".join(self._names)
+            message = f"The model `{body.model}` does not exist. Valid aliases: {names}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
         given = getattr(body, "request_id", "")
         return headers.get("x-request-id") or given or uuid.uuid4().hex[:16]
@@ -233,17 +236,20 @@ class SimulatedApi:
             "group": None,
             "is_blocking": False,
         }
-        card = {
-            "id": self._name,
-            "object": "model",
-            "created": now,
-            "owned_by": "simulated",
-            "root": self._root,
-            "parent": None,
-            "max_model_len": self._engine.capacity.max_model_len,
-            "permission": [permission],
-        }
-        return {"object": "list", "data": [card]}
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": now,
+                "owned_by": "simulated",
+                "root": self._root,
+                "parent": None,
+                "max_model_len": self._engine.capacity.max_model_len,
+                "permission": [permission],
+            }
+            for name in self._names
+        ]
+        return {"object": "list", "data": cards}
 
 
 async def _on_disconnect(receive: Receive, then: Callable[[], None]) -> None:

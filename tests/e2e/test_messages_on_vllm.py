@@ -115,6 +115,27 @@ async def test_an_answer_is_continued_after_any_token(name: str, vllm_engine: En
         assert joined(b"".join(unsent)) == joined(b"".join(events(whole)[n_sent:]))
 
 
+async def test_events_of_text_are_made_from_a_template_and_are_vllms_own(
+    vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal sends them; without a journal the application does, as vLLM makes them."""
+    body = BODIES["streamed"]
+    reply, journal = await answer(vllm_engine, body)
+    assert journal.passed_on > 8
+    serving: Any = vllm_engine._app.state.anthropic_serving_messages  # type: ignore[attr-defined]
+    for name in ("chat_completion_stream_generator", "message_stream_converter"):
+        monkeypatch.setattr(serving, name, getattr(type(serving), name).__get__(serving))
+    own, other = await answer(vllm_engine, body)
+    assert other.passed_on == 0
+    assert joined(reply.body) == joined(own.body)
+    assert {event[:90] for event in events(reply)} == {event[:90] for event in events(own)}
+
+
+async def test_events_of_tools_are_vllms_own(vllm_engine: Engine) -> None:
+    _, journal = await answer(vllm_engine, BODIES["tool, streamed"])
+    assert journal.passed_on == 0
+
+
 # --- the fleet ---
 
 

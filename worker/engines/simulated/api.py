@@ -86,7 +86,9 @@ class Answer(Protocol):
 class AnyBody(Protocol):
     """The field that all requests have."""
 
-    model: str | None
+    @property
+    def model(self) -> str | None:
+        """The model's name; None: the engine's only one."""
 
 
 class SimulatedApi:

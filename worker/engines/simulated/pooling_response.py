@@ -226,7 +226,7 @@ def ranking(
     prompts: Sequence[Prompt],
 ) -> Response:
     """The documents, best first."""
-    results = [
+    results: list[dict[str, Any]] = [
         {
             "index": index,
             "document": {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,13 @@ from gateway.launcher import torchserve
 from gateway.launcher.local_redis import without_password
 from shared.fleet.pools import Pool, load_pools
 from shared.platform import config_file
-from shared.platform.settings import PREFIX, Settings, SettingsError, load_settings, origin
+from shared.platform.settings import (
+    Settings,
+    SettingsError,
+    load_settings,
+    origin,
+    pool_key_origin,
+)
 
 EXIT_USAGE = 2
 _HIDDEN = "**********"
@@ -105,13 +110,10 @@ def lines(
         source = origin(name, flags, file)
         if source != "default" or with_defaults:
             yield Line((name,), _shown(getattr(settings, name)), source)
-    variables = {name.upper() for name in os.environ}
     for pool, entry in settings.pools.items():
         for key, value in entry.model_dump(exclude_unset=not with_defaults, mode="json").items():
-            variable = f"{PREFIX}POOLS__{pool}__{key}".upper()
-            source = "default" if key not in entry.model_fields_set else "file"
-            if any(name == variable or name.startswith(variable + "__") for name in variables):
-                source = "variable"
+            given = key in entry.model_fields_set
+            source = pool_key_origin(pool, key) if given else "default"
             yield Line(("pools", pool, key), value, source)
 
 

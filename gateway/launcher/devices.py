@@ -65,8 +65,9 @@ def shared_out(devices: Sequence[str], pools: Sequence[Pool]) -> dict[str, list[
         if size := sizes[pool.name]:
             taken = left[: size * pool.workers[1]]
             # With too few GPUs for all, the last pools share those of the first.
-            found[pool.name] = _groups(taken if len(taken) >= size else devices, size)
-            left = left[len(taken) :]
+            enough = len(taken) >= size
+            found[pool.name] = _groups(taken if enough else devices, size)
+            left = left[len(taken) :] if enough else left
     auto = [pool for pool in pools if not sizes[pool.name]]
     rest = left or list(devices)
     each = max(1, len(rest) // max(1, sum(pool.workers[1] for pool in auto)))

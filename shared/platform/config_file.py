@@ -14,6 +14,8 @@ import yaml
 from shared.platform.setting_groups.errors import SettingsError
 
 NAME = "flotilla.yaml"
+_MERGE = "tag:yaml.org,2002:merge"
+"""The tag of the key `<<`, which takes over another mapping's keys."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
@@ -23,6 +25,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         """See yaml.SafeLoader."""
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(

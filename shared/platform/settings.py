@@ -154,6 +154,14 @@ def origin(name: str, flags: Mapping[str, Any], file: Mapping[str, Any]) -> str:
     return "file" if name in file else "default"
 
 
+def pool_key_origin(pool: str, key: str) -> str:
+    """Where the value of a pool's key comes from: `variable` or `file`."""
+    variable = f"{_OF_A_POOL}{pool}{_NESTED}{key}".upper()
+    names = {name.upper() for name in os.environ}
+    nested = any(name.startswith(variable + _NESTED) for name in names)
+    return "variable" if nested or variable in names else "file"
+
+
 def _problem(
     item: ErrorDetails, given: Mapping[str, Any], file: Mapping[str, Any], path: Path | None
 ) -> str:

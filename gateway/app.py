@@ -20,12 +20,15 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.jobs import job_object
+from gateway.jobs.conversations import Conversations
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
+from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
 from gateway.routes import (
     admin,
     autoscale,
+    conversations,
     dead_letters,
     docs,
     health,
@@ -34,6 +37,7 @@ from gateway.routes import (
     jobs,
     models,
     openapi,
+    responses,
     retry,
 )
 from gateway.routes import metrics as metrics_route
@@ -109,6 +113,8 @@ def create_app(settings: Settings) -> InferenceApp:
         jobs,
         job_stream,
         retry,
+        responses,
+        conversations,
         models,
         autoscale,
         admin,
@@ -149,6 +155,7 @@ def _make_gateway(
         fleet.wait_reason,
         partial(job_object.full, queue, fleet),
     )
+    conversations_store = Conversations(queue, settings)
     return Gateway(
         id=gateway_id,
         settings=settings,
@@ -160,6 +167,8 @@ def _make_gateway(
             metrics,
             {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared},
         ),
+        responses=ResponseJobs(queue, conversations_store, settings),
+        conversations=conversations_store,
         relay=relay,
         streams=streams,
         fleet=fleet,

@@ -81,6 +81,8 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
         raw, limits, lambda fields: _check_job_request(raw, fields, settings)
     )
     endpoint = ENDPOINTS[job_request.endpoint]
+    if checked.response is not None:
+        body = await gateway.responses.body(tenant, checked.response)
     sent = call_headers(request.scope["headers"])
     model = await admit(gateway.fleet, checked, sent.model_version)
     key = sent.idempotency_key and IdempotencyKey.of(tenant, "/jobs", sent.idempotency_key, raw)
@@ -97,6 +99,8 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
         run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s or new.run_deadline_s,
         metadata=job_request.metadata,
     )
+    if checked.response is not None:
+        new = await gateway.responses.kept(new, checked.response)
     joined = await gateway.submitter.submit(new)
     # Read back: only Redis has its time of submission, and whether a worker has it already.
     job = await _job(gateway, tenant, joined or new.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.routes.audio_schemas import AUDIO_SCHEMAS
 from gateway.routes.message_schemas import MESSAGE_SCHEMAS
 from gateway.routes.pooling_schemas import POOLING_SCHEMAS
+from gateway.routes.response_schemas import RESPONSE_SCHEMAS
 from gateway.routes.schema import (
     ANYTHING,
     MAYBE_NUMBER,
@@ -54,6 +55,7 @@ SCHEMAS: dict[str, Schema] = {
     **AUDIO_SCHEMAS,
     **MESSAGE_SCHEMAS,
     **POOLING_SCHEMAS,
+    **RESPONSE_SCHEMAS,
     "Error": obj(
         "error",
         error=obj(

@@ -162,6 +162,16 @@ def scaling_events(pool: str) -> str:
     return f"flotilla:{{fleet}}:scaling_events:{pool}"
 
 
+def conversation(conversation_id: str) -> str:
+    """A conversation of the Responses API, without its items."""
+    return f"flotilla:{{fleet}}:conversation:{conversation_id}"
+
+
+def conversation_items(conversation_id: str) -> str:
+    """The items of a conversation."""
+    return f"flotilla:{{fleet}}:conversation_items:{conversation_id}"
+
+
 def maintenance_lock(name: str) -> str:
     """The lock of a maintenance task's round."""
     return f"flotilla:{{fleet}}:maintenance_lock:{name}"

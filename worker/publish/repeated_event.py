@@ -9,6 +9,8 @@ import json
 from typing import Any
 
 _DATA = b"data: "
+_MESSAGE_EVENTS = ("message_", "content_block_")
+"""How the types of Anthropic's events begin."""
 
 
 def parsed(event: bytes) -> dict[str, Any]:
@@ -33,7 +35,7 @@ def comparable(event: bytes) -> object:
         return event
     if "choices" in value:
         _strip_chunk(value)
-    else:
+    elif str(value.get("type")).startswith(_MESSAGE_EVENTS):
         _strip_message_event(value)
     return value
 

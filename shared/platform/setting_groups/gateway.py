@@ -118,6 +118,14 @@ class GatewaySettings(BaseModel):
         900.0, ge=1, description="how long the finished job of a /v1 call is kept"
     )
 
+    response_ttl_s: float = Field(
+        172_800.0, ge=1, description="how long a stored response of /v1/responses is kept"
+    )
+    conversation_ttl_s: float = Field(
+        30 * 86_400.0,
+        ge=60,
+        description="how long a conversation is kept after its last use, and its responses",
+    )
     access_log: bool = Field(True, description="log a line for each request")
     grace_s: int = Field(
         10,

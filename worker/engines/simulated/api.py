@@ -39,6 +39,8 @@ from worker.engines.simulated.request import (
     parse,
 )
 from worker.engines.simulated.response import DEAD, GenerationResponse
+from worker.engines.simulated.response_request import ResponseBody
+from worker.engines.simulated.responses_response import ResponsesResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
 _AUDIO_TASKS = {
@@ -103,6 +105,7 @@ class SimulatedApi:
             "/v1/chat/completions": self._chat_response,
             "/v1/chat/completions/batch": self._batch_chat_response,
             "/v1/completions": self._completion_response,
+            "/v1/responses": self._response,
             "/v1/messages": self._messages_response,
             "/v1/messages/count_tokens": self._count_tokens,
             "/invocations": self._invocation,
@@ -194,6 +197,12 @@ class SimulatedApi:
         body.check_tools()
         max_model_len = self._engine.capacity.max_model_len
         return ChatResponse(body, response_id, self._name, max_model_len)
+
+    def _response(self, headers: Headers, raw: bytes) -> ResponsesResponse:
+        body = parse(ResponseBody, headers.get("content-type", ""), raw)
+        body.check()
+        self._check_model(body, headers)
+        return ResponsesResponse(body, self._name, self._engine.capacity.max_model_len)
 
     def _messages_response(self, headers: Headers, raw: bytes) -> MessagesResponse:
         body = parse(MessagesBody, headers.get("content-type", ""), raw)

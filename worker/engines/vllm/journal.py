@@ -41,11 +41,11 @@ log = logging.getLogger("flotilla.engine")
 # not journaled, and made again on another worker.
 _NOT_THE_ANSWER = re.compile(r"-beam-\d+$|-lang_detect$")
 # vLLM numbers the calls of a request that may have several prompts, and the parts of an audio file;
-# those of a batch of conversations with an underscore. A job's own id has more digits behind its
-# underscore.
+# those of a batch of conversations, and those of a response with tools that vLLM itself calls, with
+# an underscore. A job's own id has more digits behind its underscore.
 _CALL = re.compile(
     r"^(?:cmpl|embd|pooling|classify|score|generative-scoring|decision|transcribe|translate)"
-    r"-.*-(\d+)$|^chatcmpl-.*_(\d{1,4})$"
+    r"-.*-(\d+)$|^(?:chatcmpl-|resp_).*_(\d{1,4})$"
 )
 
 

@@ -21,10 +21,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.models.labels import LABELS
 from tests.models.whisper import make_whisper
 from worker.demo import MODEL_DIR
 
-LABELS = ("calm", "windy", "stormy")
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _HEAD_DIM = 32
 """The smallest that vLLM has for a CPU."""

@@ -23,6 +23,7 @@ T = TypeVar("T")
 _MAX_PARTS = 64
 _MAX_FIELD_BYTES = 1 << 16
 _SMALL_BYTES = 1 << 16
+_MAX_DIGITS = 16
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 """What vLLM reads as a boolean, as far as clients send it; it ignores case."""
 
@@ -31,9 +32,10 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 async def parse_form(body: bytes, scope: Scope, use: Callable[[dict[str, Any]], T]) -> T:
-    """Call `use` with the text fields of a form, and return its result.
+    """Call `use` with the text fields of a form that the gateway checks, and return its result.
 
-    `stream` is a boolean where its text is one. `use` is called in a thread if the form is large.
+    `stream` is a boolean and `n` a number where their texts are. `use` is called in a thread if the
+    form is large.
     Raises BadRequest, and what `use` raises.
     """
     boundary = _checked_boundary(body, scope)
@@ -59,9 +61,12 @@ def fields_of(body: bytes, boundary: bytes) -> dict[str, Any]:
     if not form.ended:
         raise BadRequest("The body is not a valid form: its last part does not end.")
     fields = form.fields
-    stream = fields.get("stream")
+    stream, n = fields.get("stream"), fields.get("n", "")
     if stream is not None:
         fields["stream"] = _BOOLEANS.get(stream.lower(), stream)
+    if n.isdecimal() and len(n) < _MAX_DIGITS:
+        fields["n"] = int(n)
+    fields.pop("response_format", None)  # in JSON it is a schema, here the name of a format
     return fields
 
 

@@ -37,6 +37,8 @@ def comparable(event: bytes) -> object:
         _strip_chunk(value)
     elif str(value.get("type")).startswith(_MESSAGE_EVENTS):
         _strip_message_event(value)
+    elif isinstance(response := value.get("response"), dict):
+        response.pop("usage", None)
     return value
 
 

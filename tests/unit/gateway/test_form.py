@@ -40,6 +40,8 @@ async def test_the_text_fields_are_read_and_the_file_is_not() -> None:
         {"model": (None, "whisper ü"), "stream": (None, "True"), "file": ("a.wav", AUDIO)}
     )
     assert await parsed(body, content_type) == {"model": "whisper ü", "stream": True}
+    more = form({"n": (None, "70"), "response_format": (None, "text")})
+    assert await parsed(*more) == {"n": 70}
     large = form({"file": ("a.wav", AUDIO * 1000), "stream": (None, "false")})
     assert await parsed(*large) == {"stream": False}
 
@@ -113,7 +115,7 @@ def test_any_bytes_are_read_or_refused(rest: bytes, start: bytes) -> None:
         fields = fields_of(start + rest, b"b")
     except BadRequest:
         return
-    assert all(isinstance(value, str | bool) for value in fields.values())
+    assert all(isinstance(value, str | bool | int) for value in fields.values())
 
 
 @pytest.mark.parametrize("boundary", [b"b", b"-" * 70, b"a b", b"x'()+_,./:=?"])

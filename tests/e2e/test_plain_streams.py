@@ -201,7 +201,7 @@ class Pair:
 
     def is_templated(self, request: Any, **changes: Any) -> bool:
         stream = self.open(request, None, ours=True, **changes)
-        templated = stream.ag_code is vllm_stream.by_template.__code__
+        templated = stream.ag_code is vllm_stream._stream.__code__
         assert templated or stream.ag_code is self._own.__code__
         return templated
 
@@ -400,7 +400,7 @@ def test_several_prompts_are_left_to_vllm(state: Any) -> None:
     serving = Pair(state, COMPLETION).serving
     request = Pair(state, COMPLETION).request(prompt=["a", "b"])
     stream = serving.completion_stream_generator(request, [], None, "id", 0, "m", 2, None, None)
-    assert stream.ag_code is not vllm_stream.by_template.__code__
+    assert stream.ag_code is not vllm_stream._stream.__code__
 
 
 def test_the_applications_streams_are_templated(state: Any) -> None:

@@ -19,7 +19,7 @@ from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings, SettingsError
 from worker.demo import MODEL_DIR, MODEL_NAME
 from worker.engines.protocol import Capacity, Load
-from worker.engines.vllm import message_stream, parent_death
+from worker.engines.vllm import parent_death
 from worker.engines.vllm import stream as vllm_stream
 from worker.engines.vllm.gpu_args import with_gpus
 from worker.engines.vllm.guards import Guards
@@ -90,7 +90,6 @@ class VllmEngine:
         engine = self._guards.install(app, self._engine, config)
         await v.init_app_state(engine, app.state, args, tasks)
         vllm_stream.install(app.state)
-        message_stream.install(app.state)
         # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
         # worker polls `dead` instead.
         app.state.server = SimpleNamespace(should_exit=False)

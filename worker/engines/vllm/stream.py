@@ -34,8 +34,6 @@ TEMPLATES = FastPath("vLLM's stream generators")
 Interceptor = Callable[[Any], str | None]
 """Makes the chunk of one of vLLM's results, empty if it has none; None: the request's task has to
 handle the result."""
-Generator = Callable[[AsyncIterator[Any]], AsyncIterator[str]]
-"""Makes the chunks of a stream of the results of its request."""
 INTERCEPT: ContextVar[Callable[[Interceptor], None] | None] = ContextVar("INTERCEPT", default=None)
 """Sets the interceptor of the request's next results, up to the first that it returns None for. Set
 in the context of each request whose outputs can be intercepted, before each output."""
@@ -88,11 +86,10 @@ def install(state: Any) -> None:
             setattr(serving, name, _templated(serving, own))
 
 
-def is_plain(serving: Any, request: Any, *, hides_usage: bool = False) -> bool:
+def is_plain(serving: Any, request: Any) -> bool:
     """Whether all chunks of this stream but the first and the last differ in their text only.
 
-    False if the request sets a field that is not known to be harmless. `hides_usage`: the running
-    usage is not in what is sent.
+    False if the request sets a field that is not known to be harmless.
     """
     fields, set_to = type(request).model_fields, vars(request)
     options = request.stream_options
@@ -101,7 +98,7 @@ def is_plain(serving: Any, request: Any, *, hides_usage: bool = False) -> bool:
             name in fields and set_to[name] == fields[name].default
             for name in request.model_fields_set.difference(_HARMLESS.split())
         )
-        and (hides_usage or not (options and options.continuous_usage_stats))
+        and not (options and options.continuous_usage_stats)
         and not getattr(serving, "enable_force_include_usage", True)
         and not getattr(serving, "enable_log_outputs", False)
         and _parser_passes_text(getattr(serving, "parser_cls", None), request)
@@ -131,13 +128,15 @@ def _templated(serving: Any, own: Callable[..., AsyncIterator[str]]) -> Callable
             arguments["result_generator"] = results
             return own(*call.args, **call.kwargs)
 
-        return by_template(own_over, arguments["result_generator"])
+        return _stream(own_over, arguments["result_generator"])
 
     return stream_generator
 
 
-async def by_template(own_over: Generator, results: AsyncIterator[Any]) -> AsyncIterator[str]:
-    """What vLLM's own generator would yield over `results`, the outputs of a plain stream."""
+async def _stream(
+    own_over: Callable[[AsyncIterator[Any]], AsyncIterator[str]], results: AsyncIterator[Any]
+) -> AsyncIterator[str]:
+    """What vLLM's own generator would yield over `results`."""
     pending: list[Any] = []
 
     async def visible_results() -> AsyncIterator[Any]:

@@ -26,16 +26,18 @@ LOADING_S = 300.0
 URL = "/v1/audio/transcriptions"
 
 
-def speech(seconds: float, tone: float = 440.0, rate: int = 16_000) -> bytes:
-    """A WAV file with a tone."""
+def speech(seconds: float, tone: float = 440.0, rate: int = 16_000, times: int = 1) -> bytes:
+    """A WAV file with a tone, repeated so many times."""
     file = io.BytesIO()
     with wave.open(file, "wb") as sound:
         sound.setnchannels(1)
         sound.setsampwidth(2)
         sound.setframerate(rate)
-        for n in range(int(seconds * rate)):
-            sample = int(12_000 * math.sin(2 * math.pi * tone * n / rate))
-            sound.writeframesraw(struct.pack("<h", sample))
+        samples = [
+            int(12_000 * math.sin(2 * math.pi * tone * n / rate))
+            for n in range(int(seconds * rate))
+        ]
+        sound.writeframes(struct.pack(f"<{len(samples)}h", *samples) * times)
     return file.getvalue()
 
 
@@ -55,7 +57,9 @@ def transcribe(client: OpenAI, audio: bytes = SHORT, **fields: Any) -> Any:
     return client.audio.transcriptions.create(**given)
 
 
-def streamed(whisper: ServedModel, audio: bytes = SHORT, **fields: str) -> tuple[str, list[Any]]:
+def streamed(
+    whisper: ServedModel, audio: bytes = SHORT, **fields: str | None
+) -> tuple[str, list[Any]]:
     """The text of a streamed transcription, and its chunks."""
     form = {"model": MODEL, "language": "en", "stream": "true", "max_completion_tokens": "24"}
     answer = httpx.post(
@@ -94,7 +98,7 @@ def test_audio_in_several_parts(client: OpenAI, whisper: ServedModel) -> None:
 
 def test_the_language_is_detected(client: OpenAI, whisper: ServedModel) -> None:
     assert transcribe(client, language=openai.omit).text
-    assert streamed(whisper, language="")[0]
+    assert streamed(whisper, language=None)[0]
 
 
 def test_the_verbose_format(client: OpenAI) -> None:
@@ -149,7 +153,7 @@ def test_a_transcription_is_continued_when_its_worker_is_killed(
         "served_model_name": "whisper-b",
         "engine_args": ENGINE_ARGS,
     }
-    long = speech(8 * CHUNK_S, 500.0)
+    long = speech(CHUNK_S, 500.0, times=60)
     expected, _ = streamed(whisper, long, max_completion_tokens="60")
     victim = fleet.stack.worker(wait=False, **settings)
     wait_for(victim.ready, "the worker is ready", LOADING_S)

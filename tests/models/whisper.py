@@ -75,7 +75,11 @@ def _model(tokenizer: Any) -> Any:
         known[tokenizer.convert_tokens_to_ids([*LETTERS.replace(" ", "\u0120")])] = True
         weights[~known] = 0
         weights[known] = torch.randn(len(LETTERS), config.d_model)
-        # Else the next letter would be the last one again, whatever the audio.
-        model.model.decoder.embed_positions.weight.normal_(std=3.0)
-        model.model.decoder.layers[0].encoder_attn.out_proj.weight.normal_(std=0.5)
+        # Else each letter would be the last one again, and the audio would not matter.
+        model.model.decoder.embed_positions.weight.normal_(std=12.0)
+        cross = model.model.decoder.layers[0].encoder_attn
+        encoder = model.model.encoder
+        for part, std in ((encoder.conv1, 0.3), (encoder.conv2, 0.1), (cross.v_proj, 0.3)):
+            part.weight.normal_(std=std)
+        cross.out_proj.weight.normal_(std=0.5)
     return model

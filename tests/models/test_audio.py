@@ -64,7 +64,7 @@ def streamed(
     form = {"model": MODEL, "language": "en", "stream": "true", "max_completion_tokens": "24"}
     answer = httpx.post(
         f"{whisper.gateway_url}{URL}",
-        data=form | fields,
+        data={name: value for name, value in (form | fields).items() if value is not None},
         files={"file": ("a.wav", audio)},
         timeout=120,
     )

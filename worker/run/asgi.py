@@ -48,6 +48,7 @@ class Exchange:
         path: str,
         body: bytes = b"",
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        query: bytes = b"",
     ) -> Awaitable[None]:
         """Call the application; the result is done when it returns, and raises what it raises."""
         scope: dict[str, Any] = {
@@ -58,7 +59,7 @@ class Exchange:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "root_path": "",
             "headers": [
                 (b"host", b"worker"),

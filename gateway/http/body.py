@@ -21,12 +21,15 @@ from starlette.types import Receive, Scope
 
 from gateway.http import memory
 from gateway.http.asgi_io import buffered_body
-from shared.api.endpoints import BodyKind
+from shared.api.endpoint import BodyKind
 from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 T = TypeVar("T")
 
-_MEDIA_TYPES = {BodyKind.JSON: b"application/json"}
+_MEDIA_TYPES = {
+    BodyKind.JSON: b"application/json",
+    BodyKind.MULTIPART: b"multipart/form-data",
+}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SMALL_BYTES = 1 << 16

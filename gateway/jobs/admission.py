@@ -18,7 +18,7 @@ from gateway.jobs.prompt_limits import (
     check_prompt_size,
     prompt_size,
 )
-from shared.api.endpoints import Endpoint
+from shared.api.endpoint import Endpoint, ModelField
 from shared.api.errors import BadRequest
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
@@ -37,6 +37,7 @@ class CheckedRequest(NamedTuple):
     """What the gateway needs of a body that it has checked. The body itself may be large."""
 
     model: str
+    """Empty: the fleet's default model."""
     stream: bool
     lane: str
     """Selected by OpenAI's `service_tier`."""
@@ -49,12 +50,12 @@ def check_request(
     endpoint: Endpoint, fields: Mapping[str, Any], settings: Settings
 ) -> CheckedRequest:
     """Check the fields of a body against the endpoint's row of the table. Raises BadRequest."""
-    field, policy = endpoint.model_field, endpoint.policy
-    model = fields.get(field)
-    if not isinstance(model, str) or not model:
-        raise BadRequest(
-            f"`{field}` must be the name of a model; GET /v1/models lists them.", field
-        )
+    policy = endpoint.policy
+    required = endpoint.model is ModelField.REQUIRED
+    model = fields.get("model")
+    model = "" if model is None else model
+    if not isinstance(model, str) or (required and not model):
+        raise BadRequest("`model` must be the name of a model; GET /v1/models lists them.", "model")
     stream = fields.get("stream") if endpoint.stream else None
     if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
         raise BadRequest("`stream` must be true or false.", "stream")

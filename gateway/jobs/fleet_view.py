@@ -8,7 +8,7 @@ import time
 from gateway.jobs import wait_estimate
 from gateway.jobs.job_durations import JobDurations
 from gateway.jobs.wait_estimate import SlotTurnover, WaitEstimate
-from shared.api.errors import ModelNotFound, NoWorker
+from shared.api.errors import BadRequest, ModelNotFound, NoWorker
 from shared.fleet.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.platform.redis_client import RedisError
@@ -66,18 +66,30 @@ class FleetView:
         self._complete_at = time.monotonic()
 
     async def model(self, name: str) -> ModelInfo:
-        """A model by its name, with or without workers.
+        """A model by its name, with or without workers; without a name the default model.
 
-        Raises ModelNotFound, NoWorker, and redis' errors.
+        Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
         """
         if name not in self.models:
             await self._refresh_once()
         if name in self.models:
             return self.models[name]
+        if not name and self.models:
+            return self._default()
         if not self.models:
             raise NoWorker("No worker has registered a model yet; try again when one has loaded.")
         known = ", ".join(sorted(self.models)[:10])
         raise ModelNotFound(f"The model {name[:100]!r} does not exist; available models: {known}.")
+
+    def _default(self) -> ModelInfo:
+        """The model of the fleet's only pool; an adapter is none. Raises BadRequest."""
+        pools = {model.pool for model in self.models.values()}
+        if len(pools) > 1:
+            raise BadRequest(
+                "`model` must name one of the fleet's models; GET /v1/models lists them.", "model"
+            )
+        models = self.models.values()
+        return next((each for each in models if not each.card.get("parent")), next(iter(models)))
 
     async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from gateway.jobs.admission import CheckedRequest
 from gateway.jobs.on_disconnect import keep_s
-from shared.api.endpoints import Endpoint
+from shared.api.endpoint import Endpoint
+from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job, NewJob, new_job_id, new_job_id_in, shard_in
@@ -29,7 +30,7 @@ class JobFactory:
         self,
         endpoint: Endpoint,
         tenant: str,
-        pool: str,
+        model: ModelInfo,
         request: CheckedRequest,
         body: bytes,
         on_disconnect: str = "",
@@ -44,14 +45,14 @@ class JobFactory:
         ttl_s = settings.result_ttl_s if kept_s is None else settings.stream_ttl_s
         gateway_id = self._gateway_id
         return self._job(
-            endpoint, tenant, pool, request, body, ttl_s, gateway_id, kept_s, idempotency
+            endpoint, tenant, model, request, body, ttl_s, gateway_id, kept_s, idempotency
         )
 
     def detached(
         self,
         endpoint: Endpoint,
         tenant: str,
-        pool: str,
+        model: ModelInfo,
         request: CheckedRequest,
         body: bytes,
         on_disconnect: str = "",
@@ -61,7 +62,7 @@ class JobFactory:
         on_disconnect = on_disconnect or request.on_disconnect
         kept_s = keep_s(on_disconnect) if on_disconnect else None
         ttl_s = self._settings.result_ttl_s
-        return self._job(endpoint, tenant, pool, request, body, ttl_s, "", kept_s, idempotency)
+        return self._job(endpoint, tenant, model, request, body, ttl_s, "", kept_s, idempotency)
 
     def repeated(
         self, job: Job, body: bytes, new_id: str = "", idempotency: IdempotencyKey | None = None
@@ -90,7 +91,7 @@ class JobFactory:
         self,
         endpoint: Endpoint,
         tenant: str,
-        pool: str,
+        model: ModelInfo,
         request: CheckedRequest,
         body: bytes,
         ttl_s: float,
@@ -101,9 +102,9 @@ class JobFactory:
         return NewJob(
             id=self._job_id(idempotency),
             tenant=tenant,
-            pool=pool,
+            pool=model.pool,
             lane=request.lane,
-            model=request.model,
+            model=request.model or model.name,
             endpoint=endpoint.path,
             body=body,
             stream=request.stream,

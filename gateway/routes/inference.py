@@ -27,7 +27,8 @@ from gateway.streaming.answer import JobAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
-from shared.api.endpoints import ENDPOINTS, Endpoint
+from shared.api.endpoint import Endpoint
+from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import StreamReset
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
@@ -137,7 +138,7 @@ class InferenceApp:
             tenant, scope["path"], sent.idempotency_key, body
         )
         job = gateway.factory.attached(
-            endpoint, tenant, model.pool, request, body, sent.on_disconnect, key or None
+            endpoint, tenant, model, request, body, sent.on_disconnect, key or None
         )
         if sent.queue_deadline_s or sent.run_deadline_s:
             job = job._replace(

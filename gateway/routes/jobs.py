@@ -21,7 +21,8 @@ from gateway.jobs.on_disconnect import keep_s
 from gateway.streaming.events import EventPosition, events
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.whole_answer import whole_answer
-from shared.api.endpoints import ENDPOINTS, BodyKind
+from shared.api.endpoint import BodyKind
+from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest, StreamReset
 from shared.platform.settings import Settings
 from shared.protocol.chunk_template import DeltaDecoder
@@ -82,7 +83,7 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
     key = sent.idempotency_key and IdempotencyKey.of(tenant, "/jobs", sent.idempotency_key, raw)
     on_disconnect = sent.on_disconnect or job_request.on_disconnect or ""
     new = gateway.factory.detached(
-        endpoint, tenant, model.pool, checked, body, on_disconnect, key or None
+        endpoint, tenant, model, checked, body, on_disconnect, key or None
     )._replace(
         lane=job_request.lane or checked.lane,
         deadline_s=job_request.deadline_s,

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from gateway.app import create_app
 from gateway.http.body import parse_object
 from gateway.jobs.admission import check_request
-from shared.api.endpoints import ENDPOINTS, Endpoint, InputKind
+from shared.api.endpoint import Endpoint, InputKind, ModelField
+from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
@@ -32,7 +33,7 @@ def body(row: Endpoint) -> dict[str, Any]:
         InputKind.MESSAGES: {"messages": [{"role": "user", "content": "hello"}]},
         InputKind.PROMPT: {"prompt": "hello"},
     }
-    return {row.model_field: "simulated", "max_tokens": 2} | given[row.policy.input]
+    return {"model": "simulated", "max_tokens": 2} | given[row.policy.input]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
@@ -63,8 +64,20 @@ def test_the_gateway_checks_a_request(row: Endpoint) -> None:
     assert checked.model == "simulated"
     assert checked.stream == (row.stream is not None)
     with pytest.raises(BadRequest) as caught:
-        check_request(row, body(row) | {row.model_field: 7}, SETTINGS)
-    assert caught.value.param == row.model_field
+        check_request(row, body(row) | {"model": 7}, SETTINGS)
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
+def test_a_request_without_a_model_gets_the_default_where_vllm_has_one(row: Endpoint) -> None:
+    for given in ({}, {"model": None}, {"model": ""}):
+        fields = {k: v for k, v in body(row).items() if k != "model"} | given
+        if row.model is ModelField.OPTIONAL:
+            assert check_request(row, fields, SETTINGS).model == ""
+            continue
+        with pytest.raises(BadRequest) as caught:
+            check_request(row, fields, SETTINGS)
+        assert caught.value.param == "model"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
@@ -74,7 +87,7 @@ async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
     try:
         exchange = Exchange()
         JOURNAL.set(Silent())
-        await exchange.run(engine, "POST", row.engine_path, json.dumps(body(row)).encode())
+        await exchange.run(engine, "POST", row.path, json.dumps(body(row)).encode())
         assert exchange.status == 200, bytes(exchange.body)
         parse_object(bytes(exchange.body))
     finally:
@@ -156,7 +169,7 @@ async def run_job(endpoint: str) -> tuple[JobRun, list[str], Any]:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
 async def test_the_worker_calls_the_engines_route(row: Endpoint) -> None:
     run, called, result = await run_job(row.path)
-    assert called == [row.engine_path]
+    assert called == [row.path]
     assert result.status == 200
     assert not run.buffer.reached_engine  # the journal would have said so
 

@@ -151,7 +151,7 @@ class JobRun:
         request_id = (b"x-request-id", self.job.id.encode())
         try:
             await self._exchange.run(
-                self._engine, "POST", self._endpoint.engine_path, self.job.body, (request_id,)
+                self._engine, "POST", self._endpoint.path, self.job.body, (request_id,)
             )
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:

@@ -41,7 +41,12 @@ class GatewaySettings(BaseModel):
     max_sequences: int = Field(
         512, ge=1, le=1024, description="prompts times `n`, in one completions request"
     )
-    max_messages: int = Field(10_000, ge=1, description="messages of one chat request")
+    max_inputs: int = Field(
+        2048,
+        ge=1,
+        description="inputs of one request for embeddings, classes or scores",
+    )
+    max_messages: int = Field(10_000, ge=1, description="messages of one conversation")
     body_timeout_s: float = Field(
         30.0, gt=0, description="time limit for receiving a request's body"
     )

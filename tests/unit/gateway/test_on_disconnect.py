@@ -11,11 +11,13 @@ from gateway.jobs.on_disconnect import keep_s, on_disconnect_in
 from gateway.jobs.prompt_limits import PromptSize
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest
+from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
 from shared.protocol.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
 from shared.protocol.job import NewJob, shard_of
 
 ENDPOINT = ENDPOINTS["/v1/chat/completions"]
+MODEL = ModelInfo("m", "pool", {})
 SETTINGS = Settings(disconnect_grace_s=7, stream_ttl_s=100, result_ttl_s=200, shards=5)
 
 
@@ -64,14 +66,14 @@ def attached(on_disconnect: str = "", *, in_body: str = "", key: str = "") -> Ne
     factory = JobFactory(SETTINGS, "gw", lambda shard: True)
     request = CheckedRequest("m", True, "default", PromptSize(0, 0), in_body)
     idempotency = IdempotencyKey.of("t", "/p", key, b"{}") if key else None
-    return factory.attached(ENDPOINT, "t", "pool", request, b"{}", on_disconnect, idempotency)
+    return factory.attached(ENDPOINT, "t", MODEL, request, b"{}", on_disconnect, idempotency)
 
 
 def test_a_call_is_kept_for_the_grace_and_a_job_to_its_end() -> None:
     assert (attached().keep_s, attached().ttl_s) == (7, 100)
     request = CheckedRequest("m", True, "default", PromptSize(0, 0))
     detached = JobFactory(SETTINGS, "gw", lambda shard: True).detached(
-        ENDPOINT, "t", "pool", request, b"{}"
+        ENDPOINT, "t", MODEL, request, b"{}"
     )
     assert (detached.keep_s, detached.ttl_s, detached.gateway) == (None, 200, "")
 

@@ -11,10 +11,10 @@ from gateway.jobs.prompt_limits import (
     check_input,
     check_messages,
     check_prompt_size,
-    count_prompts,
+    count_inputs,
     prompt_size,
 )
-from shared.api.endpoints import InputKind, Policy
+from shared.api.endpoint import InputKind, Policy
 from shared.api.errors import BadRequest
 from shared.platform.settings import Settings
 
@@ -26,7 +26,6 @@ TEN = Settings(max_sequences=10, max_messages=10)
 @pytest.mark.parametrize(
     ("fields", "count"),
     [
-        ({"prompt": "x"}, 1),
         ({"prompt": [1, 2, 3] * 100}, 1),
         ({"prompt": [[1, 2, 3], [4]]}, 2),
         ({"prompt": ["a"] * 10}, 10),
@@ -34,7 +33,7 @@ TEN = Settings(max_sequences=10, max_messages=10)
     ],
 )
 def test_prompts_are_counted(fields: dict[str, Any], count: int) -> None:
-    assert count_prompts(fields, 10) == count
+    assert count_inputs("prompt", fields["prompt"], 10, 10) == count
 
 
 @pytest.mark.parametrize(
@@ -95,10 +94,9 @@ def test_the_size_of_the_longest_prompt(fields: dict[str, Any], tokens: int, cha
 
 
 def test_too_many_messages_are_refused() -> None:
-    for fields in ({"messages": [TEXT] * 10}, {"messages": "x" * 11}, {"prompt": "x"}):
-        check_messages(fields, 10)
+    check_messages("messages", [TEXT] * 10, 10)
     with pytest.raises(BadRequest, match="at most 10 messages, not 11"):
-        check_messages({"messages": [TEXT] * 11}, 10)
+        check_messages("messages", [TEXT] * 11, 10)
 
 
 @pytest.mark.parametrize(

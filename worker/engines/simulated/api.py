@@ -23,7 +23,7 @@ from worker.engines.simulated.request import Body, ChatBody, CompletionBody, Ref
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
-_ROUTES = {row.engine_path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
+_ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
 
 
 class Generator(Protocol):

@@ -23,6 +23,7 @@ from gateway.jobs import job_object
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.submitter import Submitter
+from gateway.operations.calls import OperatorCalls
 from gateway.routes import (
     admin,
     autoscale,
@@ -34,6 +35,7 @@ from gateway.routes import (
     jobs,
     models,
     openapi,
+    operations,
     retry,
 )
 from gateway.routes import metrics as metrics_route
@@ -114,6 +116,7 @@ def create_app(settings: Settings) -> InferenceApp:
         autoscale,
         admin,
         dead_letters,
+        operations,
         health,
         metrics_route,
         docs,
@@ -154,6 +157,7 @@ def _make_gateway(
         relay=relay,
         streams=streams,
         fleet=fleet,
+        operations=OperatorCalls(servers, fleet, metrics, settings.operation_timeout_s),
         eviction=eviction.EvictionMonitor([servers.primary, *servers.all]),
         format=FormatMonitor([servers.primary, *servers.all], settings.shards),
         tasks=TaskSupervisor(metrics.background_tasks),

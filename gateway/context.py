@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.submitter import Submitter
+from gateway.operations.calls import OperatorCalls
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.platform.eviction import EvictionMonitor
@@ -33,6 +34,7 @@ class Gateway:
     relay: Relay
     streams: StreamContext
     fleet: FleetView
+    operations: OperatorCalls
     eviction: EvictionMonitor
     format: FormatMonitor
     tasks: TaskSupervisor

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisConnectionError
 from shared.platform.servers import server_index
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.job import NewJob
 from shared.queue.job_queue import JobQueue, JoinedJob
 
@@ -102,7 +103,7 @@ class Submitter:
         for each, result in zip(batch, replies, strict=True):
             joined = None
             if isinstance(result, int):
-                self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
+                self._metrics.submitted.of(pool_of(each.job.pool), each.job.lane).inc()
             elif isinstance(result, JoinedJob):
                 joined = result.id
             else:

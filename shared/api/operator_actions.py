@@ -194,7 +194,9 @@ def check_options(action: OperatorAction, given: Mapping[str, Any]) -> dict[str,
         kind = action.options.get(name)
         if kind is None:
             known = ", ".join(action.options) or "none"
-            raise BadRequest(f"Unknown option {name[:64]!r}; {action.name} has: {known}.", name[:64])
+            raise BadRequest(
+                f"Unknown option {name[:64]!r}; {action.name} has: {known}.", name[:64]
+            )
         if not _fits(kind, value):
             raise BadRequest(f"`{name}` must be {kind.value}.", name)
     for name in sorted(action.required - options.keys()):

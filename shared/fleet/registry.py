@@ -7,6 +7,7 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter
 from shared.platform.malformed import MalformedValues
 from shared.platform.redis_client import UNAVAILABLE, Redis
 from shared.protocol import keys
+from shared.protocol.adapter_queues import adapter_queue
 from shared.protocol.states import WorkerState
 
 HEARTBEAT_S = 2.0
@@ -66,6 +68,7 @@ class ModelInfo:
 
     name: str
     pool: str
+    """The queue of its jobs; of an adapter, one of the pool's adapter queues."""
     card: dict[str, Any]
     """vLLM's own entry of /v1/models."""
 
@@ -130,9 +133,19 @@ class Registry:
         await pipe.execute()
 
     async def register_models(self, pool: str, cards: list[dict[str, Any]]) -> None:
-        """Make the models of a pool known; names are those of the cards."""
-        records = {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
+        """Make the models of a pool known; names are those of the cards.
+
+        The jobs of a LoRA adapter, whose card has a `parent`, have a queue of their own.
+        """
+        records = {}
+        for card in cards:
+            queue = adapter_queue(pool, card["id"]) if card.get("parent") else pool
+            records[card["id"]] = json.dumps({"pool": queue, "card": card})
         await self._redis.hset(keys.MODELS, mapping=records)
+
+    async def forget_models(self, names: Iterable[str]) -> None:
+        """These models are not served any more: adapters that were unloaded."""
+        await self._redis.hdel(keys.MODELS, *names)
 
     async def declare_model(self, pool: str, card: dict[str, Any]) -> None:
         """Make a model known that no worker has announced yet; never overwrites a worker's word."""

@@ -42,7 +42,7 @@ class AdapterQueues:
 
     async def next_turns(self, shards: Iterable[int]) -> Turns:
         """From which queues to claim jobs of these shards now. Raises redis' errors."""
-        waiting = await self._waiting(shards)
+        waiting = await self.waiting(self.names, shards)
         now = time.monotonic()
         running = self._running()
         self._since = {queue: self._since.get(queue, now) for queue in running}
@@ -73,11 +73,11 @@ class AdapterQueues:
         self._taken = {job: queue for job, queue in self._taken.items() if job in runs}
         return set(self._taken.values())
 
-    async def _waiting(self, shards: Iterable[int]) -> set[str]:
-        """The adapter queues with waiting jobs."""
+    async def waiting(self, names: Collection[str], shards: Iterable[int]) -> set[str]:
+        """Those of these adapter queues that have waiting jobs. Raises redis' errors."""
         pipeline, asked = self._queue.servers.pipeline(), []
         for shard in shards:
-            for name in self.names:
+            for name in names:
                 lanes = [keys.waiting(shard, name, lane) for lane in CLIENT_LANES]
                 pipeline.of(shard).exists(*lanes)
                 asked.append(name)

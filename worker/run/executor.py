@@ -38,6 +38,7 @@ from worker.run.totals import WorkTotals
 log = logging.getLogger("flotilla.executor")
 
 _IN_FLIGHT_S = 0.05
+_IN_FLIGHT_CHECKS = 20
 
 
 class Executor:
@@ -62,7 +63,9 @@ class Executor:
         self.runs: dict[str, JobRun] = {}
         self.totals = WorkTotals()
         self.slots = SlotAccounting(engine, self.runs, kv_high_watermark)
-        self.adapter_queues = AdapterQueues(queue, pool, engine.capacity.max_loras, lambda: self.runs)
+        self.adapter_queues = AdapterQueues(
+            queue, pool, engine.capacity.max_loras, lambda: self.runs
+        )
         self.advertised_slots = AdvertisedSlots(
             lambda: 0 if self.adapter_queues.names else self.slots.free(),
             pool=pool,
@@ -274,7 +277,9 @@ class Executor:
     async def pause(self, reason: str) -> None:
         """Claim nothing until `resume`; running jobs go on. Raises redis' errors."""
         self.slots.paused = reason
-        while await self.isolation.withdraw():
+        for _ in range(_IN_FLIGHT_CHECKS):
+            if not await self.isolation.withdraw():
+                return
             await asyncio.sleep(_IN_FLIGHT_S)  # jobs that were assigned before are on their way
 
     def resume(self) -> None:

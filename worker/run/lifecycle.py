@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import secrets
 import socket
@@ -21,6 +20,8 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from shared.fleet.desired_pool import DesiredPools
+from shared.fleet.operation_answers import OperationAnswers
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.platform import logs
@@ -35,10 +36,13 @@ from shared.queue.reaper import Reaper
 from worker.claim.control_subscriptions import ControlSubscriptions
 from worker.claim.lease import LeaseRenewer
 from worker.engines.protocol import Engine
-from worker.run.asgi import Exchange
+from worker.run.adapters import Adapters
+from worker.run.desired_state import DesiredState
 from worker.run.drain import Drain, release_all
+from worker.run.engine_call import model_cards
 from worker.run.executor import Executor
 from worker.run.health import HealthServer
+from worker.run.operations import Operations
 from worker.run.registration import LOADING_EXPIRY_S, Registration, WorkerIdTaken
 from worker.run.stalls import Stalled
 
@@ -143,7 +147,7 @@ class Worker:
         engine, registration = self._engine, self._registration
         gc.collect()
         gc.freeze()  # exclude what loading created from later collections
-        registration.models = await self._model_cards()
+        registration.models = await model_cards(engine)
         registration.pool = self._pool.model_copy(
             update={"served_model_name": registration.models[0]["id"]}
         ).name
@@ -152,7 +156,9 @@ class Worker:
         await registration.reserve_id()
         # Before the worker is ready: clients may ask for the model as soon as it is.
         await registration.register_models()
-        executor = self._executor = registration.executor = self._make_executor(registration.pool)
+        executor = self._make_executor(registration.pool)
+        operations, desired = await self._prepare_operations(executor)
+        self._executor = registration.executor = executor
         subscriptions = ControlSubscriptions(
             self._queue.servers,
             self._settings.server_urls,
@@ -167,6 +173,8 @@ class Worker:
         self._spawn(executor.publisher.run())
         self._spawn(LeaseRenewer(executor.lease, self._progressing).run())
         self._spawn(registration.run_heartbeats())
+        self._spawn(operations.run())
+        self._spawn(desired.run())
         servers = self._queue.servers
         monitor = FormatMonitor([servers.primary, *servers.all], self._settings.shards)
         self._spawn(monitor.run())
@@ -201,6 +209,24 @@ class Worker:
             lease_s=settings.lease_s,
             kv_high_watermark=settings.kv_high_watermark,
         )
+
+    async def _prepare_operations(self, executor: Executor) -> tuple[Operations, DesiredState]:
+        """Bring the worker into the state that operators have asked for of its pool.
+
+        Returns what follows their further calls.
+        """
+        primary, pool = self._queue.servers.primary, self._registration.pool
+        adapters = Adapters(self._engine, self._registration.set_models)
+        operations = Operations(
+            self._id, self._engine, executor, adapters, OperationAnswers(primary)
+        )
+        executor.control.operate = operations.receive
+        desired = DesiredState(
+            self._queue, DesiredPools(primary), pool, adapters, executor, operations
+        )
+        await adapters.refresh()
+        await desired.follow_if_possible()
+        return operations, desired
 
     def _progressing(self) -> bool:
         stall_s = self._settings.engine_stall_s
@@ -253,13 +279,6 @@ class Worker:
         if self._executor is None:
             return WorkerState.STARTING, "loads its model"
         return self._executor.decision.state, self._executor.decision.reason
-
-    async def _model_cards(self) -> list[dict[str, Any]]:
-        """The entries of the engine's own /v1/models, adapters included."""
-        exchange = Exchange()
-        await exchange.run(self._engine, "GET", "/v1/models")
-        cards: list[dict[str, Any]] = json.loads(bytes(exchange.body))["data"]
-        return cards
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`; `stop` ends the wait and cancels the work."""

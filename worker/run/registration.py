@@ -118,6 +118,17 @@ class Registration:
         with contextlib.suppress(RedisError, OSError):
             await self.announce(expiry_s)
 
+    async def set_models(self, cards: list[dict[str, Any]]) -> None:
+        """Announce these models from now on; an adapter that is gone is not known any more."""
+        gone = {card["id"] for card in self.models if card.get("parent")}
+        gone -= {card["id"] for card in cards}
+        self.models = cards
+        self._metrics.adapters.set(sum(bool(card.get("parent")) for card in cards))
+        if gone:
+            with contextlib.suppress(RedisError, OSError):
+                await self._registry.forget_models(gone)
+        await self.register_models()
+
     async def register_models(self) -> None:
         """Make the models known to the gateways, if Redis is available; heartbeats repeat it."""
         with contextlib.suppress(RedisError, OSError):

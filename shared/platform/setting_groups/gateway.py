@@ -110,6 +110,13 @@ class GatewaySettings(BaseModel):
         900.0, ge=1, description="how long the finished job of a /v1 call is kept"
     )
 
+    operation_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="time for all workers of a pool to answer an operator call, as the load of an "
+        "adapter; a worker that takes longer still does it",
+    )
     access_log: bool = Field(True, description="log a line for each request")
     grace_s: int = Field(
         10,

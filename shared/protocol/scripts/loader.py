@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shared.protocol import keys
-from shared.protocol.frames import ControlKind, FrameKind
 from shared.protocol.adapter_queues import ADAPTER_MARK
+from shared.protocol.frames import ControlKind, FrameKind
 from shared.protocol.lanes import CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
 from shared.protocol.record import LastLease, Request
 from shared.protocol.states import TRANSITIONS, JobState

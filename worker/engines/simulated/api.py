@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from shared.api.endpoints import ENDPOINTS
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
+from worker.engines.simulated import operator_api
 from worker.engines.simulated.chat_response import ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
@@ -23,7 +24,7 @@ from worker.engines.simulated.request import Body, ChatBody, CompletionBody, Ref
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
-_ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
+_ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES | operator_api.ROUTES
 
 
 class Generator(Protocol):
@@ -52,6 +53,7 @@ class SimulatedApi:
         self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
         self._engine = engine
+        self._operators = operator_api.OperatorApi(lambda: {self._name}, settings.sim_max_loras)
         self._responses = {
             "/v1/chat/completions": self._chat_response,
             "/v1/completions": self._completion_response,
@@ -70,6 +72,11 @@ class SimulatedApi:
             response = Response(status_code=503 if self._engine.dead else 200)
         elif scope["path"] == "/v1/models":
             response = JSONResponse(self._models())
+        elif scope["path"] in operator_api.ROUTES:
+            try:
+                response = await self._operators.answer(Request(scope, receive))
+            except RefusedError as refused:
+                response = refused.response
         else:
             await self._generate(scope, receive, send)
             return
@@ -106,7 +113,7 @@ class SimulatedApi:
         body = parse(CompletionBody, headers.get("content-type", ""), raw)
         response_id = self._check_model(body, headers)
         max_model_len = self._engine.capacity.max_model_len
-        return CompletionResponse(body, response_id, self._name, max_model_len)
+        return CompletionResponse(body, response_id, self._served(body), max_model_len)
 
     def _chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
         body = parse(ChatBody, headers.get("content-type", ""), raw)
@@ -114,10 +121,14 @@ class SimulatedApi:
         response_id = self._check_model(body, headers)
         body.check_tools()
         max_model_len = self._engine.capacity.max_model_len
-        return ChatResponse(body, response_id, self._name, max_model_len)
+        return ChatResponse(body, response_id, self._served(body), max_model_len)
+
+    def _served(self, body: Body) -> str:
+        """The name that the answer gives the model: an adapter's own."""
+        return body.model if body.model in self._operators.adapters else self._name  # type: ignore[return-value]
 
     def _check_model(self, body: Body, headers: Headers) -> str:
-        if body.model and body.model != self._name:
+        if body.model and body.model not in {self._name, *self._operators.adapters}:
             message = f"The model `{body.model}` does not exist. Valid aliases: {self._name}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
         return headers.get("x-request-id") or body.request_id or uuid.uuid4().hex[:16]
@@ -148,7 +159,11 @@ class SimulatedApi:
             "max_model_len": self._engine.capacity.max_model_len,
             "permission": [permission],
         }
-        return {"object": "list", "data": [card]}
+        adapters = [
+            card | {"id": name, "root": path, "parent": self._name, "max_model_len": None}
+            for name, path in self._operators.adapters.items()
+        ]
+        return {"object": "list", "data": [card, *adapters]}
 
 
 async def _on_disconnect(receive: Receive, then: Callable[[], None]) -> None:

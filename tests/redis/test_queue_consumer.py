@@ -18,6 +18,7 @@ from shared.protocol.scripts.acquire import Acquired
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
+from worker.claim.adapter_queues import AdapterQueues
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.queue_consumer import QueueConsumer
 
@@ -38,6 +39,7 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
         worker=worker,
         lease_s=LEASE_S,
         advertised_slots=slots,
+        adapter_queues=AdapterQueues(queue, POOL, 0, lambda: ()),
         on_suspects=lambda: None,
     )
     try:

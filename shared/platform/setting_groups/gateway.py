@@ -27,7 +27,9 @@ class GatewaySettings(BaseModel):
     )
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="API keys of operators, written alike: only these may use /admin/dead"
+        (),
+        description="API keys of operators, written alike: only these may use /admin and vLLM's "
+        "routes for operators",
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     max_body_values: int = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy
+import numpy as np
 from safetensors.numpy import save_file
 
 from worker.demo import MODEL_DIR
@@ -21,15 +21,15 @@ def make_adapter(folder: Path, seed: int, scale: float = 0.5) -> str:
         "q_proj": heads * model["num_attention_heads"],
         "v_proj": heads * model["num_key_value_heads"],
     }
-    random = numpy.random.default_rng(seed)
+    random = np.random.default_rng(seed)
     tensors = {}
     for layer in range(model["num_hidden_layers"]):
         for module, width in widths.items():
             name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
             a = random.normal(0, scale, (_RANK, hidden))
             b = random.normal(0, scale, (width, _RANK))
-            tensors[f"{name}.lora_A.weight"] = a.astype(numpy.float32)
-            tensors[f"{name}.lora_B.weight"] = b.astype(numpy.float32)
+            tensors[f"{name}.lora_A.weight"] = a.astype(np.float32)
+            tensors[f"{name}.lora_B.weight"] = b.astype(np.float32)
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {

@@ -22,13 +22,14 @@ Cards = list[dict[str, Any]]
 
 
 class Adapters:
-    """Loads and unloads adapters, one at a time. `on_change` gets the engine's new model cards."""
+    """Loads and unloads adapters, one at a time."""
 
-    def __init__(self, engine: Engine, on_change: Callable[[Cards], Awaitable[None]]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.held: dict[str, str] = {}
         """Name -> path."""
+        self.on_change: Callable[[Cards], Awaitable[None]] | None = None
+        """Awaited with the engine's model cards when they may have changed."""
         self._engine = engine
-        self._on_change = on_change
         self._loaded_here: set[str] = set()  # not by the engine's own arguments
         self._retries: dict[str, tuple[float, Backoff]] = {}  # of those that can't be loaded
         self._lock = asyncio.Lock()
@@ -47,7 +48,8 @@ class Adapters:
         """Read from the engine what it holds."""
         cards = await model_cards(self._engine)
         self.held = {card["id"]: str(card["root"]) for card in cards if card.get("parent")}
-        await self._on_change(cards)
+        if self.on_change is not None:
+            await self.on_change(cards)
 
     async def follow(self, desired: Mapping[str, Mapping[str, Any]]) -> None:
         """Load and unload until the engine holds the desired adapters.

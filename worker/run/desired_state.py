@@ -7,6 +7,7 @@ restart left undone, and prepares a worker before it is ready.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from shared.fleet.desired_pool import DesiredPool, DesiredPools
@@ -57,6 +58,11 @@ class DesiredState:
             await self.read_adapter_queues()
         except (RedisError, OSError) as error:
             log.warning("what is desired of the pool could not be read: %s", error)
+
+    async def read_adapter_queues_if_possible(self) -> None:
+        """As `read_adapter_queues`; if Redis is unavailable, the next heartbeat tries again."""
+        with contextlib.suppress(RedisError, OSError):
+            await self.read_adapter_queues()
 
     async def read_adapter_queues(self) -> None:
         """Claim from the queues of the adapters that are held. Raises redis' errors.

@@ -216,7 +216,7 @@ class Worker:
         Returns what follows their further calls.
         """
         primary, pool = self._queue.servers.primary, self._registration.pool
-        adapters = Adapters(self._engine, self._registration.set_models)
+        adapters = Adapters(self._engine)
         operations = Operations(
             self._id, self._engine, executor, adapters, OperationAnswers(primary)
         )
@@ -224,6 +224,12 @@ class Worker:
         desired = DesiredState(
             self._queue, DesiredPools(primary), pool, adapters, executor, operations
         )
+
+        async def announce(cards: list[dict[str, Any]]) -> None:
+            await self._registration.set_models(cards)
+            await desired.read_adapter_queues_if_possible()
+
+        adapters.on_change = announce
         await adapters.refresh()
         await desired.follow_if_possible()
         return operations, desired

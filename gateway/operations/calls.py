@@ -75,8 +75,6 @@ class OperatorCalls:
         What is to hold for later workers too is stored first, so that none misses it. Raises
         BadRequest, NotFound and NoWorker.
         """
-        if not action.without_workers and not self._fleet.workers_of(pool):
-            raise NoWorker(f"The pool {pool} has no worker now.")
         match action.name:
             case LOAD_ADAPTER.name:
                 done = await self._load(pool, options)

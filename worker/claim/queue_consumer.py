@@ -71,16 +71,17 @@ class QueueConsumer:
         follows the claim at once, whatever it returns.
         """
         blocking_pop, self._blocking_pop = self._blocking_pop, None
+        popped = None
         if blocking_pop is not None:
             with contextlib.suppress(RedisError, OSError):  # of a connection that is closed
-                await blocking_pop
+                popped = await blocking_pop
         await self._queue.prepare(self._shards[0])
         await self._connection.connect()
         shards = tuple(self._shards)
         self._shards.rotate(-1)  # so that each shard comes first in turn
         self.held_back = False
         if self._adapter_queues.names:
-            return await self._claim_in_turns(shards, count)
+            return await self._claim_in_turns(shards, count, popped)
         jobs: list[LeasedJob] = []
         for shard in shards:
             missing = count - len(jobs)
@@ -97,10 +98,18 @@ class QueueConsumer:
             self._start_blocking_pop()
         return jobs
 
-    async def _claim_in_turns(self, shards: Sequence[int], count: int) -> list[LeasedJob]:
-        """As `claim`, from the pool's own queue and from those of its adapters."""
+    async def _claim_in_turns(
+        self, shards: Sequence[int], count: int, popped: Sequence[bytes] | None
+    ) -> list[LeasedJob]:
+        """As `claim`, from the pool's own queue and from those of its adapters.
+
+        `popped`: what the last blocking pop has returned.
+        """
         queues, found = self._adapter_queues, dict[str, list[LeasedJob]]()
         order, places, self.held_back = await queues.next_turns(shards)
+        if self.held_back and popped is not None:
+            # Another worker may take the jobs that this one may not take yet.
+            await self._queue.push_wake_up(self._shards[0], popped[0].decode())
         missing, failed = count, False
         try:
             for name in order:

@@ -26,7 +26,7 @@ DEADLINE_S = 3.0
 """Less than one blocking pop."""
 
 
-class Claims:
+class ClaimingWorker:
     """A consumer, and the jobs that its worker runs."""
 
     def __init__(self, consumer: QueueConsumer, queues: AdapterQueues, runs: dict[str, str]):
@@ -43,7 +43,7 @@ class Claims:
 
 
 @contextlib.asynccontextmanager
-async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[Claims]:
+async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[ClaimingWorker]:
     redis, runs = connect_blocking(url), dict[str, str]()
     queues = AdapterQueues(queue, POOL, places, lambda: runs)
     slots = AdvertisedSlots(
@@ -60,7 +60,7 @@ async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[Claims
         on_suspects=lambda: None,
     )
     try:
-        yield Claims(consumer, queues, runs)
+        yield ClaimingWorker(consumer, queues, runs)
     finally:
         await consumer.close()
         await redis.aclose()

@@ -109,7 +109,7 @@ class Operations:
             return refusal(501, f"This worker has no action {name[:64]!r}.")
         try:
             options = check_options(action, json.loads(raw))
-            return await self._carry_out(action, options)
+            return await self._execute(action, options)
         except (BadRequest, ValueError) as error:
             return refusal(400, str(error))
         except (RedisError, OSError) as error:
@@ -118,7 +118,7 @@ class Operations:
             log.exception("the operator call %s failed", name)
             return refusal(500, f"{type(error).__name__}: {error}")
 
-    async def _carry_out(self, action: OperatorAction, options: Mapping[str, Any]) -> WorkerAnswer:
+    async def _execute(self, action: OperatorAction, options: Mapping[str, Any]) -> WorkerAnswer:
         own = self._own.get(action.name)
         return await own(options) if own else await operate(self._engine, action, options)
 

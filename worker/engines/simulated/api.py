@@ -125,7 +125,8 @@ class SimulatedApi:
 
     def _served(self, body: Body) -> str:
         """The name that the answer gives the model: an adapter's own."""
-        return body.model if body.model in self._operators.adapters else self._name  # type: ignore[return-value]
+        model = body.model
+        return model if model and model in self._operators.adapters else self._name
 
     def _check_model(self, body: Body, headers: Headers) -> str:
         if body.model and body.model not in {self._name, *self._operators.adapters}:

@@ -255,11 +255,11 @@ def test_sleep_hands_running_jobs_back_and_they_go_on_after_wake_up(fleet: Fleet
 
 
 def test_a_call_that_a_worker_does_not_answer_in_time_is_incomplete(
-    redis_server: RedisServer, fleet: Fleet
+    fleet: Fleet,
 ) -> None:
+    gateway = fleet.stack.gateway(operation_timeout_s=1)
     fleet.workers[1].stop(signal.SIGSTOP)
     try:
-        gateway = fleet.stack.gateway(operation_timeout_s=1)
         answer = httpx.post(f"{gateway.url}/reset_prefix_cache", timeout=30)
     finally:
         fleet.workers[1].stop(signal.SIGCONT)

@@ -70,7 +70,9 @@ def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
         client.flushall()
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
     try:
-        yield Fleet(stack)
+        started = Fleet(stack)
+        with started.team, started.operator:
+            yield started
     finally:
         stack.close()
 

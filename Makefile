@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-compose lint load faults clean
+.PHONY: help up install check test test-models test-compose lint load faults clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 
@@ -21,8 +21,11 @@ PARALLEL = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 check: lint ## before a commit: lint and unit tests, in a minute and a half
 	.venv/bin/pytest -q $(PARALLEL) tests/unit tests/test_words.py
 
-test: install ## all tests (ARGS: pytest's)
-	.venv/bin/pytest $(PARALLEL) $(ARGS)
+test: install ## all tests but test-models (ARGS: pytest's)
+	.venv/bin/pytest $(PARALLEL) --ignore tests/models --ignore tests/clients $(ARGS)
+
+test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
+	.venv/bin/pytest tests/models $(ARGS)
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)

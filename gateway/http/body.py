@@ -26,10 +26,7 @@ from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, Unsupported
 
 T = TypeVar("T")
 
-_MEDIA_TYPES = {
-    BodyKind.JSON: b"application/json",
-    BodyKind.MULTIPART: b"multipart/form-data",
-}
+_MEDIA_TYPES = {BodyKind.JSON: b"application/json", BodyKind.MULTIPART: b"multipart/form-data"}
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SMALL_BYTES = 1 << 16

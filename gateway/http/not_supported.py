@@ -10,7 +10,6 @@ _SERVED = ", ".join(f"POST {path}" for path in ENDPOINTS)
 NOT_SUPPORTED: dict[str, str] = {
     "/v1/responses": "Responses",
     "/v1/conversations": "conversations",
-    "/v1/embeddings": "embeddings",
     "/v1/files": "files",
     "/v1/uploads": "uploads",
     "/v1/batches": "batches",
@@ -23,14 +22,6 @@ NOT_SUPPORTED: dict[str, str] = {
     "/v1/threads": "threads",
     "/v1/vector_stores": "vector stores",
     "/v1/fine_tuning": "fine-tuning",
-    "/v1/rerank": "rerank",
-    "/rerank": "rerank",
-    "/v1/score": "score",
-    "/score": "score",
-    "/pooling": "pooling",
-    "/classify": "classify",
-    "/tokenize": "tokenize",
-    "/detokenize": "detokenize",
 }
 """The name of what each path, and all paths below it, would serve."""
 

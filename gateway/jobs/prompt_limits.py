@@ -68,13 +68,12 @@ def count_inputs(name: str, value: list[Any], limit: int, max_messages: int) -> 
     first = value[0] if value else None
     if isinstance(first, int):  # one prompt: its tokens
         return 1
-    conversations = _first_is_conversation(value)
     if _is_message(first) or (name == "messages" and not isinstance(first, list)):
         check_messages(name, value, max_messages)
         return 1
     if len(value) > limit:
         raise BadRequest(f"A call may have at most {limit} {name}, not {len(value)}.", name)
-    if conversations:
+    if isinstance(first, list) and first and isinstance(first[0], dict):
         for each in value:
             if isinstance(each, list):
                 check_messages(name, each, max_messages)
@@ -111,7 +110,7 @@ def prompt_size(kind: InputKind, fields: Mapping[str, Any]) -> PromptSize:
         value = fields.get(name)
         if name != "messages":
             tokens = max(tokens, _longest_token_list(value))
-        if param:
+        if param and (name != "messages" or isinstance(value, list)):
             chars = max(chars, _longest_text(value))
     return PromptSize(tokens, chars, param) if chars else PromptSize(tokens, chars)
 
@@ -147,11 +146,6 @@ def _truncated_by(kind: InputKind, fields: Mapping[str, Any]) -> str:
 
 def _is_message(value: object) -> bool:
     return isinstance(value, dict) and "role" in value
-
-
-def _first_is_conversation(value: list[Any]) -> bool:
-    first = value[0] if value else None
-    return isinstance(first, list) and bool(first) and isinstance(first[0], dict)
 
 
 def _longest_token_list(value: Any) -> int:

@@ -159,7 +159,7 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
         return JSONResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
     whole = whole_answer(job)
     if whole is not None:
-        headers = _job_header(job) | {"content-type": whole.content_type}
+        headers = {**job.headers, **_job_header(job), "content-type": whole.content_type}
         return Response(whole.body, whole.status, headers)
     entries = await gateway.queue.entries(job.id, 0)
     if not entries or tokens_missing(entries):

@@ -37,6 +37,8 @@ _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/events",
     "/jobs/{job_id}/stream",
 }
+_BYTES = {"/v1/embeddings", "/pooling"}
+"""With `encoding_format: bytes` they are answered with numbers, one after the other."""
 _JSON = "application/json"
 _CALL_HEADERS = {
     "Idempotency-Key": TEXT
@@ -105,5 +107,8 @@ def _complete(operation: Schema, method: str, path: str) -> None:
         content["text/event-stream"] = {"schema": TEXT}
         if path.endswith("/events"):
             content.pop(_JSON, None)
+    if path in _BYTES:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        answers["200"]["content"]["application/octet-stream"] = binary
     error = {"description": "Error", "content": {_JSON: {"schema": ref("Error")}}}
     answers["4XX"] = answers["5XX"] = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.routes.pooling_schemas import POOLING_SCHEMAS
 from gateway.routes.schema import (
     ANYTHING,
     MAYBE_NUMBER,
@@ -22,7 +23,7 @@ from shared.queue.dead_letters import KINDS
 ON_DISCONNECT = "what happens without a client: cancel, keep, or keep_for=<seconds>"
 
 _REQUEST_FIELDS: dict[str, Schema] = {
-    "model": TEXT | {"description": "one of GET /v1/models"},
+    "model": MAYBE_TEXT | {"description": "one of GET /v1/models; without it the default"},
     "stream": YES_NO | {"default": False, "description": "server-sent events"},
     "stream_options": obj("", include_usage=YES_NO),
     "max_tokens": WHOLE,
@@ -48,6 +49,7 @@ _RESPONSE_FIELDS: dict[str, Schema] = {
 _CHOICE: dict[str, Schema] = {"index": WHOLE, "finish_reason": MAYBE_TEXT}
 
 SCHEMAS: dict[str, Schema] = {
+    **POOLING_SCHEMAS,
     "Error": obj(
         "error",
         error=obj(
@@ -59,7 +61,7 @@ SCHEMAS: dict[str, Schema] = {
         ),
     ),
     "ChatRequest": obj(
-        "model messages",
+        "messages",
         **_REQUEST_FIELDS,
         messages=array(obj("role", role=TEXT, content={"type": ["string", "array", "null"]})),
         max_completion_tokens=WHOLE,
@@ -87,8 +89,16 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
     ),
+    "BatchChatRequest": obj(
+        "messages",
+        **_REQUEST_FIELDS,
+        messages=array(array(obj("role", role=TEXT))),
+        max_completion_tokens=WHOLE,
+        response_format=ANYTHING,
+    )
+    | {"description": "`messages` is a list of conversations; no streams, no tools, `n` is 1."},
     "CompletionRequest": obj(
-        "model prompt",
+        "prompt",
         **_REQUEST_FIELDS,
         prompt={"anyOf": [TEXT, {"type": "array"}]},
         logprobs=WHOLE,

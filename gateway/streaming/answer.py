@@ -238,6 +238,7 @@ class JobAnswer:
             (b"content-type", whole.content_type.encode()),
             (b"content-length", str(len(whole.body)).encode()),
             *self._id_headers(),
+            *whole.headers,
             *headers,
         ]
         await self._response.start(whole.status, fields, whole.body, more=False)

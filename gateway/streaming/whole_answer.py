@@ -19,12 +19,15 @@ class WholeAnswer(NamedTuple):
     status: int
     content_type: str
     body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Further ones that vLLM gave it."""
 
 
 def whole_answer(job: Job) -> WholeAnswer | None:
     """What the worker answered; None if that was streamed. Raises the error of any other end."""
     if job.result:
-        return WholeAnswer(job.status, job.content_type, job.result)
+        headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in job.headers.items())
+        return WholeAnswer(job.status, job.content_type, job.result, headers)
     if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and job.status == 200):
         return None
     raise job_error(job.error_code, job.id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from shared.api.endpoint import Endpoint, InputKind, Policy, StreamFormat, Task
 
-_ROWS = (
+_CHAT = (
     Endpoint(
         path="/v1/chat/completions",
         task=Task.GENERATE,
@@ -18,6 +18,14 @@ _ROWS = (
         policy=Policy(InputKind.MESSAGES, choices=True, service_tier=True),
         summary="Answer a conversation (OpenAI chat)",
         request_schema="ChatRequest",
+        response_schema="ChatCompletion",
+    ),
+    Endpoint(
+        path="/v1/chat/completions/batch",
+        task=Task.GENERATE,
+        policy=Policy(InputKind.CONVERSATIONS, choices=True, service_tier=True),
+        summary="Answer several conversations, one choice for each",
+        request_schema="BatchChatRequest",
         response_schema="ChatCompletion",
     ),
     Endpoint(
@@ -30,6 +38,109 @@ _ROWS = (
         response_schema="Completion",
     ),
 )
+_POOLING = (
+    Endpoint(
+        path="/v1/embeddings",
+        task=Task.EMBED,
+        policy=Policy(InputKind.INPUT),
+        summary="Embed texts (OpenAI embeddings)",
+        request_schema="EmbeddingRequest",
+        response_schema="EmbeddingList",
+    ),
+    Endpoint(
+        path="/v2/embed",
+        task=Task.EMBED,
+        policy=Policy(InputKind.TEXTS),
+        summary="Embed texts (Cohere)",
+        request_schema="CohereEmbedRequest",
+        response_schema="CohereEmbeddings",
+    ),
+    Endpoint(
+        path="/pooling",
+        task=Task.POOLING,
+        policy=Policy(InputKind.INPUT),
+        summary="The pooled output of a model",
+        request_schema="EmbeddingRequest",
+        response_schema="PoolingList",
+    ),
+    Endpoint(
+        path="/classify",
+        task=Task.CLASSIFY,
+        policy=Policy(InputKind.INPUT),
+        summary="Classify texts",
+        request_schema="ClassifyRequest",
+        response_schema="ClassificationList",
+    ),
+    *(
+        Endpoint(
+            path=path,
+            task=Task.SCORE,
+            policy=Policy(InputKind.PAIRS),
+            summary="Score how well pairs of texts match",
+            request_schema="ScoreRequest",
+            response_schema="ScoreList",
+        )
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Endpoint(
+            path=path,
+            task=Task.SCORE,
+            policy=Policy(InputKind.DOCUMENTS),
+            summary="Order documents by how well they match a query (Jina, Cohere)",
+            request_schema="RerankRequest",
+            response_schema="Reranked",
+        )
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+    ),
+)
+_OF_EACH_MODEL = (
+    Endpoint(
+        path="/tokenize",
+        task=Task.TOKENIZE,
+        policy=Policy(InputKind.TEXT_TO_TOKENIZE),
+        summary="The token ids of a text or a conversation",
+        request_schema="TokenizeRequest",
+        response_schema="Tokens",
+    ),
+    Endpoint(
+        path="/detokenize",
+        task=Task.TOKENIZE,
+        policy=Policy(InputKind.TOKENS),
+        summary="The text of token ids",
+        request_schema="DetokenizeRequest",
+        response_schema="DetokenizedText",
+    ),
+    Endpoint(
+        path="/invocations",
+        task=Task.ANY,
+        stream=StreamFormat.CHAT_CHUNKS,
+        policy=Policy(InputKind.ANY, choices=True, service_tier=True),
+        summary="Any of the above, by the body's fields (SageMaker)",
+        request_schema="Invocation",
+        response_schema="Invoked",
+    ),
+)
+_READS = (
+    Endpoint(
+        path="/generative_scoring",
+        task=Task.GENERATE,
+        policy=Policy(InputKind.ITEMS),
+        summary="How probable a token is behind each item",
+        request_schema="GenerativeScoringRequest",
+        response_schema="ScoreList",
+    ),
+    Endpoint(
+        path="/v1/systemone",
+        task=Task.GENERATE,
+        policy=Policy(InputKind.NONE),
+        summary="Decide questions about a text with one token each",
+        request_schema="DecisionRequest",
+        response_schema="Decisions",
+    ),
+)
 
-ENDPOINTS: dict[str, Endpoint] = {row.path: row for row in _ROWS}
+ENDPOINTS: dict[str, Endpoint] = {
+    row.path: row for row in (*_CHAT, *_POOLING, *_OF_EACH_MODEL, *_READS)
+}
 """By path. What is not in this table is not served."""

@@ -16,6 +16,7 @@
     ├── TooManyConnections     503
     ├── GatewayStopped         503
     ├── UnsupportedMediaType   415
+    ├── AnswerTooLarge         400
     ├── NotRepeatable          409
     ├── IdempotencyKeyReused   422
     ├── JobFailed              500
@@ -177,6 +178,12 @@ class UnsupportedMediaType(FlotillaError):
     """The body has another content type than the endpoint's."""
 
     status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+
+
+class AnswerTooLarge(FlotillaError):
+    """The answer is larger than a job may store."""
+
+    status, code, type = 400, "answer_too_large", "invalid_request_error"
 
 
 class NotRepeatable(FlotillaError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.protocol.idempotency import IdempotencyKey
@@ -151,6 +151,8 @@ class Job:
     created_us: int
     suspect: bool = False
     """It waits to run alone: its workers were lost too often without progress."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers of the response."""
 
     @property
     def expires_at(self) -> float | None:

@@ -15,6 +15,7 @@
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
 | `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed | emit |
+| `headers` | JSON: further headers of that answer, if it has any | emit |
 
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows
 with its fields, in time (Lua, the append-only file) and in memory.
@@ -40,7 +41,7 @@ SUMMARY = (
     "error_code", "response",
 )  # fmt: skip
 """The fields that a Job is made of, but for its result. None of them is large, as `body` may be."""
-WHOLE = (*SUMMARY, "result")
+WHOLE = (*SUMMARY, "result", "headers")
 
 
 class Request(NamedTuple):
@@ -179,6 +180,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         usage=_usage(response) if response else None,
         created_us=created_us,
         suspect=state is JobState.QUEUED and lease is not None and lease.attempts >= SUSPECT_FROM,
+        headers=reader.read_optional("headers", _read_headers) or {},
     )
 
 
@@ -229,6 +231,15 @@ def _read_response(packed: bytes) -> ResponseInfo:
         raise ValueError("not a response")
     _ = response.prompt_tokens + response.completion_tokens
     return response
+
+
+def pack_headers(headers: Sequence[tuple[str, str]]) -> str:
+    """Of a response, as the record stores them."""
+    return json.dumps(dict(headers))
+
+
+def _read_headers(packed: bytes) -> dict[str, str]:
+    return {str(name): str(value) for name, value in json.loads(packed).items()}
 
 
 def read_history(packed: bytes) -> list[Attempt]:

@@ -9,6 +9,9 @@ from shared.protocol.states import JobEvent
 INLINE_RESULT_BYTES = 64 << 10
 """A longer body is not sent with the job's last frame: the gateway reads it from the record."""
 
+MAX_RESULT_BYTES = 64 << 20
+"""A longer body is not stored: Redis would stand still while it receives it."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
@@ -23,3 +26,5 @@ class JobResult:
     """Empty for a streamed response: its chunks are in the log."""
     prompt_tokens: int
     completion_tokens: int
+    headers: tuple[tuple[str, str], ...] = ()
+    """Further headers of the response that the client gets."""

@@ -15,6 +15,7 @@ from tests.asgi_client import Recorder, Reply, call
 from worker.engines.protocol import JOURNAL, Engine, Generated, Past
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BATCH = "/v1/chat/completions/batch"
 STORY = [{"role": "user", "content": "Tell me a story about a queue."}]
 WEATHER = [{"role": "user", "content": "What's the weather in Paris?"}]
 TOOL = {
@@ -184,6 +185,7 @@ CLASSES = (
     complete("completions, several prompts, not streamed", SEEDED, prompt=["Once", "A queue"], n=2),
     complete("completions, usage in every chunk", EVERY_USAGE, prompt=["Once", "A queue"]),
     complete("completions, return_token_ids", STREAM, return_token_ids=True, echo=True),
+    replace(chat("batch of conversations", SEEDED, messages=[STORY, WEATHER]), path=BATCH),
 )
 
 

@@ -106,6 +106,11 @@ class Stack:
             wait_for(process.ready, "worker is ready")
         return process
 
+    def serve(self, module: str, **changes: Any) -> Process:
+        """Start a worker process of another module; does not wait."""
+        url = f"http://127.0.0.1:{changes['worker_port']}"
+        return self._start(module, url, {"lease_s": LEASE_S, **changes})
+
     def start(self, module: str, **changes: Any) -> Process:
         """Start a process that serves no HTTP; does not wait."""
         return self._start(module, "", {"lease_s": LEASE_S, **changes})

@@ -289,6 +289,20 @@ async def test_a_beam_search_is_not_journaled_and_begins_again(vllm_engine: Engi
     assert not journal.log
 
 
+async def test_the_scores_of_items_are_continued(vllm_engine: Engine, use_way: Any) -> None:
+    items = ["one", "two words", "three more words"]
+    body = {"query": "How many?", "items": items, "label_token_ids": [300, 301, 302]}
+    of = RequestClass("", "/generative_scoring", body)
+    whole, journal = await answer(vllm_engine, of, body)
+    assert sorted(call for call, _ in journal.log) == [0, 1, 2]
+    for way in WAYS:
+        use_way(way)
+        for k in (1, 2, 3):
+            again, new = await answer(vllm_engine, of, body, journal.cut(k))
+            assert same(summary(again), summary(whole))
+            assert len(new.log) == 3 - k
+
+
 async def test_a_continued_request_can_be_aborted(vllm_engine: Engine, use_way: Any) -> None:
     body = {"messages": STORY, **STREAM, "max_tokens": 2000, "ignore_eos": True, "n": 2}
     of = RequestClass("", CHAT, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import msgpack
@@ -123,10 +124,15 @@ def _ended(
     inline: bool,
     body: bytes,
     packed: bytes,
+    headers: bytes = b"{}",
 ) -> SentResult:
     ending = ResponseInfo(*msgpack.unpackb(packed))
     assert tokens == ending.completion_tokens
     answer = JobResult(
-        event=JobEvent(event.decode()), error_code=code.decode(), body=body, **ending._asdict()
+        event=JobEvent(event.decode()),
+        error_code=code.decode(),
+        body=body,
+        headers=tuple(json.loads(headers).items()),
+        **ending._asdict(),
     )
     return SentResult(lease_id.decode(), seq, segment, watchers.decode(), answer)

@@ -7,11 +7,13 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 
 from gateway.app import create_app
 from gateway.http.body import parse_object
 from gateway.jobs.admission import check_request
+from gateway.routes.schemas import SCHEMAS
 from shared.api.endpoint import Endpoint, InputKind, ModelField
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest
@@ -28,12 +30,25 @@ ROWS = list(ENDPOINTS.values())
 SETTINGS = Settings()
 
 
+CONVERSATION = [{"role": "user", "content": "hello"}]
+GIVEN: dict[InputKind, dict[str, Any]] = {
+    InputKind.MESSAGES: {"messages": CONVERSATION, "max_tokens": 2},
+    InputKind.CONVERSATIONS: {"messages": [CONVERSATION, CONVERSATION], "max_tokens": 2},
+    InputKind.PROMPT: {"prompt": "hello", "max_tokens": 2},
+    InputKind.INPUT: {"input": ["hello", "you"]},
+    InputKind.TEXTS: {"texts": ["hello", "you"]},
+    InputKind.DOCUMENTS: {"query": "hello", "documents": ["you", "hello"]},
+    InputKind.PAIRS: {"queries": "hello", "documents": ["you", "hello"]},
+    InputKind.ITEMS: {"query": "hello", "items": ["you", "me"], "label_token_ids": [1]},
+    InputKind.TEXT_TO_TOKENIZE: {"prompt": "hello"},
+    InputKind.TOKENS: {"tokens": [1, 2]},
+    InputKind.ANY: {"messages": CONVERSATION, "max_tokens": 2},
+    InputKind.NONE: {"state": "hello", "questions": {"a": {"type": "probability"}}},
+}
+
+
 def body(row: Endpoint) -> dict[str, Any]:
-    given = {
-        InputKind.MESSAGES: {"messages": [{"role": "user", "content": "hello"}]},
-        InputKind.PROMPT: {"prompt": "hello"},
-    }
-    return {"model": "simulated", "max_tokens": 2} | given[row.policy.input]
+    return {"model": "simulated"} | GIVEN[row.policy.input]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
@@ -89,7 +104,9 @@ async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
         JOURNAL.set(Silent())
         await exchange.run(engine, "POST", row.path, json.dumps(body(row)).encode())
         assert exchange.status == 200, bytes(exchange.body)
-        parse_object(bytes(exchange.body))
+        schema = {"$ref": f"#/components/schemas/{row.response_schema}"}
+        described = schema | {"components": {"schemas": SCHEMAS}}
+        Draft202012Validator(described).validate(parse_object(bytes(exchange.body)))
     finally:
         engine.close()
 

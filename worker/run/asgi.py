@@ -8,6 +8,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+KEPT_HEADERS = frozenset({b"metadata"})
+"""Headers of responses that clients get. `metadata`: where each embedding is, in an answer of
+bytes."""
+
 
 class Exchange:
     """One request to an application and its response.
@@ -23,6 +27,7 @@ class Exchange:
         "body",
         "content_type",
         "disconnect",
+        "headers",
         "status",
     )
 
@@ -30,6 +35,8 @@ class Exchange:
         self._on_chunk = on_chunk
         self.status = 0
         self.content_type = ""
+        self.headers: tuple[tuple[str, str], ...] = ()
+        """Those of KEPT_HEADERS that the response has."""
         self.body = bytearray()
         self.disconnect = asyncio.Event()
         self._request_sent = False
@@ -95,6 +102,8 @@ class Exchange:
             for name, value in message["headers"]:
                 if name == b"content-type":
                     self.content_type = value.decode("latin-1")
+                elif name in KEPT_HEADERS:
+                    self.headers += ((name.decode(), value.decode("latin-1")),)
             if not self.streaming:
                 self._on_chunk = None
         return self._finished

@@ -13,10 +13,10 @@ from enum import Enum
 from typing import Any
 
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import NotSupported
+from shared.api.errors import AnswerTooLarge, NotSupported
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
-from shared.protocol.result import JobResult
+from shared.protocol.result import MAX_RESULT_BYTES, JobResult
 from shared.protocol.states import JobEvent, JobState, after
 from worker.engines.protocol import JOURNAL, Engine
 from worker.publish.continued_output import ContinuedOutputBuffer
@@ -60,7 +60,9 @@ class JobRun:
     ) -> None:
         self.job = job
         self._queue = queue
-        self._tier = tier = requested_tier(job.body)
+        self._endpoint = ENDPOINTS.get(job.endpoint)
+        names_tier = self._endpoint is not None and self._endpoint.policy.service_tier
+        self._tier = tier = requested_tier(job.body) if names_tier else ""
         self._continued: ContinuedOutputBuffer | None = None
         self.buffer: OutputBuffer
         if job.generation > 1:
@@ -71,7 +73,6 @@ class JobRun:
             self.buffer = TieredOutputBuffer(job, publisher.notify, tier)
         else:
             self.buffer = OutputBuffer(job, publisher.notify)
-        self._endpoint = ENDPOINTS.get(job.endpoint)
         self._engine = engine
         self._publisher = publisher
         self._metrics = metrics
@@ -189,13 +190,21 @@ class JobRun:
     def _result(self, failure: Exception | None) -> JobResult:
         exchange = self._exchange
         status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
+        headers = exchange.headers
         if failure is not None or status == 0:
             log.error("the engine did not answer: %r", failure)
-            status, content_type = 500, "application/json"
+            status, content_type, headers = 500, "application/json", ()
             body = (
                 b'{"error":{"message":"The engine could not answer.",'
                 b'"type":"InternalServerError","param":null,"code":500}}'
             )
+        if len(body) > MAX_RESULT_BYTES:
+            too_large = AnswerTooLarge(
+                f"The answer has {len(body)} bytes; at most {MAX_RESULT_BYTES} are stored. Ask for "
+                "less at once, or for embeddings as base64 or bytes."
+            )
+            status, content_type, headers = too_large.status, "application/json", ()
+            body = too_large.to_openai()
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
         if self._failed:
             code = "engine_error"
@@ -209,4 +218,5 @@ class JobRun:
             body=body,
             prompt_tokens=self.buffer.prompt_tokens,
             completion_tokens=self.buffer.completion_tokens,
+            headers=headers,
         )

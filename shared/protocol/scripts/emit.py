@@ -16,7 +16,7 @@ from shared.protocol.advertised_slots import NO_UPDATE, SlotUpdate
 from shared.protocol.frames import FrameKind, encode, encode_head
 from shared.protocol.job import LeasedJob
 from shared.protocol.packing import pack
-from shared.protocol.record import ResponseInfo
+from shared.protocol.record import ResponseInfo, pack_headers
 from shared.protocol.result import INLINE_RESULT_BYTES, JobResult
 from shared.protocol.scripts.runner import Scripts, job_states
 from shared.protocol.step_log import JobOutput, LogFlush
@@ -142,8 +142,10 @@ def pack_result(
     `seq` is the number of the job's last entry, `segment` holds the entries before it that are not
     in the job's log yet.
     """
-    streamed = job.stream and result.status == 200
-    inline = not streamed and len(result.body) <= INLINE_RESULT_BYTES
+    # A body: the endpoint does not stream what this request asks for.
+    streamed = job.stream and result.status == 200 and not result.body
+    # A frame has no room for headers: the gateway reads these from the record, with the body.
+    inline = not streamed and not result.headers and len(result.body) <= INLINE_RESULT_BYTES
     if inline:
         # The script appends the body: it is stored in the job's record as well.
         frame = encode_head(job.id, seq, FrameKind.RESULT, job.generation)
@@ -160,10 +162,11 @@ def pack_result(
     response = ResponseInfo(
         result.status, result.content_type, result.prompt_tokens, result.completion_tokens
     )
-    return (
+    packed = (
         job.id, job.lease_id, seq, segment, result.completion_tokens, result.event,
         result.error_code, watchers, frame, inline, result.body, response.pack(),
     )  # fmt: skip
+    return (*packed, pack_headers(result.headers)) if result.headers else packed
 
 
 def _head_of(body: bytes) -> bytes:

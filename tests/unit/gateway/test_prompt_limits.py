@@ -93,6 +93,87 @@ def test_the_size_of_the_longest_prompt(fields: dict[str, Any], tokens: int, cha
     assert prompt_size(kind, fields) == PromptSize(tokens, chars)
 
 
+INPUTS = Policy(InputKind.INPUT)
+THREE = Settings(max_sequences=2, max_inputs=3, max_messages=3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (InputKind.INPUT, {"input": ["a"] * 3}),
+        (InputKind.INPUT, {"input": [1] * 99}),
+        (InputKind.INPUT, {"input": [[1] * 99] * 3}),
+        (InputKind.INPUT, {"input": [TEXT] * 3}),
+        (InputKind.INPUT, {"messages": [[TEXT] * 3] * 3, "documents": ["a"] * 9}),
+        (InputKind.PAIRS, {"queries": "a", "documents": ["b"] * 3}),
+        (InputKind.PAIRS, {"text_1": ["a"] * 3, "text_2": {"content": [{"text": "b"}] * 9}}),
+        (InputKind.DOCUMENTS, {"query": "a", "documents": ["b"] * 3}),
+        (InputKind.TEXTS, {"texts": ["a"] * 3, "truncate": "END"}),
+        (InputKind.ITEMS, {"query": [1] * 99, "items": ["b"] * 3}),
+        (InputKind.TOKENS, {"tokens": [1] * 99}),
+        (InputKind.TEXT_TO_TOKENIZE, {"prompt": "a" * 99}),
+        (InputKind.NONE, {"state": ["a"] * 99}),
+    ],
+)
+def test_inputs_within_the_limits(kind: InputKind, fields: dict[str, Any]) -> None:
+    check_input(Policy(kind), fields, THREE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields", "param"),
+    [
+        (INPUTS, {"input": ["a"] * 4}, "input"),
+        (INPUTS, {"input": [[1]] * 4}, "input"),
+        (INPUTS, {"input": [TEXT] * 4}, "input"),
+        (INPUTS, {"input": [[TEXT]] * 4}, "input"),
+        (INPUTS, {"input": [[TEXT] * 4]}, "input"),
+        (INPUTS, {"messages": [[TEXT] * 4]}, "messages"),
+        (Policy(InputKind.PAIRS), {"queries": "a", "items": ["b"] * 4}, "items"),
+        (Policy(InputKind.DOCUMENTS), {"query": "a", "documents": ["b"] * 4}, "documents"),
+        (Policy(InputKind.TEXTS), {"images": ["a"] * 4}, "images"),
+        (Policy(InputKind.CONVERSATIONS, choices=True), {"messages": [[TEXT]] * 3}, "messages"),
+        (Policy(InputKind.CONVERSATIONS, choices=True), {"messages": [[TEXT] * 4]}, "messages"),
+        (Policy(InputKind.ANY, choices=True), {"input": ["a"] * 3}, "input"),
+    ],
+)
+def test_too_many_inputs_are_refused(policy: Policy, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest, match="at most") as caught:
+        check_input(policy, fields, THREE)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "size"),
+    [
+        (InputKind.INPUT, {"input": "abc"}, PromptSize(0, 0)),
+        (InputKind.INPUT, {"input": [[1, 2], [1]]}, PromptSize(2, 0)),
+        (InputKind.INPUT, {"input": ["abc", "d"], "truncate_prompt_tokens": -1}, PromptSize(0, 3)),
+        (
+            InputKind.DOCUMENTS,
+            {"query": "a", "documents": ["bcd", {"content": [{"text": "ef"}, {"text": "gh"}]}],
+             "max_tokens_per_doc": 9},
+            PromptSize(0, 4, "max_tokens_per_doc"),
+        ),
+        (InputKind.TEXTS, {"texts": ["ab", "c"]}, PromptSize(0, 2, "texts")),
+        (InputKind.TEXTS, {"texts": ["ab", "c"], "truncate": "NONE"}, PromptSize(0, 0)),
+        (InputKind.TEXT_TO_TOKENIZE, {"prompt": "abc"}, PromptSize(0, 3, "prompt")),
+        (InputKind.TEXT_TO_TOKENIZE, {"messages": [TEXT, TEXT]}, PromptSize(0, 6, "messages")),
+        (InputKind.TOKENS, {"tokens": [1, 2, 3]}, PromptSize(3, 0)),
+    ],
+)  # fmt: skip
+def test_the_size_of_other_inputs(
+    kind: InputKind, fields: dict[str, Any], size: PromptSize
+) -> None:
+    assert prompt_size(kind, fields) == size
+
+
+def test_a_text_that_is_only_tokenized_has_a_limit() -> None:
+    size = prompt_size(InputKind.TEXT_TO_TOKENIZE, {"prompt": "a" * 70_000})
+    with pytest.raises(BadRequest, match="send at most 65536 characters") as caught:
+        check_prompt_size(size, {"max_model_len": 100})
+    assert caught.value.param == "prompt"
+
+
 def test_too_many_messages_are_refused() -> None:
     check_messages("messages", [TEXT] * 10, 10)
     with pytest.raises(BadRequest, match="at most 10 messages, not 11"):

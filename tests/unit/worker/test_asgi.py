@@ -40,6 +40,14 @@ async def test_the_application_gets_the_request_as_from_a_server() -> None:
     }
 
 
+async def test_of_the_responses_headers_those_for_the_client_are_kept() -> None:
+    exchange = Exchange()
+    headers = {"metadata": '{"data": []}', "server": "x"}
+    await exchange.run(StreamingResponse(iter([b"\x00", b"\xff"]), headers=headers), "POST", "/")
+    assert exchange.headers == (("metadata", '{"data": []}'),)
+    assert bytes(exchange.body) == b"\x00\xff"
+
+
 async def test_a_full_response_is_gathered() -> None:
     chunks: list[bytes] = []
     exchange = Exchange(chunks.append)

@@ -124,6 +124,58 @@ async def test_a_request_that_the_engine_refuses_fails_with_the_engines_error(
     assert bench.queue.log == []
 
 
+async def respond(send: Send, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [*headers]})
+    await write(send, body, more=False)
+
+
+async def test_an_answer_of_bytes_comes_with_its_header(start: Start) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        kind = (b"content-type", b"application/octet-stream")
+        await respond(send, b"\x00\xff", kind, (b"metadata", b"{}"), (b"server", b"x"))
+
+    bench = await start(Application(answer))
+    await bench.run(endpoint="/v1/embeddings").execute()
+    result = bench.queue.answer
+    assert (result.body, result.content_type) == (b"\x00\xff", "application/octet-stream")
+    assert result.headers == (("metadata", "{}"),)
+
+
+async def test_a_stream_that_the_endpoint_does_not_have_is_a_whole_answer(start: Start) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await respond(send, b'{"object":"list"}', (b"content-type", b"application/json"))
+
+    bench = await start(Application(answer))
+    await bench.run(endpoint="/invocations", stream=True).execute()
+    assert bench.queue.answer.body == b'{"object":"list"}'
+    assert bench.queue.answer.event is JobEvent.COMPLETE
+
+
+async def test_an_answer_that_is_too_large_is_refused(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await respond(send, b"x" * 101, (b"content-type", b"text/plain"))
+
+    monkeypatch.setattr(module, "MAX_RESULT_BYTES", 100)
+    bench = await start(Application(answer))
+    run = bench.run(endpoint="/v1/embeddings")
+    await run.execute()
+    result = bench.queue.answer
+    assert (run.final_state, result.status, result.error_code) == ("failed", 400, "rejected")
+    assert json.loads(result.body)["error"]["code"] == "answer_too_large"
+
+
+@pytest.mark.parametrize(("named", "tier"), [("/v1/embeddings", None), ("/v1/completions", "flex")])
+async def test_only_endpoints_with_tiers_name_the_tier(start: Start, named: str, tier: str) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await respond(send, b'{"object":"list"}', (b"content-type", b"application/json"))
+
+    bench = await start(Application(answer))
+    await bench.run(endpoint=named, service_tier="flex").execute()
+    assert json.loads(bench.queue.answer.body).get("service_tier") == tier
+
+
 async def test_an_aborted_job_sends_nothing_more(start: Start) -> None:
     bench = await start(sim_max_model_len=4096)
     run = bench.run(stream=True, max_tokens=4000, ignore_eos=True)

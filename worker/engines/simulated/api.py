@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.datastructures import Headers
@@ -17,10 +19,18 @@ from shared.api.endpoints import ENDPOINTS
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
 from worker.engines.simulated import operator_api
-from worker.engines.simulated.chat_response import ChatResponse
+from worker.engines.simulated.chat_response import BatchChatResponse, ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
-from worker.engines.simulated.request import Body, ChatBody, CompletionBody, RefusedError, parse
+from worker.engines.simulated.pooling_api import POOLING, Call, invocation
+from worker.engines.simulated.pooling_response import PoolingResponse
+from worker.engines.simulated.request import (
+    BatchChatBody,
+    ChatBody,
+    CompletionBody,
+    RefusedError,
+    parse,
+)
 from worker.engines.simulated.response import DEAD, GenerationResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
@@ -46,6 +56,28 @@ class Generator(Protocol):
         """Remove the generation's sequences from the batch."""
 
 
+class Answer(Protocol):
+    """The response to one request."""
+
+    generation: Generation
+
+    @property
+    def stream(self) -> bool:
+        """It is sent as server-sent events."""
+
+    async def send_stream(self, send: Send) -> None:
+        """Send it as server-sent events."""
+
+    async def full(self) -> Response:
+        """Wait for it, in one piece."""
+
+
+class AnyBody(Protocol):
+    """The field that all requests have."""
+
+    model: str | None
+
+
 class SimulatedApi:
     """The ASGI application of one engine."""
 
@@ -54,9 +86,12 @@ class SimulatedApi:
         self._root = settings.model or "simulated"
         self._engine = engine
         self._operators = operator_api.OperatorApi(lambda: {self._name}, settings.sim_max_loras)
-        self._responses = {
+        self._responses: dict[str, Callable[[Headers, bytes], Answer]] = {
             "/v1/chat/completions": self._chat_response,
+            "/v1/chat/completions/batch": self._batch_chat_response,
             "/v1/completions": self._completion_response,
+            "/invocations": self._invocation,
+            **{path: partial(self._pooling_response, respond) for path, respond in POOLING.items()},
         }
         """By route of the engine: each row of the endpoint table needs one."""
 
@@ -115,6 +150,25 @@ class SimulatedApi:
         max_model_len = self._engine.capacity.max_model_len
         return CompletionResponse(body, response_id, self._served(body), max_model_len)
 
+    def _batch_chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
+        body = parse(BatchChatBody, headers.get("content-type", ""), raw)
+        response_id = self._check_model(body, headers)
+        max_model_len = self._engine.capacity.max_model_len
+        return BatchChatResponse(body, response_id, self._served(body), max_model_len)
+
+    def _pooling_response(
+        self, respond: Callable[[Call], PoolingResponse], headers: Headers, raw: bytes
+    ) -> PoolingResponse:
+        max_model_len = self._engine.capacity.max_model_len
+        return respond(Call(headers, raw, self._name, max_model_len, self._check_model))
+
+    def _invocation(self, headers: Headers, raw: bytes) -> Answer:
+        try:
+            fields = json.loads(raw)
+        except ValueError:
+            fields = None
+        return self._responses[invocation(fields)](headers, raw)
+
     def _chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
         body = parse(ChatBody, headers.get("content-type", ""), raw)
         body.check_logprobs()
@@ -123,16 +177,17 @@ class SimulatedApi:
         max_model_len = self._engine.capacity.max_model_len
         return ChatResponse(body, response_id, self._served(body), max_model_len)
 
-    def _served(self, body: Body) -> str:
+    def _served(self, body: AnyBody) -> str:
         """The name that the answer gives the model: an adapter's own."""
         model = body.model
         return model if model and model in self._operators.adapters else self._name
 
-    def _check_model(self, body: Body, headers: Headers) -> str:
+    def _check_model(self, body: AnyBody, headers: Headers) -> str:
         if body.model and body.model not in {self._name, *self._operators.adapters}:
             message = f"The model `{body.model}` does not exist. Valid aliases: {self._name}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
-        return headers.get("x-request-id") or body.request_id or uuid.uuid4().hex[:16]
+        given = getattr(body, "request_id", "")
+        return headers.get("x-request-id") or given or uuid.uuid4().hex[:16]
 
     def _models(self) -> dict[str, Any]:
         now = int(time.time())

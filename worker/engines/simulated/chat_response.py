@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from worker.engines.simulated.generation import Delta
-from worker.engines.simulated.request import ChatBody, room
+from worker.engines.simulated.request import BatchChatBody, ChatBody, room
 from worker.engines.simulated.response import GenerationResponse, ranked_tokens
 
 
@@ -85,7 +85,7 @@ class ChatResponse(GenerationResponse):
         }
 
     def _trailing_fields(self) -> dict[str, Any]:
-        (prompt,) = self._prompts
+        prompt = self._prompts[0]
         return {
             "prompt_logprobs": None,
             "prompt_token_ids": prompt.token_ids if self._with_ids else None,
@@ -106,3 +106,24 @@ class ChatResponse(GenerationResponse):
             ]
             content.append({**ranked[0], "top_logprobs": ranked[: self._logprobs]})
         return {"content": content}
+
+
+class BatchChatResponse(ChatResponse):
+    """The response to a request with several conversations: one choice for each."""
+
+    def __init__(
+        self, body: BatchChatBody, response_id: str, model: str, max_model_len: int
+    ) -> None:
+        prompts = body.prompts()
+        limit = body.max_tokens
+        if body.max_completion_tokens is not None:
+            limit = body.max_completion_tokens
+        GenerationResponse.__init__(
+            self,
+            body.model_copy(update={"stream": False, "stream_options": None}),
+            response_id,
+            model,
+            prompts=prompts,
+            logprobs=None,
+            limits=[room(prompt, limit, max_model_len) for prompt in prompts],
+        )

@@ -61,7 +61,7 @@ class StreamOptions(BaseModel):
 
 
 class Body(BaseModel):
-    """The fields that both endpoints have."""
+    """The fields that all requests for generated text have."""
 
     model: str | None = None
     frequency_penalty: float | None = None
@@ -112,7 +112,7 @@ class ChatBody(Body):
             raise RefusedError(
                 "Cannot apply chat template to an empty conversation. Provide at least one message."
             )
-        return Prompt("\n".join(f"{message.role}: {message.text()}" for message in self.messages))
+        return conversation_prompt(self.messages)
 
     def check_tools(self) -> None:
         """Raise RefusedError as vLLM with a tool parser, and for a tool that has to be called."""
@@ -140,6 +140,20 @@ class ChatBody(Body):
             raise bad_value(message, "top_logprobs")
 
 
+class BatchChatBody(Body):
+    """A request for the answers to several conversations."""
+
+    messages: Annotated[list[Annotated[list[Message], Field(min_length=1)]], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+
+    def prompts(self) -> list[Prompt]:
+        """One for each conversation. Raises RefusedError."""
+        if self.n not in (None, 1):
+            message = "Batch chat completions do not support `n > 1`. Please set `n` to 1."
+            raise bad_value(message, "n", self.n)
+        return [conversation_prompt(conversation) for conversation in self.messages]
+
+
 class CompletionBody(Body):
     """A completion request."""
 
@@ -160,6 +174,11 @@ class CompletionBody(Body):
         return [_given(ids)] if ids else [_given(item) for item in self.prompt]
 
 
+def conversation_prompt(messages: list[Message]) -> Prompt:
+    """A conversation as one prompt."""
+    return Prompt("\n".join(f"{message.role}: {message.text()}" for message in messages))
+
+
 def _given(prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt)
@@ -167,26 +186,13 @@ def _given(prompt: Any) -> Prompt:
 
 
 BodyT = TypeVar("BodyT", bound=Body)
+AnyBodyT = TypeVar("AnyBodyT", bound=BaseModel)
 
 
 def parse(body_type: type[BodyT], content_type: str, raw: bytes) -> BodyT:
     """Parse a request; raises RefusedError where vLLM does so before it checks the model's name."""
-    if content_type.lower().partition(";")[0] != "application/json":
-        raise _invalid(["Unsupported Media Type: Only 'application/json' is allowed"])
-    if not raw:
-        raise _invalid([{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
-    try:
-        data = json.loads(raw)
-    except json.JSONDecodeError as error:
-        fault = {"type": "json_invalid", "loc": (error.pos,), "msg": "JSON decode error"}
-        raise _invalid([{**fault, "input": {}, "ctx": {"error": error.msg}}]) from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        message = "There was an error parsing the body"
-        raise RefusedError(message, body={"detail": message}) from error
-    try:
-        body = body_type.model_validate(data, from_attributes=True)
-    except ValidationError as error:
-        raise _invalid(error.errors(include_url=False)) from error
+    data = _load(content_type, raw)
+    body = _validate(body_type, data)
     if body.stream_options is not None and not body.stream:
         raise bad_value("Stream options can only be defined when `stream=True`.", "stream_options")
     for name in _NOT_SIMULATED:
@@ -195,6 +201,40 @@ def parse(body_type: type[BodyT], content_type: str, raw: bytes) -> BodyT:
     if (body.response_format or {"type": "text"}).get("type") != "text":
         raise bad_value("The simulated engine has no `response_format`.", "response_format")
     return body
+
+
+def parse_as(body_type: type[AnyBodyT], content_type: str, raw: bytes) -> AnyBodyT:
+    """The body as its type; raises RefusedError as FastAPI does for vLLM."""
+    return _validate(body_type, _load(content_type, raw))
+
+
+def _load(content_type: str, raw: bytes) -> Any:
+    """The JSON of a body. Raises RefusedError."""
+    if content_type.lower().partition(";")[0] != "application/json":
+        raise _invalid(["Unsupported Media Type: Only 'application/json' is allowed"])
+    if not raw:
+        raise _invalid([{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as error:
+        fault = {"type": "json_invalid", "loc": (error.pos,), "msg": "JSON decode error"}
+        raise _invalid([{**fault, "input": {}, "ctx": {"error": error.msg}}]) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        message = "There was an error parsing the body"
+        raise RefusedError(message, body={"detail": message}) from error
+
+
+def _validate(body_type: type[AnyBodyT], data: Any) -> AnyBodyT:
+    try:
+        return body_type.model_validate(data, from_attributes=True)
+    except ValidationError as error:
+        raise _invalid(error.errors(include_url=False)) from error
+
+
+def missing(name: str) -> RefusedError:
+    """The error for a field that has to be there."""
+    fault = {"type": "missing", "loc": (name,), "msg": "Field required", "input": {}}
+    return _invalid([fault])
 
 
 def sampling(body: Body, logprobs: int | None) -> Sampling:

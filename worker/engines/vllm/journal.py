@@ -39,8 +39,12 @@ log = logging.getLogger("flotilla.engine")
 # A beam search makes an engine call for each beam and token. They are not the answer's tokens, and
 # none of it is sent before its end: they are not journaled, and a lost search begins again.
 _BEAM = re.compile(r"-beam-\d+$")
-# vLLM numbers the calls of a request that may have several prompts: completions, and all pooling.
-_CALL = re.compile(r"^(?:cmpl|embd|pooling|classify|score)-.*-(\d+)$")
+# vLLM numbers the calls of a request that may have several prompts; those of a batch of
+# conversations with an underscore. A job's own id has more digits behind its underscore.
+_CALL = re.compile(
+    r"^(?:cmpl|embd|pooling|classify|score|generative-scoring|decision)-.*-(\d+)$"
+    r"|^chatcmpl-.*_(\d{1,4})$"
+)
 
 
 class JournalledEngine:
@@ -59,7 +63,10 @@ class JournalledEngine:
         """As AsyncLLM.encode (embeddings, scores); the prompt is journalled."""
         journal = JOURNAL.get()
         if journal is not None:
-            journal.prompt(_call_number(request_id), _prompt_tokens(prompt))
+            call = _call_number(request_id)
+            journal.prompt(call, _prompt_tokens(prompt))
+            if call:
+                await self._wait_for_turn()
         outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
         try:
             async for output in outputs:
@@ -109,10 +116,7 @@ class JournalledEngine:
 
         collector: Collector | None = None
         if call:
-            # All prompts of a request start at once. In one turn of the event loop, a thousand of
-            # them would block it for a second, and the tokens of all other requests with it.
-            async with self._starting:
-                await asyncio.sleep(0)
+            await self._wait_for_turn()
         outputs = self._outputs(journal, call, prompt, sampling_params, request_id, options)
         LATEST.set(None)
         try:
@@ -143,6 +147,12 @@ class JournalledEngine:
         if gathered is not None:
             gathered.outputs.sort(key=lambda part: part.index)
             yield gathered
+
+    async def _wait_for_turn(self) -> None:
+        # All prompts of a request start at once. In one turn of the event loop, a thousand of them
+        # would block it for a second, and the tokens of all other requests with it.
+        async with self._starting:
+            await asyncio.sleep(0)
 
     def _outputs(
         self,
@@ -204,7 +214,7 @@ def _intercept(
 def _call_number(request_id: str) -> int:
     """Which of the request's calls this is, counted from 0."""
     numbered = _CALL.search(request_id)
-    return int(numbered[1]) if numbered else 0
+    return int(numbered[numbered.lastindex or 0]) if numbered else 0
 
 
 def _prompt_tokens(prompt: Any) -> int:

@@ -20,13 +20,16 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.jobs import job_object
+from gateway.jobs.conversations import Conversations
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
+from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
 from gateway.operations.calls import OperatorCalls
 from gateway.routes import (
     admin,
     autoscale,
+    conversations,
     dead_letters,
     docs,
     health,
@@ -36,6 +39,7 @@ from gateway.routes import (
     models,
     openapi,
     operations,
+    responses,
     retry,
 )
 from gateway.routes import metrics as metrics_route
@@ -43,7 +47,7 @@ from gateway.routes.inference import InferenceApp
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from gateway.streaming.unwatcher import Unwatcher
-from shared.fleet.pools import load_pools
+from shared.fleet.pools import Pools, load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import durability, eviction, logs
@@ -81,12 +85,11 @@ def create_app(settings: Settings) -> InferenceApp:
     access = AccessLog(
         settings.access_log, settings.log_level, as_json=logs.is_json(settings.log_format)
     )
-    max_queue_depth = load_pools(settings).own.max_queue_depth
-    metrics.depth_limit.set(max_queue_depth * settings.shards)
+    pools = load_pools(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        gateway = app.state.gateway = _make_gateway(settings, max_queue_depth, metrics, registry)
+        gateway = app.state.gateway = _make_gateway(settings, pools, metrics, registry)
         logs.bind_process(gateway=gateway.id)
         await _start(gateway)
         log.info("gateway %s listens on http://%s:%d", gateway.id, settings.host, settings.port)
@@ -112,6 +115,8 @@ def create_app(settings: Settings) -> InferenceApp:
         jobs,
         job_stream,
         retry,
+        responses,
+        conversations,
         models,
         autoscale,
         admin,
@@ -129,7 +134,7 @@ def create_app(settings: Settings) -> InferenceApp:
 
 
 def _make_gateway(
-    settings: Settings, max_queue_depth: int, metrics: GatewayMetrics, registry: CollectorRegistry
+    settings: Settings, pools: Pools, metrics: GatewayMetrics, registry: CollectorRegistry
 ) -> Gateway:
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
@@ -137,7 +142,12 @@ def _make_gateway(
     queue = JobQueue(servers, shards=settings.shards)
     relay = Relay(queue, settings.server_urls, gateway_id, metrics, settings.stream_buffer_bytes)
     malformed = MalformedValues(metrics.malformed)
-    fleet = FleetView(Registry(servers.primary, malformed), ScaleStore(servers.primary, malformed))
+    fleet = FleetView(
+        Registry(servers.primary, malformed),
+        ScaleStore(servers.primary, malformed),
+        pools,
+        settings.default_model,
+    )
     streams = StreamContext(
         gateway_id,
         settings,
@@ -148,12 +158,20 @@ def _make_gateway(
         fleet.wait_reason,
         partial(job_object.full, queue, fleet),
     )
+    conversations_store = Conversations(queue, settings)
     return Gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
         factory=JobFactory(settings, gateway_id, relay.is_subscribed),
-        submitter=Submitter(queue, max_queue_depth, metrics),
+        submitter=Submitter(
+            queue,
+            settings.max_queue_depth,
+            metrics,
+            {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared},
+        ),
+        responses=ResponseJobs(queue, conversations_store, settings),
+        conversations=conversations_store,
         relay=relay,
         streams=streams,
         fleet=fleet,

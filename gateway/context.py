@@ -8,8 +8,10 @@ from typing import Annotated
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 
+from gateway.jobs.conversations import Conversations
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
+from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
 from gateway.operations.calls import OperatorCalls
 from gateway.streaming.context import StreamContext
@@ -31,6 +33,8 @@ class Gateway:
     queue: JobQueue
     factory: JobFactory
     submitter: Submitter
+    responses: ResponseJobs
+    conversations: Conversations
     relay: Relay
     streams: StreamContext
     fleet: FleetView

@@ -63,7 +63,7 @@ LAYERS: dict[str, set[str]] = {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
     },
     "worker": {
-        PLATFORM, PROTOCOL, "worker/run", "worker/engines", "worker/engines/simulated",
+        PLATFORM, PROTOCOL, FLEET, "worker/run", "worker/engines", "worker/engines/simulated",
         "worker/engines/vllm",
     },
 }  # fmt: skip

@@ -9,6 +9,7 @@ import sys
 
 import uvloop
 
+from shared.fleet.pools import worker_settings
 from shared.platform import eviction, fast_paths, logs
 from shared.platform.durability import refuse_volatile
 from shared.platform.loop_watchdog import LoopWatchdog
@@ -45,7 +46,7 @@ async def _run(settings: Settings) -> int:
 def main() -> None:
     """Run until a signal or the engine's end; exits with 0, 1 (failure) or 2 (settings)."""
     try:
-        settings = load_settings()
+        settings = worker_settings(load_settings())
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
         code = uvloop.run(_run(settings))

@@ -56,17 +56,19 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
     (nothing is decided then, the next tick goes on), SettingsError for settings that contradict
     each other.
     """
-    pools = load_pools(settings).autoscaled
+    loaded = load_pools(settings)
+    pools, declared = loaded.autoscaled, loaded.declared
     services = {(pool.docker_project, pool.docker_service) for pool in pools}
     if settings.autoscale_actuator == "docker" and len(services) < len(pools):
         raise SettingsError(
-            "FLOTILLA_AUTOSCALE: the docker actuator scales one service, so it takes one model"
+            "each pool that the docker actuator scales needs a `docker_service` of its own; "
+            "FLOTILLA_AUTOSCALE names one service, so it takes one model"
         )
     models, workers = await registry.models(), await registry.workers()
     lanes = await depths(queue)
     for pool in pools:
         try:
-            name = await _registered_name(pool, models, registry)
+            name = await _registered_name(pool, models, registry, declared=declared)
             await _PoolTick(queue, settings, pool, name).run(
                 [depth for depth in lanes if pool_of(depth.pool) == name],
                 [worker for worker in workers if worker.pool == name],
@@ -77,13 +79,18 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
             log.exception("the pool of %s could not be scaled", pool.served_model_name)
 
 
-async def _registered_name(pool: Pool, models: dict[str, ModelInfo], registry: Registry) -> str:
-    """The name of the pool that serves the model; an unknown model is registered."""
+async def _registered_name(
+    pool: Pool, models: dict[str, ModelInfo], registry: Registry, *, declared: bool
+) -> str:
+    """The name of the pool that serves the model; an unknown model is registered.
+
+    `declared`: flotilla.yaml names the pool.
+    """
     model = pool.served_model_name
-    if model in models:
+    if not declared and model in models:
         return pool_of(models[model].pool)
-    card = {"id": model, "object": "model", "created": 0, "owned_by": "flotilla"}
-    await registry.declare_model(pool.name, card)
+    if not declared or all(each.pool != pool.name for each in models.values()):
+        await registry.declare_models(pool.name, pool.engine_names, pool.version, pool.weight)
     return pool.name
 
 

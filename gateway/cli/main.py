@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli import config as config_command
 from gateway.cli.scale import explain
 from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher import run_file
@@ -32,7 +33,9 @@ app = typer.Typer(
 
 scale = typer.Typer(help="The autoscaler.", no_args_is_help=True)
 app.add_typer(scale, name="scale")
+app.add_typer(config_command.app, name="config")
 
+Config = config_command.Config
 Host = Annotated[str | None, typer.Option(help="Address that the gateway listens on.")]
 Port = Annotated[int | None, typer.Option(help="Port that the gateway listens on.")]
 RedisUrl = Annotated[str | None, typer.Option(help="The fleet's Redis.")]
@@ -87,11 +90,19 @@ def up(
     host: Host = None,
     port: Port = None,
     redis_url: OwnRedisUrl = None,
+    config: Config = None,
+    torchserve_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Serve what this TorchServe model_config.yaml does."),
+    ] = None,
 ) -> None:
     """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
     if workers is not None and autoscale is not None:
         raise typer.BadParameter("use either --workers or --autoscale", param_hint="--autoscale")
+    if torchserve_config is not None:
+        config = _converted(torchserve_config, config)
     flags = {
+        "config": config,
         "model": model,
         "engine": engine,
         "engine_args": engine_args,
@@ -101,6 +112,11 @@ def up(
         "redis_url": redis_url,
     }
     settings = _settings(**flags)
+    if settings.pools and (workers is not None or autoscale is not None):
+        raise typer.BadParameter(
+            f"{settings.config} has the numbers of workers, `workers` of each pool",
+            param_hint="--autoscale" if workers is None else "--workers",
+        )
     if autoscale is not None:
         settings = _settings(
             **flags, autoscale=f"{load_pools(settings).own.served_model_name}={autoscale}"
@@ -121,9 +137,11 @@ def gateway(
     redis_url: RedisUrl = None,
     api_keys_file: KeysFile = None,
     log_level: LogLevel = None,
+    config: Config = None,
 ) -> None:
     """Run the gateway: the OpenAI-compatible HTTP API."""
     settings = _settings(
+        config=config,
         host=host,
         port=port,
         redis_url=redis_url,
@@ -147,9 +165,11 @@ def worker(
     worker_port: Annotated[int | None, typer.Option(help="Port of its health page.")] = None,
     redis_url: RedisUrl = None,
     log_level: LogLevel = None,
+    config: Config = None,
 ) -> None:
     """Run one worker: it hosts vLLM and takes jobs."""
     settings = _settings(
+        config=config,
         model=model,
         served_model_name=served_model_name,
         engine=engine,
@@ -165,9 +185,12 @@ def worker(
 
 
 @app.command()
-def maintenance(redis_url: RedisUrl = None, log_level: LogLevel = None) -> None:
+def maintenance(
+    redis_url: RedisUrl = None, log_level: LogLevel = None, config: Config = None
+) -> None:
     """Run the maintenance process: repairs, clean-up, the autoscaler. One is enough."""
-    _become("gateway.maintenance", _settings(redis_url=redis_url, log_level=log_level))
+    settings = _settings(config=config, redis_url=redis_url, log_level=log_level)
+    _become("gateway.maintenance", settings)
 
 
 @scale.command("explain")
@@ -186,6 +209,21 @@ def explain_scale(
     given = "redis_url" in settings.model_fields_set
     url = settings.redis_url if given else run_file.redis_url() or settings.redis_url
     raise typer.Exit(asyncio.run(explain(url, name, as_json=as_json)))
+
+
+def _converted(model_config: Path, config: Path | None) -> Path:
+    """The path of the flotilla.yaml that is made of TorchServe's file."""
+    if config is not None:
+        raise typer.BadParameter(
+            "use either --config or --torchserve-config; `flotilla config from-torchserve` makes "
+            "one file of the other",
+            param_hint="--torchserve-config",
+        )
+    text = config_command.converted(model_config)
+    run_file.FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = run_file.FOLDER / "torchserve.yaml"
+    path.write_text(text)
+    return path
 
 
 def _settings(**flags: Any) -> Settings:

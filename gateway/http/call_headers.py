@@ -10,7 +10,10 @@ from shared.api.errors import BadRequest
 
 _IDEMPOTENCY_KEY, _ON_DISCONNECT = b"idempotency-key", b"x-flotilla-on-disconnect"
 _QUEUE_DEADLINE, _RUN_DEADLINE = b"x-flotilla-queue-deadline", b"x-flotilla-run-deadline"
-_NAMES = frozenset({_IDEMPOTENCY_KEY, _ON_DISCONNECT, _QUEUE_DEADLINE, _RUN_DEADLINE})
+_MODEL_VERSION = b"x-flotilla-model-version"
+_NAMES = frozenset(
+    {_IDEMPOTENCY_KEY, _ON_DISCONNECT, _QUEUE_DEADLINE, _RUN_DEADLINE, _MODEL_VERSION}
+)
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,3})?")
 MAX_DEADLINE_S = 30 * 86_400
 _VISIBLE = re.compile(rb"[!-~]{1,255}")
@@ -23,6 +26,7 @@ class CallHeaders(NamedTuple):
     on_disconnect: str = ""
     queue_deadline_s: float | None = None
     run_deadline_s: float | None = None
+    model_version: str = ""
 
 
 _NONE = CallHeaders()
@@ -44,6 +48,7 @@ def call_headers(headers: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
         values.get(_ON_DISCONNECT, b"").decode("latin-1"),
         _seconds(values, _QUEUE_DEADLINE),
         _seconds(values, _RUN_DEADLINE),
+        values.get(_MODEL_VERSION, b"").decode("latin-1"),
     )
 
 

@@ -8,8 +8,8 @@ from shared.api.errors import NotSupported
 _SERVED = ", ".join(f"POST {path}" for path in ENDPOINTS)
 
 NOT_SUPPORTED: dict[str, str] = {
-    "/v1/responses": "Responses",
-    "/v1/conversations": "conversations",
+    "/v1/responses/compact": "compaction of responses",
+    "/v1/responses/input_tokens": "counts of a response's input tokens",
     "/v1/files": "files",
     "/v1/uploads": "uploads",
     "/v1/batches": "batches",

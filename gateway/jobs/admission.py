@@ -18,7 +18,8 @@ from gateway.jobs.prompt_limits import (
     check_prompt_size,
     prompt_size,
 )
-from shared.api.endpoint import Endpoint, ModelField
+from gateway.jobs.response_request import ResponseRequest, response_request
+from shared.api.endpoint import Endpoint, ModelField, StreamFormat
 from shared.api.errors import BadRequest
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
@@ -44,6 +45,8 @@ class CheckedRequest(NamedTuple):
     prompt: PromptSize
     on_disconnect: str = ""
     """As in on_disconnect.py; empty: the request does not say it."""
+    response: ResponseRequest | None = None
+    """Of a request for a response (OpenAI's Responses API)."""
 
 
 def check_request(
@@ -62,7 +65,10 @@ def check_request(
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
     size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
-    return CheckedRequest(model, stream is True, lane, size, on_disconnect)
+    checked = CheckedRequest(model, stream is True, lane, size, on_disconnect)
+    if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
+        return checked._replace(response=response_request(fields))
+    return checked
 
 
 def lane_of(fields: Mapping[str, Any]) -> str:
@@ -74,11 +80,11 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     return _LANE_OF_TIER[tier]
 
 
-async def admit(fleet: FleetView, request: CheckedRequest) -> ModelInfo:
-    """The model of a request that may be queued.
+async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
+    """The model of a request that may be queued; `version` is the one asked for, if one is.
 
     Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
     """
-    model = await fleet.model(request.model)
+    model = await fleet.model(request.model, version)
     check_prompt_size(request.prompt, model.card)
     return model

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 from gateway.jobs import wait_estimate
 from gateway.jobs.job_durations import JobDurations
 from gateway.jobs.wait_estimate import SlotTurnover, WaitEstimate
 from shared.api.errors import BadRequest, ModelNotFound, NoWorker
+from shared.fleet.model_names import ModelNames, declared_models, merged
+from shared.fleet.pools import Pools
 from shared.fleet.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.platform.redis_client import RedisError
@@ -23,8 +26,19 @@ _OUTDATED_S = 5 * _REFRESH_S
 class FleetView:
     """At most a few seconds old. Start `run` as a task."""
 
-    def __init__(self, registry: Registry, scales: ScaleStore) -> None:
-        self.models: dict[str, ModelInfo] = {}
+    def __init__(
+        self,
+        registry: Registry,
+        scales: ScaleStore,
+        pools: Pools | None = None,
+        default_model: str = "",
+    ) -> None:
+        """`pools`: those of flotilla.yaml are known from the start, with or without workers."""
+        self._declared = declared_models(pools) if pools else {}
+        self._default_model = default_model
+        self.names = ModelNames(self._declared, default_model)
+        self.models: dict[str, ModelInfo] = self.names.listed
+        """Every name that a request can have -> its model, or the first of its versions."""
         self.workers: list[WorkerInfo] = []
         self.scales: dict[str, Scale] = {}
         """The last decision for each autoscaled pool."""
@@ -58,39 +72,46 @@ class FleetView:
     async def refresh(self) -> None:
         """Read everything from Redis now. Raises redis' errors."""
         self._read_at = time.monotonic()
-        self.models = await self._registry.models()
+        models = merged(self._declared, await self._registry.models())
+        defaults = await self._registry.default_versions()
+        self.names = ModelNames(models, self._default_model, defaults)
+        self.models = self.names.listed
         self.workers = await self._registry.workers()
         self._durations.update(self.workers, time.monotonic())
-        pools = sorted({pool_of(model.pool) for model in self.models.values()})
+        pools = sorted({pool_of(model.pool) for model in models.values()})
         now_s, self.scales = await self._scales.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
         self._complete_at = time.monotonic()
 
-    async def model(self, name: str) -> ModelInfo:
-        """A model by its name, with or without workers; without a name the default model.
+    async def model(self, name: str, version: str = "") -> ModelInfo:
+        """A model by a client's name for it, with or without workers; empty: the default model.
 
+        Of several versions, `version` names one; if it is empty, the weights decide each time anew.
         Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
         """
-        if name not in self.models:
+        share = random.random()
+        model = self.names.resolve(name, version, share)
+        if model is None:
             await self._refresh_once()
-        if name in self.models:
-            return self.models[name]
-        if not name and self.models:
-            return self._default()
+            model = self.names.resolve(name, version, share)
+        if model is not None:
+            return model
         if not self.models:
             raise NoWorker("No worker has registered a model yet; try again when one has loaded.")
-        known = ", ".join(sorted(self.models)[:10])
-        raise ModelNotFound(f"The model {name[:100]!r} does not exist; available models: {known}.")
-
-    def _default(self) -> ModelInfo:
-        """The model of the fleet's only pool; an adapter is none. Raises BadRequest."""
-        pools = {pool_of(model.pool) for model in self.models.values()}
-        if len(pools) > 1:
+        if not name:
             raise BadRequest(
                 "`model` must name one of the fleet's models; GET /v1/models lists them.", "model"
             )
-        models = self.models.values()
-        return next((each for each in models if not each.card.get("parent")), next(iter(models)))
+        raise ModelNotFound(self._not_found(name, version))
+
+    def _not_found(self, name: str, version: str) -> str:
+        if version and (versions := self.names.versions(name)):
+            there_are = ", ".join(model.version for model in versions)
+            return (
+                f"The model {name[:100]!r} has no version {version[:32]!r}; versions: {there_are}."
+            )
+        near = ", ".join(self.names.nearest(name[:200]))
+        return f"The model {name[:100]!r} does not exist; the nearest names are: {near}."
 
     async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from gateway.jobs.admission import CheckedRequest
 from gateway.jobs.on_disconnect import keep_s
 from shared.api.endpoint import Endpoint
+from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job, NewJob, new_job_id, new_job_id_in, shard_in
 
@@ -25,6 +27,8 @@ class JobFactory:
         self._settings = settings
         self._gateway_id = gateway_id
         self._reachable = reachable
+        pools = load_pools(settings).all
+        self._pools = {pool.name: pool for pool in pools if pool.has_deadlines}
 
     def attached(
         self,
@@ -99,7 +103,7 @@ class JobFactory:
         kept_s: float | None,
         idempotency: IdempotencyKey | None,
     ) -> NewJob:
-        return NewJob(
+        job = NewJob(
             id=self._job_id(idempotency),
             tenant=tenant,
             pool=model.pool,
@@ -114,6 +118,8 @@ class JobFactory:
             keep_s=kept_s,
             idempotency=idempotency,
         )
+        pool = self._pools.get(pool_of(model.pool)) if self._pools else None
+        return job if pool is None else with_deadlines(job, pool)
 
     def _job_id(self, idempotency: IdempotencyKey | None) -> str:
         """An id in the shard of its key, or in one whose server can be reached, if a few tries
@@ -125,3 +131,12 @@ class JobFactory:
             if self._reachable(shard_in(job_id)):
                 break
         return job_id
+
+
+def with_deadlines(job: NewJob, pool: Pool) -> NewJob:
+    """The job with its pool's deadlines; those of the request replace them later."""
+    return job._replace(
+        deadline_s=pool.deadline_s,
+        queue_deadline_s=pool.queue_deadline_s,
+        run_deadline_s=pool.run_deadline_s,
+    )

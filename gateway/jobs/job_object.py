@@ -29,6 +29,7 @@ def summary(job: Job) -> dict[str, Any]:
         "state": job.state,
         "endpoint": job.endpoint,
         "model": job.model,
+        "pool": job.pool,
         "lane": job.lane,
         "stream": job.stream,
         "metadata": job.metadata,

@@ -23,6 +23,7 @@ _PAIRS = ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2
 _FIELDS: dict[InputKind, tuple[str, ...]] = {
     InputKind.MESSAGES: ("messages",),
     InputKind.CONVERSATIONS: ("messages",),
+    InputKind.RESPONSE: ("input",),
     InputKind.PROMPT: ("prompt",),
     InputKind.INPUT: ("input", "messages"),
     InputKind.DOCUMENTS: ("query", "documents"),
@@ -57,7 +58,9 @@ def check_input(policy: Policy, fields: Mapping[str, Any], settings: Settings) -
     most = 1
     for name in _FIELDS[policy.input]:
         value = fields.get(name)
-        if isinstance(value, list):
+        if isinstance(value, list) and policy.input is InputKind.RESPONSE:
+            check_messages(name, value, settings.max_messages)
+        elif isinstance(value, list):
             most = max(most, count_inputs(name, value, limit, settings.max_messages))
     if policy.choices:
         check_choices(fields, most, limit)
@@ -141,6 +144,8 @@ def _truncated_by(kind: InputKind, fields: Mapping[str, Any]) -> str:
         return "messages" if "messages" in fields else "prompt"
     if kind is InputKind.TEXTS:  # Cohere's default is END
         return "" if fields.get("truncate") == "NONE" else "texts"
+    if kind is InputKind.RESPONSE:
+        return "truncation" if fields.get("truncation") == "auto" else ""
     return next((name for name in _TRUNCATION if fields.get(name)), "")
 
 

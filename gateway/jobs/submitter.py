@@ -7,7 +7,7 @@ while a call to a server is in flight are sent together in the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,14 +31,26 @@ class _Waiting(NamedTuple):
 class Submitter:
     """The submissions of one gateway process."""
 
-    def __init__(self, queue: JobQueue, max_depth: int, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        max_depth: int,
+        metrics: GatewayMetrics,
+        max_depths: Mapping[str, int] | None = None,
+    ) -> None:
+        """`max_depth`: jobs that may wait in a lane; `max_depths`: the same by pool."""
         self._queue = queue
         self._max_depth = max_depth
+        self._max_depths = max_depths or {}
         self._metrics = metrics
         # By server, so that one that does not answer delays only its own jobs.
         self._waiting: list[list[_Waiting]] = [[] for _ in range(len(queue.servers))]
         self._calls = [0] * len(queue.servers)  # in flight, by server
         self._loop = asyncio.get_running_loop()
+
+    def max_depth(self, pool: str) -> int:
+        """How many jobs may wait in a lane of the pool, in one shard."""
+        return self._max_depths.get(pool_of(pool), self._max_depth)
 
     def submit(
         self,
@@ -62,31 +74,39 @@ class Submitter:
         return queued
 
     def _send(self, server: int) -> None:
-        shards: dict[int, list[_Waiting]] = {}
+        groups: dict[tuple[int, int], list[_Waiting]] = {}
         waiting, self._waiting[server] = self._waiting[server], []
         for each in waiting:
-            shards.setdefault(each.job.shard, []).append(each)
-        for shard, together in shards.items():
+            max_depth = self.max_depth(each.job.pool) if self._max_depths else self._max_depth
+            groups.setdefault((each.job.shard, max_depth), []).append(each)
+        for (shard, max_depth), together in groups.items():
             for batch in _batches(together):
                 self._calls[server] += 1
-                self._call(shard, batch)
+                self._call(shard, batch, max_depth)
 
-    def _call(self, shard: int, batch: list[_Waiting], *, last: bool = False) -> None:
+    def _call(
+        self, shard: int, batch: list[_Waiting], max_depth: int, *, last: bool = False
+    ) -> None:
         jobs = [each.job for each in batch]
         try:
-            reply = self._queue.start_submit(shard, jobs, self._max_depth)
+            reply = self._queue.start_submit(shard, jobs, max_depth)
         except Exception as error:  # a job that can't be packed must not block those after it
             reply = self._loop.create_future()
             reply.set_exception(error)
-        reply.add_done_callback(partial(self._sent, shard, batch, last))
+        reply.add_done_callback(partial(self._sent, shard, batch, max_depth, last))
 
     def _sent(
-        self, shard: int, batch: list[_Waiting], last: bool, reply: asyncio.Future[Any]
+        self,
+        shard: int,
+        batch: list[_Waiting],
+        max_depth: int,
+        last: bool,
+        reply: asyncio.Future[Any],
     ) -> None:
         error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
         if isinstance(error, RedisConnectionError) and not last:
             # The connection broke during the call. Jobs that are queued already stay as they are.
-            self._call(shard, batch, last=True)
+            self._call(shard, batch, max_depth, last=True)
             return
         if error is not None:
             for each in batch:

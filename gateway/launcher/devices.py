@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from shared.fleet.pools import Pool
 
@@ -35,30 +36,64 @@ def gpus(environment: Mapping[str, str]) -> list[str]:
     return [line.removeprefix("GPU ").partition(":")[0] for line in lines]
 
 
-def shares(pool: Pool, environment: Mapping[str, str]) -> list[str]:
-    """The GPUs of each worker, as CUDA_VISIBLE_DEVICES; empty if all workers see all GPUs."""
-    return groups(gpus(environment), pool.engine_args) if pool.engine == "vllm" else []
+def allot(pools: Sequence[Pool], environment: Mapping[str, str]) -> dict[str, list[str]]:
+    """By pool the GPUs of each of its workers, as CUDA_VISIBLE_DEVICES.
+
+    Empty for a pool whose workers see all GPUs.
+    """
+    engines = [pool for pool in pools if pool.engine == "vllm"]
+    devices = gpus(environment) if engines else []
+    found: dict[str, list[str]] = {pool.name: [] for pool in pools}
+    return found | shared_out(devices, engines)
 
 
-def groups(devices: Sequence[str], engine_args: str) -> list[str]:
-    """The same for given GPUs: one value of CUDA_VISIBLE_DEVICES for each worker."""
+def shared_out(devices: Sequence[str], pools: Sequence[Pool]) -> dict[str, list[str]]:
+    """The same for given GPUs.
+
+    A single pool uses all of them, one group after the other. Of several, each gets what its
+    workers need, in the order of the pools; those whose engines take all GPUs that they see
+    (`--tensor-parallel-size auto`) share what is left.
+    """
     if len(devices) < 2:
-        return []
-    size = _gpus_per_engine(engine_args)
-    return [
-        ",".join(devices[first : first + size]) for first in range(0, len(devices) - size + 1, size)
-    ]
+        return {}
+    sizes = {pool.name: gpus_per_engine(pool.engine_args) for pool in pools}
+    if len(pools) == 1 and (size := sizes[pools[0].name]):
+        return {pools[0].name: _groups(devices, size)}
+    left = list(devices)
+    found = {}
+    for pool in pools:
+        if size := sizes[pool.name]:
+            taken = left[: size * pool.workers[1]]
+            # With too few GPUs for all, the last pools share those of the first.
+            enough = len(taken) >= size
+            found[pool.name] = _groups(taken if enough else devices, size)
+            left = left[len(taken) :] if enough else left
+    auto = [pool for pool in pools if not sizes[pool.name]]
+    rest = left or list(devices)
+    each = max(1, len(rest) // max(1, sum(pool.workers[1] for pool in auto)))
+    groups = iter(_groups(rest, each))
+    for pool in auto:
+        found[pool.name] = list(islice(groups, pool.workers[1])) or _groups(rest, each)
+    return found
 
 
-def _gpus_per_engine(engine_args: str) -> int:
+def _groups(devices: Sequence[str], size: int) -> list[str]:
+    firsts = range(0, len(devices) - size + 1, size)
+    return [",".join(devices[first : first + size]) for first in firsts]
+
+
+def gpus_per_engine(engine_args: str) -> int:
+    """How many GPUs one engine takes; 0: all that it sees."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
-    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+    parser.add_argument("--tensor-parallel-size", "-tp", default="1")
     parser.add_argument("--pipeline-parallel-size", "-pp", type=int, default=1)
     try:
         known, _ = parser.parse_known_args(shlex.split(engine_args))
+        if known.tensor_parallel_size == "auto":
+            return 0
+        size = int(known.tensor_parallel_size) * int(known.pipeline_parallel_size)
     except (argparse.ArgumentError, ValueError):
         return 1  # vLLM reports what is wrong with them
-    size: int = known.tensor_parallel_size * known.pipeline_parallel_size
     return max(1, size)
 
 

@@ -1,9 +1,9 @@
 """Starts and stops the processes of one `flotilla up` in the right order.
 
-Redis starts first, then the gateway, the maintenance process and the workers together. At the end
-the workers stop first (they drain), then the gateway (clients still read their streams from it),
-then Redis. service.py keeps one process alive; scaler.py decides how many workers run with
-`--autoscale`.
+Redis starts first, then the gateway, the maintenance process and the workers of all pools together.
+At the end the workers stop first (they drain), then the gateway (clients still read their streams
+from it), then Redis. service.py keeps one process alive; scaler.py decides how many workers of a
+pool run where the autoscaler does.
 """
 
 from __future__ import annotations
@@ -13,33 +13,39 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 
-from gateway.launcher import devices, local_redis, ports, run_file
+from gateway.launcher import devices, ports, run_file
 from gateway.launcher.child import Command
 from gateway.launcher.console import Console
+from gateway.launcher.fleet_redis import CannotStartError, FleetRedis
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
-from gateway.launcher.welcome import progress, welcome
+from gateway.launcher.welcome import PoolLine, how_many, progress, welcome
 from gateway.launcher.workers import Workers
 from gateway.maintenance import liveness_file
-from shared.fleet.pools import load_pools
+from shared.fleet.pool import Pool
 from shared.platform import redis_client as connections
 from shared.platform.settings import Settings, to_environment
 from shared.platform.tasks import end
-from shared.protocol.version import FORMAT_VERSION, FormatMismatch, refuse_other_format
 
 EXIT_FAILED = 1
 EXIT_FORCED = 130
 _PROGRESS_S = 10.0
 _HTTP_TIMEOUT_S = 2.0
-_REDIS_WAIT_S = 10.0
 _LIST_TRIES = 50
 _LIST_POLL_S = 0.2
 # A worker ends its jobs within drain_deadline_s; then its engine needs time to stop.
@@ -47,10 +53,6 @@ _WORKER_MARGIN_S = 15.0
 # The gateway ends open responses within grace_s; then the process needs time to stop.
 _GATEWAY_MARGIN_S = 5.0
 _REDIS_GRACE_S = 30.0
-
-
-class CannotStartError(Exception):
-    """Why nothing was started; the message says what to do."""
 
 
 _EXPECTED = (CannotStartError, GaveUpError, OSError)
@@ -71,22 +73,18 @@ class Supervisor:
     def __init__(
         self,
         settings: Settings,
-        workers: tuple[int, int],
+        pools: Sequence[Pool],
         commands: Commands,
         folder: Path,
         lock: int,
         console: Console,
     ) -> None:
-        """`workers` is (least, most); if they differ, the autoscaler decides how many run."""
+        """`pools`: where least and most workers differ, the autoscaler decides how many run."""
         self._settings = settings
-        self._pool = load_pools(settings).own
-        self._least, self._most = workers
+        self._pools = {pool.name: pool for pool in pools}
         self._commands = commands
         self._folder = folder
-        self._lock = lock
         self._console = console
-        self._redis_url = settings.redis_url
-        self._near_redis_url = settings.redis_url  # for the gateway and the workers
         self._gateway_port = settings.port or ports.free_port(settings.host)
         self._logs = _fresh_logs(folder / "logs")
         self._stop = asyncio.Event()
@@ -95,7 +93,7 @@ class Supervisor:
         self._at_end = contextlib.ExitStack()
         self._failed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._redis: Service | None = None
+        self._redis = FleetRedis(settings, folder, lock, self._service, self._say)
         self._gateway = self._service(
             "gateway", self._gateway_command, lambda: self._serves(self._gateway_url)
         )
@@ -103,13 +101,7 @@ class Supervisor:
             "maintenance", self._maintenance_command, self._maintenance_is_alive
         )
         self._maintenance_started_at = 0.0
-        self._workers = Workers(
-            settings,
-            self._service,
-            lambda **changes: self._command(commands.worker, **changes),
-            self._serves,
-            devices.shares(self._pool, to_environment(settings)),
-        )
+        self._workers = self._make_workers()
         # Proxy variables are meant for the internet, never for this machine.
         self._http = httpx.AsyncClient(timeout=_HTTP_TIMEOUT_S, trust_env=False)
 
@@ -137,44 +129,80 @@ class Supervisor:
 
     async def _serve(self) -> None:
         """Start everything and serve. Ends only by raising GaveUpError or CannotStartError."""
-        many = f"{self._how_many()} worker{'s' * (self._most > 1)}"
-        self._say(f"starting Redis, the gateway and {many}")
-        await self._start_redis()
-        await self._check_format()
+        pools = self._pools.values()
+        self._say(f"starting Redis, the gateway and {how_many(pool.workers for pool in pools)}")
+        await self._redis.find(self._at_end)
+        if self._redis.service is not None:
+            self._start(self._redis.service)
+            await self._until_ready([self._redis.service])
+        await self._redis.check_format()
         self._at_end.enter_context(
-            run_file.written(self._folder, redis_url=self._redis_url, gateway_url=self._gateway_url)
+            run_file.written(self._folder, redis_url=self._redis.url, gateway_url=self._gateway_url)
         )
         self._start(self._gateway)
         # The fleet works without the maintenance process, unless that decides how many workers run.
-        scales = self._least < self._most
+        scales = any(_is_scaled(pool) for pool in pools)
         self._start(self._maintenance, None if scales else self._run_if_possible(self._maintenance))
-        async with self._scaler() as scaler:
-            first = [scaler.add() for _ in range(self._least)]
+        async with self._scalers() as scalers:
+            first = [
+                scalers[name].add()
+                for name, pool in self._pools.items()
+                for _ in range(pool.workers[0])
+            ]
             deciding = [self._maintenance] if scales else []
             await self._until_ready([self._gateway, *deciding, *first])
             self._console.print(await self._welcome())
-            await self._keep_serving(scaler)
+            await self._keep_serving(scalers)
+
+    def _make_workers(self) -> dict[str, Workers]:
+        """The workers of each pool, by its name; they share the ports and the GPUs."""
+        shares = devices.allot(tuple(self._pools.values()), to_environment(self._settings))
+        used_ports: dict[str, int] = {}
+        several = bool(self._settings.pools)
+
+        def make(pool: Pool) -> Workers:
+            joined = {"pool": pool.name} if several else {}
+
+            def command(**changes: str | int) -> Command:
+                return self._command(self._commands.worker, **joined, **changes)
+
+            name = pool.name if len(self._pools) > 1 else ""
+            return Workers(
+                self._settings,
+                self._service,
+                command,
+                self._serves,
+                shares[pool.name],
+                pool=name,
+                used_ports=used_ports,
+            )
+
+        return {name: make(pool) for name, pool in self._pools.items()}
 
     @contextlib.asynccontextmanager
-    async def _scaler(self) -> AsyncIterator[Scaler]:
+    async def _scalers(self) -> AsyncIterator[dict[str, Scaler]]:
         settings = self._settings
-        redis = connections.connect(self._redis_url, max_connections=2)
+        redis = connections.connect(self._redis.url, max_connections=2)
         try:
-            yield Scaler(
-                self._workers,
-                self._pool.name,
-                redis,
-                start=self._start,
-                grace_s=settings.drain_deadline_s + _WORKER_MARGIN_S,
-                say=self._say,
-            )
+            yield {
+                name: Scaler(
+                    workers,
+                    name,
+                    redis,
+                    start=self._start,
+                    grace_s=settings.drain_deadline_s + _WORKER_MARGIN_S,
+                    say=self._say,
+                )
+                for name, workers in self._workers.items()
+            }
         finally:
             await redis.aclose()
 
-    async def _keep_serving(self, scaler: Scaler) -> None:
+    async def _keep_serving(self, scalers: Mapping[str, Scaler]) -> None:
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._failed.wait(), name="failing")]
-        if self._least < self._most:
-            tasks.append(asyncio.create_task(scaler.run(), name="scaler"))
+        for name, pool in self._pools.items():
+            if _is_scaled(pool):
+                tasks.append(asyncio.create_task(scalers[name].run(), name=f"scaler of {name}"))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -183,63 +211,6 @@ class Supervisor:
         done.pop().result()  # a bug in the scaler
 
     # --- starting ---
-
-    async def _start_redis(self) -> None:
-        if "redis_url" in self._settings.model_fields_set:
-            await self._wait_for_own_redis()
-            return
-        environment = to_environment(self._settings)
-        server = local_redis.find_server(environment.get("PATH"))
-        if server is None:
-            raise CannotStartError(
-                "redis-server was not found: apt-get install redis-server, "
-                "or name a running Redis with --redis-url"
-            )
-        port = ports.free_port("127.0.0.1")
-        self._redis_url = f"redis://127.0.0.1:{port}/0"
-        socket = self._at_end.enter_context(local_redis.socket_path(self._folder))
-        self._near_redis_url = f"unix://{quote(str(socket))}?db=0" if socket else self._redis_url
-        command = local_redis.server_command(
-            server,
-            self._folder / "redis",
-            port,
-            socket,
-            environment,
-            self._lock,
-            durable=self._settings.durable,
-        )
-
-        async def answers() -> bool:
-            return await local_redis.ping(self._redis_url) is None
-
-        self._redis = self._service("redis", lambda: command, answers)
-        self._start(self._redis)
-        await self._until_ready([self._redis])
-
-    async def _wait_for_own_redis(self) -> None:
-        where = local_redis.without_password(self._redis_url)
-        for attempt in range(round(_REDIS_WAIT_S)):
-            problem = await local_redis.ping(self._redis_url)
-            if problem is None:
-                return
-            if attempt == 0:
-                self._say(f"waiting for Redis at {where}")
-            await asyncio.sleep(1)
-        raise CannotStartError(f"no Redis answers at {where}: {problem}")
-
-    async def _check_format(self) -> None:
-        """Raise CannotStartError if Redis holds another release's data: one message, not four."""
-        urls = self._settings.all_redis_urls if self._redis is None else [self._redis_url]
-        try:
-            await refuse_other_format(urls, self._settings.shards)
-        except FormatMismatch as error:
-            if self._redis is None:
-                raise CannotStartError(str(error)) from error
-            raise CannotStartError(
-                f"{self._folder / 'redis'} holds data of format {error.found}, this release needs "
-                f"{FORMAT_VERSION}: let the release that wrote it finish the jobs, then delete "
-                "that folder, or run `flotilla up` in another one"
-            ) from error
 
     def _start(self, service: Service, run: Coroutine[None, None, None] | None = None) -> None:
         """Run a service as a task; `run` is the coroutine if it is not `service.run()`."""
@@ -286,13 +257,13 @@ class Supervisor:
         return replace(command, when_orphaned=signal.SIGHUP)
 
     def _command(self, argv: tuple[str, ...], **changes: str | int) -> Command:
-        urls = {"redis_url": self._near_redis_url}
+        urls = {"redis_url": self._redis.near_url}
         environment = to_environment(self._settings, **(urls | changes))
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 
     def _maintenance_command(self) -> Command:
         self._maintenance_started_at = time.time()
-        return self._command(self._commands.maintenance, redis_url=self._redis_url)
+        return self._command(self._commands.maintenance, redis_url=self._redis.url)
 
     async def _run_if_possible(self, service: Service) -> None:
         try:
@@ -314,21 +285,23 @@ class Supervisor:
         return response.status_code == httpx.codes.OK
 
     async def _maintenance_is_alive(self) -> bool:
-        settings = self._settings.model_copy(update={"redis_url": self._redis_url})
+        settings = self._settings.model_copy(update={"redis_url": self._redis.url})
         return liveness_file.touched_since(settings, self._maintenance_started_at)
 
     async def _welcome(self) -> str:
+        pools = self._pools.values()
         return welcome(
             url=self._gateway_url,
             model=await self._model(),
-            simulated=self._pool.engine == "simulated",
-            workers=self._how_many() + ", as the load asks" * (self._least < self._most),
+            simulated=all(pool.engine == "simulated" for pool in pools),
+            pools=[PoolLine(pool.name, pool.served_names, pool.workers) for pool in pools],
             logs=self._logs,
             with_key=bool(self._settings.api_keys or self._settings.api_keys_file),
         )
 
     async def _model(self) -> str:
-        """The name of the first model that the gateway lists, once it lists one."""
+        """The first pool's model as the gateway lists it, else the first of the list."""
+        wanted = next(iter(self._pools.values())).served_names
         headers: Mapping[str, str] = {}
         if self._settings.api_keys:
             name, colon, key = self._settings.api_keys[0].get_secret_value().partition(":")
@@ -337,12 +310,10 @@ class Supervisor:
         with contextlib.suppress(httpx.HTTPError, ValueError, LookupError):
             for _ in range(_LIST_TRIES):
                 if models := (await self._http.get(url, headers=headers)).json()["data"]:
-                    return str(models[0]["id"])
+                    names = [str(model["id"]) for model in models]
+                    return next((name for name in names if name in wanted), names[0])
                 await asyncio.sleep(_LIST_POLL_S)
-        return self._pool.served_model_name
-
-    def _how_many(self) -> str:
-        return f"{self._least}" if self._least == self._most else f"{self._least} to {self._most}"
+        return next(iter(self._pools.values())).served_model_name
 
     # --- stopping ---
 
@@ -376,7 +347,7 @@ class Supervisor:
     async def _drain(self) -> None:
         """Stop everything in order. From now on a signal forces the end, as the second one."""
         self._stop.set()
-        workers = list(self._workers.services.values())
+        workers = [each for of in self._workers.values() for each in of.services.values()]
         if workers:
             deadline_s = self._settings.drain_deadline_s
             self._say(f"draining for up to {deadline_s:g} s; Ctrl-C again to force")
@@ -386,11 +357,16 @@ class Supervisor:
         ]
         grace_s = self._settings.grace_s + _GATEWAY_MARGIN_S
         await asyncio.gather(*(service.stop(grace_s) for service in rest))
-        if self._redis is not None:
-            await self._redis.stop(_REDIS_GRACE_S)
+        if self._redis.service is not None:
+            await self._redis.service.stop(_REDIS_GRACE_S)
 
     def _say(self, line: str) -> None:
         self._console.show("flotilla", line)
+
+
+def _is_scaled(pool: Pool) -> bool:
+    least, most = pool.workers
+    return least < most
 
 
 async def _all_ready(services: list[Service]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.launcher import local_redis, ports, run_file
 from gateway.launcher.console import Console, wants_colours
+from gateway.launcher.fleet_redis import CannotStartError
 from gateway.launcher.run_file import FOLDER
 from gateway.launcher.service import USAGE_ERROR
-from gateway.launcher.supervisor import EXIT_FAILED, CannotStartError, Commands, Supervisor
-from shared.fleet.pools import load_pools
+from gateway.launcher.supervisor import EXIT_FAILED, Commands, Supervisor
+from shared.fleet.pools import Pool, load_pools
 from shared.platform import eviction
 from shared.platform.durability import refuse_volatile
 from shared.platform.settings import Settings, SettingsError, to_environment
@@ -24,10 +26,11 @@ async def up(
 ) -> int:
     """Run everything until Ctrl-C; the process's exit status.
 
-    `workers` is how many there are, unless `settings.autoscale` says between which numbers.
+    `workers` is how many there are, unless `settings.autoscale` says between which numbers, or
+    flotilla.yaml lists the pools.
     """
     try:
-        least, most = _how_many(settings, workers)
+        pools = _pools(settings, workers)
     except ValueError as error:
         print(f"flotilla: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -42,7 +45,7 @@ async def up(
         "redis",
         "gateway",
         "maintenance",
-        *(f"worker-{n + 1}" for n in range(most)),
+        *_worker_names(pools),
     ]
     console = Console(names, colours=wants_colours(to_environment(settings)))
     try:
@@ -53,31 +56,37 @@ async def up(
         print(f"flotilla: {error}", file=sys.stderr)
         return EXIT_FAILED
     try:
-        supervisor = Supervisor(
-            settings, (least, most), commands or Commands(), folder, lock, console
-        )
+        supervisor = Supervisor(settings, pools, commands or Commands(), folder, lock, console)
         return await supervisor.run()
     finally:
         os.close(lock)
 
 
-def _how_many(settings: Settings, workers: int) -> tuple[int, int]:
-    """At least and at most. Raises ValueError."""
+def _pools(settings: Settings, workers: int) -> list[Pool]:
+    """The pools to run, with their numbers of workers. Raises SettingsError."""
+    loaded = load_pools(settings)
+    if loaded.declared:
+        return list(loaded.all)
+    pool = loaded.all[0]
     if not settings.autoscale:
-        return workers, workers
+        return [pool.model_copy(update={"workers": (workers, workers)})]
     if "--served-model-name" in settings.engine_args:
         raise SettingsError(
             "to autoscale, the model's name must be known: FLOTILLA_SERVED_MODEL_NAME, "
             "not in FLOTILLA_ENGINE_ARGS"
         )
-    pools = load_pools(settings)
-    limits = pools.own.autoscale
-    if limits is None or pools.others:
-        model = pools.own.served_model_name
+    if pool.autoscale is None or loaded.others:
         raise SettingsError(
-            f"FLOTILLA_AUTOSCALE={settings.autoscale}: here it can only be {model}=MIN:MAX"
+            f"FLOTILLA_AUTOSCALE={settings.autoscale}: here it can only be "
+            f"{pool.served_model_name}=MIN:MAX; flotilla.yaml can describe several pools"
         )
-    return limits.min, limits.max
+    return [pool]
+
+
+def _worker_names(pools: list[Pool]) -> Iterator[str]:
+    for pool in pools:
+        name = f"worker-{pool.name}" if len(pools) > 1 else "worker"
+        yield from (f"{name}-{number + 1}" for number in range(pool.workers[1]))
 
 
 def _check_folder(folder: Path) -> None:

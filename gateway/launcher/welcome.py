@@ -4,7 +4,29 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+
+class PoolLine(NamedTuple):
+    """What the user reads of one pool."""
+
+    name: str
+    served_names: tuple[str, ...]
+    workers: tuple[int, int]
+    """(Least, most)."""
+
+
+def how_many(ranges: Iterable[tuple[int, int]]) -> str:
+    """The number of all workers together, of pools with (least, most)."""
+    numbers = list(ranges)
+    least, most = sum(low for low, _ in numbers), sum(high for _, high in numbers)
+    return f"{_numbers(least, most)} worker{'s' * (most != 1)}"
+
+
+def _numbers(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def progress(late: list[str], waited_s: float) -> str:
@@ -17,9 +39,15 @@ def progress(late: list[str], waited_s: float) -> str:
 
 
 def welcome(
-    *, url: str, model: str, simulated: bool, workers: str, logs: Path, with_key: bool
+    *,
+    url: str,
+    model: str,
+    simulated: bool,
+    pools: Sequence[PoolLine],
+    logs: Path,
+    with_key: bool,
 ) -> str:
-    """What the user reads when everything serves; `workers` is their number in words."""
+    """What the user reads when everything serves; the example asks `model`."""
     body = {
         "model": model,
         "stream": True,
@@ -31,8 +59,7 @@ def welcome(
     lines = [
         f"Flotilla serves on {url}",
         "",
-        f"model    {model}",
-        f"workers  {workers}",
+        *_pool_lines(model, pools),
         f"logs     {logs}",
         "",
         f"curl -N {url}/v1/chat/completions{header} \\",
@@ -43,3 +70,17 @@ def welcome(
     if simulated:
         lines.insert(3, "engine   SIMULATED: no model runs, every answer is made up")
     return "\n" + "\n".join(f"  {line}".rstrip() for line in lines) + "\n"
+
+
+def _pool_lines(model: str, pools: Sequence[PoolLine]) -> list[str]:
+    def workers(least: int, most: int) -> str:
+        return _numbers(least, most) + ", as the load asks" * (least < most)
+
+    if len(pools) == 1:
+        return [f"model    {model}", f"workers  {workers(*pools[0].workers)}"]
+    width = max(len(pool.name) for pool in pools)
+    return [
+        f"pool     {pool.name:{width}}  {', '.join(pool.served_names)}; "
+        f"workers: {workers(*pool.workers)}"
+        for pool in pools
+    ]

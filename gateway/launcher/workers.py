@@ -1,4 +1,4 @@
-"""The workers of one `flotilla up`: their numbers, names, ports and devices.
+"""The workers of one pool in a `flotilla up`: their numbers, names, ports and devices.
 
 service.py keeps each of them alive; supervisor.py and scaler.py decide how many there are.
 """
@@ -28,8 +28,14 @@ class Workers:
         command: Callable[..., Command],
         serves: Callable[[str], Awaitable[bool]],
         devices: Sequence[str],
+        *,
+        pool: str = "",
+        used_ports: dict[str, int] | None = None,
     ) -> None:
-        """`devices`: see devices.shares."""
+        """`devices`: see devices.py. `pool`: stands in the names of the workers if it is not empty.
+
+        `used_ports`: by worker's name, of all pools; this changes it.
+        """
         self.services: dict[int, Service] = {}
         self.ids: dict[int, str] = {}
         """Number -> worker id of its present run."""
@@ -39,32 +45,40 @@ class Workers:
         self._serves = serves
         self._devices = devices
         self._run_id = secrets.token_hex(2)
-        self._ports: dict[int, int] = {}
+        self._pool = pool
+        self._ports = {} if used_ports is None else used_ports
         self._runs: dict[int, int] = {}
+
+    def name_of(self, number: int) -> str:
+        """The name of a worker for people."""
+        return f"worker-{self._pool}-{number}" if self._pool else f"worker-{number}"
 
     def add(self) -> tuple[int, Service]:
         """Add a worker that the caller starts; returns its number and service."""
         number = next(n for n in range(1, len(self.services) + 2) if n not in self.services)
+        name = self.name_of(number)
         service = self.services[number] = self._make_service(
-            f"worker-{number}",
+            name,
             lambda: self._command_of(number),
-            lambda: self._serves(ports.url_of(self._settings.worker_host, self._ports[number])),
+            lambda: self._serves(ports.url_of(self._settings.worker_host, self._ports[name])),
         )
         return number, service
 
     def remove(self, number: int) -> None:
         """Forget a worker that has ended and is not started again."""
         del self.services[number]
-        self._ports.pop(number, None)
+        self._ports.pop(self.name_of(number), None)
         self.ids.pop(number, None)
 
     def _command_of(self, number: int) -> Command:
         """Every run has a worker id of its own: Redis consumers are never used twice."""
         life = self._runs[number] = self._runs.get(number, 0) + 1
-        worker_id = f"w{number}-{self._run_id}" + (f"-{life}" if life > 1 else "")
-        others = [port for other, port in self._ports.items() if other != number]
+        pool = f"{self._pool}-" if self._pool else ""
+        worker_id = f"{pool}w{number}-{self._run_id}" + (f"-{life}" if life > 1 else "")
+        name = self.name_of(number)
+        others = [port for other, port in self._ports.items() if other != name]
         host, first = self._settings.worker_host, self._settings.worker_port
-        self._ports[number] = port = ports.free_port(host, first, others)
+        self._ports[name] = port = ports.free_port(host, first, others)
         self.ids[number] = worker_id
         command = self._command(worker_id=worker_id, worker_port=port)
         device = device_of(number, self._devices)

@@ -48,7 +48,7 @@ def celery_intervals(settings: Settings) -> dict[str, float]:
 
 def timer_intervals(settings: Settings) -> dict[str, float]:
     """The tasks that run on a timer of the main process -> seconds from one round to the next."""
-    return {AUTOSCALE: settings.autoscale_tick_s} if settings.autoscale else {}
+    return {AUTOSCALE: settings.autoscale_tick_s} if load_pools(settings).autoscaled else {}
 
 
 class MaintenanceTasks:

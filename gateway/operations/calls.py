@@ -17,7 +17,7 @@ from shared.api.operator_actions import (
     OperatorAction,
 )
 from shared.fleet.desired_pool import DesiredPool, DesiredPools
-from shared.fleet.registry import ModelInfo, Registry
+from shared.fleet.registry import ModelInfo, Registry, unknown_card
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.servers import Servers
 from shared.protocol.adapter_queues import adapter_queue, pool_of
@@ -126,20 +126,26 @@ class OperatorCalls:
 
     async def _unload(self, pool: str, name: str) -> Operation:
         was_desired = await self._desired.remove_adapter(pool, name)
-        model = self._fleet.models.get(name)
-        if not was_desired and (model is None or model.pool != adapter_queue(pool, name)):
+        queue = adapter_queue(pool, name)
+        known = any(model.pool == queue for model in (await self._registry.models()).values())
+        if not (was_desired or known):
             raise NotFound(f"The lora adapter '{name[:100]}' cannot be found in the pool {pool}.")
-        await self._registry.forget_models([name])
+        await self._registry.forget_queues([queue])
         done = await self._broadcast.send(pool, UNLOAD_ADAPTER, {"lora_name": name})
         if not done.failed:  # a heartbeat may have announced it once more
-            await self._registry.forget_models([name])
+            await self._registry.forget_queues([queue])
         await self._fleet.refresh()
         return done
 
     def _check_free(self, pool: str, name: str) -> None:
-        """Raise BadRequest if clients know another model by this name."""
+        """Raise BadRequest if clients know another model by this name.
+
+        Versions of a model, in several pools, may have adapters of the same name.
+        """
         model = self._fleet.models.get(name)
-        if model is not None and model.pool != adapter_queue(pool, name):
+        if model is None or model.pool == adapter_queue(pool, name):
+            return
+        if not (model.version and model.card.get("parent")):
             raise BadRequest(
                 f"The lora adapter '{name}' conflicts with a model of the pool "
                 f"{pool_of(model.pool)}.",
@@ -148,10 +154,9 @@ class OperatorCalls:
 
     async def _declare(self, pool: str, name: str, path: str) -> None:
         base = self._base_model(pool)
-        card = {"id": name, "object": "model", "created": 0, "owned_by": "flotilla", "root": path}
-        if base is not None:
-            card |= {"parent": base.name, "max_model_len": base.card.get("max_model_len")}
-        await self._registry.declare_model(adapter_queue(pool, name), card)
+        card = unknown_card(name) | {"root": path, "parent": base.name if base else pool}
+        version, weight = (base.version, base.weight) if base else ("", 100)
+        await self._registry.declare_cards(pool, [card], version, weight)
 
     def _base_model(self, pool: str) -> ModelInfo | None:
         models = self._fleet.models.values()

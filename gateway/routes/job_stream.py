@@ -58,9 +58,9 @@ async def resume(
     gateway: Gateway,
     scope: Scope,
     tenant: str,
-    job_id: str,
     received: float,
     request_id: bytes | None,
+    job_id: str,
 ) -> JobAnswer:
     """The answer to a request for a stream. Raises NotFound, BadRequest, and redis' errors.
 
@@ -97,15 +97,16 @@ async def answer_of(
     received: float,
     request_id: bytes | None,
     headers: Sequence[tuple[bytes, bytes]] = (),
+    opening: bytes = b"",
 ) -> JobAnswer:
-    """The answer of a job that an earlier request has submitted. `headers`: further ones of it."""
+    """The answer of a job that an earlier request has submitted; see JobAnswer."""
     reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
     try:
         if not job.state.terminal:
             await gateway.queue.watch(job.id, gateway.id, follow=False)
         reader.resync()  # the log has what was published before this gateway watched
         return JobAnswer(
-            gateway.streams, job, None, reader, received, request_id, position, headers
+            gateway.streams, job, None, reader, received, request_id, position, headers, opening
         )
     except BaseException:
         gateway.relay.close(reader)

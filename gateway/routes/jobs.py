@@ -77,20 +77,27 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
     job_request, checked, body = await parse_json(
         raw, limits, lambda fields: _check_job_request(raw, fields, settings)
     )
-    model = await admit(gateway.fleet, checked)
     endpoint = ENDPOINTS[job_request.endpoint]
+    if checked.response is not None:
+        body = await gateway.responses.body(tenant, checked.response)
     sent = call_headers(request.scope["headers"])
+    model = await admit(gateway.fleet, checked, sent.model_version)
     key = sent.idempotency_key and IdempotencyKey.of(tenant, "/jobs", sent.idempotency_key, raw)
     on_disconnect = sent.on_disconnect or job_request.on_disconnect or ""
     new = gateway.factory.detached(
         endpoint, tenant, model, checked, body, on_disconnect, key or None
-    )._replace(
+    )
+    new = new._replace(
         lane=job_request.lane or checked.lane,
-        deadline_s=job_request.deadline_s,
-        queue_deadline_s=sent.queue_deadline_s or job_request.queue_deadline_s,
-        run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s,
+        deadline_s=job_request.deadline_s or new.deadline_s,
+        queue_deadline_s=(
+            sent.queue_deadline_s or job_request.queue_deadline_s or new.queue_deadline_s
+        ),
+        run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s or new.run_deadline_s,
         metadata=job_request.metadata,
     )
+    if checked.response is not None:
+        new = await gateway.responses.kept(new, checked.response)
     joined = await gateway.submitter.submit(new)
     # Read back: only Redis has its time of submission, and whether a worker has it already.
     job = await _job(gateway, tenant, joined or new.id)

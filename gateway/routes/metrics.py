@@ -51,7 +51,8 @@ async def _read_fleet(gateway: Gateway) -> None:
     except (RedisError, OSError) as error:
         log.warning("the fleet's metrics could not be read: %s", error)
         lanes, letters, runs, workers = [], None, {}, []
-    for gauge in (m.waiting, m.oldest, m.jobs, m.workers, m.maintenance, m.dead_letters_written):
+    counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance)
+    for gauge in (*counted, m.dead_letters_written):
         gauge.clear()
     m.dead_letters.set(letters.kept if letters else nan)
     if letters:
@@ -61,6 +62,7 @@ async def _read_fleet(gateway: Gateway) -> None:
     for depth in lanes:
         pool = pool_of(depth.pool)  # with the queues of its adapters
         m.waiting.labels(pool, depth.lane).inc(depth.waiting)
+        m.depth_limit.labels(pool).set(gateway.submitter.max_depth(pool) * queue.shards)
         oldest[pool, depth.lane] = max(oldest.get((pool, depth.lane), 0.0), depth.oldest_s)
         m.jobs.labels(pool, JobState.QUEUED).inc(depth.waiting)
         m.jobs.labels(pool, JobState.IN_PROGRESS).inc(depth.in_progress)

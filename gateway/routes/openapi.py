@@ -12,14 +12,22 @@ from fastapi.openapi.utils import get_openapi
 from gateway.http.middleware import PUBLIC_PATHS
 from gateway.routes import operation_schemas
 from gateway.routes.jobs import JobRequest
+from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
 from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
 from shared.api.endpoints import ENDPOINTS
 from shared.protocol.lanes import CLIENT_LANES
 
-_BODIES = {path: row.request_schema for path, row in ENDPOINTS.items()} | {"/jobs": "JobRequest"}
+_BODIES = {
+    **{path: row.request_schema for path, row in ENDPOINTS.items()},
+    **RESPONSE_BODIES,
+    "/jobs": "JobRequest",
+}
+_CALLS = {*ENDPOINTS, "/jobs"}
+"""What creates a job."""
 _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     **{("post", path): {"200": row.response_schema} for path, row in ENDPOINTS.items()},
+    **RESPONSE_ANSWERS,
     ("get", "/v1/models"): {"200": "ModelList"},
     ("get", "/v1/models/{name}"): {"200": "Model"},
     ("post", "/jobs"): {"202": "Job"},
@@ -36,6 +44,7 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
 _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/events",
     "/jobs/{job_id}/stream",
+    "/v1/responses/{response_id}",
 }
 _BYTES = {"/v1/embeddings", "/pooling"}
 """With `encoding_format: bytes` they are answered with numbers, one after the other."""
@@ -90,6 +99,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if method == "post" and path in _BODIES:
         content = {_JSON: {"schema": ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
+    if method == "post" and path in _CALLS:
         operation.setdefault("parameters", []).extend(
             {"name": name, "in": "header", "required": False, "schema": header}
             for name, header in _CALL_HEADERS.items()
@@ -102,7 +112,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     for status, name in _RESPONSES.get((method, path), {}).items():
         answer = answers.setdefault(status, {"description": "The job; there is no answer yet"})
         answer["content"] = {_JSON: {"schema": ref(name)}}
-    if path in _EVENT_STREAMS:
+    if path in _EVENT_STREAMS and method != "delete":
         content = answers["200"].setdefault("content", {})
         content["text/event-stream"] = {"schema": TEXT}
         if path.endswith("/events"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.pooling_schemas import POOLING_SCHEMAS
+from gateway.routes.response_schemas import RESPONSE_SCHEMAS
 from gateway.routes.schema import (
     ANYTHING,
     MAYBE_NUMBER,
@@ -50,6 +51,7 @@ _CHOICE: dict[str, Schema] = {"index": WHOLE, "finish_reason": MAYBE_TEXT}
 
 SCHEMAS: dict[str, Schema] = {
     **POOLING_SCHEMAS,
+    **RESPONSE_SCHEMAS,
     "Error": obj(
         "error",
         error=obj(

@@ -47,6 +47,7 @@ class JobAnswer:
         "_ended",
         "_had",
         "_headers",
+        "_opening",
         "_queued",
         "_reader",
         "_received",
@@ -68,12 +69,13 @@ class JobAnswer:
         request_id: bytes | None,
         resumed_at: StreamPosition | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        opening: bytes = b"",
     ) -> None:
         """`queued` is done once the job is in the queue; if that fails, the caller fails `reader`.
 
         `received`: when the request came, on the monotonic clock in seconds. `resumed_at`: the job
         was submitted by an earlier request, whose answer is taken up again here. `headers`: further
-        ones of the response.
+        ones of the response. `opening`: events that a stream begins with, at once.
         """
         self._context = context
         # Not the job itself: its body may be large, and a stream long.
@@ -81,6 +83,7 @@ class JobAnswer:
         self._ended = isinstance(job, Job) and job.state.terminal
         self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
         self._headers = headers
+        self._opening = opening
         self._queued = queued
         self._reader = reader
         self._received = received
@@ -126,6 +129,8 @@ class JobAnswer:
         settings = self._context.settings
         had = self._had
         writer: ChunkWriter | None = None if settings.stream_pace_s or had else self
+        if self._opening:
+            await self._send_chunk(self._opening)
         while True:
             silence_s = settings.keepalive_s
             if not self._response.started:
@@ -138,7 +143,7 @@ class JobAnswer:
                 data = self._not_received_yet(had, data, events)
             if data:
                 self._observe_write(time.monotonic())
-            elif not events and (had is None or had.complete):
+            elif not events and (had is None or had.complete or had.position.awaited):
                 data = await progress_comment(self._context, self.job_id)
             if data and events and events[-1].kind == FrameKind.DONE:
                 await self._send_chunk(data, more=False)
@@ -205,7 +210,7 @@ class JobAnswer:
                 await self._send_whole(whole)  # vLLM refused the request before it streamed
                 return
             data = b"" if whole is None else b"data: " + whole.body + b"\n\n"
-        if had is not None:
+        if had is not None and not had.position.awaited:
             data = had.behind(data)
             had.check_end()
         await self._send_chunk(data, more=False)

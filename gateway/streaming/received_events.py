@@ -19,6 +19,8 @@ class StreamPosition(NamedTuple):
     """How many events it has."""
     crc32: int | None = None
     """Of their bytes; None: the client did not send it."""
+    awaited: bool = False
+    """The job may not have made them yet."""
 
 
 class ReceivedEvents:
@@ -66,7 +68,7 @@ class ReceivedEvents:
 
     def check_end(self) -> None:
         """The stream has no more. Raises StreamReset or BadRequest if the client has more."""
-        if self.complete:
+        if self.complete or self.position.awaited:
             return
         after, there = self.position.after, self.position.after - self._left
         message = f"`after` is {after}, but the stream of this job has {there} events"

@@ -66,6 +66,8 @@ class InputKind(StrEnum):
     """A conversation: a list of messages."""
     CONVERSATIONS = "conversations"
     """Several: `messages` is a list of conversations."""
+    RESPONSE = "response"
+    """`input` is a text, or the items of a conversation (OpenAI's responses)."""
     PROMPT = "prompt"
     """A text, a list of token ids, or a list of these."""
     INPUT = "input"

@@ -21,6 +21,15 @@ _CHAT = (
         response_schema="ChatCompletion",
     ),
     Endpoint(
+        path="/v1/responses",
+        task=Task.GENERATE,
+        stream=StreamFormat.RESPONSE_EVENTS,
+        policy=Policy(InputKind.RESPONSE, service_tier=True),
+        summary="Answer a conversation, and keep the answer (OpenAI responses)",
+        request_schema="ResponseRequest",
+        response_schema="Response",
+    ),
+    Endpoint(
         path="/v1/chat/completions/batch",
         task=Task.GENERATE,
         policy=Policy(InputKind.CONVERSATIONS, choices=True, service_tier=True),

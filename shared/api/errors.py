@@ -2,6 +2,8 @@
 
     FlotillaError
     ├── BadRequest             400
+    │   ├── PreviousResponseNotFound 400
+    │   └── ConversationLocked 400
     ├── Unauthorized           401
     ├── AdminOnly              403
     ├── NotFound               404
@@ -85,6 +87,18 @@ class BadRequest(FlotillaError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class PreviousResponseNotFound(BadRequest):
+    """The response that a request continues is not stored."""
+
+    code = "previous_response_not_found"
+
+
+class ConversationLocked(BadRequest):
+    """A response that belongs to the conversation is being made."""
+
+    code, retry_after_s = "conversation_locked", 2
 
 
 class Unauthorized(FlotillaError):

@@ -7,7 +7,7 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -67,14 +67,59 @@ class ModelInfo:
     """A model that some worker serves or has served."""
 
     name: str
+    """Contains the version if there is one: `name:version`."""
     pool: str
     """The queue of its jobs; of an adapter, one of the pool's adapter queues."""
     card: dict[str, Any]
     """vLLM's own entry of /v1/models."""
+    served_name: str = ""
+    """The name without the version; empty if there is no version."""
+    version: str = ""
+    weight: int = 100
+    """The version's share of the requests that name none (model_names.py)."""
 
 
 _WORKER = TypeAdapter(WorkerInfo)
 _MODEL = TypeAdapter(ModelInfo)
+
+
+def unknown_card(name: str) -> dict[str, Any]:
+    """The entry of /v1/models for a model that no worker has announced yet."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "flotilla"}
+
+
+def _records(pool: str, cards: list[dict[str, Any]], version: str, weight: int) -> dict[str, str]:
+    """The registry's entries for the models of a pool, as JSON.
+
+    With a version the engine lists each name alone and as `name:version`; an adapter only by its
+    name.
+    """
+    # The jobs of a LoRA adapter have a queue of their own.
+    queues = {
+        card["id"]: adapter_queue(pool, card["id"]) if card.get("parent") else pool
+        for card in cards
+    }
+    if not version:
+        return {
+            card["id"]: json.dumps({"pool": queues[card["id"]], "card": card}) for card in cards
+        }
+    records = {}
+    suffix = f":{version}"
+    ids = {card["id"] for card in cards}
+    for card in cards:
+        name = card["id"]
+        if name + suffix in ids:
+            continue  # the card with the version says all
+        served_name = name.removesuffix(suffix)
+        record = {
+            "pool": queues[name],
+            "card": card,
+            "served_name": served_name,
+            "version": version,
+            "weight": weight,
+        }
+        records[served_name + suffix] = json.dumps(record)
+    return records
 
 
 def _loads(raw: bytes) -> Any:
@@ -132,24 +177,46 @@ class Registry:
         pipe.srem(keys.WORKERS, worker_id)
         await pipe.execute()
 
-    async def register_models(self, pool: str, cards: list[dict[str, Any]]) -> None:
-        """Make the models of a pool known; names are those of the cards.
+    async def register_models(
+        self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
+    ) -> None:
+        """Make the models of a pool known; names are those of the cards."""
+        await self._redis.hset(keys.MODELS, mapping=_records(pool, cards, version, weight))
 
-        The jobs of a LoRA adapter, whose card has a `parent`, have a queue of their own.
-        """
-        records = {}
-        for card in cards:
-            queue = adapter_queue(pool, card["id"]) if card.get("parent") else pool
-            records[card["id"]] = json.dumps({"pool": queue, "card": card})
-        await self._redis.hset(keys.MODELS, mapping=records)
+    async def declare_models(
+        self, pool: str, names: Iterable[str], version: str = "", weight: int = 100
+    ) -> None:
+        """Make models known that no worker has announced yet; never overwrites a worker's entry."""
+        cards = [unknown_card(name) for name in names]
+        await self.declare_cards(pool, cards, version, weight)
 
-    async def forget_models(self, names: Iterable[str]) -> None:
-        """These models are not served any more: adapters that were unloaded."""
-        await self._redis.hdel(keys.MODELS, *names)
+    async def declare_cards(
+        self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
+    ) -> None:
+        """As `declare_models`, with what is known of each model."""
+        for name, record in _records(pool, cards, version, weight).items():
+            await self._redis.hsetnx(keys.MODELS, name, record)
 
-    async def declare_model(self, pool: str, card: dict[str, Any]) -> None:
-        """Make a model known that no worker has announced yet; never overwrites a worker's word."""
-        await self._redis.hsetnx(keys.MODELS, card["id"], json.dumps({"pool": pool, "card": card}))
+    async def forget_queues(self, queues: Collection[str]) -> None:
+        """The models with these queues are not served any more: adapters that were unloaded."""
+        names = [name for name, model in (await self.models()).items() if model.pool in queues]
+        if names:
+            await self._redis.hdel(keys.MODELS, *names)
+
+    async def set_default_version(self, served_name: str, version: str) -> None:
+        """Send requests that name no version to this one; empty: by the versions' weights again."""
+        if version:
+            await self._redis.hset(keys.DEFAULT_VERSIONS, served_name, version)
+        else:
+            await self._redis.hdel(keys.DEFAULT_VERSIONS, served_name)
+
+    async def default_versions(self) -> dict[str, str]:
+        """The versions that were set as default, by the models' names."""
+        raw = await self._redis.hgetall(keys.DEFAULT_VERSIONS)
+        return {
+            name.decode(errors="replace"): version.decode(errors="replace")
+            for name, version in raw.items()
+        }
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers whose announcement has not expired, by id. Malformed entries are skipped."""

@@ -355,7 +355,8 @@ class GatewayMetrics:
         )
         self.depth_limit = Gauge(
             "flotilla_queue_depth_limit",
-            "Most jobs that may be queued in one lane",
+            "Most jobs that may be queued in one lane of a pool",
+            ["pool"],
             registry=registry,
         )
         self.dead_letters = Gauge(

@@ -140,6 +140,7 @@ FORMAT: Final = "flotilla:{fleet}:format"
 GATEWAYS: Final = "flotilla:{fleet}:gateways"
 WORKERS: Final = "flotilla:{fleet}:workers"
 MODELS: Final = "flotilla:{fleet}:models"
+DEFAULT_VERSIONS: Final = "flotilla:{fleet}:default_versions"
 PROBE: Final = "flotilla:{fleet}:probe"
 MAINTENANCE_RUNS: Final = "flotilla:{fleet}:maintenance"
 SCALE_PATTERN: Final = "flotilla:{fleet}:scal*:*"
@@ -174,6 +175,16 @@ def operation(operation_id: str) -> str:
 def scaling_events(pool: str) -> str:
     """The latest changes of a pool's number of workers."""
     return f"flotilla:{{fleet}}:scaling_events:{pool}"
+
+
+def conversation(conversation_id: str) -> str:
+    """A conversation of the Responses API, without its items."""
+    return f"flotilla:{{fleet}}:conversation:{conversation_id}"
+
+
+def conversation_items(conversation_id: str) -> str:
+    """The items of a conversation."""
+    return f"flotilla:{{fleet}}:conversation_items:{conversation_id}"
 
 
 def maintenance_lock(name: str) -> str:

@@ -134,6 +134,11 @@ class JobQueue:
             return None
         return await cancel.call(self.scripts, shard, job_id, tenant=tenant)
 
+    async def delete(self, job_id: str) -> None:
+        """Delete the record and the log of a job that has ended, before they expire."""
+        shard = checked_shard(job_id)
+        await self.servers.of(shard).unlink(keys.job(shard, job_id), keys.log(shard, job_id))
+
     async def watch(self, job_id: str, gateway: str, *, follow: bool) -> None:
         """Send the job's frames to this gateway from now on.
 

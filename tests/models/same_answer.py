@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 
-_DIFFERS = {"id", "created", "request_id"}
+_DIFFERS = {"id", "call_id", "item_id", "request_id", "created", "created_at"}
+# How much of the prompt was cached depends on the requests before.
+_DIFFERS |= {"input_tokens_details"}
 _HEADERS = ("content-type", "metadata")
 _ROUNDING = 1e-4
 """Batches of different composition round differently."""

@@ -102,7 +102,7 @@ async def test_announced_workers_are_observed(
 async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry: Registry) -> None:
     await registry.register_models("its-own", [{"id": "m", "max_model_len": 9}])
     await tick(queue, registry, SETTINGS)
-    await registry.declare_model("other", {"id": "m"})
+    await registry.declare_models("other", ["m"])
     model = (await registry.models())["m"]
     assert (model.pool, model.card) == ("its-own", {"id": "m", "max_model_len": 9})
     assert (await scale_of(queue, "its-own")).model == "m"

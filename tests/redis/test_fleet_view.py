@@ -9,8 +9,11 @@ from redis import Redis
 
 from gateway.jobs import fleet_view
 from gateway.jobs.fleet_view import FleetView
+from shared.api.errors import BadRequest, ModelNotFound, NoWorker
+from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
+from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
 from shared.protocol import keys
 from shared.queue.job_queue import JobQueue
@@ -71,3 +74,44 @@ async def test_a_copy_that_can_not_be_refreshed_is_a_problem(
         return fleet.problem == ""
 
     await eventually(fresh, "the copy is fresh again")
+
+
+POOLS = {
+    "chat-1": {"served_names": ["chat"], "version": "1", "weight": 90},
+    "chat-2": {"served_names": ["chat"], "version": "2", "weight": 10},
+}
+
+
+async def test_the_pools_of_the_file_are_known_and_workers_add_their_cards(
+    queue: JobQueue,
+) -> None:
+    primary = queue.servers.primary
+    registry = Registry(primary)
+    pools = load_pools(Settings(pools=POOLS))  # type: ignore[arg-type]
+    fleet = FleetView(registry, ScaleStore(primary), pools, "chat")
+    assert (await fleet.model("")).pool in {"chat-1", "chat-2"}
+    assert (await fleet.model("chat", "2")).pool == "chat-2"
+    assert fleet.wait_reason("chat-2") == "no worker runs"
+    cards = [{"id": "chat", "max_model_len": 64}, {"id": "chat:2", "max_model_len": 64}]
+    await registry.register_models("chat-2", cards, "2", 50)
+    await registry.set_default_version("chat", "2")
+    await fleet.refresh()
+    assert {(await fleet.model("chat")).pool for _ in range(20)} == {"chat-2"}
+    model = await fleet.model("chat:2")
+    assert (model.card["max_model_len"], model.weight) == (64, 10), "the file's weight"
+
+
+async def test_an_unknown_name_is_refused_with_the_nearest_ones(queue: JobQueue) -> None:
+    primary = queue.servers.primary
+    registry = Registry(primary)
+    fleet = FleetView(registry, ScaleStore(primary))
+    with pytest.raises(NoWorker):
+        await fleet.model("chat")
+    await registry.register_models("chat", [{"id": "org/Chat-8B"}])
+    await registry.register_models("embed", [{"id": "embed"}])
+    with pytest.raises(ModelNotFound, match="nearest names are: org/Chat-8B"):
+        await fleet.model("chat-8b")
+    with pytest.raises(BadRequest, match="must name one of the fleet's models"):
+        await fleet.model("")
+    with pytest.raises(ModelNotFound):
+        await fleet.model("embed", "1")

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 from redis import Redis
 
 from shared.fleet.pools import pool_name
-from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
+from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, unknown_card
 from shared.platform.malformed import MalformedValues
 from shared.protocol import keys
 from shared.protocol.states import WorkerState
@@ -135,10 +135,10 @@ async def test_an_entry_of_an_older_version_is_read_without_what_it_does_not_tel
 
 
 async def test_a_workers_announcement_replaces_a_declared_model(registry: Registry) -> None:
-    await registry.declare_model("pool", {"id": "a"})
-    assert (await registry.models())["a"] == ModelInfo("a", "pool", {"id": "a"})
+    await registry.declare_models("pool", ["a"])
+    assert (await registry.models())["a"] == ModelInfo("a", "pool", unknown_card("a"))
     await registry.register_models("own", [{"id": "a", "max_model_len": 9}])
-    await registry.declare_model("pool", {"id": "a"})
+    await registry.declare_models("pool", ["a"])
     assert (await registry.models())["a"] == ModelInfo("a", "own", {"id": "a", "max_model_len": 9})
 
 
@@ -222,3 +222,36 @@ async def test_a_malformed_model_is_skipped_and_counted(
     store.hset(keys.MODELS, name, record)
     assert await registry.models() == {"good": ModelInfo("good", "pool", {"id": "good"})}
     assert metrics.get_sample_value("malformed_total", {"kind": "model"}) == 1
+
+
+async def test_a_version_of_a_model_has_entries_of_its_own(queue: JobQueue) -> None:
+    registry = Registry(queue.servers.primary)
+    adapter = {"id": "sql", "parent": "chat"}
+    for version, weight in (("1", 90), ("2", 10)):
+        cards = [{"id": "chat"}, {"id": f"chat:{version}"}, adapter]
+        await registry.register_models(f"chat-{version}", cards, version, weight)
+    models = await registry.models()
+    assert set(models) == {"chat:1", "chat:2", "sql:1", "sql:2"}
+    assert models["chat:2"] == ModelInfo("chat:2", "chat-2", {"id": "chat:2"}, "chat", "2", 10)
+    assert (models["sql:1"].served_name, models["sql:1"].card) == ("sql", adapter)
+
+
+async def test_a_declared_model_gives_way_to_what_a_worker_announces(queue: JobQueue) -> None:
+    registry = Registry(queue.servers.primary)
+    await registry.declare_models("chat-2", ["chat", "chat:2"], "2", 10)
+    assert (await registry.models())["chat:2"].card["owned_by"] == "flotilla"
+    await registry.register_models("chat-2", [{"id": "chat"}, {"id": "chat:2"}], "2", 20)
+    await registry.declare_models("chat-2", ["chat", "chat:2"], "2", 10)
+    models = await registry.models()
+    assert models == {"chat:2": ModelInfo("chat:2", "chat-2", {"id": "chat:2"}, "chat", "2", 20)}
+
+
+async def test_the_default_version_of_a_model_can_be_set_and_taken_back(
+    queue: JobQueue, store: Redis
+) -> None:
+    registry = Registry(queue.servers.primary)
+    await registry.set_default_version("chat", "2")
+    store.hset(keys.DEFAULT_VERSIONS, NOT_UTF8, NOT_UTF8)
+    assert (await registry.default_versions())["chat"] == "2"
+    await registry.set_default_version("chat", "")
+    assert "chat" not in await registry.default_versions()

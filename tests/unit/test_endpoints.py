@@ -33,6 +33,7 @@ SETTINGS = Settings()
 CONVERSATION = [{"role": "user", "content": "hello"}]
 GIVEN: dict[InputKind, dict[str, Any]] = {
     InputKind.MESSAGES: {"messages": CONVERSATION, "max_tokens": 2},
+    InputKind.RESPONSE: {"input": "hello", "max_output_tokens": 2},
     InputKind.CONVERSATIONS: {"messages": [CONVERSATION, CONVERSATION], "max_tokens": 2},
     InputKind.PROMPT: {"prompt": "hello", "max_tokens": 2},
     InputKind.INPUT: {"input": ["hello", "you"]},

@@ -17,9 +17,10 @@ from typing import Any
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.job_log import Delta, Entry, Prompt, read_journal
 from worker.engines.protocol import Generated, Logprobs, Past
+from worker.publish.repeated_ids import RepeatedIds
 
 _INDEX = re.compile(rb'"choices": ?\[\{"index": ?(\d+)')
-_CREATED = re.compile(rb'"created": ?\d+')
+_CREATED = re.compile(rb'"created(?:_at)?": ?\d+')
 _DATA = b"data: "
 
 
@@ -110,6 +111,7 @@ class SentChunks:
         self._left: dict[int | None, deque[bytes]] = {}
         self._n_repeated: Counter[int | None] = Counter()
         self._created = b""
+        self._ids = RepeatedIds()
         for chunk in chunks:
             self._left.setdefault(_choice_of(chunk), deque()).append(chunk)
             if not self._created:
@@ -117,12 +119,13 @@ class SentChunks:
                 self._created = created[0] if created else b""
 
     def unsent(self, chunk: bytes) -> bytes | None:
-        """The chunk with the stream's own `created`; None if the client has it already.
+        """The chunk with the stream's own `created` and ids; None if the client has it already.
 
         Raises ContinuationDiffers if it is not the chunk that the client has.
         """
         if self._created:
             chunk = _CREATED.sub(self._created, chunk, 1)
+        chunk = self._ids.replaced(chunk)
         if not self._left:
             return chunk
         choice = _choice_of(chunk)
@@ -132,6 +135,9 @@ class SentChunks:
         expected = sent.popleft()
         if not sent:
             del self._left[choice]
+        if chunk != expected:
+            self._ids.learn(chunk, expected)
+            chunk = self._ids.replaced(chunk)
         if chunk != expected and _comparable(chunk) != _comparable(expected):
             raise ContinuationDiffers(
                 f"chunk {self._n_repeated[choice]} of choice {choice} is another one than was sent"

@@ -13,21 +13,21 @@ from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.job import LeasedJob
 from shared.protocol.states import JobState
 from worker.engines.protocol import Past
+from worker.publish.answer_edit import AnswerEdit
 from worker.publish.continuation import Continuation, ContinuationDiffers, SentChunks
 from worker.publish.output_buffer import OutputBuffer
-from worker.publish.service_tier import chunk_end, with_chunk_end
 
 
 class ContinuedOutputBuffer(OutputBuffer):
     """Drops what earlier attempts have sent, once `continue_from` was called.
 
-    `tier`: see `TieredOutputBuffer`; empty: none. `on_refused` is called once if the job can't be
-    continued; from then on nothing is sent.
+    `edit`: see `EditedOutputBuffer`. `on_refused` is called once if the job can't be continued;
+    from then on nothing is sent.
     """
 
     __slots__ = (
         "_continuation",
-        "_end",
+        "_edit",
         "_metrics",
         "_on_refused",
         "_sent",
@@ -39,7 +39,7 @@ class ContinuedOutputBuffer(OutputBuffer):
         self,
         job: LeasedJob,
         notify: Callable[[OutputBuffer], None],
-        tier: str,
+        edit: AnswerEdit | None,
         metrics: WorkerMetrics,
         on_refused: Callable[[], None],
     ) -> None:
@@ -49,7 +49,7 @@ class ContinuedOutputBuffer(OutputBuffer):
         self.refusal = ""
         """Why the job can't be continued, in words for the log; empty: it can."""
         self._metrics = metrics
-        self._end = chunk_end(tier) if tier else b""
+        self._edit = edit
         self._on_refused = on_refused
         self._continuation: Continuation | None = None
         self._sent: SentChunks | None = None
@@ -116,8 +116,8 @@ class ContinuedOutputBuffer(OutputBuffer):
         """Add bytes of a streamed answer, unless the client has them."""
         if self.discarded:
             return
-        if self._end:
-            data = with_chunk_end(data, self._end)
+        if self._edit is not None:
+            data = self._edit.chunk(data)
         if self._sent is None:
             super().chunk(data)
             return

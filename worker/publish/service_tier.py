@@ -7,10 +7,6 @@ pay nothing but a search in their body.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-
-from shared.protocol.job import LeasedJob
-from worker.publish.output_buffer import OutputBuffer
 
 _NAME = b'"service_tier"'
 _SERVED_AS = {"auto": "default", "default": "default", "flex": "flex", "priority": "priority"}
@@ -50,15 +46,19 @@ def with_chunk_end(data: bytes, end: bytes) -> bytes:
     return data if data.startswith(_ERROR_CHUNK) else data.replace(_END_OF_CHUNK, end)
 
 
-class TieredOutputBuffer(OutputBuffer):
-    """Adds the tier to every chunk of a stream but errors."""
+class TierEdit:
+    """Names the tier in a whole answer and in every chunk of a stream; see `AnswerEdit`."""
 
-    __slots__ = ("_end",)
+    __slots__ = ("_end", "_tier")
 
-    def __init__(self, job: LeasedJob, notify: Callable[[OutputBuffer], None], tier: str) -> None:
-        super().__init__(job, notify)
+    def __init__(self, tier: str) -> None:
+        self._tier = tier
         self._end = chunk_end(tier)
 
-    def chunk(self, data: bytes) -> None:
-        """Add server-sent events."""
-        super().chunk(with_chunk_end(data, self._end))
+    def chunk(self, data: bytes) -> bytes:
+        """See `AnswerEdit.chunk`."""
+        return with_chunk_end(data, self._end)
+
+    def whole(self, body: bytes) -> bytes:
+        """See `AnswerEdit.whole`."""
+        return add_tier(body, self._tier)

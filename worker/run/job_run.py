@@ -19,10 +19,11 @@ from shared.protocol.job import LeasedJob
 from shared.protocol.result import MAX_RESULT_BYTES, JobResult
 from shared.protocol.states import JobEvent, JobState, after
 from worker.engines.protocol import JOURNAL, Engine
+from worker.publish.answer_edit import EditedOutputBuffer
 from worker.publish.continued_output import ContinuedOutputBuffer
 from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
-from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_tier
+from worker.run.answer_edits import answer_edit, engine_body
 from worker.run.asgi import Exchange
 from worker.run.resume import LogQueue, continue_from_log, give_up
 
@@ -61,16 +62,15 @@ class JobRun:
         self.job = job
         self._queue = queue
         self._endpoint = ENDPOINTS.get(job.endpoint)
-        names_tier = self._endpoint is not None and self._endpoint.policy.service_tier
-        self._tier = tier = requested_tier(job.body) if names_tier else ""
+        self._edit = edit = answer_edit(job, self._endpoint)
         self._continued: ContinuedOutputBuffer | None = None
         self.buffer: OutputBuffer
         if job.generation > 1:
             self.buffer = self._continued = ContinuedOutputBuffer(
-                job, publisher.notify, tier, metrics, self.abort
+                job, publisher.notify, edit, metrics, self.abort
             )
-        elif tier:
-            self.buffer = TieredOutputBuffer(job, publisher.notify, tier)
+        elif edit:
+            self.buffer = EditedOutputBuffer(job, publisher.notify, edit)
         else:
             self.buffer = OutputBuffer(job, publisher.notify)
         self._engine = engine
@@ -152,7 +152,11 @@ class JobRun:
         request_id = (b"x-request-id", self.job.id.encode())
         try:
             await self._exchange.run(
-                self._engine, "POST", self._endpoint.path, self.job.body, (request_id,)
+                self._engine,
+                "POST",
+                self._endpoint.path,
+                engine_body(self.job, self._endpoint),
+                (request_id,),
             )
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
@@ -208,8 +212,8 @@ class JobRun:
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
         if self._failed:
             code = "engine_error"
-        if self._tier and not code and body:
-            body = add_tier(body, self._tier)
+        if self._edit and not code and body:
+            body = self._edit.whole(body)
         return JobResult(
             event=JobEvent.FAIL if code else JobEvent.COMPLETE,
             error_code=code,

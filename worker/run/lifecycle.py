@@ -22,7 +22,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.operation_answers import OperationAnswers
-from shared.fleet.pools import load_pools
+from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import Registry
 from shared.platform import logs
 from shared.platform.metrics import WorkerMetrics
@@ -45,6 +45,7 @@ from worker.run.health import HealthServer
 from worker.run.operations import Operations
 from worker.run.registration import LOADING_EXPIRY_S, Registration, WorkerIdTaken
 from worker.run.stalls import Stalled
+from worker.run.start_limit import StartTimeout, start_limit
 
 log = logging.getLogger("flotilla.worker")
 
@@ -81,6 +82,8 @@ class Worker:
             worker_id=self._id,
             # A guess until the engine has loaded: a worker that loads counts for its pool.
             pool=self._pool.name,
+            version=self._pool.version,
+            weight=self._pool.weight,
             status=self._status,
             metrics_port=lambda: self._health.port,
         )
@@ -101,13 +104,17 @@ class Worker:
             raise SettingsError(str(error)) from error
         await registration.announce_if_possible(LOADING_EXPIRY_S)
         logs.bind_process(worker=self._id)
-        log.info("%s: loading %s", self._id, _model_description(self._settings))
+        log.info("%s: loading %s", self._id, _model_description(self._pool))
         began = time.monotonic()
         try:
-            await self._unless_stopped(self._engine.start())
+            with start_limit(self._pool.startup_timeout_s) as limit:
+                await self._unless_stopped(limit.wait(self._engine.start()))
             if self._stop_signals:
                 return 0
             await self._serve(time.monotonic() - began)
+        except StartTimeout as error:
+            log.error("%s: this worker ends", error)
+            return 1
         except EngineDied:
             log.error("the engine is dead")
             return await self._end_at_once("engine_died", blame=True)
@@ -303,7 +310,7 @@ class Worker:
         return task
 
 
-def _model_description(settings: Settings) -> str:
-    if settings.engine == "simulated":
+def _model_description(pool: Pool) -> str:
+    if pool.engine == "simulated":
         return "the simulated engine"
-    return settings.model or "the demo model"
+    return pool.model or "the demo model"

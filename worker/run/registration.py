@@ -18,6 +18,7 @@ from typing import Any
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, Registry, WorkerInfo
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
+from shared.protocol.adapter_queues import adapter_queue
 from shared.protocol.states import WorkerState
 from shared.protocol.version import FORMAT_VERSION
 from worker.engines.protocol import Engine
@@ -41,7 +42,7 @@ class Registration:
     """One worker process in the registry.
 
     `status` returns the worker's state and the reason for it, `metrics_port` the port of its health
-    server. `executor` is set once the model is loaded.
+    server. `executor` is set once the model is loaded. `version` and `weight` are the pool's.
     """
 
     def __init__(
@@ -52,11 +53,15 @@ class Registration:
         *,
         worker_id: str,
         pool: str,
+        version: str = "",
+        weight: int = 100,
         status: Callable[[], tuple[WorkerState, str]],
         metrics_port: Callable[[], int],
     ) -> None:
         self.worker_id = worker_id
         self.pool = pool
+        self._version = version
+        self._weight = weight
         self.models: list[dict[str, Any]] = []
         """The engine's entries of /v1/models."""
         self.executor: Executor | None = None
@@ -120,19 +125,24 @@ class Registration:
 
     async def set_models(self, cards: list[dict[str, Any]]) -> None:
         """Announce these models from now on; an adapter that is gone is not known any more."""
-        gone = {card["id"] for card in self.models if card.get("parent")}
-        gone -= {card["id"] for card in cards}
+        gone = self._adapter_queues(self.models) - self._adapter_queues(cards)
         self.models = cards
         self._metrics.adapters.set(sum(bool(card.get("parent")) for card in cards))
         if gone:
             with contextlib.suppress(RedisError, OSError):
-                await self._registry.forget_models(gone)
+                await self._registry.forget_queues(gone)
         await self.register_models()
+
+    def _adapter_queues(self, cards: list[dict[str, Any]]) -> set[str]:
+        return {adapter_queue(self.pool, card["id"]) for card in cards if card.get("parent")}
 
     async def register_models(self) -> None:
         """Make the models known to the gateways, if Redis is available; heartbeats repeat it."""
         with contextlib.suppress(RedisError, OSError):
-            await self._registry.register_models(self.pool, self.models)
+            await self._register_models()
+
+    async def _register_models(self) -> None:
+        await self._registry.register_models(self.pool, self.models, self._version, self._weight)
 
     def started(self) -> None:
         """The worker can claim from now on: its start time is complete."""
@@ -144,7 +154,7 @@ class Registration:
             try:
                 if not await self._registry.reserve(self.worker_id, self._process):
                     raise WorkerIdTaken(f"another worker has taken the id {self.worker_id}")
-                await self._registry.register_models(self.pool, self.models)
+                await self._register_models()
                 await self.announce()
                 if self.executor is not None:
                     self.executor.advertised_slots.mark_stale()

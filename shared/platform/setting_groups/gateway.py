@@ -31,6 +31,9 @@ class GatewaySettings(BaseModel):
         description="API keys of operators, written alike: only these may use /admin and vLLM's "
         "routes for operators",
     )
+    default_model: str = Field(
+        "", description="for requests that name no model; empty: the only one, if there is one"
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     max_body_values: int = Field(
         1_000_000,
@@ -118,6 +121,14 @@ class GatewaySettings(BaseModel):
         le=3600,
         description="time for all workers of a pool to answer an operator call, as the load of an "
         "adapter; a worker that takes longer still does it",
+    )
+    response_ttl_s: float = Field(
+        172_800.0, ge=1, description="how long a stored response of /v1/responses is kept"
+    )
+    conversation_ttl_s: float = Field(
+        30 * 86_400.0,
+        ge=60,
+        description="how long a conversation is kept after its last use, and its responses",
     )
     access_log: bool = Field(True, description="log a line for each request")
     grace_s: int = Field(

@@ -20,7 +20,9 @@ class PoolSettings(BaseModel):
 
     engine: Literal["vllm", "simulated"] = "vllm"
     model: str = Field("", description="hub id or folder; empty: the demo model")
-    served_model_name: str = Field("", description="the model's name for clients; empty: its own")
+    served_model_name: str = Field(
+        "", description="the model's names for clients, comma separated; empty: its own"
+    )
     engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
     pool: str = Field(
         "",
@@ -52,6 +54,11 @@ class PoolSettings(BaseModel):
     def _check_autoscale(cls, value: str) -> str:
         parse_autoscale(value)
         return value
+
+
+def split_names(text: str) -> list[str]:
+    """The names in a comma separated list."""
+    return list(filter(None, map(str.strip, text.split(","))))
 
 
 def parse_range(text: str) -> tuple[int, int]:

@@ -17,6 +17,9 @@ class WorkerSettings(BaseModel):
     worker_port: int = Field(
         8100, ge=0, le=65535, description="port for health and metrics; 0: any free one"
     )
+    startup_timeout_s: float = Field(
+        3600.0, gt=0, description="a worker whose model has not loaded after this time ends"
+    )
     drain_deadline_s: float = Field(
         30.0, ge=0, description="time for running jobs to end after SIGTERM"
     )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from shared.platform.settings import Settings
+from shared.fleet.pools import load_pools
+from shared.platform.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "compose"
@@ -230,3 +231,24 @@ def test_no_image_is_whatever_is_newest() -> None:
     for image in images:
         assert re.fullmatch(r"[a-z/-]+:v?\d[\w.-]*", image), image
     assert not re.search(r":latest\b", "".join(texts))
+
+
+def test_the_example_of_pools_has_a_service_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(COMPOSE)
+    override = load(COMPOSE / "compose.pools.yaml")
+    file = (COMPOSE / override["configs"]["flotilla"]["file"]).resolve()
+    pools = load_pools(load_settings(config=file))
+    services = override["services"]
+    joined = {service["environment"].get("FLOTILLA_POOL") for service in services.values()}
+    assert joined - {None} == {pool.name for pool in pools.all}
+    for service in services.values():
+        (mounted,) = service["configs"]
+        assert mounted["target"] == service["environment"]["FLOTILLA_CONFIG"]
+
+
+def test_the_example_of_pools_on_kubernetes_has_a_folder_for_each() -> None:
+    folder = COMPOSE / "kubernetes" / "overlays" / "pools"
+    pools = load_pools(load_settings(config=folder / "flotilla.yaml"))
+    for pool in pools.all:
+        assert f"value: {pool.name}\n" in (folder / pool.name / "worker.yaml").read_text()
+        assert f"  - {pool.name}\n" in (folder / "kustomization.yaml").read_text()

@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from gateway.launcher.devices import device_of, gpus, groups, shares
-from shared.platform.settings import Settings
+from gateway.launcher.devices import allot, device_of, gpus, shared_out
+from shared.fleet.pools import Pool
+
+
+def a_pool(engine_args: str = "", *, name: str = "p", workers: int = 1) -> Pool:
+    return Pool(
+        given_name=name,
+        served_model_name=name,
+        engine_args=engine_args,
+        workers=(workers, workers),
+        max_queue_depth=1,
+    )
+
 
 TWO_GPUS = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aaaa)
@@ -32,7 +43,7 @@ GPU 1: NVIDIA H200 (UUID: GPU-cccc)
     ],
 )
 def test_gpus_are_shared_out(devices: list[str], engine_args: str, workers: list[str]) -> None:
-    shared = groups(devices, engine_args)
+    shared = shared_out(devices, [a_pool(engine_args)]).get("p", [])
     given = [device_of(number, shared).get("CUDA_VISIBLE_DEVICES", "") for number in (1, 2, 3)]
     assert given == workers
 
@@ -56,5 +67,30 @@ def test_gpus_are_found(
         driver.chmod(0o755)
     environment = {"PATH": str(tmp_path), **variables}
     assert gpus(environment) == found
-    assert shares(Settings(engine="vllm"), environment) == (found if len(found) > 1 else [])
-    assert shares(Settings(engine="simulated"), environment) == []
+    assert allot([a_pool()], environment) == {"p": found if len(found) > 1 else []}
+    simulated = a_pool().model_copy(update={"engine": "simulated"})
+    assert allot([simulated], environment) == {"p": []}
+
+
+AUTO = "--tensor-parallel-size auto"
+
+
+@pytest.mark.parametrize(
+    ("n_devices", "pools", "shared"),
+    [
+        (4, [a_pool(AUTO)], {"p": ["0,1,2,3"]}),
+        (4, [a_pool(AUTO, workers=2)], {"p": ["0,1", "2,3"]}),
+        (5, [a_pool(AUTO, workers=2)], {"p": ["0,1", "2,3"]}),
+        (1, [a_pool(AUTO)], {}),
+        (4, [a_pool("-tp 2"), a_pool(name="q", workers=2)], {"p": ["0,1"], "q": ["2", "3"]}),
+        (4, [a_pool(AUTO), a_pool(name="q")], {"p": ["1,2,3"], "q": ["0"]}),
+        (4, [a_pool(AUTO), a_pool(AUTO, name="q")], {"p": ["0,1"], "q": ["2,3"]}),
+        (2, [a_pool("-tp 2"), a_pool("-tp 2", name="q")], {"p": ["0,1"], "q": ["0,1"]}),
+        (2, [a_pool("-tp 2"), a_pool(AUTO, name="q")], {"p": ["0,1"], "q": ["0,1"]}),
+        (3, [a_pool("-tp 4"), a_pool(name="q")], {"p": [], "q": ["0"]}),
+    ],
+)
+def test_pools_share_the_gpus(
+    n_devices: int, pools: list[Pool], shared: dict[str, list[str]]
+) -> None:
+    assert shared_out([str(number) for number in range(n_devices)], pools) == shared

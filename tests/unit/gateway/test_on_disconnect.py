@@ -95,11 +95,24 @@ def test_a_job_with_a_key_is_kept_as_long_as_its_key_and_lies_in_its_shard() -> 
     assert attached(key="k").id != job.id
 
 
+def test_a_job_has_the_deadlines_of_its_pool() -> None:
+    pools = {"slow": {"model": "m", "deadline_s": 9, "run_deadline_s": 5}, "other": {"model": "o"}}
+    settings = SETTINGS.model_copy(update={"pools": Settings(pools=pools).pools})  # type: ignore[arg-type]
+    factory = JobFactory(settings, "gw", lambda shard: True)
+    request = CheckedRequest("m", True, "default", PromptSize(0, 0))
+    deadlines = []
+    for pool in ("slow", "slow+adapter-1", "other", "unknown"):
+        job = factory.attached(ENDPOINT, "t", ModelInfo("m", pool, {}), request, b"{}")
+        deadlines.append((job.deadline_s, job.queue_deadline_s, job.run_deadline_s))
+    assert deadlines == [(9, None, 5), (9, None, 5), (None, None, None), (None, None, None)]
+
+
 def test_headers() -> None:
     others = [(b"host", b"x"), (b"accept", b"*/*"), (b"accept", b"a")]
     assert call_headers(others) == CallHeaders("", "")
     found = call_headers([*others, (b"idempotency-key", b"k-1")])
     assert found == CallHeaders("k-1", "")
+    assert call_headers([(b"x-flotilla-model-version", b"2")]).model_version == "2"
     found = call_headers(
         [(b"x-flotilla-on-disconnect", b"keep"), (b"idempotency-key", b"!~" * 127)]
     )

@@ -41,6 +41,7 @@ class Queue:
     def __init__(self, servers: int = 1) -> None:
         self.servers = range(servers)
         self.calls: list[tuple[int, list[int]]] = []
+        self.depths: list[int] = []
         self.open = asyncio.Event()
         self.open.set()
         self.full: set[int] = set()
@@ -52,7 +53,7 @@ class Queue:
     def start_submit(
         self, shard: int, jobs: list[NewJob], max_depth: int
     ) -> asyncio.Future[list[SubmitReply]]:
-        assert max_depth == DEPTH
+        self.depths.append(max_depth)
         if any(each.body == UNSENDABLE for each in jobs):
             raise TypeError("can't be packed")
         return asyncio.ensure_future(self._call(shard, jobs))
@@ -104,6 +105,22 @@ async def test_jobs_of_one_turn_of_the_loop_are_sent_in_one_call(
 ) -> None:
     await asyncio.gather(*(submitter.submit(job(n)) for n in range(20)))
     assert queue.calls == [(0, list(range(20)))]
+    assert queue.depths == [DEPTH]
+
+
+async def test_a_pool_has_a_limit_of_its_own(queue: Queue, registry: CollectorRegistry) -> None:
+    as_queue: Any = queue
+    submitter = Submitter(as_queue, DEPTH, GatewayMetrics(registry), {"small": 2})
+    pools = ("p", "small", "small+adapter-1", "p", "small")
+    await asyncio.gather(
+        *(submitter.submit(job(n)._replace(pool=pool)) for n, pool in enumerate(pools))
+    )
+    assert sorted(zip(queue.depths, queue.calls, strict=True)) == [
+        (2, (0, [1, 2, 4])),
+        (DEPTH, (0, [0, 3])),
+    ]
+    assert submitter.max_depth("small+adapter-1") == 2
+    assert submitter.max_depth("p") == DEPTH
 
 
 async def test_jobs_that_arrive_during_a_call_are_sent_in_the_next(

@@ -20,7 +20,7 @@ from gateway.cli import main
 from gateway.launcher import local_redis, ports
 from gateway.launcher.console import Console
 from gateway.launcher.service import Restart, after_end, how_it_ended
-from gateway.launcher.welcome import progress, welcome
+from gateway.launcher.welcome import PoolLine, how_many, progress, welcome
 from worker.demo import MODEL_NAME
 
 runner = CliRunner()
@@ -108,7 +108,7 @@ def a_welcome(**changes: Any) -> str:
         "url": "http://127.0.0.1:8000",
         "model": "it's-a-model",
         "simulated": False,
-        "workers": "2",
+        "pools": [PoolLine("p", ("it's-a-model",), (2, 2))],
         "logs": Path(".flotilla/logs"),
         "with_key": False,
     }
@@ -130,6 +130,21 @@ def test_welcome_names_the_key_and_the_simulation() -> None:
     text = a_welcome(with_key=True, simulated=True)
     assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in text
     assert "SIMULATED" in text
+
+
+def test_welcome_lists_the_pools() -> None:
+    assert "workers  2\n" in a_welcome()
+    scaled = [PoolLine("p", ("m",), (0, 3))]
+    assert "workers  0 to 3, as the load asks" in a_welcome(pools=scaled)
+    several = a_welcome(pools=[*scaled, PoolLine("chat-1", ("chat", "c"), (1, 1))])
+    assert "pool     p       m; workers: 0 to 3, as the load asks\n" in several
+    assert "pool     chat-1  chat, c; workers: 1\n" in several
+
+
+def test_the_workers_of_all_pools_are_counted() -> None:
+    assert how_many([(1, 1)]) == "1 worker"
+    assert how_many([(1, 1), (2, 2)]) == "3 workers"
+    assert how_many([(0, 3), (1, 1)]) == "1 to 4 workers"
 
 
 def test_ports(listener: int) -> None:

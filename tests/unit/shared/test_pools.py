@@ -1,12 +1,15 @@
-"""Pools: how the variables of a process describe them."""
+"""Pools: how the variables of a process, or flotilla.yaml, describe them."""
 
 from __future__ import annotations
+
+import shlex
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from shared.fleet.pools import Pool, load_pools, pool_name
-from shared.platform.settings import Settings
+from shared.fleet.pools import Pool, load_pools, pool_name, worker_settings
+from shared.platform.settings import Settings, SettingsError
 
 
 def test_without_variables_there_is_the_demo_models_pool() -> None:
@@ -14,6 +17,7 @@ def test_without_variables_there_is_the_demo_models_pool() -> None:
     assert pools.own.name == pools.own.served_model_name == "flotilla-demo"
     assert pools.own.autoscale is None
     assert pools.others == pools.autoscaled == ()
+    assert not pools.declared
 
 
 @pytest.mark.parametrize(
@@ -22,6 +26,7 @@ def test_without_variables_there_is_the_demo_models_pool() -> None:
         ({"engine": "simulated"}, "simulated", "simulated"),
         ({"model": "my/Model"}, "my/Model", pool_name("my/Model")),
         ({"model": "/models/x", "served_model_name": "x"}, "x", "x"),
+        ({"model": "/models/x", "served_model_name": "x, y"}, "x", "x"),
         ({"model": "my/Model", "pool": "big"}, "my/Model", "big"),
     ],
 )
@@ -33,6 +38,11 @@ def test_variables_describe_the_process_own_pool(
     assert own.engine == variables.get("engine", "vllm")
 
 
+def test_a_model_can_have_several_names_for_clients() -> None:
+    own = load_pools(Settings(served_model_name="x, y")).own
+    assert own.served_names == own.engine_names == ("x", "y")
+
+
 def test_autoscale_names_the_own_pool_and_others() -> None:
     settings = Settings(model="a", autoscale="a=1:3,b=0:2", autoscale_idle_s=7, max_queue_depth=9)
     pools = load_pools(settings)
@@ -41,6 +51,7 @@ def test_autoscale_names_the_own_pool_and_others() -> None:
     assert pools.own.autoscale is not None
     assert (pools.own.autoscale.min, pools.own.autoscale.max) == (1, 3)
     assert pools.own.autoscale.idle_s == 7
+    assert pools.own.workers == (1, 3)
     assert pools.others[0].max_queue_depth == 9
     assert pools.others[0].model == ""
     only_others = load_pools(Settings(autoscale="b=0:2"))
@@ -57,3 +68,123 @@ def test_a_worker_joins_the_pool_of_the_model_that_its_engine_names() -> None:
 def test_a_pool_refuses_what_it_does_not_have() -> None:
     with pytest.raises(ValidationError):
         Pool(served_model_name="a", max_queue_depth=1, colour="red")  # type: ignore[call-arg]
+
+
+# --- flotilla.yaml ---
+
+
+def declared(**pools: dict[str, Any]) -> Settings:
+    return Settings(pools=pools)  # type: ignore[arg-type]
+
+
+def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
+    settings = Settings(
+        max_queue_depth=7,
+        autoscale_idle_s=9,
+        pools={  # type: ignore[arg-type]
+            "chat": {
+                "model": "org/chat",
+                "served_names": ["chat", "assistant"],
+                "version": "2",
+                "weight": 10,
+                "engine_args": {"max_model_len": 64, "compilation_config": {"level": 0}},
+                "adapters": {"sql": "/adapters/sql"},
+                "sampling": {"temperature": 0.5, "max_tokens": 9},
+                "min_workers": 0,
+                "max_workers": 3,
+                "autoscale": {"target_wait_s": 1},
+                "queue_deadline_s": 60,
+                "startup_timeout_s": 100,
+                "max_queue_depth": 5,
+                "hooks": ["my.module:check"],
+                "allow_fields": ["priority"],
+            },
+            "embed": {"engine": "simulated", "workers": 2},
+        },
+    )
+    pools = load_pools(settings)
+    assert pools.declared
+    chat, embed = pools.all
+    assert (chat.name, chat.served_names) == ("chat", ("chat", "assistant"))
+    assert chat.engine_names == ("chat", "assistant", "chat:2", "assistant:2")
+    assert shlex.split(chat.engine_args) == [
+        "--override-generation-config",
+        '{"temperature": 0.5, "max_new_tokens": 9}',
+        "--enable-lora",
+        "--lora-modules",
+        '{"name": "sql", "path": "/adapters/sql"}',
+        "--max-model-len",
+        "64",
+        "--compilation-config",
+        '{"level": 0}',
+    ]
+    assert chat.adapters == ("sql",)
+    assert (chat.max_queue_depth, embed.max_queue_depth) == (5, 7)
+    assert (chat.startup_timeout_s, chat.queue_deadline_s) == (100, 60)
+    assert (chat.has_deadlines, embed.has_deadlines) == (True, False)
+    assert (chat.hooks, chat.allow_fields) == (("my.module:check",), ("priority",))
+    assert [pool.name for pool in pools.autoscaled] == ["chat"]
+    assert chat.autoscale is not None
+    limits = chat.autoscale
+    assert (limits.min, limits.max, limits.target_wait_s, limits.idle_s) == (0, 3, 1, 9)
+    assert (embed.served_model_name, embed.workers) == ("simulated", (2, 2))
+
+
+def test_a_worker_names_its_pool_unless_there_is_only_one() -> None:
+    settings = declared(a={"model": "a"}, b={"model": "b"})
+    with pytest.raises(SettingsError, match="FLOTILLA_POOL='' must name the worker's pool: a, b"):
+        _ = load_pools(settings).own
+    joined = settings.model_copy(update={"pool": "b"})
+    assert load_pools(joined).own.model == "b"
+    with pytest.raises(SettingsError, match="FLOTILLA_POOL='c'"):
+        load_pools(settings.model_copy(update={"pool": "c"}))
+    assert load_pools(declared(a={"model": "a"})).own.name == "a"
+
+
+def test_an_engine_reads_the_settings_of_its_workers_pool() -> None:
+    settings = declared(
+        a={"model": "org/a", "served_names": ["x", "y"], "version": 1, "engine_args": "--seed 1"},
+        b={"engine": "simulated"},
+    )
+    seen = worker_settings(settings.model_copy(update={"pool": "a"}))
+    assert (seen.model, seen.served_model_name) == ("org/a", "x,y,x:1,y:1")
+    assert (seen.engine, seen.engine_args) == ("vllm", "--seed 1")
+    assert load_pools(seen).own == load_pools(settings).all[0]
+    assert worker_settings(settings.model_copy(update={"pool": "b"})).engine == "simulated"
+    plain = Settings(model="m")
+    assert worker_settings(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("pools", "problem"),
+    [
+        ({"a": {"model": "m"}, "b": {"model": "m"}}, "both serve 'm': give each a `version`"),
+        (
+            {"a": {"model": "m", "version": 1}, "b": {"model": "m", "version": 1}},
+            "both serve 'm:1'",
+        ),
+        (
+            {"a": {"model": "m", "version": 1}, "b": {"model": "m"}},
+            "some of the pools that serve 'm' have a `version`",
+        ),
+        (
+            {"a": {"model": "m", "adapters": {"x": "/x"}}, "b": {"model": "x"}},
+            "both serve 'x'",
+        ),
+        ({"a": {"sampling": {"seed": 1}}}, "pools.a: `seed` has no default in vLLM"),
+        ({"a": {"engine_args": "--x '"}}, "pools.a: No closing quotation"),
+    ],
+)
+def test_a_name_leads_to_one_pool(pools: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        load_pools(declared(**pools))
+
+
+def test_versions_of_a_model_may_have_the_same_adapters() -> None:
+    pools = load_pools(
+        declared(
+            a={"model": "m", "version": 1, "adapters": {"x": "/1"}},
+            b={"model": "m", "version": 2, "adapters": {"x": "/2"}},
+        )
+    )
+    assert [pool.adapters for pool in pools.all] == [("x",), ("x",)]

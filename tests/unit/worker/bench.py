@@ -113,7 +113,9 @@ class Bench:
         watched: bool = False,
         **body: Any,
     ) -> JobRun:
-        given = {"messages": MESSAGES} if endpoint == CHAT else {"prompt": "hello"}
+        given: dict[str, Any] = {"prompt": "hello", "input": "hello"}
+        if endpoint == CHAT:
+            given = {"messages": MESSAGES}
         raw = json.dumps(given | body).encode()
         stream = body.get("stream", False)
         job = LeasedJob(

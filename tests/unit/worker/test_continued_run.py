@@ -29,7 +29,7 @@ from worker.engines.simulated.generation import TOKENS
 from worker.publish.continuation import ContinuationDiffers, SentChunks
 from worker.run.job_run import Outcome
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
 SHORT = {"max_tokens": 9, "ignore_eos": True}
 SEVERAL = {"endpoint": COMPLETIONS, "prompt": ["one", "two", "three"], "seed": 4}
 USAGE = {"include_usage": True}
@@ -37,6 +37,8 @@ RUNNING_USAGE = {"include_usage": True, "continuous_usage_stats": True}
 CLASSES: dict[str, dict[str, Any]] = {
     "chat": SHORT,
     "completion": {"endpoint": COMPLETIONS, **SHORT},
+    "response": {"endpoint": RESPONSES, "max_output_tokens": 9, "ignore_eos": True},
+    "response that ends by itself": {"endpoint": RESPONSES, "seed": 2},
     "ends by itself": {"seed": 2},
     "min_tokens": {"min_tokens": 12, "max_tokens": 20},
     "service tier": {**SHORT, "service_tier": "flex"},
@@ -92,11 +94,13 @@ async def run(
 
 
 def without_created(data: bytes) -> bytes:
-    return re.sub(rb'"created": ?\d+', b"", data)
+    """Without times, and without the random ids of a response's items."""
+    return re.sub(rb'"created(?:_at)?": ?\d+|msg_[0-9a-f]{32}', b"", data)
 
 
 def created(data: bytes) -> set[bytes]:
-    return set(re.findall(rb'"created": ?\d+', data))
+    """Times and ids, of which one stream has one."""
+    return set(re.findall(rb'"created(?:_at)?": ?\d+|msg_[0-9a-f]{32}', data))
 
 
 def transcript(entries: list[Entry]) -> Transcript:
@@ -133,7 +137,7 @@ async def test_a_job_continues_behind_each_entry_of_its_log(
         assert outcome is Outcome.FINISHED, n_entries
         queue = bench.queue
         assert without_created(queue.sent) == without_created(undisturbed.queue.sent)
-        assert len(created(queue.sent)) <= 1
+        assert len(created(queue.sent)) <= (2 if body.get("endpoint") == RESPONSES else 1)
         assert transcript([*before, *queue.log]) == transcript(log)
         assert without_created(queue.answer.body) == without_created(answer.body)
         assert replace(queue.answer, body=b"") == replace(answer, body=b"")
@@ -358,6 +362,7 @@ async def test_a_run_that_waits_for_its_log_can_be_aborted(
     await bench.close()
 
 
-def test_the_classes_have_both_endpoints_and_every_option() -> None:
-    assert {body.get("endpoint", CHAT) for body in CLASSES.values()} == {CHAT, COMPLETIONS}
+def test_the_classes_have_all_endpoints_and_every_option() -> None:
+    endpoints = {body.get("endpoint", CHAT) for body in CLASSES.values()}
+    assert endpoints == {CHAT, COMPLETIONS, RESPONSES}
     assert len(TOKENS) > 20

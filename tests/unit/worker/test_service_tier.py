@@ -11,7 +11,8 @@ from gateway.jobs.admission import lane_of
 from shared.api.errors import BadRequest
 from shared.protocol.job import LeasedJob
 from worker.engines.vllm import stream as vllm_stream
-from worker.publish.service_tier import TieredOutputBuffer, add_tier, requested_tier
+from worker.publish.answer_edit import EditedOutputBuffer
+from worker.publish.service_tier import TierEdit, add_tier, requested_tier
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_each_chunk_contains_the_tier() -> None:
     job = LeasedJob(
         "job_000" + "0" * 24, 0, "n", 1, "e", 1, True, "/v1/completions", b"{}", "", False, 0.0
     )
-    buffer = TieredOutputBuffer(job, lambda _: None, "priority")
+    buffer = EditedOutputBuffer(job, lambda _: None, TierEdit("priority"))
     buffer.chunk(b'data: {"id":"a","choices":[{"delta":{"content":"}"}}]}\n\n')
     buffer.chunk(b'data: {"id":"a"}\n\ndata: {"id":"b"}\n\ndata: [DONE]\n\n')
     buffer.chunk(b'data: {"error":{"message":"x"}}\n\n')

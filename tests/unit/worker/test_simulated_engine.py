@@ -190,6 +190,14 @@ async def test_names(start: Start) -> None:
         assert (await ask(engine, model="other")).status == 404
 
 
+async def test_aliases(start: Start) -> None:
+    engine = await start(model="m", served_model_name="a, b")
+    models = (await call(engine, "GET", "/v1/models")).json()["data"]
+    assert [model["id"] for model in models] == ["a", "b"]
+    assert (await ask(engine, model="b")).json()["model"] == "a", "the first one, as in vLLM"
+    assert (await ask(engine, model="m")).status == 404
+
+
 # --- the batch ---
 
 

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from shared.api.endpoints import ENDPOINTS
+from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
 from worker.engines.simulated import operator_api
@@ -32,6 +33,8 @@ from worker.engines.simulated.request import (
     parse,
 )
 from worker.engines.simulated.response import DEAD, GenerationResponse
+from worker.engines.simulated.response_request import ResponseBody
+from worker.engines.simulated.responses_response import ResponsesResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
 _ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES | operator_api.ROUTES
@@ -82,14 +85,16 @@ class SimulatedApi:
     """The ASGI application of one engine."""
 
     def __init__(self, settings: Settings, engine: Generator) -> None:
-        self._name = settings.served_model_name or settings.model or "simulated"
         self._root = settings.model or "simulated"
+        self._names = split_names(settings.served_model_name) or [self._root]
+        self._name = self._names[0]
         self._engine = engine
-        self._operators = operator_api.OperatorApi(lambda: {self._name}, settings.sim_max_loras)
+        self._operators = operator_api.OperatorApi(self._names, settings.sim_max_loras)
         self._responses: dict[str, Callable[[Headers, bytes], Answer]] = {
             "/v1/chat/completions": self._chat_response,
             "/v1/chat/completions/batch": self._batch_chat_response,
             "/v1/completions": self._completion_response,
+            "/v1/responses": self._response,
             "/invocations": self._invocation,
             **{path: partial(self._pooling_response, respond) for path, respond in POOLING.items()},
         }
@@ -182,9 +187,16 @@ class SimulatedApi:
         model = body.model
         return model if model and model in self._operators.adapters else self._name
 
+    def _response(self, headers: Headers, raw: bytes) -> ResponsesResponse:
+        body = parse(ResponseBody, headers.get("content-type", ""), raw)
+        body.check()
+        self._check_model(body, headers)
+        return ResponsesResponse(body, self._served(body), self._engine.capacity.max_model_len)
+
     def _check_model(self, body: AnyBody, headers: Headers) -> str:
-        if body.model and body.model not in {self._name, *self._operators.adapters}:
-            message = f"The model `{body.model}` does not exist. Valid aliases: {self._name}."
+        if body.model and body.model not in {*self._names, *self._operators.adapters}:
+            names = ", ".join(self._names)
+            message = f"The model `{body.model}` does not exist. Valid aliases: {names}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
         given = getattr(body, "request_id", "")
         return headers.get("x-request-id") or given or uuid.uuid4().hex[:16]
@@ -205,21 +217,24 @@ class SimulatedApi:
             "group": None,
             "is_blocking": False,
         }
-        card = {
-            "id": self._name,
-            "object": "model",
-            "created": now,
-            "owned_by": "simulated",
-            "root": self._root,
-            "parent": None,
-            "max_model_len": self._engine.capacity.max_model_len,
-            "permission": [permission],
-        }
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": now,
+                "owned_by": "simulated",
+                "root": self._root,
+                "parent": None,
+                "max_model_len": self._engine.capacity.max_model_len,
+                "permission": [permission],
+            }
+            for name in self._names
+        ]
         adapters = [
-            card | {"id": name, "root": path, "parent": self._name, "max_model_len": None}
+            cards[0] | {"id": name, "root": path, "parent": self._name, "max_model_len": None}
             for name, path in self._operators.adapters.items()
         ]
-        return {"object": "list", "data": [card, *adapters]}
+        return {"object": "list", "data": [*cards, *adapters]}
 
 
 async def _on_disconnect(receive: Receive, then: Callable[[], None]) -> None:

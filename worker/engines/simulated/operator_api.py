@@ -7,7 +7,7 @@ begins with `missing` can't be loaded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 
 from starlette.datastructures import QueryParams
@@ -23,7 +23,7 @@ ROUTES = {action.engine_path: action.method for action in ACTIONS.values() if ac
 class OperatorApi:
     """State and answers of these routes. `base_models` are the names that are no adapters'."""
 
-    def __init__(self, base_models: Callable[[], set[str]], max_loras: int) -> None:
+    def __init__(self, base_models: Collection[str], max_loras: int) -> None:
         self.adapters: dict[str, str] = {}
         """Name -> path."""
         self._base_models = base_models
@@ -56,7 +56,7 @@ class OperatorApi:
         name, path = options["lora_name"], options["lora_path"]
         if not self._max_loras:
             raise RefusedError("LoRA is not enabled.", kind="InternalServerError", status=500)
-        if name in self._base_models():
+        if name in self._base_models:
             message = f"The lora adapter '{name}' conflicts with a served base model."
             raise RefusedError(message, kind="InvalidUserInput")
         if name in self.adapters and not options.get("load_inplace"):

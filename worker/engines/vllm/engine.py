@@ -15,11 +15,13 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shared.platform import settings as environment
+from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings, SettingsError
 from worker.demo import MODEL_DIR, MODEL_NAME
 from worker.engines.protocol import Capacity, Load
 from worker.engines.vllm import parent_death
 from worker.engines.vllm import stream as vllm_stream
+from worker.engines.vllm.gpu_args import with_gpus
 
 log = logging.getLogger("flotilla.engine")
 
@@ -133,12 +135,15 @@ class VllmEngine:
         """VLLM's own arguments, parsed and checked by vLLM's own parser."""
         settings = self._settings
         argv = ["--model", settings.model or str(MODEL_DIR)]
-        name = settings.served_model_name or ("" if settings.model else MODEL_NAME)
-        if name:
-            argv += ["--served-model-name", name]
+        names = split_names(settings.served_model_name)
+        if not names and not settings.model:
+            names = [MODEL_NAME]
+        if names:
+            argv += ["--served-model-name", *names]
         if not settings.model:
             argv += shlex.split(DEMO_ARGS)
         argv += shlex.split(settings.engine_args)
+        argv = with_gpus(argv, v.gpus)
         parser = v.make_arg_parser(v.FlexibleArgumentParser())
         parser.print_usage = lambda *_: None  # 300 lines, which would hide the error
         try:
@@ -208,9 +213,15 @@ def _import() -> SimpleNamespace:
 
         return bool(current_platform.is_cpu())
 
+    def gpus() -> int:
+        from vllm.platforms import current_platform
+
+        return 1 if on_cpu() else int(current_platform.device_count())
+
     return SimpleNamespace(
         version=vllm.__version__,
         on_cpu=on_cpu,
+        gpus=gpus,
         AsyncEngineArgs=AsyncEngineArgs,
         AsyncLLM=AsyncLLM,
         FlexibleArgumentParser=FlexibleArgumentParser,

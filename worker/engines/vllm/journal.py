@@ -40,10 +40,11 @@ log = logging.getLogger("flotilla.engine")
 # none of it is sent before its end: they are not journaled, and a lost search begins again.
 _BEAM = re.compile(r"-beam-\d+$")
 # vLLM numbers the calls of a request that may have several prompts; those of a batch of
-# conversations with an underscore. A job's own id has more digits behind its underscore.
+# conversations with an underscore. A job's own id has more digits behind its underscore. So it does
+# with those of a response, one for each turn with tools that vLLM itself calls.
 _CALL = re.compile(
     r"^(?:cmpl|embd|pooling|classify|score|generative-scoring|decision)-.*-(\d+)$"
-    r"|^chatcmpl-.*_(\d{1,4})$"
+    r"|^(?:chatcmpl-|resp_).*_(\d{1,4})$"
 )
 
 

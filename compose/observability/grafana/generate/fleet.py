@@ -104,7 +104,7 @@ FLEET = Dashboard(
                     "percentunit",
                     (
                         f"max by (pool, lane) (flotilla_queue_depth{POOL})"
-                        " / on () group_left () max(flotilla_queue_depth_limit)",
+                        " / on (pool) group_left () max by (pool) (flotilla_queue_depth_limit)",
                         "{{pool}} {{lane}}",
                     ),
                     bad=0.8,

@@ -1,0 +1,156 @@
+"""`flotilla config`: checks flotilla.yaml and all other settings, and shows what they add up to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import typer
+from pydantic import SecretStr
+
+from gateway.launcher import torchserve
+from gateway.launcher.local_redis import without_password
+from shared.fleet.pools import Pool, load_pools
+from shared.platform import config_file
+from shared.platform.settings import (
+    Settings,
+    SettingsError,
+    load_settings,
+    origin,
+    pool_key_origin,
+)
+
+EXIT_USAGE = 2
+_HIDDEN = "**********"
+_COLUMN = 56
+
+app = typer.Typer(help="flotilla.yaml and all other settings.", no_args_is_help=True)
+Config = Annotated[
+    Path | None,
+    typer.Option(help="The file with settings; else flotilla.yaml in this folder.", metavar="FILE"),
+]
+
+
+class Line(NamedTuple):
+    """One setting, or one key of a pool."""
+
+    keys: tuple[str, ...]
+    value: Any
+    origin: str
+
+
+@app.command()
+def check(config: Config = None) -> None:
+    """Check every setting of flotilla.yaml, variables and secret files; 2 if one is wrong."""
+    settings = _load(config)
+    pools = _pools(settings)
+    print(f"{settings.config or 'no flotilla.yaml'}: fine")
+    for pool in pools:
+        print(f"  {_summary(pool)}")
+
+
+@app.command()
+def show(
+    config: Config = None,
+    with_origin: Annotated[
+        bool, typer.Option("--origin", help="Add where each value comes from.")
+    ] = False,
+    with_defaults: Annotated[
+        bool, typer.Option("--all", help="Show the settings that have their default, too.")
+    ] = False,
+) -> None:
+    """Print the settings that hold, as a flotilla.yaml; keys and passwords are hidden."""
+    settings = _load(config)
+    _pools(settings)
+    file = config_file.read(settings.config) if settings.config else {}
+    begun: tuple[str, ...] = ()
+    for line in lines(settings, {"config": config}, file, with_defaults=with_defaults):
+        for depth, key in enumerate(line.keys[:-1]):
+            if line.keys[: depth + 1] != begun[: depth + 1]:
+                print(f"{'  ' * depth}{key}:")
+        begun = line.keys[:-1]
+        text = f"{'  ' * len(begun)}{line.keys[-1]}: {json.dumps(line.value, ensure_ascii=False)}"
+        print(f"{text:{_COLUMN}}  # {line.origin}" if with_origin else text)
+
+
+@app.command("from-torchserve")
+def from_torchserve(
+    path: Annotated[Path, typer.Argument(help="TorchServe's model_config.yaml.", metavar="FILE")],
+    name: Annotated[str, typer.Option(help="The name of the pool.")] = "model",
+) -> None:
+    """Print the flotilla.yaml that serves what a TorchServe model_config.yaml serves."""
+    print(converted(path, name), end="")
+
+
+def converted(path: Path, name: str = "model") -> str:
+    """The flotilla.yaml for a model_config.yaml; what can't be used is reported on stderr."""
+    try:
+        found = torchserve.convert(config_file.read(path), path, name)
+    except SettingsError as error:
+        _fail(error)
+    for key in found.unused:
+        print(f"flotilla: {path}: `{key}` means nothing here and is not used", file=sys.stderr)
+    return config_file.dump(found.file)
+
+
+def lines(
+    settings: Settings,
+    flags: Mapping[str, Any],
+    file: Mapping[str, Any],
+    *,
+    with_defaults: bool = False,
+) -> Iterator[Line]:
+    """The settings with their values and origins, the pools last."""
+    for name in type(settings).model_fields:
+        if name in ("config", "pools"):
+            continue
+        source = origin(name, flags, file)
+        if source != "default" or with_defaults:
+            yield Line((name,), _shown(getattr(settings, name)), source)
+    for pool, entry in settings.pools.items():
+        for key, value in entry.model_dump(exclude_unset=not with_defaults, mode="json").items():
+            given = key in entry.model_fields_set
+            source = pool_key_origin(pool, key) if given else "default"
+            yield Line(("pools", pool, key), value, source)
+
+
+def _shown(value: Any) -> Any:
+    """A value without secrets, as JSON has it."""
+    if isinstance(value, SecretStr):
+        return _HIDDEN
+    if isinstance(value, tuple):
+        return [_shown(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return without_password(value) if isinstance(value, str) and "://" in value else value
+
+
+def _summary(pool: Pool) -> str:
+    least, most = pool.workers
+    workers = f"{least}" if least == most else f"{least} to {most}"
+    version = f", version {pool.version}, weight {pool.weight}" if pool.version else ""
+    adapters = f", adapters {', '.join(pool.adapters)}" if pool.adapters else ""
+    names = ", ".join(pool.served_names)
+    return f"pool {pool.name}: {names}{version}{adapters}; {pool.engine}; workers: {workers}"
+
+
+def _load(config: Path | None) -> Settings:
+    try:
+        return load_settings(config=config)
+    except SettingsError as error:
+        _fail(error)
+
+
+def _pools(settings: Settings) -> tuple[Pool, ...]:
+    try:
+        return load_pools(settings).all
+    except SettingsError as error:
+        _fail(error)
+
+
+def _fail(error: SettingsError) -> NoReturn:
+    print(f"flotilla: {error}", file=sys.stderr)
+    raise typer.Exit(EXIT_USAGE) from error

@@ -1,0 +1,108 @@
+"""The response object of a job: OpenAI's, in each state of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from gateway.jobs.job_object import transcript_of
+from gateway.jobs.stored_response import StoredResponse, final_response
+from shared.api.errors import job_error
+from shared.protocol.job import Job
+from shared.protocol.states import JobState
+from shared.queue.job_queue import JobQueue
+
+_STATUS = {
+    JobState.QUEUED: "queued",
+    JobState.IN_PROGRESS: "in_progress",
+    JobState.COMPLETED: "completed",
+    JobState.FAILED: "failed",
+    JobState.EXPIRED: "failed",
+    JobState.CANCELLED: "cancelled",
+}
+_ECHOED: dict[str, Any] = {
+    "instructions": None,
+    "metadata": None,
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "reasoning": None,
+    "service_tier": "auto",
+    "text": None,
+    "top_logprobs": None,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields of the request that the response repeats, with their defaults."""
+
+
+async def response_object(queue: JobQueue, stored: StoredResponse) -> dict[str, Any]:
+    """The response now. Raises StreamReset if Redis has lost a part of it, and redis' errors."""
+    final = await final_response(queue, stored.job)
+    if final is not None:
+        return final
+    fields = unfinished(stored, await stored.fields())
+    job = stored.job
+    if job.state is JobState.CANCELLED and job.attempts:
+        fields["output"] = await _output_so_far(queue, stored)
+    elif fields["status"] == "failed":
+        fields["error"] = _error(job)
+    return fields
+
+
+def unfinished(stored: StoredResponse, request: dict[str, Any]) -> dict[str, Any]:
+    """The response of a job without an answer yet, or ever. `request`: the request's fields."""
+    job = stored.job
+    echoed = {
+        name: default if request.get(name) is None else request[name]
+        for name, default in _ECHOED.items()
+    }
+    return {
+        "id": stored.id,
+        "object": "response",
+        "created_at": stored.options.created_at or int(job.created_at),
+        "status": _STATUS[job.state],
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": job.model,
+        "output": [],
+        "previous_response_id": None,
+        "usage": None,
+        **echoed,
+        **stored.options.shown(),
+    }
+
+
+async def _output_so_far(queue: JobQueue, stored: StoredResponse) -> list[dict[str, Any]]:
+    """The text that a cancelled response has had, as a message that is incomplete."""
+    choices = transcript_of(await queue.entries(stored.job.id, 0)).choices()
+    text = choices[0]["text"] if choices else ""
+    if not text:
+        return []
+    part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
+    return [
+        {
+            "id": f"msg_{stored.id.removeprefix('resp_')}",
+            "type": "message",
+            "role": "assistant",
+            "status": "incomplete",
+            "content": [part],
+        }
+    ]
+
+
+def _error(job: Job) -> dict[str, Any]:
+    """OpenAI's error of a response, from vLLM's refusal or from the end of the job."""
+    message, code = str(job_error(job.error_code, job.id)), "server_error"
+    if job.result:
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            message = str(json.loads(job.result)["error"]["message"])
+        if 400 <= job.status < 500:
+            code = "invalid_prompt"
+    return {"code": code, "message": message}

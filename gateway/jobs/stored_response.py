@@ -1,0 +1,130 @@
+"""Stored responses: each is a job, whose record has the request and whose log has the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gateway.jobs.response_items import Item, as_items, sent_again
+from shared.api.endpoint import StreamFormat
+from shared.api.endpoints import ENDPOINTS
+from shared.api.errors import BadRequest, NotFound, PreviousResponseNotFound, StreamReset
+from shared.protocol.chunk_template import DeltaDecoder
+from shared.protocol.job import Job
+from shared.protocol.job_log import Entry, tokens_missing
+from shared.protocol.response_id import job_id_of, response_id
+from shared.protocol.response_options import ResponseOptions
+from shared.protocol.states import JobState
+from shared.queue.job_queue import JobQueue
+
+_SMALL_BYTES = 1 << 16
+"""A larger body is parsed in a thread: the streams of other clients go on meanwhile."""
+
+
+class StoredResponse(NamedTuple):
+    """A response and what its client asked for."""
+
+    job: Job
+    body: bytes
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return response_id(self.job.id)
+
+    @property
+    def options(self) -> ResponseOptions:
+        """What the client asked of the gateway."""
+        return ResponseOptions.of_body(self.body)
+
+    async def fields(self) -> dict[str, Any]:
+        """The request's fields as vLLM gets them. Raises StreamReset if they can't be read."""
+        try:
+            if len(self.body) <= _SMALL_BYTES:
+                fields = json.loads(self.body)
+            else:
+                fields = await asyncio.to_thread(json.loads, self.body)
+        except ValueError as error:
+            raise StreamReset("Redis has lost the request of this response.") from error
+        return fields if isinstance(fields, dict) else {}
+
+    async def input_items(self) -> list[Item]:
+        """All items that the answer was made from, those of the history first."""
+        return as_items((await self.fields()).get("input"))
+
+
+def is_response(job: Job) -> bool:
+    """Whether the job is a response."""
+    endpoint = ENDPOINTS.get(job.endpoint)
+    return endpoint is not None and endpoint.stream is StreamFormat.RESPONSE_EVENTS
+
+
+async def stored_response(queue: JobQueue, tenant: str, response: str) -> StoredResponse:
+    """The tenant's stored response with this id. Raises NotFound, and redis' errors."""
+    job_id = job_id_of(response)
+    job = await queue.get(job_id) if job_id else None
+    if job is not None and job.tenant == tenant and is_response(job):
+        found = StoredResponse(job, await queue.request_body(job.id))
+        if found.options.store:
+            return found
+    raise NotFound(
+        f"Response with id {response[:64]!r} not found: the id is wrong, it was deleted, it was "
+        "created with `store: false`, or it has expired."
+    )
+
+
+async def history_of(queue: JobQueue, tenant: str, previous: str) -> list[Item]:
+    """The items of a response and of all before it: input, then output.
+
+    Raises PreviousResponseNotFound, BadRequest if it is not complete, and redis' errors.
+    """
+    param = "previous_response_id"
+    try:
+        stored = await stored_response(queue, tenant, previous)
+    except NotFound as error:
+        message = f"Previous response with id {previous[:64]!r} not found."
+        raise PreviousResponseNotFound(message, param) from error
+    if not stored.job.state.terminal:
+        raise BadRequest("The previous response is not complete yet.", param)
+    final = await final_response(queue, stored.job)
+    if final is None:
+        raise BadRequest(f"The previous response is {stored.job.state}: it has no output.", param)
+    return [*await stored.input_items(), *sent_again(final["output"])]
+
+
+async def final_response(queue: JobQueue, job: Job) -> dict[str, Any] | None:
+    """What the engine answered; None if the job ended without a response.
+
+    Raises StreamReset if Redis has lost a part of it, and redis' errors.
+    """
+    if job.state is not JobState.COMPLETED:
+        return None
+    if job.result:
+        return _checked(json.loads(job.result))
+    entries = await queue.entries(job.id, 0)
+    if not entries or tokens_missing(entries):
+        raise StreamReset("Redis has lost tokens of this response; create it again.")
+    return _checked(last_event(entries).get("response"))
+
+
+def last_event(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The last event of a stream that has ended; empty if it can't be read."""
+    decoder = DeltaDecoder()
+    chunk = b""
+    for entry in entries:
+        if entry.items:
+            chunk = decoder.decode(entry.items)
+    _, _, data = chunk.rstrip(b"\n").rpartition(b"\ndata: ")
+    try:
+        event = json.loads(data)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _checked(response: Any) -> dict[str, Any]:
+    if not isinstance(response, dict) or not isinstance(response.get("output"), list):
+        raise StreamReset("The answer of this job is no response.")
+    return response

@@ -1,0 +1,104 @@
+"""The Redis of one `flotilla up`: its own, or one that runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from gateway.launcher import local_redis, ports
+from gateway.launcher.child import Command
+from gateway.launcher.service import Service
+from shared.platform.settings import Settings, to_environment
+from shared.protocol.version import FORMAT_VERSION, FormatMismatch, refuse_other_format
+
+_WAIT_S = 10.0
+
+MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]]], Service]
+
+
+class CannotStartError(Exception):
+    """Why nothing was started; the message says what to do."""
+
+
+class FleetRedis:
+    """`url` is for everyone, `near_url` for the gateway and the workers; known after `find`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        lock: int,
+        make_service: MakeService,
+        say: Callable[[str], None],
+    ) -> None:
+        """`lock`: the file descriptor that holds `folder`; Redis inherits it."""
+        self.url = settings.redis_url
+        self.near_url = settings.redis_url
+        self.service: Service | None = None
+        """The process to run; None if Redis runs already."""
+        self._settings = settings
+        self._folder = folder
+        self._lock = lock
+        self._make_service = make_service
+        self._say = say
+
+    async def find(self, at_end: contextlib.ExitStack) -> None:
+        """Wait for the Redis that the settings name, else prepare `service`.
+
+        `at_end` removes its socket. Raises CannotStartError.
+        """
+        if "redis_url" in self._settings.model_fields_set:
+            await self._wait()
+            return
+        environment = to_environment(self._settings)
+        server = local_redis.find_server(environment.get("PATH"))
+        if server is None:
+            raise CannotStartError(
+                "redis-server was not found: apt-get install redis-server, "
+                "or name a running Redis with --redis-url"
+            )
+        port = ports.free_port("127.0.0.1")
+        self.url = f"redis://127.0.0.1:{port}/0"
+        socket = at_end.enter_context(local_redis.socket_path(self._folder))
+        self.near_url = f"unix://{quote(str(socket))}?db=0" if socket else self.url
+        command = local_redis.server_command(
+            server,
+            self._folder / "redis",
+            port,
+            socket,
+            environment,
+            self._lock,
+            durable=self._settings.durable,
+        )
+        self.service = self._make_service("redis", lambda: command, self._answers)
+
+    async def check_format(self) -> None:
+        """Raise CannotStartError if it holds another release's data: one message, not four."""
+        urls = self._settings.all_redis_urls if self.service is None else [self.url]
+        try:
+            await refuse_other_format(urls, self._settings.shards)
+        except FormatMismatch as error:
+            if self.service is None:
+                raise CannotStartError(str(error)) from error
+            raise CannotStartError(
+                f"{self._folder / 'redis'} holds data of format {error.found}, this release needs "
+                f"{FORMAT_VERSION}: let the release that wrote it finish the jobs, then delete "
+                "that folder, or run `flotilla up` in another one"
+            ) from error
+
+    async def _answers(self) -> bool:
+        return await local_redis.ping(self.url) is None
+
+    async def _wait(self) -> None:
+        where = local_redis.without_password(self.url)
+        for attempt in range(round(_WAIT_S)):
+            problem = await local_redis.ping(self.url)
+            if problem is None:
+                return
+            if attempt == 0:
+                self._say(f"waiting for Redis at {where}")
+            await asyncio.sleep(1)
+        raise CannotStartError(f"no Redis answers at {where}: {problem}")

@@ -1,0 +1,138 @@
+"""`GET /v1/responses/{id}?stream=true`: the events of a response, by its id, on any gateway.
+
+The events of a response are numbered from 0 without a gap, so `starting_after=N` is the stream
+behind its first `N + 1` events. Every token passes the application's `send`, as for the endpoints:
+routes/inference.py calls this in front of FastAPI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from urllib.parse import parse_qsl
+
+from starlette.types import Scope
+
+from gateway.context import Gateway
+from gateway.http import sse
+from gateway.jobs.response_object import response_object, unfinished
+from gateway.jobs.stored_response import StoredResponse, stored_response
+from gateway.routes.job_stream import answer_of
+from gateway.streaming.answer import JobAnswer
+from gateway.streaming.reader import Reader
+from gateway.streaming.received_events import StreamPosition
+from gateway.streaming.stored_answer import StoredAnswer
+from shared.api.errors import BadRequest
+from shared.protocol.job import Job, NewJob
+from shared.protocol.response_id import response_id
+from shared.protocol.states import JobState
+
+_PATH = re.compile(r"/v1/responses/([^/]+)")
+_KNOWN = frozenset({"stream", "starting_after", "include", "include[]", "include_obfuscation"})
+_TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})  # as the other routes read it
+_NUMBER = re.compile(r"[0-9]{1,15}")
+BEHIND_OPENING = StreamPosition(after=1, awaited=True)
+"""For a stream that begins with the gateway's own `response.created`: without the worker's."""
+
+
+def response_id_in(scope: Scope) -> str | None:
+    """The response whose events a request asks for; None if it asks for something else."""
+    if scope["method"] != "GET" or b"stream=" not in scope["query_string"]:
+        return None
+    match = _PATH.fullmatch(scope["path"])
+    asked = match and dict(_query(scope)).get("stream", "").lower() in _TRUE
+    return match[1] if match and asked else None
+
+
+async def resume(
+    gateway: Gateway,
+    scope: Scope,
+    tenant: str,
+    received: float,
+    request_id: bytes | None,
+    response: str,
+) -> JobAnswer:
+    """The answer with the response's events. Raises NotFound, BadRequest, and redis' errors."""
+    starting_after = _starting_after(scope)
+    stored = await stored_response(gateway.queue, tenant, response)
+    if not stored.job.stream:
+        raise BadRequest("Only a response that was created with `stream: true` has events.")
+    position, opening = StreamPosition(awaited=True), b""
+    if starting_after is not None:
+        position = StreamPosition(after=starting_after + 1, awaited=True)
+    elif stored.job.state is JobState.QUEUED:
+        position = BEHIND_OPENING
+        opening = await opening_of(stored)
+    gateway.metrics.resumed.inc()
+    return await answer_of(gateway, stored.job, position, received, request_id, opening=opening)
+
+
+async def background_answer(
+    gateway: Gateway,
+    job: NewJob,
+    queued: asyncio.Future[str | None],
+    reader: Reader,
+    received: float,
+    request_id: bytes | None,
+) -> JobAnswer | StoredAnswer:
+    """The answer to a request that queues a response in the background: at once.
+
+    Raises redis' errors.
+    """
+    await asyncio.wait({queued})
+    position, opening = None, b""
+    if queued.exception() is None:  # else the reader has failed, and so does the answer
+        try:
+            if not job.stream:
+                gateway.relay.close(reader)
+                return await queued_answer(gateway, job, request_id)
+            stored = await stored_response(gateway.queue, job.tenant, response_id(job.id))
+            position, opening = BEHIND_OPENING, await opening_of(stored)
+        except BaseException:
+            gateway.relay.close(reader)
+            raise
+    return JobAnswer(
+        gateway.streams, job, queued, reader, received, request_id, position, opening=opening
+    )
+
+
+async def queued_answer(
+    gateway: Gateway,
+    job: NewJob | Job,
+    request_id: bytes | None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> StoredAnswer:
+    """The response now, as the answer to the request for it."""
+    stored = await stored_response(gateway.queue, job.tenant, response_id(job.id))
+    shown = await response_object(gateway.queue, stored)
+    body = json.dumps(shown, ensure_ascii=False).encode()
+    return StoredAnswer(job, 200, body, request_id, headers)
+
+
+async def opening_of(stored: StoredResponse) -> bytes:
+    """The first event of a stream whose worker has not made it yet."""
+    response = unfinished(stored, await stored.fields()) | {"status": "queued"}
+    event = {"type": "response.created", "sequence_number": 0, "response": response}
+    return sse.event("response.created", event)
+
+
+def _query(scope: Scope) -> list[tuple[str, str]]:
+    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+def _starting_after(scope: Scope) -> int | None:
+    found = _query(scope)
+    for name, _ in found:
+        if name not in _KNOWN:
+            known = ", ".join(sorted(_KNOWN))
+            raise BadRequest(
+                f"Unknown query parameter {name[:64]!r}; this route has: {known}.", name[:64]
+            )
+    value = dict(found).get("starting_after")
+    if value is None:
+        return None
+    if not _NUMBER.fullmatch(value):
+        raise BadRequest("`starting_after` must be the number of an event.", "starting_after")
+    return int(value)

@@ -1,0 +1,78 @@
+"""Stored responses (OpenAI's Responses API): retrieve, cancel, delete, list the input.
+
+`POST /v1/responses` is a row of the endpoint table (inference.py); a retrieve with `stream=true` is
+in response_stream.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from gateway.context import GatewayDep, TenantDep
+from gateway.http.query import known_only
+from gateway.jobs import response_items
+from gateway.jobs.response_object import response_object
+from gateway.jobs.stored_response import stored_response
+from shared.api.errors import BadRequest
+
+router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], dependencies=[known_only])
+
+Include = Annotated[list[str] | None, Query()]
+IncludeList = Annotated[list[str] | None, Query(alias="include[]")]
+
+
+@router.get("/{response_id}", response_model=None)
+async def retrieve(
+    response_id: str,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0)] = None,
+    include: Include = None,
+    include_list: IncludeList = None,
+    include_obfuscation: bool | None = None,
+) -> dict[str, Any]:
+    """The response now; with `stream=true` its events behind number `starting_after`, then live."""
+    if starting_after is not None:
+        raise BadRequest("`starting_after` needs `stream=true`.", "starting_after")
+    stored = await stored_response(gateway.queue, tenant, response_id)
+    return await response_object(gateway.queue, stored)
+
+
+@router.post("/{response_id}/cancel", response_model=None)
+async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """Cancel a response in the background; one that has ended stays as it is."""
+    stored = await stored_response(gateway.queue, tenant, response_id)
+    if not stored.options.background:
+        raise BadRequest("Cannot cancel a synchronous response.", "response_id")
+    await gateway.queue.cancel(stored.job.id, tenant)
+    stored = await stored_response(gateway.queue, tenant, response_id)
+    return await response_object(gateway.queue, stored)
+
+
+@router.delete("/{response_id}", response_model=None)
+async def delete(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """Delete a response, and cancel it if it has not ended."""
+    stored = await stored_response(gateway.queue, tenant, response_id)
+    await gateway.queue.cancel(stored.job.id, tenant)
+    await gateway.queue.delete(stored.job.id)
+    return {"id": stored.id, "object": "response", "deleted": True}
+
+
+@router.get("/{response_id}/input_items", response_model=None)
+async def input_items(
+    response_id: str,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    after: Annotated[str, Query(max_length=128)] = "",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    include: Include = None,
+    include_list: IncludeList = None,
+) -> dict[str, Any]:
+    """The items that the response was made from, with those of the responses before it."""
+    stored = await stored_response(gateway.queue, tenant, response_id)
+    items = response_items.shown(await stored.input_items(), stored.job.id)
+    return response_items.page(items, after=after, limit=limit, descending=order == "desc")

@@ -1,0 +1,59 @@
+"""What a client asked of a response that vLLM does not do: the gateway and the job store do.
+
+It is the member `flotilla.response` of the body that the job keeps, its first one, so that it can
+be read without the rest. vLLM ignores it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+_PREFIX = b'{"flotilla":{"response":'
+_SUFFIX = b"},"
+_MOST_BYTES = 2048
+"""The ids in it are short: the gateway has checked them."""
+
+
+class ResponseOptions(NamedTuple):
+    """Never changes."""
+
+    background: bool = False
+    store: bool = True
+    previous_response_id: str = ""
+    conversation: str = ""
+    """The conversation's id; empty: none."""
+    created_at: int = 0
+    """Unix seconds, of a response in the background; 0: vLLM sets it."""
+    n_before: int = 0
+    """Of the items in the body's input, how many are the history's."""
+
+    def prefix(self) -> bytes:
+        """The beginning of a body with these options: an object whose other members follow."""
+        options = json.dumps(self._asdict(), separators=(",", ":")).encode()
+        return _PREFIX + options + _SUFFIX
+
+    def shown(self) -> dict[str, Any]:
+        """The fields of the response that they set."""
+        fields: dict[str, Any] = {}
+        if self.background:
+            fields["background"] = True
+        if self.created_at:
+            fields["created_at"] = self.created_at
+        if self.previous_response_id:
+            fields["previous_response_id"] = self.previous_response_id
+        if self.conversation:
+            fields["conversation"] = {"id": self.conversation}
+        return fields
+
+    @classmethod
+    def of_body(cls, body: bytes) -> ResponseOptions:
+        """Those of a job's body; the defaults if it has none."""
+        if not body.startswith(_PREFIX):
+            return cls()
+        text = body[len(_PREFIX) : _MOST_BYTES].decode(errors="replace")
+        try:
+            options, _ = json.JSONDecoder().raw_decode(text)
+            return cls(**options)
+        except (ValueError, TypeError):
+            return cls()

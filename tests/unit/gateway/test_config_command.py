@@ -1,0 +1,132 @@
+"""`flotilla config`: what it checks and shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli import main
+from shared.platform.config_file import parse
+
+runner = CliRunner()
+FILE = """\
+port: 9000
+redis_url: redis://:secret@h:1/0
+api_keys: [alice:secret]
+pools:
+  chat-1: {model: org/chat, served_names: [chat, c], version: 1, weight: 90}
+  chat-2: {model: org/chat2, served_names: [chat, c], version: 2, weight: 10, workers: 2}
+  embed: {model: org/e, min_workers: 0, max_workers: 3, engine_args: {max_model_len: 64}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The working directory, with a flotilla.yaml and no other settings."""
+    monkeypatch.setattr("shared.platform.settings.SECRETS", tmp_path / "secrets")
+    for name in [name for name in os.environ if name.startswith("FLOTILLA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flotilla.yaml").write_text(FILE)
+    return tmp_path
+
+
+def test_check_lists_the_pools(folder: Path) -> None:
+    result = runner.invoke(main.app, ["config", "check"])
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        f"{folder}/flotilla.yaml: fine",
+        "  pool chat-1: chat, c, version 1, weight 90; vllm; workers: 1",
+        "  pool chat-2: chat, c, version 2, weight 10; vllm; workers: 2",
+        "  pool embed: org/e; vllm; workers: 0 to 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("prot: 1\n", "did you mean port?"),
+        ("pools: {a: {model: m}, b: {model: m}}\n", "both serve 'm'"),
+        ("pools: {a: {modle: m}}\n", "pools.a.modle='m': Extra inputs"),
+    ],
+)
+def test_check_names_what_is_wrong(folder: Path, text: str, problem: str) -> None:
+    (folder / "flotilla.yaml").write_text(text)
+    result = runner.invoke(main.app, ["config", "check"])
+    assert result.exit_code == 2
+    assert problem in result.stderr
+
+
+def test_check_without_a_file_checks_the_variables() -> None:
+    Path("flotilla.yaml").unlink()
+    assert runner.invoke(main.app, ["config", "check"]).exit_code == 0
+    result = runner.invoke(main.app, ["config", "check"], env={"FLOTILLA_PORT": "x"})
+    assert result.exit_code == 2
+
+
+def test_show_prints_a_file_that_means_the_same_without_secrets() -> None:
+    result = runner.invoke(main.app, ["config", "show"])
+    assert result.exit_code == 0
+    assert "secret" not in result.stdout
+    shown, given = parse(result.stdout, "shown"), parse(FILE, "given")
+    assert set(shown) == set(given)
+    assert shown["redis_url"] == "redis://h:1/0"
+    assert shown["pools"]["embed"] == given["pools"]["embed"]
+    assert shown["pools"]["chat-1"]["version"] == "1"
+
+
+def test_show_says_where_each_value_comes_from() -> None:
+    environment = {"FLOTILLA_PORT": "9001", "FLOTILLA_POOLS__EMBED__MAX_WORKERS": "5"}
+    result = runner.invoke(main.app, ["config", "show", "--origin"], env=environment)
+    lines = {
+        line.split(":")[0].strip(): line.rpartition("# ")[2] for line in result.stdout.splitlines()
+    }
+    assert (lines["port"], lines["redis_url"]) == ("variable", "file")
+    assert (lines["max_workers"], lines["min_workers"]) == ("variable", "file")
+    assert "shards" not in lines
+    result = runner.invoke(main.app, ["config", "show", "--origin", "--all"])
+    assert "shards: 1" in result.stdout
+    assert result.stdout.count("# default") > 50
+
+
+def test_a_torchserve_file_becomes_a_flotilla_file(folder: Path) -> None:
+    path = folder / "model_config.yaml"
+    path.write_text(
+        "minWorkers: 1\ncolour: red\n"
+        "handler: {vllm_engine_config: {model: org/m, max_num_seqs: 4}}\n"
+    )
+    result = runner.invoke(main.app, ["config", "from-torchserve", str(path), "--name", "llama"])
+    assert "`colour` means nothing here" in result.stderr
+    (folder / "flotilla.yaml").write_text(result.stdout)
+    checked = runner.invoke(main.app, ["config", "check"])
+    assert "pool llama: org/m; vllm; workers: 1" in checked.stdout
+    path.write_text("minWorkers: 1\n")
+    assert runner.invoke(main.app, ["config", "from-torchserve", str(path)]).exit_code == 2
+
+
+def test_up_serves_a_torchserve_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    async def fake(settings: object, workers: int) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr(main, "run_up", fake)
+    path = folder / "model_config.yaml"
+    path.write_text("handler: {vllm_engine_config: {model: org/m, served_model_name: m}}\n")
+    arguments = ["up", "--torchserve-config", str(path)]
+    assert runner.invoke(main.app, arguments).exit_code == 0
+    (settings,) = seen
+    assert settings.pools["model"].served_names == ("m",)  # type: ignore[attr-defined]
+    refused = runner.invoke(main.app, [*arguments, "--config", "flotilla.yaml"])
+    assert refused.exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [["--workers", "2"], ["--autoscale", "0:2"]])
+def test_up_takes_the_numbers_of_workers_from_the_file(arguments: list[str]) -> None:
+    result = runner.invoke(main.app, ["up", *arguments])
+    assert result.exit_code == 2
+    assert "numbers of workers" in result.stderr

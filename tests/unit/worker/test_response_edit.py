@@ -1,0 +1,91 @@
+"""What the worker changes in a response, and in a stream that is made again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shared.protocol.response_options import ResponseOptions
+from worker.publish.continuation import ContinuationDiffers, SentChunks
+from worker.publish.response_edit import ResponseEdit, with_response_id
+
+JOB = "job_000" + "0" * 24
+DELTA = b'event: response.output_text.delta\ndata: {"delta":"response.completed"}\n\n'
+
+
+def event(name: str, **response: Any) -> bytes:
+    data = {"response": {"id": "resp_1", "created_at": 5, **response}, "type": name}
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def parsed(chunk: bytes) -> tuple[str, Any]:
+    name, _, data = chunk.decode().partition("\ndata: ")
+    return name.removeprefix("event: "), json.loads(data)
+
+
+def edit(tier: str = "", **options: Any) -> ResponseEdit:
+    return ResponseEdit(ResponseOptions(**options).prefix() + b'"input":"x"}', tier)
+
+
+def test_vllm_names_the_response_by_its_job() -> None:
+    body = with_response_id(b'{"input":"x"}', JOB)
+    assert json.loads(body) == {"request_id": "resp_" + JOB[4:], "input": "x"}
+    assert with_response_id(b"[]", JOB) == b"[]"
+
+
+def test_an_answer_without_options_stays_as_it_is() -> None:
+    plain = edit()
+    for chunk in (DELTA, event("response.completed", status="completed"), b": comment\n\n"):
+        assert plain.chunk(chunk) is chunk
+    body = b'{"object":"response", "output":[]}'
+    assert plain.whole(body) is body
+
+
+def test_an_incomplete_response_ends_with_its_own_event() -> None:
+    name, data = parsed(edit().chunk(event("response.completed", status="incomplete")))
+    assert name == data["type"] == "response.incomplete"
+    assert data["response"]["status"] == "incomplete"
+
+
+def test_what_the_client_asked_for_is_shown() -> None:
+    asked = edit("flex", background=True, previous_response_id="resp_0", created_at=9)
+    for name in ("response.created", "response.in_progress", "response.completed"):
+        shown_name, data = parsed(asked.chunk(event(name, status="completed", é="ü")))
+        assert shown_name == data["type"] == name
+        assert data["response"]["é"] == "ü"
+        assert data["response"]["background"] is True
+        assert data["response"]["previous_response_id"] == "resp_0"
+        assert data["response"]["service_tier"] == "flex"
+        assert data["response"]["created_at"] == 9
+    assert asked.chunk(DELTA) is DELTA
+    whole = json.loads(asked.whole(b'{"object":"response","output":[]}'))
+    assert whole["background"] is True
+    for other in (b"null", b"[1]", b"text", b'{"object":"other"}'):
+        assert asked.whole(other) == other
+
+
+def item_event(item_id: str, text: str, number: int) -> bytes:
+    data = {"delta": text, "item_id": item_id, "sequence_number": number}
+    return b"event: response.output_text.delta\ndata: " + json.dumps(data).encode() + b"\n\n"
+
+
+def test_ids_are_those_that_the_client_has() -> None:
+    sent = SentChunks(
+        [event("response.created"), item_event("msg_a", "x", 1), item_event("msg_a", "y", 2)]
+    )
+    assert sent.unsent(event("response.created", created_at=8)) is None
+    assert sent.unsent(item_event("msg_b", "x", 1)) is None
+    assert sent.unsent(item_event("msg_b", "y", 2)) is None
+    assert sent.unsent(item_event("msg_b", "z", 3)) == item_event("msg_a", "z", 3)
+    last = event("response.completed", output=[{"id": "msg_b", "text": "xyz"}], created_at=8)
+    assert sent.unsent(last) == event("response.completed", output=[{"id": "msg_a", "text": "xyz"}])
+    sent.check_all_made()
+
+
+@pytest.mark.parametrize("other", [item_event("msg_b", "y", 1), item_event("msg_b", "x", 2)])
+def test_other_events_are_refused(other: bytes) -> None:
+    sent = SentChunks([item_event("msg_a", "x", 1)])
+    with pytest.raises(ContinuationDiffers):
+        sent.unsent(other)

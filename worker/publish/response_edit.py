@@ -1,0 +1,72 @@
+"""A response (OpenAI's Responses API): what vLLM can't set in it, and events that vLLM misnames.
+
+vLLM runs each response as one that is not stored and has no history: the gateway has put the
+history into the input. The body's member `flotilla.response` has what the client asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shared.protocol.response_id import response_id
+from shared.protocol.response_options import ResponseOptions
+
+_CHANGED = tuple(
+    f"event: response.{name}\n".encode() for name in ("created", "in_progress", "completed")
+)
+"""The events that hold the whole response."""
+_DATA = b"\ndata: "
+_MEMBER = b"{"
+
+
+def with_response_id(body: bytes, job_id: str) -> bytes:
+    """The body of a request with the id that vLLM is to give to the response."""
+    if not body.startswith(b'{"'):
+        return body
+    return b'{"request_id":"%b",%b' % (response_id(job_id).encode(), body.removeprefix(_MEMBER))
+
+
+class ResponseEdit:
+    """See `AnswerEdit`. `tier`: the service tier that serves the request; empty: none is named."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, body: bytes, tier: str) -> None:
+        self._fields = ResponseOptions.of_body(body).shown()
+        if tier:
+            self._fields["service_tier"] = tier
+
+    def chunk(self, data: bytes) -> bytes:
+        """See `AnswerEdit.chunk`."""
+        if not data.startswith(_CHANGED):
+            return data
+        _, _, raw = data.partition(_DATA)
+        try:
+            event = json.loads(raw)
+            response = event["response"]
+            incomplete = response["status"] == "incomplete"
+        except (ValueError, LookupError, TypeError):
+            return data
+        if not incomplete and not self._fields:
+            return data
+        response |= self._fields
+        if incomplete:  # as OpenAI; vLLM ends every response with `response.completed`
+            event["type"] = "response.incomplete"
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _dump(event))
+
+    def whole(self, body: bytes) -> bytes:
+        """See `AnswerEdit.whole`."""
+        if not self._fields:
+            return body
+        try:
+            response = json.loads(body)
+        except ValueError:
+            return body
+        if not isinstance(response, dict) or response.get("object") != "response":
+            return body
+        return _dump(response | self._fields)
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

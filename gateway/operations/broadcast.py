@@ -73,21 +73,21 @@ class Broadcast:
     async def send(
         self, pool: str, action: OperatorAction, options: Mapping[str, Any]
     ) -> Operation:
-        """Send it to all workers that have loaded; return when all have answered, or in time.
+        """Send it to all workers that can receive it; return when all have answered, or in time.
 
-        A worker that still loads reads what is desired of its pool before it is ready. Raises
-        redis' errors.
+        A worker that still loads can't: it reads what is desired of its pool before it is ready.
+        Raises redis' errors.
         """
         await self._fleet.refresh()
         operation_id = f"op_{secrets.token_hex(12)}"
         message = encode_operation(operation_id, action.name, json.dumps(dict(options)).encode())
-        addressed = self._workers(pool)
+        addressed = await self._workers(pool)
         answers: dict[str, WorkerAnswer] = {}
         clock = time.monotonic
         poll_s, until, repeat_at = _FIRST_POLL_S, clock() + self._timeout_s, clock()
         while missing := addressed - answers.keys():
             if clock() >= repeat_at:
-                answers |= dict.fromkeys(missing - self._workers(pool), _GONE)
+                answers |= dict.fromkeys(missing - await self._workers(pool), _GONE)
                 await self._publish(missing, message)
                 repeat_at = clock() + _REPEAT_S
             await asyncio.sleep(poll_s)
@@ -98,10 +98,19 @@ class Broadcast:
         found = {worker: answers.get(worker, _NO_ANSWER) for worker in sorted(addressed)}
         return Operation(operation_id, pool, action.name, found)
 
-    def _workers(self, pool: str) -> set[str]:
-        """The ids of the pool's workers that follow their control channels."""
-        ending = (WorkerState.STARTING, WorkerState.DRAINING)
-        return {worker.id for worker in self._fleet.workers_of(pool) if worker.state not in ending}
+    async def _workers(self, pool: str) -> set[str]:
+        """The ids of the pool's workers that are subscribed to their control channels."""
+        workers = [
+            worker.id
+            for worker in self._fleet.workers_of(pool)
+            if worker.state is not WorkerState.DRAINING
+        ]
+        if not workers:
+            return set()
+        channels = [keys.control_channel(worker) for worker in workers]
+        counts = await self._servers.all[0].pubsub_numsub(*channels)
+        found = zip(workers, counts, strict=True)
+        return {worker for worker, (_, subscribers) in found if subscribers}
 
     async def _publish(self, workers: set[str], message: bytes) -> None:
         # A worker subscribes to its channel on each server.

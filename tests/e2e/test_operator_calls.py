@@ -72,6 +72,7 @@ def fleet(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -
     try:
         started = Fleet(stack)
         with started.team, started.operator:
+            wait_for(lambda: set(started.states().values()) == {"ready"}, "the workers are ready")
             yield started
     finally:
         stack.close()

@@ -18,6 +18,9 @@ from shared.protocol import keys
 from shared.protocol.frames import encode_operation
 from shared.protocol.states import WorkerState
 
+OUTCOMES = ("done", "failed", "incomplete")
+"""What may become of an operator call."""
+
 _REPEAT_S = 1.0
 """A worker without an answer gets the message again: pub/sub may have lost it."""
 _FIRST_POLL_S = 0.01
@@ -47,7 +50,7 @@ class Operation:
 
     @property
     def outcome(self) -> str:
-        """`done`, `failed`, or `incomplete`: some workers have not answered in time."""
+        """One of OUTCOMES; `incomplete`: some workers have not answered in time."""
         failed = self.failed
         if any(answer is _NO_ANSWER for answer in failed.values()):
             return "incomplete"

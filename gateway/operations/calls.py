@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.jobs.fleet_view import FleetView
-from gateway.operations.broadcast import Broadcast, Operation
+from gateway.operations.broadcast import OUTCOMES, Broadcast, Operation
 from shared.api.errors import BadRequest, NotFound, NoWorker
 from shared.api.operator_actions import (
+    ACTIONS,
     LOAD_ADAPTER,
     PAUSE,
     RESUME,
@@ -37,6 +38,9 @@ class OperatorCalls:
         self._broadcast = Broadcast(servers, fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
         self._registry = Registry(servers.primary)
+        for name in ACTIONS:  # increases are missed on a counter that does not start at 0
+            for outcome in OUTCOMES:
+                metrics.operator_calls.labels(name, outcome)
 
     async def pool(self, name: str | None) -> str:
         """A pool by its name or by that of one of its models; None: the only one.

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.http.middleware import PUBLIC_PATHS
+from gateway.routes import error_answers
 from gateway.routes.jobs import JobRequest
 from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
@@ -115,5 +116,8 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if path in _BYTES:
         binary = {"schema": {"type": "string", "format": "binary"}}
         answers["200"]["content"]["application/octet-stream"] = binary
-    error = {"description": "Error", "content": {_JSON: {"schema": ref("Error")}}}
-    answers["4XX"] = answers["5XX"] = error
+    content = {_JSON: {"schema": ref("Error")}}
+    errors = error_answers.descriptions(method, path, public=path in PUBLIC_PATHS)
+    for status, description in errors.items():
+        answers.setdefault(status, {"description": description, "content": content})
+    answers["4XX"] = answers["5XX"] = {"description": "Another error", "content": content}

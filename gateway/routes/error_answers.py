@@ -59,8 +59,17 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
         yield from _all(errors.JobFailed)
     if endpoint:
         yield errors.NotSupported
-    if "{" in path:
+    if path == "/v1/responses":
+        yield errors.PreviousResponseNotFound
+        yield errors.ConversationLocked
+    if "{" in path or path == "/v1/responses":
         yield errors.NotFound
+    if path.startswith("/v1/responses/"):
+        yield errors.StreamReset
+    if method == "post" and path.startswith("/v1/conversations"):
+        yield errors.BodyTimeout
+        yield errors.BodyTooLarge
+        yield errors.UnsupportedMediaType
     if path.endswith(("/retry", "/replay")):
         yield errors.NotRepeatable
     if path.startswith("/autoscale"):

@@ -100,7 +100,7 @@ class PreviousResponseNotFound(BadRequest):
 class ConversationLocked(BadRequest):
     """A response that belongs to the conversation is being made."""
 
-    code, retry_after_s = "conversation_locked", 2
+    code = "conversation_locked"
 
 
 class Unauthorized(FlotillaError):

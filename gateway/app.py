@@ -144,6 +144,7 @@ def _make_gateway(
         ScaleStore(servers.primary, malformed),
         pools,
         settings.default_model,
+        settings.allow_fields,
     )
     streams = StreamContext(
         gateway_id,

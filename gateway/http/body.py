@@ -33,6 +33,8 @@ _SMALL_BYTES = 1 << 16
 """A smaller body is parsed on the event loop: 4 ms at worst, and a thread costs time, too."""
 _COUNT_BYTES = 1 << 18
 """Bytes whose values are counted at once."""
+MAX_DEPTH = 128
+"""Levels of objects and lists in a body. Code that walks through it recursively is vLLM's."""
 _thread = ThreadPoolExecutor(1, "bodies")
 
 
@@ -163,12 +165,28 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"The body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object.")
+    if _containers(body) > MAX_DEPTH and _too_deep(value):
+        raise BadRequest(f"The body is nested too deeply: more than {MAX_DEPTH} levels.")
     if _SURROGATE.search(body):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise BadRequest("The body contains a lone surrogate (half of a character).") from error
     return value
+
+
+def _too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for node in level
+            for inner in (node.values() if isinstance(node, dict) else node)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def raw_member(body: bytes, name: str) -> bytes:

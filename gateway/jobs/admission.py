@@ -21,6 +21,7 @@ from gateway.jobs.prompt_limits import (
 from gateway.jobs.response_request import ResponseRequest, response_request
 from shared.api.endpoint import Endpoint, ModelField, StreamFormat
 from shared.api.errors import BadRequest
+from shared.api.field_policy import check_fields, check_permission
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
 from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
@@ -45,6 +46,8 @@ class CheckedRequest(NamedTuple):
     prompt: PromptSize
     on_disconnect: str = ""
     """As in on_disconnect.py; empty: the request does not say it."""
+    restricted: tuple[str, ...] = ()
+    """Fields that need the operator's permission, as in field_policy.py."""
     response: ResponseRequest | None = None
     """Of a request for a response (OpenAI's Responses API)."""
 
@@ -64,8 +67,9 @@ def check_request(
         raise BadRequest("`stream` must be true or false.", "stream")
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
+    restricted = check_fields(fields, settings)
     size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
-    checked = CheckedRequest(model, stream is True, lane, size, on_disconnect)
+    checked = CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
     if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
         return checked._replace(response=response_request(fields))
     return checked
@@ -86,5 +90,7 @@ async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") ->
     Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
     """
     model = await fleet.model(request.model, version)
+    if request.restricted:
+        check_permission(request.restricted, fleet.allowed_fields(model.pool))
     check_prompt_size(request.prompt, model.card)
     return model

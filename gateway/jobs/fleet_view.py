@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Collection
 
 from gateway.jobs import wait_estimate
 from gateway.jobs.job_durations import JobDurations
@@ -31,8 +32,14 @@ class FleetView:
         scales: ScaleStore,
         pools: Pools | None = None,
         default_model: str = "",
+        allow_fields: Collection[str] = (),
     ) -> None:
-        """`pools`: those of flotilla.yaml are known from the start, with or without workers."""
+        """`pools`: those of flotilla.yaml are known from the start, with or without workers.
+
+        `allow_fields`: allowed for every pool, as in field_policy.py.
+        """
+        self._allow_fields = tuple(allow_fields)
+        self._pool_allows = {pool.name: pool.allow_fields for pool in pools.all} if pools else {}
         self._declared = declared_models(pools) if pools else {}
         self._default_model = default_model
         self.names = ModelNames(self._declared, default_model)
@@ -111,6 +118,10 @@ class FleetView:
             )
         near = ", ".join(self.names.nearest(name[:200]))
         return f"The model {name[:100]!r} does not exist; the nearest names are: {near}."
+
+    def allowed_fields(self, pool: str) -> Collection[str]:
+        """The fields that need permission and have it, in requests to this pool."""
+        return (*self._allow_fields, *self._pool_allows.get(pool.partition("+")[0], ()))
 
     async def _refresh_once(self) -> None:
         """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""

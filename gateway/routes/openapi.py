@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.http.middleware import PUBLIC_PATHS
+from gateway.routes import error_answers
 from gateway.routes.jobs import JobRequest
 from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
@@ -57,6 +58,16 @@ _CALL_HEADERS = {
     "x-flotilla-queue-deadline": NUMBER | {"description": "seconds until it has to have started"},
     "x-flotilla-run-deadline": NUMBER | {"description": "seconds from its first start to its end"},
 }
+_PREFER: Schema = {
+    "name": "Prefer",
+    "in": "header",
+    "required": False,
+    "schema": TEXT
+    | {
+        "description": "`respond-async`: 202 with the job at once; `wait=N`: 202 if the answer is "
+        "not complete after N seconds. The answer has `Preference-Applied`"
+    },
+}
 
 
 def install(app: FastAPI, *, with_keys: bool) -> None:
@@ -101,6 +112,10 @@ def _complete(operation: Schema, method: str, path: str) -> None:
             for name, header in _CALL_HEADERS.items()
         )
     answers = operation["responses"]
+    if method == "post" and path in ENDPOINTS:
+        operation["parameters"].append(_PREFER)
+        accepted = {"description": "The job, for a request with `Prefer`"}
+        answers["202"] = accepted | {"content": {_JSON: {"schema": ref("Job")}}}
     answers.pop(
         "422", None
     )  # wrong parameters are answered with 400, like all other invalid requests
@@ -115,5 +130,8 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if path in _BYTES:
         binary = {"schema": {"type": "string", "format": "binary"}}
         answers["200"]["content"]["application/octet-stream"] = binary
-    error = {"description": "Error", "content": {_JSON: {"schema": ref("Error")}}}
-    answers["4XX"] = answers["5XX"] = error
+    content = {_JSON: {"schema": ref("Error")}}
+    errors = error_answers.descriptions(method, path, public=path in PUBLIC_PATHS)
+    for status, description in errors.items():
+        answers.setdefault(status, {"description": description, "content": content})
+    answers["4XX"] = answers["5XX"] = {"description": "Another error", "content": content}

@@ -29,6 +29,8 @@ HELP = "replace all workers under load: no call may fail"
 _LOADED_S = 400.0
 _END_S = 120.0
 _PROMPTS = 12
+_ENGINE_ARGS = "--dtype float32"
+"""With it an answer does not depend on what else is in the batch."""
 _TIMING = EngineTiming(step_ms=20, step_us_per_seq=100, max_num_seqs=32)
 
 
@@ -139,7 +141,7 @@ class _Workers:
         port = free_port()
         settings: dict[str, Any] = {"worker_port": port}
         environment = (
-            _environment(self._redis_url, **settings)
+            _environment(self._redis_url, engine="vllm", engine_args=_ENGINE_ARGS, **settings)
             if self._vllm
             else _TIMING.environment(redis_url=self._redis_url, **settings)
         )

@@ -33,6 +33,7 @@ from pydantic_settings import SettingsError as SettingsSourceError
 from shared.platform import config_file
 from shared.platform.setting_groups.errors import PREFIX, SettingsError
 from shared.platform.setting_groups.every_process import EveryProcessSettings
+from shared.platform.setting_groups.fields import FieldSettings
 from shared.platform.setting_groups.gateway import LOOPBACK, GatewaySettings
 from shared.platform.setting_groups.maintenance import MaintenanceSettings
 from shared.platform.setting_groups.pool import DEMO_MODEL, PoolSettings
@@ -66,6 +67,7 @@ _PLAIN_ADDRESS = re.compile(r"[\w./-]*(:\d+(/\d+)?)?")
 class Settings(
     EveryProcessSettings,
     GatewaySettings,
+    FieldSettings,
     MaintenanceSettings,
     PoolSettings,
     WorkerSettings,

@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 
 from shared.platform.settings import Settings, to_environment
+from tests.forked_popen import MODULES, ForkedPopen
 from tests.redis_server import free_port
 from tests.waiting import wait_for
 
+_END_S = 2.0
 LEASE_S = 2.0
 """Shorter than the default, so that tests of lost workers are fast."""
 
@@ -27,7 +29,7 @@ class Process:
 
     name: str
     url: str
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | ForkedPopen
     log: Path
 
     def check(self) -> None:
@@ -122,25 +124,30 @@ class Stack:
     def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:
         log = self.folder / f"{module}-{len(self.processes)}.log"
         environment = to_environment(Settings(), redis_url=self.redis_url, **values)
-        with log.open("wb") as output:
-            popen = subprocess.Popen(
-                [*self.launcher, sys.executable, "-m", module],
-                env=environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        popen: subprocess.Popen[bytes] | ForkedPopen
+        simulated = module == "gateway" or values.get("engine") == "simulated"
+        if module in MODULES and simulated and not self.launcher:
+            popen = ForkedPopen(module, environment, log)
+        else:
+            with log.open("wb") as output:
+                popen = subprocess.Popen(
+                    [*self.launcher, sys.executable, "-m", module],
+                    env=environment,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
         process = Process(module, url, popen, log)
         self.processes.append(process)
         return process
 
     def close(self) -> None:
-        """Terminate all processes; kill those that still run after 20 s."""
+        """Terminate all processes; kill those that still run after a while, with open answers."""
         for process in self.processes:
             if process.popen.poll() is None:
                 os.kill(process.popen.pid, signal.SIGCONT)
                 process.terminate()
-        until = time.monotonic() + 20
+        until = time.monotonic() + _END_S
         for process in self.processes:
             try:
                 process.popen.wait(max(0.1, until - time.monotonic()))

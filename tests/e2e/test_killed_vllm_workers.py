@@ -1,19 +1,21 @@
-"""Workers with real vLLM that are killed in the middle of answers; others continue them."""
+"""`flotilla up` with real vLLM: a worker is killed in the middle of answers, then an engine.
+
+The other worker continues the answers, and `flotilla up` starts a new one.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.continuation_classes import same
-from tests.e2e.processes import Process, Stack
 from tests.e2e.test_lost_workers import Call, job
-from tests.e2e.test_up_with_vllm import name_of
-from tests.e2e.up_run import children
+from tests.e2e.up_run import REAL, Up, children, is_alive
 from tests.waiting import wait_for
 from worker.demo import MODEL_NAME
 
@@ -22,8 +24,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 LOADING_S = 240.0
 ANSWER_S = 240.0
 LONG = {"max_tokens": 300, "ignore_eos": True}
-# With float32 an answer does not depend on what else is in the batch.
-REAL = {"engine": "vllm", "engine_args": "--dtype float32"}
+ENGINE = "VLLM::EngineCore"
 REQUESTS: list[dict[str, Any]] = [
     {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}},
     {"temperature": 1.2, "seed": 5, "stream": True, "presence_penalty": 1.0},
@@ -70,53 +71,96 @@ def tokens(call: Call) -> int:
     return sum(line.startswith("data: ") for line in call.lines)
 
 
-def of_job(workers: list[Process], gateway: Process, call: Call) -> Process:
-    """The worker that runs the call's job."""
-    assert call.headers is not None
-    worker = job(gateway, call.headers["x-flotilla-job-id"])["attempts"][-1]["worker"]
-    return next(w for w in workers if worker in w.log.read_text())
+class Fleet:
+    """The processes of one `flotilla up`."""
+
+    def __init__(self, folder: Path) -> None:
+        # With float32 an answer does not depend on what else is in the batch.
+        arguments = ("--workers", "2", "--engine-args", "--dtype float32")
+        environment = {"FLOTILLA_ENGINE": "vllm", "FLOTILLA_LEASE_S": "3"}
+        self.up = Up(folder, *arguments, command=REAL, **environment)
+        self.url = f"http://127.0.0.1:{self.up.port}"
+
+    def calls(self) -> list[Call]:
+        """Send all requests."""
+        return [Call(self, body(fields), ANSWER_S) for fields in REQUESTS]
+
+    def in_the_middle(self, calls: list[Call]) -> Call:
+        """Wait until all streams have begun; return the one that is furthest from its end."""
+        streams = [call for call, of in zip(calls, REQUESTS, strict=True) if "stream" in of]
+        wait_for(lambda: all(tokens(call) > 40 for call in streams), "all have begun", ANSWER_S)
+        return min(streams, key=tokens)
+
+    def worker_of(self, call: Call) -> int:
+        """Return the process that runs the call's job."""
+        assert call.headers is not None
+        worker = job(self, call.headers["x-flotilla-job-id"])["attempts"][-1]["worker"]
+        named = f"FLOTILLA_WORKER_ID={worker}\0".encode()
+        return next(p for p in self.workers() if named in Path(f"/proc/{p}/environ").read_bytes())
+
+    def workers(self) -> list[int]:
+        """Return the running worker processes."""
+        return [p for p in children(self.up.process.pid) if name_of(p).endswith("-m worker")]
+
+    def engines(self, parent: int | None = None) -> list[int]:
+        """Return the running engine processes, of one worker or of all."""
+        below = children(parent or self.up.process.pid)
+        return [p for p in below if ENGINE in name_of(p)]
+
+    def outcomes(self, call: Call) -> list[str]:
+        """Return how each attempt at the call's job ended."""
+        assert call.headers is not None
+        attempts = job(self, call.headers["x-flotilla-job-id"])["attempts"]
+        return [attempt["outcome"] for attempt in attempts]
 
 
-def outcomes(gateway: Process, call: Call) -> list[str]:
-    assert call.headers is not None
-    attempts = job(gateway, call.headers["x-flotilla-job-id"])["attempts"]
-    return [attempt["outcome"] for attempt in attempts]
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
-def engine_of(worker: Process) -> int:
-    """The process of the worker's engine."""
-    (engine,) = (pid for pid in children(worker.popen.pid) if "EngineCore" in name_of(pid))
-    return engine
+def test_answers_outlive_a_killed_worker_and_a_killed_engine(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    up = fleet.up
+    try:
+        up.wait_until_ready(LOADING_S)
+        assert MODEL_NAME in up.text()
+        undisturbed = answers(fleet.calls())
+
+        calls = fleet.calls()
+        victim = fleet.worker_of(hit := fleet.in_the_middle(calls))
+        (engine,) = fleet.engines(victim)
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: not is_alive(engine), "its engine has gone with it")
+        assert same(answers(calls), undisturbed)
+        assert fleet.outcomes(hit) == ["worker_lost", "completed"]
+        up.wait_for_output(r"worker-\d +\| is ready again", 1, LOADING_S)
+
+        calls = fleet.calls()
+        (engine,) = fleet.engines(fleet.worker_of(hit := fleet.in_the_middle(calls)))
+        os.kill(engine, signal.SIGKILL)
+        assert same(answers(calls), undisturbed)
+        assert fleet.outcomes(hit) == ["engine_died", "completed"]
+        up.wait_for_output(r"worker-\d +\| .* the engine is dead")
+        up.wait_for_output(r"worker-\d +\| is ready again", 2, LOADING_S)
+
+        up.pids.update(children(up.process.pid))
+        assert len(fleet.engines()) == 2, up.text()
+        up.process.send_signal(signal.SIGINT)
+        assert up.wait_for_exit() == 0
+        up.wait_until_all_ended()
+    finally:
+        print(up.text())  # shown when the test fails
+        for pid in [*children(up.process.pid), up.process.pid]:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        up.process.wait()
 
 
-def test_answers_outlive_a_killed_worker_and_a_killed_engine(stack: Stack) -> None:
-    gateway = stack.gateway()
-    workers = [stack.worker(wait=False, **REAL) for _ in range(2)]
-    for worker in workers:
-        wait_for(worker.ready, "the worker is ready", LOADING_S)
-    calls = [Call(gateway, body(fields), ANSWER_S) for fields in REQUESTS]
+def answers(calls: list[Call]) -> list[Any]:
+    """Wait for the end of all calls; return what their clients got."""
     for call in calls:
         call.join(ANSWER_S)
-    undisturbed = [answer(call) for call in calls]
-
-    calls = [Call(gateway, body(fields), ANSWER_S) for fields in REQUESTS]
-    streams = [call for call, of in zip(calls, REQUESTS, strict=True) if "stream" in of]
-    wait_for(lambda: all(tokens(call) > 40 for call in streams), "all streams have begun", ANSWER_S)
-    of_job(workers, gateway, calls[0]).kill()
-    for call in calls:
-        call.join(ANSWER_S)
-    assert same([answer(call) for call in calls], undisturbed)
-    assert outcomes(gateway, calls[0]) == ["worker_lost", "completed"]
-
-    (survivor,) = (worker for worker in workers if worker.popen.poll() is None)
-    successor = stack.worker(wait=False, **REAL)
-    wait_for(successor.ready, "the worker is ready", LOADING_S)
-    calls = [Call(gateway, body(fields), ANSWER_S) for fields in REQUESTS]
-    wait_for(lambda: all(tokens(calls[i]) > 40 for i in (0, 1, 2, 4)), "they have begun", ANSWER_S)
-    victim = of_job([survivor, successor], gateway, calls[0])
-    os.kill(engine_of(victim), signal.SIGKILL)
-    for call in calls:
-        call.join(ANSWER_S)
-    assert same([answer(call) for call in calls], undisturbed)
-    assert outcomes(gateway, calls[0])[-1] == "completed"
-    assert len(outcomes(gateway, calls[0])) == 2
+    return [answer(call) for call in calls]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import pytest
@@ -26,10 +27,16 @@ def request(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
 
 
+class HasUrl(Protocol):
+    """A gateway, or a fleet that has one."""
+
+    url: str
+
+
 class Call(threading.Thread):
     """A streamed request in a thread of its own; `lines` and `status` fill as it goes."""
 
-    def __init__(self, gateway: Process, body: dict[str, Any], timeout_s: float = 60) -> None:
+    def __init__(self, gateway: HasUrl, body: dict[str, Any], timeout_s: float = 60) -> None:
         super().__init__(daemon=True)
         self._timeout_s = timeout_s
         self.status = 0
@@ -39,7 +46,8 @@ class Call(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, timeout=self._timeout_s) as answer:
+        sent = httpx.stream("POST", self._url, json=self._body, timeout=self._timeout_s)
+        with contextlib.suppress(httpx.RemoteProtocolError), sent as answer:
             self.status, self.headers = answer.status_code, answer.headers
             self.lines.extend(line for line in answer.iter_lines() if line)
 
@@ -49,7 +57,7 @@ class Call(threading.Thread):
         return "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
 
 
-def job(gateway: Process, job_id: str) -> dict[str, Any]:
+def job(gateway: HasUrl, job_id: str) -> dict[str, Any]:
     shown: dict[str, Any] = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
     return shown
 

@@ -7,6 +7,7 @@ import subprocess
 
 from gateway.http.not_supported import NOT_SUPPORTED
 from shared.api.errors import FlotillaError
+from shared.api.field_policy import NEEDS_PERMISSION
 from tests.test_architecture import ROOT
 
 TEXT = (ROOT / "README.md").read_text()
@@ -64,3 +65,8 @@ def in_code(name: str) -> bool:
     folders = [str(ROOT / package) for package in ("shared", "gateway", "worker")]
     command = ["grep", "-rqE", "--include=*.py", "--include=*.lua"]
     return subprocess.run([*command, rf"{re.escape(name)}\b", *folders]).returncode == 0
+
+
+def test_every_field_that_needs_permission_is_in_the_list() -> None:
+    shown = set(re.findall(r"`([a-z_]+)`", section("Fields that need permission")))
+    assert set(NEEDS_PERMISSION) <= shown

@@ -4,9 +4,12 @@ It imports everything that they need once, before any event loop or connection, 
 for each command. A command is a line of JSON on its input; the reply is a line on its output:
 
     {"start": "worker" or "gateway", "environment": {...}, "log": path}  ->  {"pid": 123}
+        (`environment` is the whole environment of the process)
     {"signal": 9, "pid": 123}  ->  {"sent": true}; false if the process has ended
     {"tokens": true}  ->  {"tokens": 5}: what the engines of all workers have generated so far
     {}  ->  {}
+
+Its arguments are names of negative controls (controls.py), and `--count-tokens`.
 
 Each reply also has `ended`: process id and exit status of the processes that have ended since the
 reply before. Signals go through this process because it is the parent: a process id can't belong
@@ -40,17 +43,17 @@ _PRELOADED = (
     "worker.__main__",
     "worker.engines.simulated.engine",
 )
-_PREFIX = "FLOTILLA_"
+COUNT_TOKENS = "--count-tokens"
 
 
 class ForkServer:
     """Carries out commands; see the module."""
 
-    def __init__(self, mains: Mapping[str, Callable[[], None]]) -> None:
+    def __init__(self, mains: Mapping[str, Callable[[], None]], *, count_tokens: bool) -> None:
         self._mains = mains
         self._running: set[int] = set()
         self._n_started = 0
-        self._counter = TokenCounter()
+        self._counter = TokenCounter() if count_tokens else None
 
     def reply(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one command; return the reply to it."""
@@ -59,7 +62,8 @@ class ForkServer:
             self._n_started += 1
             pid = os.fork()
             if pid == 0:
-                self._counter.count_in(self._n_started)
+                if self._counter is not None:
+                    self._counter.count_in(self._n_started)
                 _run(self._mains[command["start"]], command["environment"], command["log"])
             self._running.add(pid)
             reply["pid"] = pid
@@ -68,7 +72,7 @@ class ForkServer:
             if reply["sent"]:
                 os.kill(command["pid"], command["signal"])
         elif "tokens" in command:
-            reply["tokens"] = self._counter.total()
+            reply["tokens"] = self._counter.total() if self._counter is not None else 0
         reply["ended"] = [[pid, status] for pid, status in self._ended()]
         return reply
 
@@ -84,11 +88,14 @@ class ForkServer:
 
 def main() -> None:
     """Carry out commands until the end of the input."""
-    for name in sys.argv[1:]:
+    options = set(sys.argv[1:])
+    count_tokens = COUNT_TOKENS in options
+    for name in options - {COUNT_TOKENS}:
         CONTROLS[name].apply()
     for module in _PRELOADED:
         importlib.import_module(module)
-    server = ForkServer({name: _main_of(name) for name in ("worker", "gateway")})
+    mains = {name: _main_of(name) for name in ("worker", "gateway")}
+    server = ForkServer(mains, count_tokens=count_tokens)
     gc.collect()
     gc.freeze()  # a collection in a child would copy the pages of all these objects
     print(json.dumps({}), flush=True)
@@ -110,13 +117,14 @@ def _run(process_main: Callable[[], None], environment: Mapping[str, str], log: 
         for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
             os.dup2(descriptor, target)
         os.setsid()
-        for name in [name for name in os.environ if name.startswith(_PREFIX)]:
-            del os.environ[name]
+        os.environ.clear()
         os.environ.update(environment)
         process_main()
         status = 0
     except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from load_tests.faults.kills.fork_server import COUNT_TOKENS
 from load_tests.harness.errors import ProcessError
 
 _STOP_S = 15.0
@@ -29,16 +31,22 @@ class ForkedProcess:
 
 
 class ForkedProcesses:
-    """Starts processes and sends them signals. All end when it is closed."""
+    """Starts processes and sends them signals. All end when it is closed. Thread-safe."""
 
-    def __init__(self, folder: Path, controls: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, controls: Sequence[str] = (), *, count_tokens: bool = False
+    ) -> None:
         """Start the fork server; `controls` are names of negative controls (controls.py)."""
         self.ended: dict[int, int] = {}
         """Exit status of each process that has ended, by process id."""
         self._folder = folder
+        self._lock = threading.Lock()
         self._log = (folder / "fork_server.log").open("wb")
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "load_tests.faults.kills.fork_server", *controls],
+            [
+                *(sys.executable, "-m", "load_tests.faults.kills.fork_server", *controls),
+                *([COUNT_TOKENS] * count_tokens),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -47,10 +55,9 @@ class ForkedProcesses:
         self._read()
 
     def start(
-        self, main: str, name: str, log_name: str, environment: Mapping[str, str]
+        self, main: str, name: str, log: Path, environment: Mapping[str, str]
     ) -> ForkedProcess:
-        """Start a `worker` or a `gateway`. `environment`: its settings."""
-        log = self._folder / f"{log_name}.log"
+        """Start a `worker` or a `gateway`. `environment`: all of its variables."""
         command = {"start": main, "environment": dict(environment), "log": str(log)}
         return ForkedProcess(int(self._send(command)["pid"]), name, log)
 
@@ -82,9 +89,10 @@ class ForkedProcesses:
 
     def _send(self, command: Mapping[str, Any]) -> dict[str, Any]:
         assert self._server.stdin is not None
-        self._server.stdin.write(json.dumps(command).encode() + b"\n")
-        self._server.stdin.flush()
-        return self._read()
+        with self._lock:
+            self._server.stdin.write(json.dumps(command).encode() + b"\n")
+            self._server.stdin.flush()
+            return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._server.stdout is not None
@@ -94,5 +102,7 @@ class ForkedProcesses:
                 f"the fork server ended:\n{(self._folder / 'fork_server.log').read_text()[-3000:]}"
             )
         reply: dict[str, Any] = json.loads(line)
+        if "pid" in reply:
+            self.ended.pop(reply["pid"], None)  # of an earlier process with this id
         self.ended.update(reply.get("ended", ()))
         return reply

@@ -17,7 +17,6 @@ from load_tests.harness.http import responds_ok
 from load_tests.harness.processes import Processes, wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
-from shared.platform.settings import PREFIX
 from shared.protocol import keys
 
 ENGINE_SIGNAL = signal.SIGUSR1
@@ -54,6 +53,7 @@ class KillFleet:
         """Processes that have ended by themselves, in words."""
         self.busy: set[int] = set()
         """Indexes of the workers that are stopped, or whose engine is dead."""
+        self._folder = folder
         self._processes = Processes(folder)
         self._n_started = 0
         self._engine_killed: set[int] = set()
@@ -67,7 +67,7 @@ class KillFleet:
                 auto_aof_rewrite_min_size=_REWRITE_SIZE,
             )
             self._environment = _environment(shape, self.redis.url)
-            self._forked = ForkedProcesses(folder, controls)
+            self._forked = ForkedProcesses(folder, controls, count_tokens=True)
             self.ports = [free_port(_HOST) for _ in range(shape.gateways)]
             self.gateways = [self._start_gateway(n) for n in range(shape.gateways)]
             self.workers = [self._start_worker(n) for n in range(shape.workers)]
@@ -164,11 +164,12 @@ class KillFleet:
             "FLOTILLA_WORKER_ID": worker_id,
             "FLOTILLA_WORKER_PORT": "0",
         }
-        return self.forked.start("worker", worker_id, f"worker-{n}", environment)
+        return self.forked.start("worker", worker_id, self._folder / f"worker-{n}.log", environment)
 
     def _start_gateway(self, n: int) -> ForkedProcess:
         environment = {**self._environment, "FLOTILLA_PORT": str(self.ports[n])}
-        return self.forked.start("gateway", f"gateway-{n}", f"gateway-{n}", environment)
+        name = f"gateway-{n}"
+        return self.forked.start("gateway", name, self._folder / f"{name}.log", environment)
 
     def _wait_until_ready(self) -> None:
         for port in self.ports:
@@ -186,7 +187,7 @@ class KillFleet:
 
 def _environment(shape: FleetShape, redis_url: str) -> dict[str, str]:
     timing = EngineTiming(step_ms=shape.step_ms, step_us_per_seq=0, max_num_seqs=64)
-    whole = timing.environment(
+    return timing.environment(
         redis_url=redis_url,
         lease_s=shape.lease_s,
         max_attempts=shape.max_attempts,
@@ -197,4 +198,3 @@ def _environment(shape: FleetShape, redis_url: str) -> dict[str, str]:
         log_format="json",
         access_log=False,
     )
-    return {name: value for name, value in whole.items() if name.startswith(PREFIX)}

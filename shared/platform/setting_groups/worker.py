@@ -31,6 +31,16 @@ class WorkerSettings(BaseModel):
         gt=0,
         description="an engine with work that makes no step for this time is considered hung",
     )
+    grammar_timeout_s: float = Field(
+        4.0,
+        gt=0,
+        le=8,
+        description="time for compiling one request's grammar (schema, regex, choice, ...)",
+    )
+    grammar_memory_bytes: int = Field(512 << 20, ge=1 << 20, description="memory for the same")
+    max_prompt_logprobs: int = Field(
+        65_536, ge=0, description="a prompt's tokens times `prompt_logprobs`, in one request"
+    )
 
     @field_validator("worker_id")
     @classmethod

@@ -22,6 +22,7 @@ from worker.engines.protocol import Capacity, Load
 from worker.engines.vllm import parent_death
 from worker.engines.vllm import stream as vllm_stream
 from worker.engines.vllm.gpu_args import with_gpus
+from worker.engines.vllm.guards import Guards
 
 log = logging.getLogger("flotilla.engine")
 
@@ -51,6 +52,7 @@ class VllmEngine:
         self._app: ASGIApp | None = None
         self._capacity: Capacity | None = None
         self._kv_usage = 0.0
+        self._guards = Guards(settings)
 
     async def start(self) -> None:
         """Load the model. Raises SettingsError if vLLM's arguments are wrong."""
@@ -74,6 +76,7 @@ class VllmEngine:
             # the process dies of an illegal instruction.
             v.init_amx()
             environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+        await self._guards.start(config)
         # Before vLLM forks its engine. The logits processor is added only where it is needed: with
         # one, vLLM copies every request's tokens to the host in every step.
         if not v.install_prefill_resume():
@@ -84,7 +87,8 @@ class VllmEngine:
         tasks = await self._engine.get_supported_tasks()
         v.install_collector()
         app = v.build_app(args, tasks, self._engine.model_config)
-        await v.init_app_state(v.JournalledEngine(self._engine), app.state, args, tasks)
+        engine = self._guards.install(app, self._engine, config)
+        await v.init_app_state(engine, app.state, args, tasks)
         vllm_stream.install(app.state)
         # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
         # worker polls `dead` instead.
@@ -120,6 +124,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Shut the engine down without waiting for requests."""
+        self._guards.close()
         if self._engine is not None:
             self._engine.shutdown(timeout=0)
 
@@ -197,7 +202,6 @@ def _import() -> SimpleNamespace:
 
     from worker.engines.vllm.collector import install as install_collector
     from worker.engines.vllm.forced_replay import install as install_forced_replay
-    from worker.engines.vllm.journal import JournalledEngine
     from worker.engines.vllm.prefill_resume import install as install_prefill_resume
 
     def on_cpu() -> bool:
@@ -217,7 +221,6 @@ def _import() -> SimpleNamespace:
         AsyncEngineArgs=AsyncEngineArgs,
         AsyncLLM=AsyncLLM,
         FlexibleArgumentParser=FlexibleArgumentParser,
-        JournalledEngine=JournalledEngine,
         StatLoggerBase=StatLoggerBase,
         ToolParserManager=ToolParserManager,
         build_app=build_app,

@@ -26,19 +26,24 @@ from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from worker.engines.protocol import JOURNAL, Journal
+from worker.engines.protocol import JOURNAL, Journal, Past
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
 from worker.engines.vllm.continuation import Continuation, refusal
+from worker.engines.vllm.request_limits import RequestLimits
 from worker.engines.vllm.seam import PastRefused, Replayed
 from worker.engines.vllm.stream import INTERCEPT, Interceptor
+from worker.engines.vllm.wide_requests import WideEngine
 
 log = logging.getLogger("flotilla.engine")
 
 # A beam search makes an engine call for each beam and token. They are not the answer's tokens, and
 # none of it is sent before its end: they are not journaled, and a lost search begins again.
 _BEAM = re.compile(r"-beam-\d+$")
+# So many choices enter the engine together, as vLLM does it; of more, each one by itself when there
+# is room for it.
+_AT_ONCE = 8
 # vLLM numbers the calls of a request that may have several prompts; those of a batch of
 # conversations with an underscore. A job's own id has more digits behind its underscore. So it does
 # with those of a response, one for each turn with tools that vLLM itself calls.
@@ -49,10 +54,16 @@ _CALL = re.compile(
 
 
 class JournalledEngine:
-    """An AsyncLLM that writes to the `JOURNAL` of the calling context."""
+    """An AsyncLLM that writes to the `JOURNAL` of the calling context.
 
-    def __init__(self, engine: Any) -> None:
+    `limits`: what one request may ask for; None: anything. `slots`: sequences that the engine runs
+    at once.
+    """
+
+    def __init__(self, engine: Any, limits: RequestLimits | None = None, slots: int = 1024) -> None:
         self._engine = engine
+        self._wide = WideEngine(engine, slots)
+        self._limits = limits
         self._starting = asyncio.Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -68,7 +79,8 @@ class JournalledEngine:
             journal.prompt(call, _prompt_tokens(prompt))
             if call:
                 await self._wait_for_turn()
-        outputs = self._engine.encode(prompt, pooling_params, request_id, **options)
+        engine = self._wide if _call_number(request_id) else self._engine
+        outputs = engine.encode(prompt, pooling_params, request_id, **options)
         try:
             async for output in outputs:
                 yield output
@@ -81,16 +93,18 @@ class JournalledEngine:
         """As AsyncLLM.generate; the prompt and every delta are journalled.
 
         Raises PastRefused, after it has told the journal, where there is a past that can't be
-        continued.
+        continued, and what `RequestLimits.check` raises.
         """
         sampling_params = resume_args.without(sampling_params)
         journal = JOURNAL.get()
-        if journal is None or _BEAM.search(request_id):
-            async for output in self._engine.generate(
-                prompt, sampling_params, request_id, **options
-            ):
+        beam = _BEAM.search(request_id)
+        if journal is None or beam:
+            engine = self._wide if beam else self._engine
+            async for output in engine.generate(prompt, sampling_params, request_id, **options):
                 yield output
             return
+        if self._limits is not None:
+            await self._limits.check(sampling_params, _prompt_tokens(prompt))
         call = _call_number(request_id)
         with_prompt_logprobs = sampling_params.prompt_logprobs is not None
         if not with_prompt_logprobs:
@@ -165,12 +179,17 @@ class JournalledEngine:
         options: dict[str, Any],
     ) -> Any:
         past = journal.past(call)
+        engine = self._wide if call or params.n > 1 else self._engine
         if past is None or not past.deltas:
             if refusal(self._engine.model_config, params):
                 journal.keep_here()
-            return self._engine.generate(prompt, params, request_id, **options)
+            elif params.n > _AT_ONCE and params.structured_outputs is None:
+                nothing = Past((), None)
+                choices = Continuation(engine, prompt, params, request_id, nothing, options)
+                return choices.outputs()
+            return engine.generate(prompt, params, request_id, **options)
         try:
-            continuation = Continuation(self._engine, prompt, params, request_id, past, options)
+            continuation = Continuation(engine, prompt, params, request_id, past, options)
         except PastRefused as error:
             journal.refuse_past(str(error))
             raise

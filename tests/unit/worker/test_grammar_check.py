@@ -1,0 +1,134 @@
+"""Grammars are tried in another process, which survives all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from worker.engines.vllm.grammar_check import GrammarChecker, GrammarRefused
+from worker.engines.vllm.grammar_process import CHILDREN, Limits, Try
+
+TIMEOUT_S = 1.0
+
+
+@dataclass
+class Grammar:
+    """As vLLM's StructuredOutputsParams."""
+
+    regex: str
+    _backend: str | None = None
+
+
+def prepare() -> Try:
+    """A compiler whose behaviour is the grammar's text."""
+    tried = 0
+
+    def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
+        nonlocal tried
+        tried += 1
+        assert grammar.keys() == {"regex"}
+        what = grammar["regex"]
+        if what == "wrong":
+            return "it is wrong", ""
+        if what.startswith("hang"):
+            time.sleep(60)
+        if what == "crash":
+            ctypes.string_at(0)
+        if what == "exit":
+            os._exit(3)
+        if what == "raise":
+            raise KeyError("x")
+        if what == "memory":
+            bytearray(1 << 30)
+        if what == "backend":
+            return engine_backend or "none yet", ""
+        return "", f"library {tried}"
+
+    return attempt
+
+
+@pytest_asyncio.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    checker = GrammarChecker(Limits(TIMEOUT_S, 64 << 20))
+    await checker.start(prepare)
+    yield checker
+    checker.close()
+
+
+async def refusal(checker: GrammarChecker, text: str) -> str:
+    with pytest.raises(GrammarRefused) as refused:
+        await checker.check(Grammar(text))
+    return str(refused.value)
+
+
+async def test_grammars_that_can_be_used_and_one_that_is_wrong(checker: GrammarChecker) -> None:
+    await checker.check(Grammar("a"))
+    assert await refusal(checker, "wrong") == "it is wrong"
+    await asyncio.gather(*(checker.check(Grammar(f"a{i}")) for i in range(20)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("crash", "failed"),
+        ("exit", "failed"),
+        ("raise", "failed"),
+        ("memory", "memory"),
+        ("hang", "1 s"),
+    ],
+)
+async def test_a_grammar_that_ends_its_process_or_never_ends(
+    checker: GrammarChecker, text: str, reason: str
+) -> None:
+    assert reason in await refusal(checker, text)
+    await checker.check(Grammar("a"))
+
+
+async def test_results_are_kept(checker: GrammarChecker) -> None:
+    assert "1 s" in await refusal(checker, "hang")
+    began = time.monotonic()
+    assert "1 s" in await refusal(checker, "hang")
+    assert time.monotonic() - began < TIMEOUT_S
+
+
+async def test_grammars_that_never_end_do_not_hold_up_others_for_long(
+    checker: GrammarChecker,
+) -> None:
+    hanging = [asyncio.create_task(refusal(checker, f"hang {i}")) for i in range(CHILDREN - 1)]
+    await checker.check(Grammar("a"))
+    assert not hanging[0].done()
+    began = time.monotonic()
+    await asyncio.gather(*hanging, *(refusal(checker, f"hang, too {i}") for i in range(CHILDREN)))
+    assert time.monotonic() - began < 5 * TIMEOUT_S
+
+
+async def test_the_engine_uses_the_library_of_its_first_grammar(checker: GrammarChecker) -> None:
+    assert await refusal(checker, "backend") == "none yet"
+    await checker.check(Grammar("a"))
+    checker.forget()
+    assert await refusal(checker, "backend") == "library 1"
+
+
+async def test_without_the_process_vllm_alone_checks(checker: GrammarChecker) -> None:
+    waiting = asyncio.create_task(checker.check(Grammar("hang")))
+    await asyncio.sleep(0)
+    os.kill(checker.pid, signal.SIGKILL)
+    await waiting
+    await checker.check(Grammar("wrong"))
+
+
+async def test_a_cancelled_job_leaves_the_check_to_others(checker: GrammarChecker) -> None:
+    first = asyncio.create_task(checker.check(Grammar("hang")))
+    second = asyncio.create_task(refusal(checker, "hang"))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    assert "1 s" in await second

@@ -1,0 +1,38 @@
+"""Checks of a request just before vLLM's engine gets it, when its prompt is tokenized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.engines.vllm.grammar_check import GrammarChecker
+
+
+class TooManyLogprobs(ValueError):
+    """A prompt has too many alternatives. VLLM answers a ValueError with 400."""
+
+
+class RequestLimits:
+    """What one request may ask of the engine."""
+
+    def __init__(self, grammars: GrammarChecker, max_prompt_logprobs: int, vocab_size: int) -> None:
+        """`max_prompt_logprobs`: tokens of a prompt times alternatives for each."""
+        self._grammars = grammars
+        self._max_prompt_logprobs = max_prompt_logprobs
+        self._vocab_size = vocab_size
+
+    async def check(self, params: Any, prompt_tokens: int) -> None:
+        """Raises TooManyLogprobs or GrammarRefused. `params`: vLLM's SamplingParams."""
+        if params.prompt_logprobs is not None:
+            self._check_logprobs(params.prompt_logprobs, prompt_tokens)
+        if params.structured_outputs is not None:
+            await self._grammars.check(params.structured_outputs)
+
+    def _check_logprobs(self, alternatives: int, prompt_tokens: int) -> None:
+        # vLLM makes an object of each on the event loop, and all other requests wait.
+        each = self._vocab_size if alternatives < 0 else alternatives + 1
+        if prompt_tokens * each > self._max_prompt_logprobs:
+            raise TooManyLogprobs(
+                f"`prompt_logprobs` asks for {prompt_tokens} * {each} log probabilities; at most "
+                f"{self._max_prompt_logprobs} are allowed in one request. Ask for fewer "
+                "alternatives, or send a shorter prompt."
+            )

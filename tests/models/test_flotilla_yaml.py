@@ -1,5 +1,5 @@
-"""One flotilla.yaml with real vLLM: two models with two names each, two versions at 90 to 10, and an
-adapter that is loaded at run time on two workers.
+"""One flotilla.yaml with real vLLM: two models with two names each, two versions at 90 to 10, and
+an adapter that is loaded at run time on two workers.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.errors import ERROR_CODE, error_response, to_flotilla_error
 from shared.api.errors import FlotillaError
+from shared.api.operator_actions import PATHS as OPERATOR_PATHS
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 
@@ -26,6 +27,17 @@ PUBLIC_PATHS = frozenset(
 
 TENANT_PATHS = frozenset({"/admin/autoscale"})
 """Paths under /admin that any key may use; the others need an operator's."""
+
+ADMIN_PATHS = frozenset(OPERATOR_PATHS)
+"""Other paths that need an operator's key."""
+
+
+def needs_admin(method: str, path: str) -> bool:
+    """Whether a request needs an operator's key: it shows or changes what is not one tenant's."""
+    if path.startswith("/admin/"):
+        return path not in TENANT_PATHS
+    changes = method not in ("GET", "HEAD", "OPTIONS")
+    return path in ADMIN_PATHS or (changes and path.startswith("/models/"))
 
 
 def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
@@ -122,7 +134,7 @@ class Authentication:
             try:
                 tenant = await self._authenticator.tenant(scope)
                 scope.setdefault("state", {})["tenant"] = tenant
-                if scope["path"].startswith("/admin/") and scope["path"] not in TENANT_PATHS:
+                if needs_admin(scope["method"], scope["path"]):
                     self._authenticator.check_admin(scope)
             except FlotillaError as error:
                 await error_response(error, self._metrics, scope)(scope, receive, send)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from shared.api import errors
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import FlotillaError
+from shared.api.operator_actions import PATHS as OPERATOR_PATHS
 
 Kind = type[FlotillaError]
 
@@ -33,6 +34,16 @@ _OF_A_BODY: tuple[Kind, ...] = (
     errors.QueueFull,
 )
 
+_OF_AN_OPERATION: tuple[Kind, ...] = (
+    errors.NotFound,
+    errors.NoWorker,
+    errors.BodyTimeout,
+    errors.BodyTooLarge,
+    errors.UnsupportedMediaType,
+    errors.OperationFailed,
+    errors.OperationIncomplete,
+)
+
 
 def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     """The errors of one operation. `public`: it needs no key."""
@@ -48,14 +59,25 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
         yield from _all(errors.JobFailed)
     if endpoint:
         yield errors.NotSupported
-    if "{" in path:
+    if path == "/v1/responses":
+        yield errors.PreviousResponseNotFound
+        yield errors.ConversationLocked
+    if "{" in path or path == "/v1/responses":
         yield errors.NotFound
+    if path.startswith("/v1/responses/"):
+        yield errors.StreamReset
+    if method == "post" and path.startswith("/v1/conversations"):
+        yield errors.BodyTimeout
+        yield errors.BodyTooLarge
+        yield errors.UnsupportedMediaType
     if path.endswith(("/retry", "/replay")):
         yield errors.NotRepeatable
     if path.startswith("/autoscale"):
         yield errors.AutoscalerSilent
-    if path.startswith("/admin"):
+    if path.startswith("/admin") or path in OPERATOR_PATHS:
         yield errors.AdminOnly
+    if path.startswith("/admin/pools/{pool}/") or path in OPERATOR_PATHS:
+        yield from _OF_AN_OPERATION
 
 
 def descriptions(method: str, path: str, *, public: bool) -> dict[str, str]:

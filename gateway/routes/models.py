@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from gateway.context import Gateway, GatewayDep
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
+from shared.protocol.adapter_queues import pool_of
 
 router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 
@@ -32,7 +33,7 @@ def _card(gateway: Gateway, model: ModelInfo) -> dict[str, Any]:
     workers = gateway.fleet.workers_of(model.pool)
     serving = [worker for worker in workers if worker.state.serving]
     fleet = {
-        "pool": model.pool,
+        "pool": pool_of(model.pool),
         "workers_ready": len(serving),
         "slots": sum(worker.slots for worker in serving),
         "engines": sorted({worker.engine for worker in workers}),

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.http.middleware import PUBLIC_PATHS
-from gateway.routes import error_answers
+from gateway.routes import error_answers, operation_schemas
 from gateway.routes.jobs import JobRequest
 from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
@@ -41,6 +41,7 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     ("get", "/admin/dead"): {"200": "DeadLetterList"},
     ("get", "/admin/dead/{letter_id}"): {"200": "DeadLetter"},
     ("post", "/admin/dead/{letter_id}/replay"): {"202": "Replay"},
+    **operation_schemas.RESPONSES,
 }
 _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/events",
@@ -97,7 +98,9 @@ def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
     found = components.get("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         found.pop(name, None)
-    components["schemas"] = found | SCHEMAS | {"JobRequest": job_request}
+    components["schemas"] = (
+        found | SCHEMAS | operation_schemas.SCHEMAS | {"JobRequest": job_request}
+    )
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -116,6 +119,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
             {"name": name, "in": "header", "required": False, "schema": header}
             for name, header in _CALL_HEADERS.items()
         )
+    operation_schemas.add_options(operation, path)
     answers = operation["responses"]
     if method == "post" and path in ENDPOINTS:
         operation["parameters"].append(_PREFER)

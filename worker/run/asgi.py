@@ -56,6 +56,7 @@ class Exchange:
         body: bytes = b"",
         headers: tuple[tuple[bytes, bytes], ...] = (),
         content_type: bytes = b"application/json",
+        query: bytes = b"",
     ) -> Awaitable[None]:
         """Call the application; the result is done when it returns, and raises what it raises."""
         scope: dict[str, Any] = {
@@ -66,7 +67,7 @@ class Exchange:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "root_path": "",
             "headers": [
                 (b"host", b"worker"),

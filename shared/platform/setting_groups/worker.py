@@ -59,6 +59,7 @@ class SimulatedEngineSettings(BaseModel):
     sim_prefill_us_per_token: float = Field(20.0, ge=0)
     sim_step_ms: float = Field(10.0, ge=0, description="shortest step")
     sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
+    sim_max_loras: int = Field(4, ge=0, description="LoRA adapters in one step; 0: takes none")
     sim_faults: str = Field(
         "", description="faults by name, see worker/engines/simulated/engine.py"
     )

@@ -19,6 +19,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
+from worker.engines.simulated import operator_api
 from worker.engines.simulated.audio_response import AudioResponse, read_form
 from worker.engines.simulated.chat_response import BatchChatResponse, ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
@@ -47,7 +48,7 @@ _AUDIO_TASKS = {
     "/v1/audio/transcriptions": "transcription",
     "/v1/audio/translations": "translation",
 }
-_ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
+_ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES | operator_api.ROUTES
 
 
 class Generator(Protocol):
@@ -101,6 +102,7 @@ class SimulatedApi:
         self._names = split_names(settings.served_model_name) or [self._root]
         self._name = self._names[0]
         self._engine = engine
+        self._operators = operator_api.OperatorApi(self._names, settings.sim_max_loras)
         self._responses: dict[str, Callable[[Headers, bytes], Answer | Response]] = {
             "/v1/chat/completions": self._chat_response,
             "/v1/chat/completions/batch": self._batch_chat_response,
@@ -125,6 +127,11 @@ class SimulatedApi:
             response = Response(status_code=503 if self._engine.dead else 200)
         elif scope["path"] == "/v1/models":
             response = JSONResponse(self._models())
+        elif scope["path"] in operator_api.ROUTES:
+            try:
+                response = await self._operators.answer(Request(scope, receive))
+            except RefusedError as refused:
+                response = refused.response
         else:
             await self._generate(scope, receive, send)
             return
@@ -169,13 +176,13 @@ class SimulatedApi:
         body = parse(CompletionBody, headers.get("content-type", ""), raw)
         response_id = self._check_model(body, headers)
         max_model_len = self._engine.capacity.max_model_len
-        return CompletionResponse(body, response_id, self._name, max_model_len)
+        return CompletionResponse(body, response_id, self._served(body), max_model_len)
 
     def _batch_chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
         body = parse(BatchChatBody, headers.get("content-type", ""), raw)
         response_id = self._check_model(body, headers)
         max_model_len = self._engine.capacity.max_model_len
-        return BatchChatResponse(body, response_id, self._name, max_model_len)
+        return BatchChatResponse(body, response_id, self._served(body), max_model_len)
 
     def _pooling_response(
         self, respond: Callable[[Call], PoolingResponse], headers: Headers, raw: bytes
@@ -196,13 +203,18 @@ class SimulatedApi:
         response_id = self._check_model(body, headers)
         body.check_tools()
         max_model_len = self._engine.capacity.max_model_len
-        return ChatResponse(body, response_id, self._name, max_model_len)
+        return ChatResponse(body, response_id, self._served(body), max_model_len)
+
+    def _served(self, body: AnyBody) -> str:
+        """The name that the answer gives the model: an adapter's own."""
+        model = body.model
+        return model if model and model in self._operators.adapters else self._name
 
     def _response(self, headers: Headers, raw: bytes) -> ResponsesResponse:
         body = parse(ResponseBody, headers.get("content-type", ""), raw)
         body.check()
         self._check_model(body, headers)
-        return ResponsesResponse(body, self._name, self._engine.capacity.max_model_len)
+        return ResponsesResponse(body, self._served(body), self._engine.capacity.max_model_len)
 
     def _messages_response(self, headers: Headers, raw: bytes) -> MessagesResponse:
         body = parse(MessagesBody, headers.get("content-type", ""), raw)
@@ -224,7 +236,7 @@ class SimulatedApi:
         return AudioResponse(task, body, data, response_id, self._name, max_model_len)
 
     def _check_model(self, body: AnyBody, headers: Headers) -> str:
-        if body.model and body.model not in self._names:
+        if body.model and body.model not in {*self._names, *self._operators.adapters}:
             names = ", ".join(self._names)
             message = f"The model `{body.model}` does not exist. Valid aliases: {names}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
@@ -260,7 +272,11 @@ class SimulatedApi:
             }
             for name in self._names
         ]
-        return {"object": "list", "data": cards}
+        adapters = [
+            cards[0] | {"id": name, "root": path, "parent": self._name, "max_model_len": None}
+            for name, path in self._operators.adapters.items()
+        ]
+        return {"object": "list", "data": [*cards, *adapters]}
 
 
 async def _on_disconnect(receive: Receive, then: Callable[[], None]) -> None:

@@ -46,8 +46,12 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     if endpoint or path.endswith(("/result", "/events", "/stream")):
         yield errors.StreamReset
         yield from _all(errors.JobFailed)
+        yield errors.AnswerTooLarge
     if endpoint:
         yield errors.NotSupported
+    if path.startswith(("/v1/responses", "/v1/conversations")):
+        yield errors.PreviousResponseNotFound
+        yield errors.ConversationLocked
     if "{" in path:
         yield errors.NotFound
     if path.endswith(("/retry", "/replay")):

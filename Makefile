@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-models test-compose lint load faults clean
+.PHONY: help up install check test test-models test-clients test-compose lint load faults clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 
@@ -26,6 +26,9 @@ test: install ## all tests but test-models (ARGS: pytest's)
 
 test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
 	.venv/bin/pytest tests/models $(ARGS)
+
+test-clients: install ## unmodified client libraries on real vLLM; installs them in .cache (ARGS: see tests/clients)
+	@.venv/bin/python -m tests.clients $(ARGS)
 
 test-compose: install ## the compose files for real; starts a Docker engine if none runs (REAL=1: with vLLM)
 	@REAL='$(REAL)' tests/compose/run.sh $(ARGS)

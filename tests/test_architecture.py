@@ -52,10 +52,12 @@ LAYERS: dict[str, set[str]] = {
     "worker/engines": set(),
     "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, "worker/engines"},
+    "worker/hooks": {PLATFORM, API, "worker/engines"},
     "worker/claim": {PLATFORM, PROTOCOL, QUEUE},
     "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim", "worker/engines"},
     "worker/run": {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
+        "worker/hooks",
     },
     "worker": {
         PLATFORM, PROTOCOL, FLEET, "worker/run", "worker/engines", "worker/engines/simulated",

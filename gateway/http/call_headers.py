@@ -6,13 +6,21 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from gateway.http.prefer import Prefer, parse_prefer
 from shared.api.errors import BadRequest
 
 _IDEMPOTENCY_KEY, _ON_DISCONNECT = b"idempotency-key", b"x-flotilla-on-disconnect"
 _QUEUE_DEADLINE, _RUN_DEADLINE = b"x-flotilla-queue-deadline", b"x-flotilla-run-deadline"
-_MODEL_VERSION = b"x-flotilla-model-version"
+_MODEL_VERSION, _PREFER = b"x-flotilla-model-version", b"prefer"
 _NAMES = frozenset(
-    {_IDEMPOTENCY_KEY, _ON_DISCONNECT, _QUEUE_DEADLINE, _RUN_DEADLINE, _MODEL_VERSION}
+    {
+        _IDEMPOTENCY_KEY,
+        _ON_DISCONNECT,
+        _QUEUE_DEADLINE,
+        _RUN_DEADLINE,
+        _MODEL_VERSION,
+        _PREFER,
+    }
 )
 _SECONDS = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,3})?")
 MAX_DEADLINE_S = 30 * 86_400
@@ -27,6 +35,7 @@ class CallHeaders(NamedTuple):
     queue_deadline_s: float | None = None
     run_deadline_s: float | None = None
     model_version: str = ""
+    prefer: Prefer | None = None
 
 
 _NONE = CallHeaders()
@@ -38,8 +47,9 @@ def call_headers(headers: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
     if not found:
         return _NONE
     values = dict(found)
-    if len(values) < len(found):
-        raise BadRequest(f"The header `{found[0][0].decode()}` is there twice.")
+    preferences = [value for name, value in found if name == _PREFER]
+    if len(values) < len(found) - max(0, len(preferences) - 1):  # that header is a list
+        raise BadRequest(f"The header `{_repeated(found)}` is there twice.")
     key = values.get(_IDEMPOTENCY_KEY)
     if key is not None and not _VISIBLE.fullmatch(key):
         raise BadRequest("`Idempotency-Key` must have 1 to 255 visible ASCII characters.")
@@ -49,7 +59,13 @@ def call_headers(headers: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
         _seconds(values, _QUEUE_DEADLINE),
         _seconds(values, _RUN_DEADLINE),
         values.get(_MODEL_VERSION, b"").decode("latin-1"),
+        parse_prefer(preferences),
     )
+
+
+def _repeated(found: list[tuple[bytes, bytes]]) -> str:
+    names = [name for name, _ in found if name != _PREFER]
+    return next(name.decode() for name in names if names.count(name) > 1)
 
 
 def _seconds(values: Mapping[bytes, bytes], header: bytes) -> float | None:

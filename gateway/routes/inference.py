@@ -23,9 +23,11 @@ from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.call_headers import call_headers
 from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
-from gateway.jobs.admission import admit, check_request
+from gateway.http.prefer import Prefer
+from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.routes import job_stream, response_stream
 from gateway.streaming.answer import JobAnswer
+from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
@@ -136,8 +138,10 @@ class InferenceApp:
         response = request.response
         if response is not None:
             body = await gateway.responses.body(tenant, response)
+        prefer = _applicable(sent.prefer, request)
+        on_disconnect = sent.on_disconnect or request.on_disconnect or ("keep" if prefer else "")
         job = gateway.factory.attached(
-            endpoint, tenant, model, request, body, sent.on_disconnect, key or None
+            endpoint, tenant, model, request, body, on_disconnect, key or None
         )
         if sent.queue_deadline_s or sent.run_deadline_s:
             job = job._replace(
@@ -150,7 +154,8 @@ class InferenceApp:
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )
-        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
+        chunks = job.stream and not prefer
+        reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
 
         def on_error(error: Exception) -> None:
             failure = to_flotilla_error(error)
@@ -170,13 +175,30 @@ class InferenceApp:
                         gateway, joined, request_id, [_REPLAYED]
                     )
                 return await job_stream.answer_of(
-                    gateway, joined, StreamPosition(), received, request_id, [_REPLAYED]
+                    gateway,
+                    joined,
+                    StreamPosition(),
+                    received,
+                    request_id,
+                    [_REPLAYED],
+                    prefer=prefer,
                 )
         if background:
             return await response_stream.background_answer(
                 gateway, job, queued, reader, received, request_id
             )
+        if prefer:
+            return DeferredAnswer(
+                gateway.streams, job, queued, reader, received, request_id, prefer
+            )
         return JobAnswer(gateway.streams, job, queued, reader, received, request_id)
+
+
+def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None:
+    """The preference, unless the answer begins at once anyway: a stream, a background response."""
+    if prefer is None or (request.response is not None and request.response.options.background):
+        return None
+    return None if request.stream and not prefer.respond_async else prefer
 
 
 def _resumption(scope: Scope) -> Callable[..., Awaitable[JobAnswer]] | None:

@@ -17,8 +17,10 @@ from fastapi import APIRouter, Query
 from starlette.types import Scope
 
 from gateway.context import Gateway
+from gateway.http.prefer import Prefer
 from gateway.jobs.job_lookup import job_of
 from gateway.streaming.answer import JobAnswer
+from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.received_events import StreamPosition
 from shared.api.errors import BadRequest
@@ -98,13 +100,19 @@ async def answer_of(
     request_id: bytes | None,
     headers: Sequence[tuple[bytes, bytes]] = (),
     opening: bytes = b"",
+    prefer: Prefer | None = None,
 ) -> JobAnswer:
     """The answer of a job that an earlier request has submitted; see JobAnswer."""
-    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if job.stream else ReadMode.END)
+    chunks = job.stream and not prefer
+    reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
     try:
         if not job.state.terminal:
             await gateway.queue.watch(job.id, gateway.id, follow=False)
         reader.resync()  # the log has what was published before this gateway watched
+        if prefer:
+            return DeferredAnswer(
+                gateway.streams, job, None, reader, received, request_id, prefer, headers
+            )
         return JobAnswer(
             gateway.streams, job, None, reader, received, request_id, position, headers, opening
         )

@@ -58,6 +58,16 @@ _CALL_HEADERS = {
     "x-flotilla-queue-deadline": NUMBER | {"description": "seconds until it has to have started"},
     "x-flotilla-run-deadline": NUMBER | {"description": "seconds from its first start to its end"},
 }
+_PREFER: Schema = {
+    "name": "Prefer",
+    "in": "header",
+    "required": False,
+    "schema": TEXT
+    | {
+        "description": "`respond-async`: 202 with the job at once; `wait=N`: 202 if the answer is "
+        "not complete after N seconds. The answer has `Preference-Applied`"
+    },
+}
 
 
 def install(app: FastAPI, *, with_keys: bool) -> None:
@@ -102,6 +112,10 @@ def _complete(operation: Schema, method: str, path: str) -> None:
             for name, header in _CALL_HEADERS.items()
         )
     answers = operation["responses"]
+    if method == "post" and path in ENDPOINTS:
+        operation["parameters"].append(_PREFER)
+        accepted = {"description": "The job, for a request with `Prefer`"}
+        answers["202"] = accepted | {"content": {_JSON: {"schema": ref("Job")}}}
     answers.pop(
         "422", None
     )  # wrong parameters are answered with 400, like all other invalid requests

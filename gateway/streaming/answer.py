@@ -113,7 +113,7 @@ class JobAnswer:
             self._context.relay.close(self._reader)
             if not ended:
                 self._leave_job()
-        if self._had is None:
+        if self._had is None and self._response.status != 202:
             seconds = time.monotonic() - self._received
             self._context.metrics.answer_seconds[self._streams].observe(seconds)
 
@@ -222,21 +222,27 @@ class JobAnswer:
         if self._had is not None:
             self._had.check_end()
         while True:
-            events = (
-                [_END]
-                if self._ended
-                else await self._reader.next(self._context.settings.keepalive_s)
-            )
+            events = [_END] if self._ended else await self._reader.next(self._silence_s())
             if self._client_left:
                 return False
             if not events:
-                await progress_comment(self._context, self.job_id)  # raises if the job is gone
+                if await self._on_silence():
+                    return False
                 continue
             whole = await answer_at_end(self._context.queue, self.job_id, events[-1])
             if whole is None:
                 raise StreamReset("The job has ended without an answer.")
             await self._send_whole(whole)
             return True
+
+    def _silence_s(self) -> float:
+        """How long to wait for the answer before `_on_silence`."""
+        return self._context.settings.keepalive_s
+
+    async def _on_silence(self) -> bool:
+        """There is no answer yet; True if the request is answered without it."""
+        await progress_comment(self._context, self.job_id)  # raises if the job is gone
+        return False
 
     async def _send_whole(self, whole: WholeAnswer, *headers: tuple[bytes, bytes]) -> None:
         fields = [

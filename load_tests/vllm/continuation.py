@@ -49,7 +49,13 @@ class Journal:
         """See `Journal.prompt`."""
 
     def delta(
-        self, call: int, index: int, token_ids: Sequence[int], text: str, logprobs: Any = None
+        self,
+        call: int,
+        index: int,
+        token_ids: Sequence[int],
+        text: str,
+        logprobs: Any = None,
+        own_text: str | None = None,
     ) -> None:
         """See `Journal.delta`."""
         self.first = self.first or time.perf_counter()

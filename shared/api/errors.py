@@ -26,6 +26,8 @@
     │   ├── TooManyAttempts    500
     │   ├── RecordDamaged      500
     │   ├── LogLost            500
+    │   ├── HookFailed         500
+    │   ├── Refused            400
     │   ├── Cancelled          409
     │   ├── Unattended         409
     │   └── DeadlineExceeded   504
@@ -238,6 +240,28 @@ class LogLost(JobFailed):
     """Redis has lost tokens of the job's log."""
 
     code = "log_lost"
+
+
+class HookFailed(JobFailed):
+    """A hook of the pool failed, so the answer was not passed on."""
+
+    code = "hook_failed"
+
+
+class Refused(JobFailed):
+    """A hook of the pool refused the request or its answer; it may give another status and code."""
+
+    status, code, type = 400, "refused", "invalid_request_error"
+
+    def __init__(self, message: str, status: int = 400, code: str = "refused") -> None:
+        super().__init__(message)
+        self.status = status
+        self._code = code
+
+    def to_openai(self) -> bytes:
+        """See FlotillaError."""
+        error = {"message": str(self), "type": self.type, "param": None, "code": self._code}
+        return json.dumps({"error": error}).encode()
 
 
 class Cancelled(JobFailed):

@@ -64,6 +64,7 @@ def worker_settings(settings: Settings) -> Settings:
         "engine": own.engine,
         "engine_args": own.engine_args,
         "startup_timeout_s": own.startup_timeout_s,
+        "hooks": ",".join(own.hooks) or settings.hooks,
     }
     return settings.model_copy(update=values)
 

@@ -4,7 +4,8 @@ Entries are numbered 1, 2, 3, ... without a gap, over all attempts at the job: a
 the `seq` of its frame and the `id:` of its event. An entry is two msgpack objects back to back:
 
 - the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
-  Prompt, each with its logprobs behind that if they were requested, and `id` for the usual Delta,
+  Prompt, each with its logprobs behind that if they were requested, a Delta with the engine's own
+  text behind these (nil if there are none) if `text` is another, and `id` for the usual Delta,
   of one token of the only sequence, whose text is the step's next chunk text, unchanged; one such
   `id` needs no array, and nil is no record;
 - the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
@@ -45,6 +46,8 @@ class Delta(NamedTuple):
     text: str
     logprobs: Any = None
     """As the engine journaled them (worker/engines/protocol.py); None if none were requested."""
+    own_text: str | None = None
+    """The engine's text, where a hook has made `text` of it; None: it is `text`."""
 
 
 class Prompt(NamedTuple):
@@ -80,6 +83,7 @@ def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
 Record = (
     tuple[int, int, Sequence[int], str]
     | tuple[int, int, Sequence[int], str, Any]
+    | tuple[int, int, Sequence[int], str, Any, str]
     | tuple[int, int]
     | tuple[int, int, Any]
 )
@@ -102,8 +106,16 @@ def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journ
     return journal or None
 
 
+_NOTHING = ((None,), (None, None))
+"""What is behind the text of a Delta without logprobs that no hook has changed."""
+
+
 def _shortest(record: Record, text: Item) -> Record | int:
-    if len(record) >= 4 and record[3].encode() == text and (len(record) == 4 or record[4] is None):
+    if (
+        len(record) >= 4
+        and record[3].encode() == text
+        and (len(record) == 4 or record[4:] in _NOTHING)
+    ):
         call, choice, ids = record[:3]
         if call == choice == 0 and len(ids) == 1:
             return ids[0]
@@ -118,9 +130,11 @@ def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | P
         if isinstance(record, int):
             records.append(Delta(0, 0, (record,), texts.pop(0).decode()))
         elif len(record) >= 4:
-            call, choice, ids, text, *logprobs = record
+            call, choice, ids, text, *more = record
             text = text.decode() if isinstance(text, bytes) else text
-            records.append(Delta(call, choice, tuple(ids), text, *logprobs))
+            if len(more) == 2 and isinstance(more[1], bytes):
+                more[1] = more[1].decode()
+            records.append(Delta(call, choice, tuple(ids), text, *more))
         else:
             records.append(Prompt(*record))
     return records

@@ -21,9 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.models.labels import LABELS
 from worker.demo import MODEL_DIR
 
-LABELS = ("calm", "windy", "stormy")
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _HEAD_DIM = 32
 """The smallest that vLLM has for a CPU."""

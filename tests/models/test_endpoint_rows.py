@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.models.conftest import ServedModel
-from tests.models.made_models import LABELS
+from tests.models.labels import LABELS
 from tests.models.same_answer import difference
 
 pytestmark = pytest.mark.vllm
@@ -109,7 +109,8 @@ def _compare(model: ServedModel, path: str, body: dict[str, Any]) -> httpx.Respo
         for url in (model.gateway_url, model.direct_url)
     )
     assert difference(ours, theirs) == ""
-    assert ours.status_code < 500
+    # vLLM reads decisions from models of two architectures only, none of them small.
+    assert ours.status_code < 500 or (path, ours.status_code) == ("/v1/systemone", 501)
     return ours
 
 

@@ -97,10 +97,13 @@ class OutputBuffer(JobStream):
         token_ids: Sequence[int],
         text: str,
         logprobs: Logprobs | None = None,
+        own_text: str | None = None,
     ) -> None:
         """See `Journal.delta`."""
         self.completion_tokens += len(token_ids)
-        if logprobs is None:
+        if own_text is not None:
+            self._records.append((call, index, token_ids, text, logprobs, own_text))
+        elif logprobs is None:
             self._records.append((call, index, token_ids, text))
         else:
             self._records.append((call, index, token_ids, text, logprobs))

@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Sequence
 
+from starlette.types import ASGIApp
+
 from shared.platform import logs
 from shared.platform import redis_client as connections
 from shared.platform.malformed import MalformedValues
@@ -41,7 +43,7 @@ class Executor:
     """Claims jobs of one pool for one engine and runs them. `runs` holds them, by job id.
 
     `urls` are those of the queue's servers, `lease_s` is the length of a lease. Above
-    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed.
+    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed. `app`: see JobRun.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Executor:
         worker_id: str,
         lease_s: float,
         kv_high_watermark: float,
+        app: ASGIApp | None = None,
     ) -> None:
         self.runs: dict[str, JobRun] = {}
         self.totals = WorkTotals()
@@ -82,6 +85,7 @@ class Executor:
         )
         self._queue = queue
         self._engine = engine
+        self._app = app
         self._metrics = metrics
         self._pool = pool
         self._worker_id = worker_id
@@ -160,7 +164,7 @@ class Executor:
         previous = self.runs.get(job.id)
         if previous is not None:
             previous.abort()  # taken from this worker, and leased to it again since
-        run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue)
+        run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue, self._app)
         self.runs[job.id] = run
         self.slots.add(run)
         run.task = task = asyncio.create_task(self._execute(run, previous), name=run.job.id)

@@ -12,6 +12,8 @@ import time
 from enum import Enum
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import AnswerTooLarge, NotSupported
 from shared.platform.metrics import WorkerMetrics
@@ -30,6 +32,8 @@ from worker.run.resume import LogQueue, continue_from_log, give_up
 log = logging.getLogger("flotilla.job")
 
 _ERROR_CHUNK = b'data: {"error"'
+# In an error chunk: the request's own fault, as a hook that refuses its answer says.
+_REFUSED = b'"type": "invalid_request_error"'
 # How long the engine may take to end an aborted request before its task is cancelled.
 _ABORT_S = 10.0
 
@@ -48,7 +52,8 @@ class Outcome(Enum):
 class JobRun:
     """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock.
 
-    `queue` has the log of a job that an earlier worker has begun.
+    `queue` has the log of a job that an earlier worker has begun. `app`: the engine's application
+    with what is around it; None: the engine itself.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class JobRun:
         publisher: Publisher,
         metrics: WorkerMetrics,
         queue: LogQueue,
+        app: ASGIApp | None = None,
     ) -> None:
         self.job = job
         self._queue = queue
@@ -74,6 +80,7 @@ class JobRun:
         else:
             self.buffer = OutputBuffer(job, publisher.notify)
         self._engine = engine
+        self._app = app or engine
         self._publisher = publisher
         self._metrics = metrics
         self.final_state = ""
@@ -87,7 +94,7 @@ class JobRun:
         """The task that executes it; set by its executor."""
         self._exchange = Exchange(self._on_chunk)
         self._first_chunk_seen = False
-        self._failed = False
+        self._failed = ""  # the error code of a stream that has ended with an error
         self._release = False
         self._task: asyncio.Task[Any] | None = None
         self._cancel_timer: asyncio.TimerHandle | None = None
@@ -135,7 +142,8 @@ class JobRun:
         await continue_from_log(self._queue, buffer, self._exchange.disconnect)
         if not buffer.discarded:
             failure = await self._call_engine()
-            if failure is None and self._exchange.streaming and not self._engine.dead:
+            refused = self._failed == "rejected"
+            if failure is None and self._exchange.streaming and not (self._engine.dead or refused):
                 buffer.check_whole()
         if buffer.refusal and not self._release:
             await give_up(self._queue, buffer)
@@ -152,7 +160,7 @@ class JobRun:
         request_id = (b"x-request-id", self.job.id.encode())
         try:
             await self._exchange.run(
-                self._engine,
+                self._app,
                 "POST",
                 self._endpoint.path,
                 engine_body(self.job, self._endpoint),
@@ -183,7 +191,7 @@ class JobRun:
             # not get that: another worker may still answer.
             if self._engine.dead:
                 self.abort(release=True)
-            self._failed = True
+            self._failed = "rejected" if _REFUSED in data else "engine_error"
         if self.buffer.discarded:
             return
         if not self._first_chunk_seen:
@@ -210,8 +218,7 @@ class JobRun:
             status, content_type, headers = too_large.status, "application/json", ()
             body = too_large.to_openai()
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
-        if self._failed:
-            code = "engine_error"
+        code = self._failed or code
         if self._edit and not code and body:
             body = self._edit.whole(body)
         return JobResult(

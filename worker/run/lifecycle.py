@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
+from starlette.types import ASGIApp
 
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import Registry
@@ -35,6 +36,8 @@ from shared.queue.reaper import Reaper
 from worker.claim.control_subscriptions import ControlSubscriptions
 from worker.claim.lease import LeaseRenewer
 from worker.engines.protocol import Engine
+from worker.hooks.hooked_app import HookedApp
+from worker.hooks.loading import load_hooks
 from worker.run.asgi import Exchange
 from worker.run.drain import Drain, release_all
 from worker.run.executor import Executor
@@ -64,6 +67,7 @@ class Worker:
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         self._queue = JobQueue(servers, shards=settings.shards)
         self._pool = load_pools(settings).own
+        self._hooks = load_hooks(settings.hooks, settings.hook_timeout_s)
         self._metrics = WorkerMetrics(registry)
         self._executor: Executor | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -207,7 +211,13 @@ class Worker:
             worker_id=self._id,
             lease_s=settings.lease_s,
             kv_high_watermark=settings.kv_high_watermark,
+            app=self._hooked_app(),
         )
+
+    def _hooked_app(self) -> ASGIApp | None:
+        if self._hooks is None:
+            return None
+        return HookedApp(self._engine, self._hooks, self._metrics.hook_calls)
 
     def _progressing(self) -> bool:
         stall_s = self._settings.engine_stall_s

@@ -66,6 +66,7 @@ class _Recorder:
         token_ids: Sequence[int],
         text: str,
         logprobs: Logprobs | None = None,
+        own_text: str | None = None,
     ) -> None:
         self.tokens[call, index] += len(token_ids)
         self.texts[call, index] = self.texts.get((call, index), "") + text

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, field_validator
 
+from shared.platform.setting_groups.hooks import parse_hooks
+
 DEMO_MODEL = "flotilla-demo"
 _MAX_WORKERS = 10_000
 _RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
@@ -32,6 +34,14 @@ class PoolSettings(BaseModel):
     autoscale: str = Field(
         "", description="`model=min:max`, comma separated; empty: no autoscaling"
     )
+    hooks: str = Field(
+        "",
+        description="functions around each request, as `before=module:function`, `after=...`, "
+        "`after_chunk=...`, comma separated (worker/hooks/README.md)",
+    )
+    hook_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="time limit of one call of a hook"
+    )
     docker_project: str = Field("flotilla", description="Compose project of the workers")
     docker_service: str = Field(
         "worker", description="Compose service of the workers; one container for each"
@@ -53,6 +63,12 @@ class PoolSettings(BaseModel):
     @classmethod
     def _check_autoscale(cls, value: str) -> str:
         parse_autoscale(value)
+        return value
+
+    @field_validator("hooks")
+    @classmethod
+    def _check_hooks(cls, value: str) -> str:
+        parse_hooks(value)
         return value
 
 

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from shared.platform.setting_groups.hooks import parse_hooks
+
 MAX_WORKERS = 10_000
 Argument = str | int | float | bool | None | list[Any] | dict[str, Any]
 
@@ -86,9 +88,17 @@ class PoolEntry(BaseModel):
     queue_deadline_s: Seconds | None = None
     run_deadline_s: Seconds | None = None
     allow_fields: Names = Field((), description="fields of requests that are refused by default")
-    hooks: Names = Field((), description="`module:function`, called by workers around the engine")
+    hooks: Names = Field(
+        (), description="`before=module:function` and others, called by workers around the engine"
+    )
     docker_project: str | None = None
     docker_service: str | None = None
+
+    @field_validator("hooks")
+    @classmethod
+    def _check_hooks(cls, hooks: tuple[str, ...]) -> tuple[str, ...]:
+        parse_hooks(",".join(hooks))
+        return hooks
 
     @field_validator("version")
     @classmethod

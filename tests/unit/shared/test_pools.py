@@ -96,7 +96,7 @@ def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
                 "queue_deadline_s": 60,
                 "startup_timeout_s": 100,
                 "max_queue_depth": 5,
-                "hooks": ["my.module:check"],
+                "hooks": ["after=my.module:check"],
                 "allow_fields": ["priority"],
             },
             "embed": {"engine": "simulated", "workers": 2},
@@ -122,7 +122,7 @@ def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
     assert (chat.max_queue_depth, embed.max_queue_depth) == (5, 7)
     assert (chat.startup_timeout_s, chat.queue_deadline_s) == (100, 60)
     assert (chat.has_deadlines, embed.has_deadlines) == (True, False)
-    assert (chat.hooks, chat.allow_fields) == (("my.module:check",), ("priority",))
+    assert (chat.hooks, chat.allow_fields) == (("after=my.module:check",), ("priority",))
     assert [pool.name for pool in pools.autoscaled] == ["chat"]
     assert chat.autoscale is not None
     limits = chat.autoscale

@@ -90,10 +90,11 @@ class RecordingQueue:
 class Bench:
     """Runs jobs on an engine, with a publisher that sends to a recording queue.
 
-    `before`: the log of earlier attempts at the job.
+    `before`: the log of earlier attempts at the job. `app`: what is around the engine.
     """
 
-    def __init__(self, engine: Any, before: Sequence[Entry] = ()) -> None:
+    def __init__(self, engine: Any, before: Sequence[Entry] = (), app: Any = None) -> None:
+        self.app = app
         self.queue = RecordingQueue(before=list(before))
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
@@ -132,7 +133,7 @@ class Bench:
             watched=watched,
             waited_s=0.0,
         )
-        return JobRun(job, self.engine, self.publisher, self.metrics, self.queue)
+        return JobRun(job, self.engine, self.publisher, self.metrics, self.queue, self.app)
 
     async def close(self) -> None:
         """Stop the publisher."""

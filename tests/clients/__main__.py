@@ -1,0 +1,177 @@
+"""`make test-clients`: unmodified client libraries on a running fleet.
+
+Installs the libraries into .cache/clients, starts a gateway and workers (or uses --url), runs
+each script, and prints a table. Ends with 1 if a check has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.processes import Stack
+from tests.redis_server import RedisServer
+from tests.waiting import wait_for
+
+HERE = Path(__file__).parent
+CACHE = HERE.parent.parent / ".cache" / "clients"
+TIMEOUT_S = 900
+LEASE_S, LOADED_S = 15.0, 300.0
+_POOLING = "--dtype float32 --enforce-eager --max-num-seqs 16 --runner pooling"
+MODELS = {
+    # What it is for: the model's name, and arguments of vLLM; none: the demo model.
+    "generate": ("flotilla-demo", ""),
+    "embed": ("embedder", f"{_POOLING} --convert embed"),
+    "rerank": ("reranker", _POOLING),
+    "audio": ("whisper", "--dtype float32 --enforce-eager --max-num-seqs 8"),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check of one script."""
+
+    script: str
+    check: str
+    outcome: str
+    seconds: float
+    detail: str
+
+
+def install_python() -> Path:
+    """The interpreter of a virtual environment with the libraries in it."""
+    folder, wanted = CACHE / "venv", (HERE / "requirements.txt").read_text()
+    python, stamp = folder / "bin" / "python", folder / "installed"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-r", HERE / "requirements.txt"], check=True)
+        stamp.write_text(wanted)
+    return python
+
+
+def install_node() -> None:
+    """The packages that the .mjs files beside this one import, in node_modules."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    wanted, stamp = (HERE / "package.json").read_text(), CACHE / "node.installed"
+    for path in HERE.glob("*.mjs"):  # Node looks for packages beside the file that imports them
+        (CACHE / path.name).write_text(path.read_text())
+    if not stamp.exists() or stamp.read_text() != wanted:
+        (CACHE / "package.json").write_text(wanted)
+        npm = ["npm", "install", "--silent", "--no-audit", "--no-fund"]
+        subprocess.run(npm, cwd=CACHE, check=True)
+        stamp.write_text(wanted)
+
+
+def run(
+    script: str, command: list[Any], folder: Path, environment: Mapping[str, str]
+) -> list[Result]:
+    """Run a script; what it prints beside its results goes to stderr."""
+    print(f"== {script}", flush=True)
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env=dict(environment),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    results = []
+    for line in done.stdout.splitlines():
+        try:
+            found = json.loads(line)
+            results.append(Result(script, **found))
+        except (ValueError, TypeError):
+            print(line, file=sys.stderr)
+    if not results or (done.returncode and all(each.outcome == "ok" for each in results)):
+        results.append(Result(script, "the script", "failed", 0, f"status {done.returncode}"))
+    for each in results:
+        print(f"{each.outcome:8} {each.seconds:6.1f} s  {each.check}  {each.detail[:300]}")
+    return results
+
+
+def fleet(stack: ExitStack, purposes: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """Start Redis, a gateway and a worker with real vLLM for each purpose.
+
+    Returns the gateway's address, and the model of each purpose.
+    """
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    redis = RedisServer(folder)
+    redis.start()
+    stack.callback(redis.stop)
+    processes = Stack(redis.url, folder)
+    stack.callback(processes.close)
+    gateway = processes.gateway(lease_s=LEASE_S)
+    made = folder / "made"
+    for maker, target in (("made_models", made), ("whisper", made / "whisper")):
+        subprocess.run([sys.executable, "-m", f"tests.models.{maker}", target], check=True)
+    started = {}
+    for purpose in purposes:
+        name, engine_args = MODELS[purpose]
+        model = {"model": str(made / name)} if engine_args else {}
+        print(f"== starts vLLM with {name}", flush=True)
+        worker = processes.worker(
+            wait=False,
+            engine="vllm",
+            served_model_name=name,
+            engine_args=engine_args,
+            lease_s=LEASE_S,
+            **model,
+        )
+        wait_for(worker.ready, f"{name} is ready", LOADED_S)
+        started[purpose] = name
+    return gateway.url, started
+
+
+def main() -> None:
+    """Run the scripts whose names contain one of the arguments; without arguments all."""
+    parser = argparse.ArgumentParser(prog="make test-clients ARGS=...", description=__doc__)
+    parser.add_argument("scripts", nargs="*", help="parts of names: openai, node, langchain, ...")
+    parser.add_argument("--url", help="a running gateway; else one is started")
+    parser.add_argument("--models", type=json.loads, help='of --url: {"generate": NAME, ...}')
+    parser.add_argument(
+        "--only", nargs="*", default=list(MODELS), help="purposes of models to start"
+    )
+    options = parser.parse_args()
+    scripts = sorted(path.name for path in HERE.glob("*_*.py") if path.name != Path(__file__).name)
+    scripts += sorted(path.name for path in HERE.glob("*_node.mjs"))
+    chosen = [s for s in scripts if not options.scripts or any(p in s for p in options.scripts)]
+    python = install_python()
+    if any(name.endswith(".mjs") for name in chosen):
+        install_node()
+    results = []
+    with ExitStack() as stack:
+        if options.url:
+            url, models = options.url, options.models or {"generate": MODELS["generate"][0]}
+        else:
+            os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+            url, models = fleet(stack, options.only)
+        # LiteLLM would download its list of prices.
+        environment = os.environ | {
+            "CLIENTS_URL": url,
+            "CLIENTS_MODELS": json.dumps(models),
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+        for name in chosen:
+            if name.endswith(".py"):
+                results += run(name, [python, HERE / name], HERE, environment)
+            else:
+                results += run(name, ["node", name], CACHE, environment)
+    outcomes = [each.outcome for each in results]
+    print(*(f"{outcomes.count(each)} {each}" for each in ("ok", "skipped", "failed")), sep=", ")
+    sys.exit("failed" in outcomes)
+
+
+if __name__ == "__main__":
+    main()

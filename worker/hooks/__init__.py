@@ -1,0 +1,1 @@
+"""Hooks: functions of a pool's operator that are called around each request (README.md)."""

@@ -57,9 +57,10 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     if endpoint or path.endswith(("/result", "/events", "/stream")):
         yield errors.StreamReset
         yield from _all(errors.JobFailed)
+        yield errors.AnswerTooLarge
     if endpoint:
         yield errors.NotSupported
-    if path == "/v1/responses":
+    if path.startswith(("/v1/responses", "/v1/conversations")):
         yield errors.PreviousResponseNotFound
         yield errors.ConversationLocked
     if "{" in path or path == "/v1/responses":

@@ -34,8 +34,8 @@ class WorkerSettings(BaseModel):
     grammar_timeout_s: float = Field(
         4.0,
         gt=0,
-        le=8,
-        description="time for compiling one request's grammar (schema, regex, choice, ...)",
+        le=4,
+        description="CPU time for compiling one request's grammar (schema, regex, choice, ...)",
     )
     grammar_memory_bytes: int = Field(512 << 20, ge=1 << 20, description="memory for the same")
     max_prompt_logprobs: int = Field(

@@ -48,6 +48,7 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
         yield from _all(errors.JobFailed)
     if endpoint:
         yield errors.NotSupported
+        yield errors.AnswerTooLarge
     if "{" in path:
         yield errors.NotFound
     if path.endswith(("/retry", "/replay")):

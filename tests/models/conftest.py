@@ -102,7 +102,7 @@ def fleet(models_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
-        yield ModelFleet(stack, models_folder, stack.gateway(lease_s=_LEASE_S))
+        yield ModelFleet(stack, models_folder, stack.gateway(lease_s=_LEASE_S, allow_fields="*"))
     stack.close()
     redis.stop()
 

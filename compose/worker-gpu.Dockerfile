@@ -26,7 +26,7 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     python=$(command -v python3) \
     && uv pip freeze --python "$python" | grep -E '^[A-Za-z0-9._-]+==' >/tmp/present.txt \
     && uv pip install --python "$python" --break-system-packages --find-links /wheels \
-        --compile-bytecode -c /tmp/present.txt . \
+        --compile-bytecode -c /tmp/present.txt '.[audio]' \
     && rm /tmp/present.txt
 COPY --chmod=755 compose/probe.py /usr/local/bin/probe
 # Written are /tmp and, to be kept, /cache: models of a hub, and what is compiled for this GPU. The

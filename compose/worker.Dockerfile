@@ -28,7 +28,7 @@ COPY gateway gateway
 COPY worker worker
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,source=compose/wheels,target=/wheels \
-    python3 -m pip --python /venv/bin/python install -q -c constraints.txt .
+    python3 -m pip --python /venv/bin/python install -q -c constraints.txt '.[audio]'
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0

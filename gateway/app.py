@@ -25,6 +25,7 @@ from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
+from gateway.operations.calls import OperatorCalls
 from gateway.routes import (
     admin,
     autoscale,
@@ -38,6 +39,7 @@ from gateway.routes import (
     jobs,
     models,
     openapi,
+    operations,
     responses,
     retry,
     torchserve,
@@ -121,6 +123,7 @@ def create_app(settings: Settings) -> InferenceApp:
         autoscale,
         admin,
         dead_letters,
+        operations,
         health,
         fleet_views,
         torchserve,
@@ -177,6 +180,7 @@ def _make_gateway(
         relay=relay,
         streams=streams,
         fleet=fleet,
+        operations=OperatorCalls(servers, fleet, metrics, settings.operation_timeout_s),
         eviction=eviction.EvictionMonitor([servers.primary, *servers.all]),
         format=FormatMonitor([servers.primary, *servers.all], settings.shards),
         tasks=TaskSupervisor(metrics.background_tasks),

@@ -13,6 +13,7 @@ from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
+from gateway.operations.calls import OperatorCalls
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.platform.eviction import EvictionMonitor
@@ -37,6 +38,7 @@ class Gateway:
     relay: Relay
     streams: StreamContext
     fleet: FleetView
+    operations: OperatorCalls
     eviction: EvictionMonitor
     format: FormatMonitor
     tasks: TaskSupervisor

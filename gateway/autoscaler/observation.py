@@ -74,7 +74,8 @@ def observe(
     """The policy's observation, and the state that the next call needs as `before`."""
     rates = _rates(snapshot, before)
     states = [worker.state for worker in snapshot.workers]
-    ready = sum(state.serving for state in states)
+    # A paused worker is there: starting another one, which would be paused too, does not help.
+    ready = sum(state.serving or state is WorkerState.PAUSED for state in states)
     loads_within_s = max(_LOADS_WITHIN_S, 3 * (rates.start_s or 0.0))
     announced = sum(snapshot.at_s - since_s < loads_within_s for since_s in rates.loading.values())
     jobs = rates.recent.finished

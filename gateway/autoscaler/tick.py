@@ -24,6 +24,7 @@ from shared.platform.malformed import MalformedValues
 from shared.platform.redis_client import UNAVAILABLE
 from shared.platform.settings import Settings, SettingsError
 from shared.protocol import keys
+from shared.protocol.adapter_queues import pool_of
 from shared.queue.depths import LaneDepth, depths
 from shared.queue.job_queue import JobQueue
 
@@ -69,7 +70,7 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
         try:
             name = await _registered_name(pool, models, registry, declared=declared)
             await _PoolTick(queue, settings, pool, name).run(
-                [depth for depth in lanes if depth.pool == name],
+                [depth for depth in lanes if pool_of(depth.pool) == name],
                 [worker for worker in workers if worker.pool == name],
             )
         except UNAVAILABLE:
@@ -87,7 +88,7 @@ async def _registered_name(
     """
     model = pool.served_model_name
     if not declared and model in models:
-        return models[model].pool
+        return pool_of(models[model].pool)
     if not declared or all(each.pool != pool.name for each in models.values()):
         await registry.declare_models(pool.name, pool.engine_names, pool.version, pool.weight)
     return pool.name
@@ -134,7 +135,7 @@ class _PoolTick:
         waiting_bytes = 0.0
         for depth in lanes:
             if depth.waiting:
-                waiting_bytes += depth.waiting * await self._mean_bytes(depth.lane)
+                waiting_bytes += depth.waiting * await self._mean_bytes(depth)
         seconds, micros = await self._queue.servers.primary.time()
         return PoolSnapshot(
             at_s=int(seconds) + int(micros) / 1e6,
@@ -145,13 +146,13 @@ class _PoolTick:
             workers=workers,
         )
 
-    async def _mean_bytes(self, lane: str) -> float:
+    async def _mean_bytes(self, depth: LaneDepth) -> float:
         """Mean size of the bodies of some waiting jobs of a lane; 0 if all have left meanwhile."""
         every = range(self._queue.shards)
         shards = random.sample(every, min(len(every), _SAMPLE_SHARDS))
         pipeline = self._queue.servers.pipeline()
         for shard in shards:
-            key = keys.waiting(shard, self._pool, lane)
+            key = keys.waiting(shard, depth.pool, depth.lane)
             pipeline.of(shard).zrandmember(key, _SAMPLE // len(shards))
         found, pipeline = await pipeline.execute(), self._queue.servers.pipeline()
         for shard, job_ids in zip(shards, found, strict=True):

@@ -14,6 +14,7 @@ from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform import redis_client as connections
 from shared.platform.redis_client import RedisError
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.version import FormatMismatch, is_marked
 
 EXIT_FAILED = 1
@@ -60,8 +61,8 @@ async def _read(redis_url: str, name: str | None) -> tuple[list[dict[str, Any]],
         await is_marked(redis, n_shards=1)  # marks nothing: this command only reads
         registry, store = Registry(redis), ScaleStore(redis)
         models = await registry.models()
-        wanted = models[name].pool if name in models else name
-        pools = sorted({model.pool for model in models.values()})
+        wanted = pool_of(models[name].pool) if name in models else name
+        pools = sorted({pool_of(model.pool) for model in models.values()})
         chosen = [pool for pool in pools if wanted in (None, pool)]
         now_s, scales = await store.read(chosen)
         workers = await registry.workers()

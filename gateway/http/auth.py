@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
@@ -56,7 +56,9 @@ def tenant_of(authorizations: list[bytes], tenants: Mapping[str, str]) -> str:
     if not tenants:
         return DEFAULT_TENANT
     if len(authorizations) != 1:
-        raise Unauthorized("Send your API key as `Authorization: Bearer <key>`, once.")
+        raise Unauthorized(
+            "Send your API key as `Authorization: Bearer <key>` or as `x-api-key: <key>`, once."
+        )
     scheme, _, key = authorizations[0].partition(b" ")
     tenant = tenants.get(_digest(key))
     if scheme.lower() != b"bearer" or tenant is None:
@@ -64,6 +66,21 @@ def tenant_of(authorizations: list[bytes], tenants: Mapping[str, str]) -> str:
             "This API key is unknown. Keys are configured with FLOTILLA_API_KEYS on the gateway."
         )
     return tenant
+
+
+def authorizations_in(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """The values of `authorization` in a request's headers.
+
+    `x-api-key`, which Anthropic's clients send, counts as a bearer token; the same key may be sent
+    both ways.
+    """
+    found, sent = [], []
+    for name, value in headers:
+        if name == b"authorization":
+            found.append(value)
+        elif name == b"x-api-key":
+            sent.append(b"Bearer " + value)
+    return found + [each for each in sent if each not in found] if sent else found
 
 
 def _digest(key: bytes) -> str:
@@ -100,7 +117,7 @@ class Authenticator:
 
         Raises Unauthorized (after a delay if there were many wrong keys) and TooManyWrongKeys.
         """
-        keys = [value for name, value in scope["headers"] if name == b"authorization"]
+        keys = authorizations_in(scope["headers"])
         try:
             tenant = tenant_of(keys, self._tenants)
         except Unauthorized:
@@ -117,7 +134,7 @@ class Authenticator:
 
         Where no keys are configured every client is an operator.
         """
-        keys = [value for name, value in scope["headers"] if name == b"authorization"]
+        keys = authorizations_in(scope["headers"])
         if self._tenants and _digest(keys[0].partition(b" ")[2]) not in self._admins:
             raise AdminOnly("This route needs one of the keys in FLOTILLA_ADMIN_KEYS.")
 

@@ -63,8 +63,9 @@ async def read_body(
             _MEDIA_TYPES[kind].decode(),
             repr(media_type[:64]) if media_type else "none",
         )
+        form = "a form with a file" if kind is BodyKind.MULTIPART else "JSON"
         raise UnsupportedMediaType(
-            f"Send the body as {kind.upper()}, with the header `Content-Type: {expected}`; "
+            f"Send the body as {form}, with the header `Content-Type: {expected}`; "
             f"the content type of this request is {sent}."
         )
     too_large = BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
@@ -111,12 +112,17 @@ async def parse_json(body: bytes, limits: Limits, use: Callable[[dict[str, Any]]
     if len(body) <= _SMALL_BYTES:
         return use(parse_object(body))
 
-    def in_thread() -> T:
+    def parse() -> T:
         check_size(body, limits)
         return use(parse_object(body))
 
+    return await in_thread(parse)
+
+
+async def in_thread(parse: Callable[[], T]) -> T:
+    """Call it in the thread for large bodies, one at a time."""
     try:
-        return await asyncio.get_running_loop().run_in_executor(_thread, in_thread)
+        return await asyncio.get_running_loop().run_in_executor(_thread, parse)
     finally:
         memory.return_soon()
 

@@ -1,4 +1,4 @@
-"""The one place where errors become HTTP answers, always in OpenAI's shape."""
+"""The one place where errors become HTTP answers, in OpenAI's shape or Anthropic's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.http.refused_routes import not_supported
+from shared.api.endpoint import ErrorStyle
+from shared.api.error_shapes import error_body, error_style
 from shared.api.errors import (
     BadRequest,
     FlotillaError,
@@ -37,8 +39,12 @@ def error_response(
     code = error.code or error.type
     metrics.refused.labels(code).inc()
     scope.setdefault("state", {})[ERROR_CODE] = code
-    response = Response(error.to_openai(), error.status, media_type="application/json")
+    style = error_style(scope.get("path", ""))
+    response = Response(error_body(error, style), error.status, media_type="application/json")
     response.raw_headers += [*error.headers(), *headers]
+    if style is ErrorStyle.ANTHROPIC:  # the name that Anthropic's SDK reads
+        ids = [value for name, value in headers if name == b"x-request-id"]
+        response.raw_headers += [(b"request-id", value) for value in ids]
     return response
 
 

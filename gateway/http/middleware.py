@@ -13,6 +13,7 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.errors import ERROR_CODE, error_response, to_flotilla_error
 from shared.api.errors import FlotillaError
+from shared.api.operator_actions import PATHS as OPERATOR_PATHS
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 
@@ -27,7 +28,7 @@ PUBLIC_PATHS = frozenset(
 TENANT_PATHS = frozenset({"/admin/autoscale"})
 """Paths under /admin that any key may use; the others need an operator's."""
 
-ADMIN_PATHS = frozenset({"/server_info"})
+ADMIN_PATHS = frozenset(OPERATOR_PATHS)
 """Other paths that need an operator's key."""
 
 

@@ -86,15 +86,6 @@ REFUSED: dict[str, str] = {
 }
 """`[METHOD ]path` -> why it is refused, there and at all paths below it."""
 
-_PENDING = """
-/v1/messages /v1/audio/transcriptions /v1/audio/translations
-/v1/load_lora_adapter /v1/unload_lora_adapter /sleep /wake_up /is_sleeping /reset_prefix_cache
-/reset_mm_cache /reset_encoder_cache /start_profile /stop_profile /pause /resume /is_paused
-/admin/pools
-"""
-PENDING = dict.fromkeys(_PENDING.split(), "it is not served yet.")
-"""Routes that are being added."""
-
 
 def not_supported(method: str, path: str) -> NotSupported | None:
     """The error for a request to one of these routes; None for any other."""
@@ -102,6 +93,6 @@ def not_supported(method: str, path: str) -> NotSupported | None:
     for end in range(len(parts), 1, -1):
         prefix = "/".join(parts[:end])
         for route in (f"{method} {prefix}", prefix):
-            if reason := REFUSED.get(route) or PENDING.get(route):
+            if reason := REFUSED.get(route):
                 return NotSupported(f"{method} {path[:200]} is not served: {reason}")
     return None

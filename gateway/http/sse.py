@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from shared.api.endpoint import ErrorStyle
+from shared.api.error_shapes import error_body
 from shared.api.errors import FlotillaError
 
 HEADERS = [
@@ -19,9 +21,15 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
-def error(failure: FlotillaError) -> bytes:
-    """An error inside a stream; OpenAI's SDK raises it. No `[DONE]` follows."""
-    return b"data: " + failure.to_openai() + b"\n\n"
+def error(failure: FlotillaError, style: ErrorStyle = ErrorStyle.OPENAI) -> bytes:
+    """An error inside a stream; the SDK of this style raises it. No `[DONE]` follows."""
+    return error_event(error_body(failure, style), style)
+
+
+def error_event(body: bytes, style: ErrorStyle) -> bytes:
+    """The body of an error as an event of a stream. Anthropic's SDK reads named events only."""
+    name = b"event: error\n" if style is ErrorStyle.ANTHROPIC else b""
+    return name + b"data: " + body + b"\n\n"
 
 
 def event(name: str, data: Any, event_id: str = "") -> bytes:
@@ -36,5 +44,12 @@ def raw_event(name: str, data: bytes, event_id: str = "") -> bytes:
 
 
 def split(chunk: bytes) -> list[bytes]:
-    """The data of each event in the chunk of a log entry: `data: {...}` events back to back."""
-    return [part.removeprefix(b"data: ") for part in chunk.split(b"\n\n") if part]
+    """The data of each event in the chunk of a log entry: events back to back, of one line
+    `data: {...}`, perhaps behind `event: <name>`."""
+    return [_data(part) for part in chunk.split(b"\n\n") if part]
+
+
+def _data(event: bytes) -> bytes:
+    if event.startswith(b"event: "):
+        event = event[event.find(b"\n") + 1 :]
+    return event.removeprefix(b"data: ")

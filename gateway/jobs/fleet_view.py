@@ -16,6 +16,7 @@ from shared.fleet.pools import Pools
 from shared.fleet.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.platform.redis_client import RedisError
+from shared.protocol.adapter_queues import pool_of
 
 _REFRESH_S = HEARTBEAT_S
 # The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.
@@ -85,7 +86,7 @@ class FleetView:
         self.models = self.names.listed
         self.workers = await self._registry.workers()
         self._durations.update(self.workers, time.monotonic())
-        pools = sorted({model.pool for model in models.values()})
+        pools = sorted({pool_of(model.pool) for model in models.values()})
         now_s, self.scales = await self._scales.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
         self._complete_at = time.monotonic()
@@ -143,15 +144,16 @@ class FleetView:
 
     def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
         """How long the job at `position` (from 1) of the pool may wait, and why."""
-        turnover = SlotTurnover(self._durations.mean_s(pool), time.monotonic() - self._read_at)
-        workers, scale = self.workers_of(pool), self.scales.get(pool)
+        read_s_ago = time.monotonic() - self._read_at
+        turnover = SlotTurnover(self._durations.mean_s(pool_of(pool)), read_s_ago)
+        workers, scale = self.workers_of(pool), self.scales.get(pool_of(pool))
         return wait_estimate.wait_estimate(position, workers, scale, self.now_s(), turnover)
 
     def wait_reason(self, pool: str) -> str:
         """Why the pool's jobs wait, in words, if no worker is ready; else empty."""
-        workers, scale = self.workers_of(pool), self.scales.get(pool)
+        workers, scale = self.workers_of(pool), self.scales.get(pool_of(pool))
         return wait_estimate.wait_reason(workers, scale, self.now_s())
 
     def workers_of(self, pool: str) -> list[WorkerInfo]:
-        """The pool's workers whose announcement has not expired."""
-        return [worker for worker in self.workers if worker.pool == pool]
+        """The workers that read a queue, a pool's or an adapter's, and have not expired."""
+        return [worker for worker in self.workers if worker.pool == pool_of(pool)]

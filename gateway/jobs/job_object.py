@@ -9,6 +9,7 @@ from typing import Any
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.letter_object import attempt_object
 from shared.api.errors import StreamReset, job_error
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.job import Job
 from shared.protocol.job_log import Entry, Transcript, read_journal, tokens_missing
 from shared.protocol.states import JobState
@@ -29,7 +30,7 @@ def summary(job: Job) -> dict[str, Any]:
         "state": job.state,
         "endpoint": job.endpoint,
         "model": job.model,
-        "pool": job.pool,
+        "pool": pool_of(job.pool),
         "lane": job.lane,
         "stream": job.stream,
         "metadata": job.metadata,

@@ -10,6 +10,7 @@ from gateway.jobs.job_object import transcript_of
 from gateway.jobs.stored_response import StoredResponse, final_response
 from shared.api.errors import job_error
 from shared.protocol.job import Job
+from shared.protocol.response_opening import unfinished
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
 
@@ -21,24 +22,6 @@ _STATUS = {
     JobState.EXPIRED: "failed",
     JobState.CANCELLED: "cancelled",
 }
-_ECHOED: dict[str, Any] = {
-    "instructions": None,
-    "metadata": None,
-    "parallel_tool_calls": True,
-    "temperature": None,
-    "tool_choice": "auto",
-    "tools": [],
-    "top_p": None,
-    "max_output_tokens": None,
-    "max_tool_calls": None,
-    "reasoning": None,
-    "service_tier": "auto",
-    "text": None,
-    "top_logprobs": None,
-    "truncation": "disabled",
-    "user": None,
-}
-"""Fields of the request that the response repeats, with their defaults."""
 
 
 async def response_object(queue: JobQueue, stored: StoredResponse) -> dict[str, Any]:
@@ -46,37 +29,14 @@ async def response_object(queue: JobQueue, stored: StoredResponse) -> dict[str, 
     final = await final_response(queue, stored.job)
     if final is not None:
         return final
-    fields = unfinished(stored, await stored.fields())
     job = stored.job
+    fields = unfinished(job.id, stored.body, _STATUS[job.state])
+    fields |= {"model": job.model, "created_at": fields["created_at"] or int(job.created_at)}
     if job.state is JobState.CANCELLED and job.attempts:
         fields["output"] = await _output_so_far(queue, stored)
     elif fields["status"] == "failed":
         fields["error"] = _error(job)
     return fields
-
-
-def unfinished(stored: StoredResponse, request: dict[str, Any]) -> dict[str, Any]:
-    """The response of a job without an answer yet, or ever. `request`: the request's fields."""
-    job = stored.job
-    echoed = {
-        name: default if request.get(name) is None else request[name]
-        for name, default in _ECHOED.items()
-    }
-    return {
-        "id": stored.id,
-        "object": "response",
-        "created_at": stored.options.created_at or int(job.created_at),
-        "status": _STATUS[job.state],
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "model": job.model,
-        "output": [],
-        "previous_response_id": None,
-        "usage": None,
-        **echoed,
-        **stored.options.shown(),
-    }
 
 
 async def _output_so_far(queue: JobQueue, stored: StoredResponse) -> list[dict[str, Any]]:

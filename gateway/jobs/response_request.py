@@ -76,6 +76,7 @@ def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
         engine_fields["background"] = True
     # Not stored by vLLM: the job is the stored response.
     members = json.dumps(engine_fields | {"store": False}, ensure_ascii=False)[1:-1].encode()
+    options = options._replace(fields_bytes=len(members))
     request = ResponseRequest(options, members, fields.get("input"), b"")
     if request.has_history:
         return request

@@ -75,6 +75,13 @@ async def stored_response(queue: JobQueue, tenant: str, response: str) -> Stored
     )
 
 
+async def begins_at_once(queue: JobQueue, job: Job) -> bool:
+    """Whether the first event of the job's stream was sent before a worker has made it."""
+    if not job.stream or not is_response(job):
+        return False
+    return ResponseOptions.of_body(await queue.request_body(job.id)).background
+
+
 async def history_of(queue: JobQueue, tenant: str, previous: str) -> list[Item]:
     """The items of a response and of all before it: input, then output.
 

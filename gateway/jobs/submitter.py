@@ -123,7 +123,7 @@ class Submitter:
         for each, result in zip(batch, replies, strict=True):
             joined = None
             if isinstance(result, int):
-                self._metrics.submitted.of(each.job.pool, each.job.lane).inc()
+                self._metrics.submitted.of(pool_of(each.job.pool), each.job.lane).inc()
             elif isinstance(result, JoinedJob):
                 joined = result.id
             else:

@@ -61,6 +61,8 @@ def wait_reason(workers: Sequence[WorkerInfo], scale: Scale | None, now_s: float
     if scale is not None and scale.stale(now_s):
         silent_s = now_s - scale.at_s
         return f"no worker is ready, and the autoscaler has been silent for {silent_s:.0f} s"
+    if workers and all(worker.state is WorkerState.PAUSED for worker in workers):
+        return f"the workers are paused: {workers[0].reason}"
     coming = sum(worker.state is WorkerState.STARTING for worker in workers)
     runs = "no worker is ready" if workers else "no worker runs"
     if scale is None:

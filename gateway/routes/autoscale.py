@@ -10,6 +10,7 @@ from gateway.autoscaler.scale_object import decision
 from gateway.context import GatewayDep
 from gateway.http.query import known_only
 from shared.api.errors import AutoscalerSilent, NotFound
+from shared.protocol.adapter_queues import pool_of
 
 router = APIRouter(tags=["operators"], dependencies=[known_only])
 
@@ -21,8 +22,8 @@ async def get_wanted(name: str, gateway: GatewayDep) -> dict[str, Any]:
     503 while there is no fresh decision: KEDA then leaves the workers as they are.
     """
     fleet = gateway.fleet
-    pool = fleet.models[name].pool if name in fleet.models else name
-    if pool not in {model.pool for model in fleet.models.values()}:
+    pool = pool_of(fleet.models[name].pool if name in fleet.models else name)
+    if pool not in {pool_of(model.pool) for model in fleet.models.values()}:
         raise NotFound(f"There is no pool or model named {name[:100]!r}.")
     scale = fleet.scales.get(pool)
     if scale is None:

@@ -11,6 +11,7 @@ from gateway.http.middleware import ADMIN_PATHS
 from shared.api import errors
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import FlotillaError
+from shared.api.operator_actions import PATHS as OPERATOR_PATHS
 
 Kind = type[FlotillaError]
 
@@ -34,6 +35,16 @@ _OF_A_BODY: tuple[Kind, ...] = (
     errors.QueueFull,
 )
 
+_OF_AN_OPERATION: tuple[Kind, ...] = (
+    errors.NotFound,
+    errors.NoWorker,
+    errors.BodyTimeout,
+    errors.BodyTooLarge,
+    errors.UnsupportedMediaType,
+    errors.OperationFailed,
+    errors.OperationIncomplete,
+)
+
 
 def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     """The errors of one operation. `public`: it needs no key."""
@@ -47,6 +58,7 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     if endpoint or path.endswith(("/result", "/events", "/stream")):
         yield errors.StreamReset
         yield from _all(errors.JobFailed)
+        yield errors.AnswerTooLarge
     if endpoint or path.startswith("/docs"):
         yield errors.UnknownRoute
     if path.startswith(("/models", "/predictions/")):
@@ -56,14 +68,25 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
         yield errors.NotSupported
     if path.startswith("/models") and method == "put":
         yield from (errors.AdminOnly, errors.AutoscalerSilent)
-    if "{" in path:
+    if path.startswith(("/v1/responses", "/v1/conversations")):
+        yield errors.PreviousResponseNotFound
+        yield errors.ConversationLocked
+    if "{" in path or path == "/v1/responses":
         yield errors.NotFound
+    if path.startswith("/v1/responses/"):
+        yield errors.StreamReset
+    if method == "post" and path.startswith("/v1/conversations"):
+        yield errors.BodyTimeout
+        yield errors.BodyTooLarge
+        yield errors.UnsupportedMediaType
     if path.endswith(("/retry", "/replay")):
         yield errors.NotRepeatable
     if path.startswith("/autoscale"):
         yield errors.AutoscalerSilent
     if path.startswith("/admin") or path in ADMIN_PATHS:
         yield errors.AdminOnly
+    if path.startswith("/admin/pools/{pool}/") or path in OPERATOR_PATHS:
+        yield from _OF_AN_OPERATION
 
 
 def descriptions(method: str, path: str, *, public: bool) -> dict[str, str]:

@@ -1,10 +1,8 @@
-"""What one vLLM server answers about itself, here about the fleet: version, load, server info."""
+"""What one vLLM server answers about itself, here about the fleet: its version and load."""
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -12,9 +10,6 @@ from fastapi import APIRouter
 
 from gateway.context import GatewayDep
 from gateway.http.query import known_only
-from gateway.routes.models import card_of
-from shared.platform.redis_client import server_name
-from shared.protocol.version import FORMAT_VERSION
 from shared.queue.depths import depths
 
 router = APIRouter(tags=["fleet"], dependencies=[known_only])
@@ -38,23 +33,3 @@ async def get_load(gateway: GatewayDep) -> dict[str, Any]:
         pool["running"] += depth.in_progress
         pool["waiting"] += depth.waiting
     return {"server_load": sum(sum(pool.values()) for pool in pools.values()), "pools": pools}
-
-
-@router.get("/server_info")
-async def get_server_info(gateway: GatewayDep) -> dict[str, Any]:
-    """The fleet: its models, workers and decisions of the autoscaler, and this gateway."""
-    fleet, servers = gateway.fleet, gateway.queue.servers
-    await fleet.refresh()
-    return {
-        "gateway": {
-            "id": gateway.id,
-            "version": _VERSION,
-            "python": platform.python_version(),
-            "format": FORMAT_VERSION,
-            "redis": [server_name(redis) for redis in servers.all],
-            "shards": gateway.queue.shards,
-        },
-        "models": [card_of(gateway, model) for model in fleet.models.values()],
-        "workers": [asdict(worker) for worker in fleet.workers],
-        "autoscale": {pool: asdict(scale) for pool, scale in sorted(fleet.scales.items())},
-    }

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import Receive, Scope, Send
@@ -22,6 +22,7 @@ from gateway.http.auth import Authenticator
 from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.call_headers import call_headers
 from gateway.http.errors import error_response, to_flotilla_error
+from gateway.http.form import parse_form, without_boundary
 from gateway.http.middleware import new_request_id, sent_request_id
 from gateway.http.prefer import Prefer
 from gateway.jobs.admission import CheckedRequest, admit, check_request
@@ -32,11 +33,12 @@ from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
 from gateway.streaming.stored_answer import StoredAnswer
-from shared.api.endpoint import Endpoint
+from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import StreamReset
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.settings import Settings
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job
 
@@ -129,17 +131,14 @@ class InferenceApp:
         tenant = await self._authenticator.tenant(scope)
         gateway: Gateway = self._fastapi.state.gateway
         settings = gateway.settings
-        body = await read_body(
-            scope, receive, endpoint.body, settings.max_body_bytes, settings.body_timeout_s
-        )
-        limits = Limits(settings.max_body_values, settings.max_body_objects)
-        request = await parse_json(
-            body, limits, lambda fields: check_request(endpoint, fields, settings)
-        )
+        body, request = await _read_request(endpoint, scope, receive, settings)
         sent = call_headers(scope["headers"])
         model = await admit(gateway.fleet, request, sent.model_version)
         key = sent.idempotency_key and IdempotencyKey.of(
-            tenant, scope["path"], sent.idempotency_key, body
+            tenant,
+            scope["path"],
+            sent.idempotency_key,
+            without_boundary(body) if endpoint.body is BodyKind.MULTIPART else body,
         )
         response = request.response
         if response is not None:
@@ -198,6 +197,24 @@ class InferenceApp:
                 gateway.streams, job, queued, reader, received, request_id, prefer
             )
         return JobAnswer(gateway.streams, job, queued, reader, received, request_id)
+
+
+async def _read_request(
+    endpoint: Endpoint, scope: Scope, receive: Receive, settings: Settings
+) -> tuple[bytes, CheckedRequest]:
+    """The body of a request, and what the gateway needs of it. Raises as read_body, parse_json,
+    parse_form and check_request."""
+
+    def check(fields: Mapping[str, Any]) -> CheckedRequest:
+        return check_request(endpoint, fields, settings)
+
+    with_file = endpoint.body is BodyKind.MULTIPART
+    most_bytes = settings.max_upload_bytes if with_file else settings.max_body_bytes
+    body = await read_body(scope, receive, endpoint.body, most_bytes, settings.body_timeout_s)
+    if with_file:
+        return body, await parse_form(body, scope, check)
+    limits = Limits(settings.max_body_values, settings.max_body_objects)
+    return body, await parse_json(body, limits, check)
 
 
 def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None:

@@ -19,6 +19,7 @@ from starlette.types import Scope
 from gateway.context import Gateway
 from gateway.http.prefer import Prefer
 from gateway.jobs.job_lookup import job_of
+from gateway.jobs.stored_response import begins_at_once
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
@@ -73,7 +74,9 @@ async def resume(
 
     async def begin() -> JobAnswer:
         job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
-        return await answer_of(gateway, job, position, received, request_id)
+        awaited = await begins_at_once(gateway.queue, job)
+        from_there = position._replace(awaited=awaited)
+        return await answer_of(gateway, job, from_there, received, request_id)
 
     answer = await _patiently(begin)
     gateway.metrics.resumed.inc()

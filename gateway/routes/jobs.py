@@ -42,6 +42,9 @@ _MAX_SCAN = 1000
 """Jobs that one page of a filtered list examines; the cursor continues from there."""
 
 
+_JSON_ENDPOINTS = [row.path for row in ENDPOINTS.values() if row.body is BodyKind.JSON]
+"""A form can't be a member of a JSON object; `Prefer: respond-async` makes a job of it."""
+
 Deadline = Annotated[float | None, Field(ge=0.001, le=MAX_DEADLINE_S)]
 
 
@@ -221,8 +224,8 @@ def _check_job_request(
             message = f"There is no field `{param[:64]}`; known: {known}."
             raise BadRequest(message, param) from error
         raise BadRequest(f"{param}: {first['msg']}", param) from error
-    if job_request.endpoint not in ENDPOINTS:
-        known = ", ".join(ENDPOINTS)
+    if job_request.endpoint not in _JSON_ENDPOINTS:
+        known = ", ".join(_JSON_ENDPOINTS)
         raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
     if job_request.lane is not None and job_request.lane not in CLIENT_LANES:
         raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")

@@ -17,6 +17,7 @@ from gateway.context import Gateway, GatewayDep
 from gateway.routes.readiness import checks
 from shared.platform.redis_client import RedisError
 from shared.protocol import keys
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.states import JobState
 from shared.queue import dead_letters
 from shared.queue.depths import depths
@@ -57,13 +58,16 @@ async def _read_fleet(gateway: Gateway) -> None:
     if letters:
         for what in {*dead_letters.KINDS, *letters.written}:
             m.dead_letters_written.labels(what).set(letters.written.get(what, 0))
+    oldest: dict[tuple[str, str], float] = {}
     for depth in lanes:
-        m.waiting.labels(depth.pool, depth.lane).set(depth.waiting)
-        limit = gateway.submitter.max_depth(depth.pool) * queue.shards
-        m.depth_limit.labels(depth.pool).set(limit)
-        m.oldest.labels(depth.pool, depth.lane).set(depth.oldest_s)
-        m.jobs.labels(depth.pool, JobState.QUEUED).inc(depth.waiting)
-        m.jobs.labels(depth.pool, JobState.IN_PROGRESS).inc(depth.in_progress)
+        pool = pool_of(depth.pool)  # with the queues of its adapters
+        m.waiting.labels(pool, depth.lane).inc(depth.waiting)
+        m.depth_limit.labels(pool).set(gateway.submitter.max_depth(pool) * queue.shards)
+        oldest[pool, depth.lane] = max(oldest.get((pool, depth.lane), 0.0), depth.oldest_s)
+        m.jobs.labels(pool, JobState.QUEUED).inc(depth.waiting)
+        m.jobs.labels(pool, JobState.IN_PROGRESS).inc(depth.in_progress)
+    for (pool, lane), seconds in oldest.items():
+        m.oldest.labels(pool, lane).set(seconds)
     for worker in workers:
         m.workers.labels(worker.pool, worker.state).inc()
     for task, done_s in runs.items():

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from gateway.context import Gateway, GatewayDep
 from gateway.http.query import known_only
 from shared.fleet.registry import ModelInfo
+from shared.protocol.adapter_queues import pool_of
 
 router = APIRouter(tags=["OpenAI"], dependencies=[known_only])
 
@@ -33,7 +34,7 @@ def card_of(gateway: Gateway, model: ModelInfo) -> dict[str, Any]:
     workers = gateway.fleet.workers_of(model.pool)
     serving = [worker for worker in workers if worker.state.serving]
     fleet = {
-        "pool": model.pool,
+        "pool": pool_of(model.pool),
         "ready": bool(serving),
         "wait_reason": gateway.fleet.wait_reason(model.pool),
         "workers_ready": len(serving),

@@ -10,12 +10,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.http.middleware import PUBLIC_PATHS
-from gateway.routes import error_answers
+from gateway.routes import error_answers, operation_schemas
 from gateway.routes.jobs import JobRequest
 from gateway.routes.response_schemas import RESPONSE_ANSWERS, RESPONSE_BODIES
 from gateway.routes.schema import NUMBER, TEXT, Schema, ref
 from gateway.routes.schemas import ON_DISCONNECT, SCHEMAS
+from shared.api.endpoint import BodyKind, ErrorStyle
 from shared.api.endpoints import ENDPOINTS
+from shared.api.error_shapes import error_style
 from shared.protocol.lanes import CLIENT_LANES
 
 _BODIES = {
@@ -44,6 +46,7 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     ("get", "/admin/dead"): {"200": "DeadLetterList"},
     ("get", "/admin/dead/{letter_id}"): {"200": "DeadLetter"},
     ("post", "/admin/dead/{letter_id}/replay"): {"202": "Replay"},
+    **operation_schemas.RESPONSES,
 }
 _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/events",
@@ -53,6 +56,9 @@ _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
 _BYTES = {"/v1/embeddings", "/pooling"}
 """With `encoding_format: bytes` they are answered with numbers, one after the other."""
 _JSON = "application/json"
+_FORM = "multipart/form-data"
+_FORMS = {path for path, row in ENDPOINTS.items() if row.body is BodyKind.MULTIPART}
+_ERRORS = {ErrorStyle.OPENAI: "Error", ErrorStyle.ANTHROPIC: "AnthropicError"}
 _CALL_HEADERS = {
     "Idempotency-Key": TEXT
     | {
@@ -97,7 +103,9 @@ def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
     found = components.get("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         found.pop(name, None)
-    components["schemas"] = found | SCHEMAS | {"JobRequest": job_request}
+    components["schemas"] = (
+        found | SCHEMAS | operation_schemas.SCHEMAS | {"JobRequest": job_request}
+    )
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -109,13 +117,14 @@ def _describe(app: FastAPI, *, with_keys: bool) -> Schema:
 
 def _complete(operation: Schema, method: str, path: str) -> None:
     if method == "post" and path in _BODIES:
-        content = {_JSON: {"schema": ref(_BODIES[path])}}
+        content = {_FORM if path in _FORMS else _JSON: {"schema": ref(_BODIES[path])}}
         operation["requestBody"] = {"required": True, "content": content}
     if method == "post" and path in _CALLS:
         operation.setdefault("parameters", []).extend(
             {"name": name, "in": "header", "required": False, "schema": header}
             for name, header in _CALL_HEADERS.items()
         )
+    operation_schemas.add_options(operation, path)
     answers = operation["responses"]
     if method == "post" and path in ENDPOINTS:
         operation["parameters"].append(_PREFER)
@@ -135,7 +144,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if path in _BYTES:
         binary = {"schema": {"type": "string", "format": "binary"}}
         answers["200"]["content"]["application/octet-stream"] = binary
-    content = {_JSON: {"schema": ref("Error")}}
+    content = {_JSON: {"schema": ref(_ERRORS[error_style(path)])}}
     errors = error_answers.descriptions(method, path, public=path in PUBLIC_PATHS)
     for status, description in errors.items():
         answers.setdefault(status, {"description": description, "content": content})

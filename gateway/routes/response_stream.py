@@ -16,9 +16,8 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from gateway.context import Gateway
-from gateway.http import sse
-from gateway.jobs.response_object import response_object, unfinished
-from gateway.jobs.stored_response import StoredResponse, stored_response
+from gateway.jobs.response_object import response_object
+from gateway.jobs.stored_response import stored_response
 from gateway.routes.job_stream import answer_of
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.reader import Reader
@@ -27,6 +26,7 @@ from gateway.streaming.stored_answer import StoredAnswer
 from shared.api.errors import BadRequest
 from shared.protocol.job import Job, NewJob
 from shared.protocol.response_id import response_id
+from shared.protocol.response_opening import opening
 from shared.protocol.states import JobState
 
 _PATH = re.compile(r"/v1/responses/([^/]+)")
@@ -34,7 +34,7 @@ _KNOWN = frozenset({"stream", "starting_after", "include", "include[]", "include
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})  # as the other routes read it
 _NUMBER = re.compile(r"[0-9]{1,15}")
 BEHIND_OPENING = StreamPosition(after=1, awaited=True)
-"""For a stream that begins with the gateway's own `response.created`: without the worker's."""
+"""For a stream whose first event the gateway has sent already: without the worker's."""
 
 
 def response_id_in(scope: Scope) -> str | None:
@@ -59,14 +59,13 @@ async def resume(
     stored = await stored_response(gateway.queue, tenant, response)
     if not stored.job.stream:
         raise BadRequest("Only a response that was created with `stream: true` has events.")
-    position, opening = StreamPosition(awaited=True), b""
+    position, first = StreamPosition(awaited=True), b""
     if starting_after is not None:
         position = StreamPosition(after=starting_after + 1, awaited=True)
     elif stored.job.state is JobState.QUEUED:
-        position = BEHIND_OPENING
-        opening = await opening_of(stored)
+        position, first = BEHIND_OPENING, opening(stored.job.id, stored.body)
     gateway.metrics.resumed.inc()
-    return await answer_of(gateway, stored.job, position, received, request_id, opening=opening)
+    return await answer_of(gateway, stored.job, position, received, request_id, opening=first)
 
 
 async def background_answer(
@@ -82,19 +81,18 @@ async def background_answer(
     Raises redis' errors.
     """
     await asyncio.wait({queued})
-    position, opening = None, b""
+    position, first = None, b""
     if queued.exception() is None:  # else the reader has failed, and so does the answer
         try:
             if not job.stream:
                 gateway.relay.close(reader)
                 return await queued_answer(gateway, job, request_id)
-            stored = await stored_response(gateway.queue, job.tenant, response_id(job.id))
-            position, opening = BEHIND_OPENING, await opening_of(stored)
+            position, first = BEHIND_OPENING, opening(job.id, job.body)
         except BaseException:
             gateway.relay.close(reader)
             raise
     return JobAnswer(
-        gateway.streams, job, queued, reader, received, request_id, position, opening=opening
+        gateway.streams, job, queued, reader, received, request_id, position, opening=first
     )
 
 
@@ -109,13 +107,6 @@ async def queued_answer(
     shown = await response_object(gateway.queue, stored)
     body = json.dumps(shown, ensure_ascii=False).encode()
     return StoredAnswer(job, 200, body, request_id, headers)
-
-
-async def opening_of(stored: StoredResponse) -> bytes:
-    """The first event of a stream whose worker has not made it yet."""
-    response = unfinished(stored, await stored.fields()) | {"status": "queued"}
-    event = {"type": "response.created", "sequence_number": 0, "response": response}
-    return sse.event("response.created", event)
 
 
 def _query(scope: Scope) -> list[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.routes.audio_schemas import AUDIO_SCHEMAS
+from gateway.routes.message_schemas import MESSAGE_SCHEMAS
 from gateway.routes.pooling_schemas import POOLING_SCHEMAS
 from gateway.routes.response_schemas import RESPONSE_SCHEMAS
 from gateway.routes.schema import (
@@ -50,6 +52,8 @@ _RESPONSE_FIELDS: dict[str, Schema] = {
 _CHOICE: dict[str, Schema] = {"index": WHOLE, "finish_reason": MAYBE_TEXT}
 
 SCHEMAS: dict[str, Schema] = {
+    **AUDIO_SCHEMAS,
+    **MESSAGE_SCHEMAS,
     **POOLING_SCHEMAS,
     **RESPONSE_SCHEMAS,
     "Error": obj(
@@ -116,12 +120,13 @@ SCHEMAS: dict[str, Schema] = {
         choices=array(obj("index text finish_reason", **_CHOICE, text=TEXT)),
     ),
     "Job": obj(
-        "id object state endpoint model lane stream metadata created_at links",
+        "id object state endpoint model pool lane stream metadata created_at links",
         id=TEXT,
         object={"const": "job"},
         state={"enum": [state.value for state in JobState]},
         endpoint=TEXT,
         model=TEXT,
+        pool=TEXT | {"description": "whose workers run it; an adapter has a queue of its own"},
         lane=TEXT,
         stream=YES_NO,
         metadata={"type": "object", "additionalProperties": TEXT},

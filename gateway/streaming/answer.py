@@ -25,6 +25,8 @@ from gateway.streaming.progress import progress_comment
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import ReceivedEvents, StreamPosition
 from gateway.streaming.whole_answer import WholeAnswer, answer_at_end
+from shared.api.endpoint import ErrorStyle
+from shared.api.error_shapes import error_body, error_style
 from shared.api.errors import FlotillaError, JobFailed, StreamReset
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import Job, NewJob
@@ -45,6 +47,7 @@ class JobAnswer:
         "_client_left",
         "_context",
         "_ended",
+        "_errors",
         "_had",
         "_headers",
         "_opening",
@@ -80,6 +83,7 @@ class JobAnswer:
         self._context = context
         # Not the job itself: its body may be large, and a stream long.
         self.job_id, self.tenant, self._streams = job.id, job.tenant, job.stream
+        self._errors = error_style(job.endpoint)
         self._ended = isinstance(job, Job) and job.state.terminal
         self._had = None if resumed_at is None else ReceivedEvents(resumed_at)
         self._headers = headers
@@ -204,12 +208,12 @@ class JobAnswer:
                 raise
             # The client has begun to read a stream, so the error is a part of it.
             self.error = failure.code or failure.type
-            data = sse.error(failure)
+            data = sse.error(failure, self._errors)
         else:
             if whole is not None and not self._response.started and not (had and had.stream_begun):
                 await self._send_whole(whole)  # vLLM refused the request before it streamed
                 return
-            data = b"" if whole is None else b"data: " + whole.body + b"\n\n"
+            data = b"" if whole is None else sse.error_event(whole.body, self._errors)
         if had is not None and not had.position.awaited:
             data = had.behind(data)
             had.check_end()
@@ -259,14 +263,18 @@ class JobAnswer:
     def _id_headers(self) -> list[tuple[bytes, bytes]]:
         job_id = self.job_id.encode()
         request_id = self._request_id or job_id
-        return [(b"x-flotilla-job-id", job_id), (b"x-request-id", request_id), *self._headers]
+        ids = [(b"x-flotilla-job-id", job_id), (b"x-request-id", request_id), *self._headers]
+        if self._errors is ErrorStyle.ANTHROPIC:  # the name that Anthropic's SDK reads
+            ids.append((b"request-id", request_id))
+        return ids
 
     async def _fail(self, failure: FlotillaError) -> None:
         self.error = failure.code or failure.type
         if self._response.started:
-            await self._response.write(sse.error(failure), more=False)
+            await self._response.write(sse.error(failure, self._errors), more=False)
             return
-        whole = WholeAnswer(failure.status, "application/json", failure.to_openai())
+        body = error_body(failure, self._errors)
+        whole = WholeAnswer(failure.status, "application/json", body)
         await self._send_whole(whole, *failure.headers())
 
     def _leave_job(self) -> None:

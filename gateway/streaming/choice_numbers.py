@@ -31,5 +31,7 @@ class ChoiceNumbers:
 
 
 def _choices_per_call(body: bytes) -> int:
+    if body.startswith(b"--"):  # a form: audio in several parts, one choice each
+        return 1
     n = json.loads(body or b"{}").get("n")
     return n if isinstance(n, int) and n > 0 else 1

@@ -8,7 +8,16 @@ worker calls the engine's route (`worker/run/job_run.py`).
 
 from __future__ import annotations
 
-from shared.api.endpoint import Endpoint, InputKind, Policy, StreamFormat, Task
+from shared.api.endpoint import (
+    BodyKind,
+    Endpoint,
+    ErrorStyle,
+    InputKind,
+    ModelField,
+    Policy,
+    StreamFormat,
+    Task,
+)
 
 _CHAT = (
     Endpoint(
@@ -45,6 +54,47 @@ _CHAT = (
         summary="Continue a text (OpenAI completions)",
         request_schema="CompletionRequest",
         response_schema="Completion",
+    ),
+    Endpoint(
+        path="/v1/messages",
+        task=Task.GENERATE,
+        model=ModelField.REQUIRED,
+        errors=ErrorStyle.ANTHROPIC,
+        stream=StreamFormat.MESSAGE_EVENTS,
+        policy=Policy(InputKind.MESSAGES),
+        summary="Answer a conversation (Anthropic messages)",
+        request_schema="MessagesRequest",
+        response_schema="Message",
+    ),
+    Endpoint(
+        path="/v1/messages/count_tokens",
+        task=Task.GENERATE,
+        model=ModelField.REQUIRED,
+        errors=ErrorStyle.ANTHROPIC,
+        policy=Policy(InputKind.MESSAGES),
+        summary="Count the tokens of a conversation (Anthropic messages)",
+        request_schema="CountTokensRequest",
+        response_schema="CountTokens",
+    ),
+    Endpoint(
+        path="/v1/audio/transcriptions",
+        task=Task.TRANSCRIPTION,
+        body=BodyKind.MULTIPART,
+        stream=StreamFormat.TRANSCRIPTION_CHUNKS,
+        policy=Policy(InputKind.AUDIO),
+        summary="Write down speech (OpenAI audio)",
+        request_schema="TranscriptionRequest",
+        response_schema="Transcription",
+    ),
+    Endpoint(
+        path="/v1/audio/translations",
+        task=Task.TRANSCRIPTION,
+        body=BodyKind.MULTIPART,
+        stream=StreamFormat.TRANSCRIPTION_CHUNKS,
+        policy=Policy(InputKind.AUDIO),
+        summary="Translate speech (OpenAI audio)",
+        request_schema="TranslationRequest",
+        response_schema="Transcription",
     ),
 )
 _POOLING = (

@@ -34,6 +34,8 @@
     │   └── DeadlineExceeded   504
     │       ├── QueueDeadlineExceeded 504
     │       └── RunDeadlineExceeded   504
+    ├── OperationFailed        502
+    │   └── OperationIncomplete 504
     ├── QueueFull              503
     ├── NoWorker               503
     ├── AutoscalerSilent       503
@@ -99,7 +101,7 @@ class PreviousResponseNotFound(BadRequest):
 class ConversationLocked(BadRequest):
     """A response that belongs to the conversation is being made."""
 
-    code, retry_after_s = "conversation_locked", 2
+    code = "conversation_locked"
 
 
 class Unauthorized(FlotillaError):
@@ -300,6 +302,18 @@ class RunDeadlineExceeded(DeadlineExceeded):
     """The job was not complete at its run deadline."""
 
     code = "run_deadline_exceeded"
+
+
+class OperationFailed(FlotillaError):
+    """Workers could not do what an operator asked for; the answer names them."""
+
+    status, code, final = 502, "operation_failed", True
+
+
+class OperationIncomplete(OperationFailed):
+    """Not all workers have answered an operator call in time."""
+
+    status, code, final = 504, "operation_incomplete", True
 
 
 class QueueFull(FlotillaError):

@@ -54,6 +54,12 @@ def error_code(event: bytes) -> str | None:
     return str(error.get("code") or "") if isinstance(error, dict) else None
 
 
+def error_event(body: bytes) -> bytes:
+    """The body of an error as an event; Anthropic's SDK reads named ones only."""
+    name = b"event: error\n" if body.startswith(b'{"type": "error"') else b""
+    return name + b"data: " + body + b"\n\n"
+
+
 def _field(event: bytes, name: bytes) -> bytes:
     """The value of the first field of this name."""
     for line in event.splitlines():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import httpx
 
+from shared.client import sse
 from shared.client.call import Call, Verdict, is_delimited, retry_after_s
 from shared.client.retries import Retries
 
@@ -79,7 +80,7 @@ class StreamState:
         """
         is_error = answer.headers.get("content-type", "").startswith("application/json")
         if not self._position.events and is_error and answer.status_code not in _OF_THE_ROUTE:
-            self._refusal = b"data: " + answer.read() + b"\n\n"
+            self._refusal = sse.error_event(answer.read())
 
     def give_up(self, failure: httpx.TransportError | None) -> bytes:
         """The stream can't go on: the last bytes for the client. Raises the failure of the stream.

@@ -17,7 +17,8 @@ SAMPLING = {
     "min_p": "min_p",
     "max_tokens": "max_new_tokens",
 }
-"""The sampling parameters for which vLLM takes defaults -> their names there."""
+"""The sampling parameters for which vLLM takes defaults -> their names there. `max_new_tokens` also
+limits what requests ask for."""
 
 
 def argv_of(arguments: str | Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ fleet that is scaled to zero can wait.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from shared.platform.malformed import MalformedValues
 from shared.platform.redis_client import UNAVAILABLE, Redis
 from shared.protocol import keys
+from shared.protocol.adapter_queues import adapter_queue
 from shared.protocol.states import WorkerState
 
 HEARTBEAT_S = 2.0
@@ -68,6 +69,7 @@ class ModelInfo:
     name: str
     """Contains the version if there is one: `name:version`."""
     pool: str
+    """The queue of its jobs; of an adapter, one of the pool's adapter queues."""
     card: dict[str, Any]
     """vLLM's own entry of /v1/models."""
     served_name: str = ""
@@ -92,8 +94,15 @@ def _records(pool: str, cards: list[dict[str, Any]], version: str, weight: int) 
     With a version the engine lists each name alone and as `name:version`; an adapter only by its
     name.
     """
+    # The jobs of a LoRA adapter have a queue of their own.
+    queues = {
+        card["id"]: adapter_queue(pool, card["id"]) if card.get("parent") else pool
+        for card in cards
+    }
     if not version:
-        return {card["id"]: json.dumps({"pool": pool, "card": card}) for card in cards}
+        return {
+            card["id"]: json.dumps({"pool": queues[card["id"]], "card": card}) for card in cards
+        }
     records = {}
     suffix = f":{version}"
     ids = {card["id"] for card in cards}
@@ -103,7 +112,7 @@ def _records(pool: str, cards: list[dict[str, Any]], version: str, weight: int) 
             continue  # the card with the version says all
         served_name = name.removesuffix(suffix)
         record = {
-            "pool": pool,
+            "pool": queues[name],
             "card": card,
             "served_name": served_name,
             "version": version,
@@ -179,8 +188,20 @@ class Registry:
     ) -> None:
         """Make models known that no worker has announced yet; never overwrites a worker's entry."""
         cards = [unknown_card(name) for name in names]
+        await self.declare_cards(pool, cards, version, weight)
+
+    async def declare_cards(
+        self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
+    ) -> None:
+        """As `declare_models`, with what is known of each model."""
         for name, record in _records(pool, cards, version, weight).items():
             await self._redis.hsetnx(keys.MODELS, name, record)
+
+    async def forget_queues(self, queues: Collection[str]) -> None:
+        """The models with these queues are not served any more: adapters that were unloaded."""
+        names = [name for name, model in (await self.models()).items() if model.pool in queues]
+        if names:
+            await self._redis.hdel(keys.MODELS, *names)
 
     async def set_default_version(self, served_name: str, version: str) -> None:
         """Send requests that name no version to this one; empty: by the versions' weights again."""

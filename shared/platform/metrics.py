@@ -378,6 +378,12 @@ class GatewayMetrics:
         )
         for action in ("replayed", "dropped"):
             self.dead_letters_handled.labels(action)
+        self.operator_calls = Counter(
+            "flotilla_operator_calls_total",
+            "Operator calls, by action and by what became of them on the pool's workers",
+            ["action", "outcome"],
+            registry=registry,
+        )
         self.maintenance = Gauge(
             "flotilla_maintenance_last_run_timestamp_seconds",
             "Unix time at which a maintenance task last completed, in any process",
@@ -417,7 +423,7 @@ class WorkerMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in ("handed_over", "drained", "engine_died", "id_taken", "run_failed"):
+        for reason in ("handed_over", "drained", "engine_died", "id_taken", "run_failed", "asleep"):
             self.released.labels(reason)
         self.retried = Counter(
             "flotilla_jobs_retried_total",
@@ -425,6 +431,9 @@ class WorkerMetrics:
             registry=registry,
         )
         self._add_continuations(registry)
+        self.adapters = Gauge(
+            "flotilla_worker_adapters", "LoRA adapters that the engine holds", registry=registry
+        )
         self.suspects = Counter(
             "flotilla_suspects_total",
             "Suspects leased: jobs that run alone as they may have ended two workers or more",

@@ -91,6 +91,13 @@ class ControlKind(IntEnum):
     """The id of a job that others ended. A hint: the worker's next write is refused anyway."""
     JOBS = 1
     """Redis' time, the worker's fencing token, and jobs leased to it, as `acquire` replies them."""
+    OPERATE = 2
+    """An operator call: its id, the action's name, and the options as JSON."""
+
+
+def encode_operation(operation_id: str, action: str, options: bytes) -> bytes:
+    """The control message of an operator call; `options` are JSON."""
+    return pack((ControlKind.OPERATE, operation_id, action, options))
 
 
 def decode_control(message: bytes) -> tuple[ControlKind, Sequence[Any]]:

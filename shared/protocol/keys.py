@@ -85,6 +85,11 @@ def wake_ups(shard: int, pool: str) -> str:
     return f"{base(shard)}{WAKE_UPS}:{pool}"
 
 
+def own_wake_ups(shard: int, worker: str) -> str:
+    """A wake-up list that only this worker reads."""
+    return wake_ups(shard, f"@{worker}")
+
+
 def advertised(shard: int, pool: str) -> str:
     """The advertised slots of a pool's workers."""
     return f"{base(shard)}{ADVERTISED}:{pool}"
@@ -155,6 +160,16 @@ def life(worker_id: str) -> str:
 def scale(pool: str) -> str:
     """The latest scale decision of a pool."""
     return f"flotilla:{{fleet}}:scale:{pool}"
+
+
+def desired(pool: str) -> str:
+    """What operators have asked for of a pool."""
+    return f"flotilla:{{fleet}}:desired:{pool}"
+
+
+def operation(operation_id: str) -> str:
+    """The workers' answers to an operator call."""
+    return f"flotilla:{{fleet}}:operation:{operation_id}"
 
 
 def scaling_events(pool: str) -> str:

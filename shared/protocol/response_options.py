@@ -27,11 +27,22 @@ class ResponseOptions(NamedTuple):
     """Unix seconds, of a response in the background; 0: vLLM sets it."""
     n_before: int = 0
     """Of the items in the body's input, how many are the history's."""
+    fields_bytes: int = 0
+    """How many bytes of the body are the members between these options and the input."""
 
     def prefix(self) -> bytes:
         """The beginning of a body with these options: an object whose other members follow."""
         options = json.dumps(self._asdict(), separators=(",", ":")).encode()
         return _PREFIX + options + _SUFFIX
+
+    def request_fields(self, body: bytes) -> dict[str, Any]:
+        """The request's fields without the input, which may be large. `body` has these options."""
+        start = len(self.prefix())
+        try:
+            fields = json.loads(b"{%b}" % body[start : start + self.fields_bytes])
+        except ValueError:
+            return {}
+        return fields if isinstance(fields, dict) else {}
 
     def shown(self) -> dict[str, Any]:
         """The fields of the response that they set."""

@@ -94,6 +94,8 @@ class WorkerState(StrEnum):
     """Has free slots and claims."""
     BUSY = "busy"
     """Every slot is taken, or the KV cache is nearly full; claims nothing."""
+    PAUSED = "paused"
+    """An operator has paused it or put its engine to sleep; claims nothing."""
     DRAINING = "draining"
     """Is ending: finishes the jobs that it holds, claims nothing."""
 

@@ -287,9 +287,13 @@ class JobQueue:
         """Load the scripts on the shard's server if that was not done yet."""
         await self.scripts.ready(shard)
 
-    async def wake_worker(self, shard: int, pool: str) -> None:
-        """Wake one idle worker of the pool, of those that listen to the shard's server."""
-        await self.servers.of(shard).rpush(keys.wake_ups(shard, pool), 1)
+    async def push_wake_up(self, shard: int, wake_ups: str, kept_s: float = 0.0) -> None:
+        """Wake one worker that reads this wake-up list; `kept_s`: deleted after that, 0: kept."""
+        pipe = self.servers.of(shard).pipeline(transaction=False)
+        pipe.rpush(wake_ups, 1)
+        if kept_s:
+            pipe.pexpire(wake_ups, int(kept_s * 1000))
+        await pipe.execute()
 
     async def emit(
         self,

@@ -1,9 +1,9 @@
-"""Cohere's SDK for Python, unmodified: rerank and embed."""
+"""Cohere's SDK for Python, unmodified: rerank."""
 
 from __future__ import annotations
 
 import cohere
-from checks import BASE, EMBED, KEY, RERANK, check, main
+from checks import BASE, KEY, RERANK, check, main
 
 client = cohere.ClientV2(api_key=KEY, base_url=BASE, timeout=120)
 DOCUMENTS = ["A lane is a queue.", "A boat has sails.", "Redis stores jobs."]
@@ -16,15 +16,6 @@ def rerank() -> None:
     scores = [result.relevance_score for result in answer.results]
     assert scores == sorted(scores, reverse=True)
     assert {result.index for result in answer.results} <= {0, 1, 2}
-
-
-@check("embed", needs="embed")
-def embed() -> None:
-    answer = client.embed(
-        model=EMBED, texts=DOCUMENTS, input_type="search_document", embedding_types=["float"]
-    )
-    assert answer.embeddings.float_
-    assert len(answer.embeddings.float_) == 3
 
 
 main()

@@ -25,7 +25,7 @@ def boat(mode: instructor.Mode) -> None:
         OpenAI(base_url=V1, api_key=KEY, timeout=120, max_retries=0), mode=mode
     )
     answer = client.chat.completions.create(
-        model=MODEL, messages=MESSAGES, response_model=Boat, max_tokens=100, max_retries=0
+        model=MODEL, messages=MESSAGES, response_model=Boat, max_tokens=300, max_retries=0
     )
     assert isinstance(answer, Boat)
 

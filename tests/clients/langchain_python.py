@@ -31,7 +31,7 @@ def chat() -> None:
 
 @check("ChatOpenAI, structured output")
 def structured() -> None:
-    model = ChatOpenAI(**FIXED, max_tokens=100)
+    model = ChatOpenAI(**FIXED, max_tokens=300)
     for method in ("json_schema", "function_calling"):
         parsed = model.with_structured_output(Boat, method=method).invoke(QUESTION)
         assert isinstance(parsed, Boat), method

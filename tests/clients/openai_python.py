@@ -53,7 +53,9 @@ def chat_stream() -> None:
 
 @check("chat.completions.stream()")
 def stream_helper() -> None:
-    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, max_tokens=20) as stream:
+    with client.chat.completions.stream(
+        model=MODEL, messages=MESSAGES, max_tokens=400, temperature=0
+    ) as stream:
         text = "".join(event.delta for event in stream if event.type == "content.delta")
         assert stream.get_final_completion().choices[0].message.content == text
 
@@ -61,7 +63,7 @@ def stream_helper() -> None:
 @check("chat.completions.parse()")
 def parse() -> None:
     answer = client.chat.completions.parse(
-        model=MODEL, messages=MESSAGES, response_format=Boat, max_tokens=100
+        model=MODEL, messages=MESSAGES, response_format=Boat, max_tokens=300
     )
     assert isinstance(answer.choices[0].message.parsed, Boat)
 
@@ -74,7 +76,7 @@ def tool_call() -> None:
         messages=MESSAGES,
         tools=[tool],
         tool_choice={"type": "function", "function": {"name": "paint"}},
-        max_tokens=100,
+        max_tokens=300,
     )
     (call,) = answer.choices[0].message.tool_calls or []
     assert call.type == "function"

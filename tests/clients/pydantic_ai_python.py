@@ -15,7 +15,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 openai = OpenAIProvider(base_url=V1, api_key=KEY)
 chat = OpenAIChatModel(MODEL, provider=openai)
-SHORT: Any = {"max_tokens": 100}
+SHORT: Any = {"max_tokens": 300}
 
 
 class Boat(BaseModel):

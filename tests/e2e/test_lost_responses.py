@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 from openai import OpenAI
 
+from shared.client.transport import ResumingTransport
 from tests.e2e.processes import Process, Stack
 
 MODEL = "simulated"
@@ -81,6 +82,25 @@ def test_a_response_outlives_its_worker(stack: Stack) -> None:
         ]
         assert {item.id for item in final.output} == item_ids(seen)
         assert client.responses.retrieve(final.id).output_text == final.output_text
+
+
+def test_a_transport_resumes_a_background_response(stack: Stack) -> None:
+    gateways = [stack.gateway(), stack.gateway()]
+    stack.worker(**SLOW)
+    transport = ResumingTransport([gateway.url for gateway in gateways])
+    with OpenAI(
+        base_url="http://flotilla/v1",
+        api_key="any",
+        max_retries=0,
+        http_client=httpx.Client(transport=transport, timeout=60),
+    ) as client:
+        seen = []
+        for event in long_stream(client, background=True):
+            seen.append(event)
+            if len(seen) == 30:
+                gateways[0].kill()
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type == "response.incomplete"
 
 
 def test_a_background_response_outlives_its_gateway(stack: Stack) -> None:

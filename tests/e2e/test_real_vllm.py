@@ -20,17 +20,14 @@ import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, OpenAI
-from prometheus_client import CollectorRegistry
 
-from shared.platform.settings import Settings
 from tests.asgi_client import call
-from tests.e2e.processes import Process, Stack
-from tests.e2e.shared_engine import SharedEngine
+from tests.e2e.processes import Process
+from tests.e2e.vllm_fleet import vllm_fleet
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
 from worker.engines.protocol import JOURNAL, Engine, Journal
-from worker.run.lifecycle import Worker
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 
@@ -57,23 +54,8 @@ async def gateway(
     vllm_engine: Engine, redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Process]:
     """A gateway with a worker that serves the run's engine."""
-    with redis_server.client() as client:
-        client.flushall()
-    settings = Settings(redis_url=redis_server.url, worker_port=0)
-    worker = Worker(settings, SharedEngine(vllm_engine), CollectorRegistry())  # type: ignore[arg-type]
-    running = asyncio.create_task(worker.run())
-    stack = Stack(redis_server.url, tmp_path_factory.mktemp("vllm"))
-    gateway = await asyncio.to_thread(stack.gateway, lease_s=settings.lease_s)
-    async with httpx.AsyncClient(base_url=gateway.url) as api:
-
-        async def served() -> bool:
-            return bool((await api.get("/v1/models")).json()["data"])
-
-        await eventually(served, "the model is known")
-    yield gateway
-    worker.stop()
-    assert await running == 0
-    await asyncio.to_thread(stack.close)
+    async with vllm_fleet(vllm_engine, redis_server, tmp_path_factory.mktemp("vllm")) as gateway:
+        yield gateway
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -70,7 +70,7 @@ async def answer(
 
 def events(reply: Reply) -> list[bytes]:
     """The events of a stream, each with its empty line, as a worker sends them."""
-    edit = ResponseEdit(b"{}", "")
+    edit = ResponseEdit("job", b"{}", "")
     return [edit.chunk(event + b"\n\n") for event in reply.body.split(b"\n\n") if event]
 
 

@@ -11,6 +11,7 @@ from shared.platform.settings import Settings, load_settings
 from tests.kubernetes.images import images_of_compose
 from tests.kubernetes.manifests import (
     COMPOSITIONS,
+    FOLDER,
     Manifest,
     composed,
     container_of,
@@ -21,6 +22,8 @@ from tests.kubernetes.manifests import (
 HAND_BACK_S = 10
 MARGIN_S = 10
 """For the last words of a process, and a slow node."""
+MOUNTED_FILE = "/etc/flotilla-pools/flotilla.yaml"
+FILE = FOLDER / "overlays" / "pools" / "flotilla.yaml"
 SIZES = {"Mi": 2**20, "Gi": 2**30}
 
 
@@ -49,7 +52,8 @@ def settings_of(workload: Manifest, monkeypatch: pytest.MonkeyPatch) -> Settings
     """As the process would load them: a variable that is no setting is an error."""
     for variable in container_of(workload).get("env", ()):
         if "value" in variable:
-            monkeypatch.setenv(variable["name"], variable["value"])
+            value = variable["value"].replace(MOUNTED_FILE, str(FILE))
+            monkeypatch.setenv(variable["name"], value)
     (shared,) = (each for each in composed("cpu") if each["kind"] == "ConfigMap")
     for name, value in shared["data"].items():
         monkeypatch.setenv(name, value)
@@ -77,7 +81,7 @@ def test_pods_may_do_next_to_nothing() -> None:
         assert not {"hostNetwork", "hostPID", "hostIPC", "initContainers"} & pod.keys(), name
         volumes = pod.get("volumes", ())
         kinds = {kind for volume in volumes for kind in volume.keys() - {"name"}}
-        assert kinds <= {"emptyDir", "secret", "persistentVolumeClaim"}, name
+        assert kinds <= {"configMap", "emptyDir", "secret", "persistentVolumeClaim"}, name
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}, name
         assert "memory" in container["resources"]["limits"], name
 

@@ -31,6 +31,7 @@ _MODELS: dict[str, tuple[str, str]] = {
     "embedder": (f"{ENGINE_ARGS} --runner pooling --convert embed", "embedder"),
     "classifier": (f"{ENGINE_ARGS} --runner pooling", "classifier"),
     "reranker": (f"{ENGINE_ARGS} --runner pooling", "reranker"),
+    "whisper": (ENGINE_ARGS, "whisper"),
 }
 
 
@@ -102,7 +103,9 @@ def fleet(models_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield ModelFleet(
-            stack, models_folder, stack.gateway(default_model="demo", lease_s=_LEASE_S)
+            stack,
+            models_folder,
+            stack.gateway(default_model="demo", lease_s=_LEASE_S, allow_fields="*"),
         )
     stack.close()
     redis.stop()
@@ -130,3 +133,9 @@ def classifier(fleet: ModelFleet) -> ServedModel:
 def reranker(fleet: ModelFleet) -> ServedModel:
     """A cross-encoder."""
     return fleet.serve("reranker")
+
+
+@pytest.fixture(scope="session")
+def whisper(fleet: ModelFleet) -> ServedModel:
+    """A model for speech to text."""
+    return fleet.serve("whisper")

@@ -359,6 +359,27 @@ MODELS: dict[str, Any] = {
 }
 
 
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "8 MB": ("/tokenize", {"prompt": "a " * 3_900_000}),
+    "prompt a number": ("/tokenize", {"prompt": 5}),
+    "nothing": ("/tokenize", {}),
+    "a message of 8 MB": (
+        "/tokenize",
+        {"messages": [{"role": "user", "content": "a" * 8_000_000}]},
+    ),
+    "token -1": ("/detokenize", {"tokens": [-1]}),
+    "token 2^40": ("/detokenize", {"tokens": [2**40]}),
+    "tokens as text": ("/detokenize", {"tokens": "x"}),
+    "no conversations": ("/v1/chat/completions/batch", {"messages": []}),
+    "conversations of texts": ("/v1/chat/completions/batch", {"messages": ["x"]}),
+    "600 conversations": ("/v1/chat/completions/batch", {"messages": [QUESTION] * 600}),
+    "not a pooling model": ("/v1/embeddings", {"input": "x"}),
+    "no scores": ("/score", {"text_1": "a", "text_2": "b"}),
+    "unknown fields": ("/invocations", {"nonsense": 1}),
+}
+"""Of other endpoints, by name: path and fields."""
+
+
 def hostile_requests() -> Iterator[Hostile]:
     """All of them."""
 
@@ -398,3 +419,6 @@ def hostile_requests() -> Iterator[Hostile]:
     }.items():
         body = {"model": MODEL_NAME, "prompt": "x", "max_tokens": 2} | fields
         yield request(f"completions: {name}", COMPLETIONS, json.dumps(body).encode(), 200, 400)
+    for name, (path, fields) in OTHERS.items():
+        body = {"model": MODEL_NAME} | fields
+        yield request(f"{path}: {name}", path, json.dumps(body).encode(), 400, 404)

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from tests.models.labels import LABELS
+from tests.models.whisper import make_whisper
 from worker.demo import MODEL_DIR
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -109,6 +110,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     "embedder": make_embedder,
     "classifier": make_classifier,
     "reranker": make_reranker,
+    "whisper": make_whisper,
 }
 """By the name of the folder."""
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
 
 from tests.e2e.processes import Process, Stack
 from tests.models.hostile_requests import CHAT, SHORT, Hostile, hostile_requests
@@ -23,6 +25,10 @@ ANSWER_S = 10.0
 OTHERS_S = 2.0
 """Longest time to the answer of a short question beside them."""
 AT_ONCE = 4
+KEY = {"authorization": "Bearer s3cret"}
+"""Not an operator's: those may stop the fleet."""
+EXAMPLES = 30
+"""Of each operation in the description."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +40,7 @@ def fleet(
         client.flushall()
     stack = Stack(redis_server.url, tmp_path_factory.mktemp("fleet"))
     worker = stack.worker(wait=False, engine="vllm")
-    gateway = stack.gateway()
+    gateway = stack.gateway(api_keys="team:s3cret", admin_keys="operator:adm1n")
     wait_for(worker.ready, "vLLM has loaded", LOADING_S)
     yield gateway, worker
     stack.close()
@@ -85,8 +91,11 @@ async def test_hostile_requests(fleet: tuple[Process, Process]) -> None:
     gateway, worker = fleet
     requests = list(hostile_requests())
     assert len(requests) > 200
-    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as api:
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60, headers=KEY) as api:
         questions = OtherClient(api)
+        # vLLM compiles the code for log probabilities when it first needs it.
+        first = SHORT | {"logprobs": True, "top_logprobs": 2, "temperature": 1, "n": 2}
+        assert (await api.post(CHAT, json=first)).status_code == 200
         for _ in range(20):
             await questions.ask()
         alone = max(questions.seconds[5:])
@@ -115,5 +124,50 @@ async def test_hostile_requests(fleet: tuple[Process, Process]) -> None:
         assert slowest < max(OTHERS_S, 5 * alone), questions.during[slowest]
         for _ in range(3):
             await questions.ask()
+    healthy(gateway, worker)
+
+
+def healthy(gateway: Process, worker: Process) -> None:
+    """Fail unless the fleet answers, and nothing of what was sent is left in it."""
     worker.check()
-    assert worker.metric("flotilla_worker_slots", state="busy") == 0
+    answer = httpx.post(f"{gateway.url}{CHAT}", json=SHORT, headers=KEY, timeout=60)
+    assert answer.status_code == 200
+    wait_for(lambda: worker.metric("flotilla_worker_slots", state="busy") == 0, "idle", 30)
+    for state in ("queued", "in_progress"):
+        jobs = httpx.get(f"{gateway.url}/jobs?state={state}", headers=KEY).json()["data"]
+        assert jobs == []
+
+
+def test_everything_in_the_description_with_random_requests(
+    fleet: tuple[Process, Process],
+) -> None:
+    """Also with bodies and parameters that the description does not allow."""
+    gateway, worker = fleet
+    schema = schemathesis.openapi.from_url(f"{gateway.url}/openapi.json")
+    problems: list[str] = []
+    for found in schema.get_all_operations():
+        operation = found.ok()
+
+        @given(case=operation.as_strategy())
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        def send_one(case: schemathesis.Case) -> None:
+            if isinstance(case.body, dict) and "model" in case.body:
+                case.body["model"] = SHORT["model"]  # else nearly all would be 404
+            began = time.monotonic()
+            answer = case.call(base_url=gateway.url, headers=KEY, timeout=60)
+            took = time.monotonic() - began
+            if took > ANSWER_S or (answer.status_code >= 500 and answer.status_code != 501):
+                problems.append(
+                    f"{case.method} {case.path} {answer.status_code} {took:.1f} s "
+                    f"{str(case.body)[:300]} {answer.text[:300]}"
+                )
+
+        send_one()
+    assert not problems, "\n".join(problems)
+    healthy(gateway, worker)

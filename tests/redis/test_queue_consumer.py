@@ -18,6 +18,7 @@ from shared.protocol.scripts.acquire import Acquired
 from shared.queue.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
+from worker.claim.adapter_queues import AdapterQueues
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.queue_consumer import QueueConsumer
 
@@ -38,6 +39,7 @@ async def opened(queue: JobQueue, url: str, worker: str = "w-1") -> AsyncIterato
         worker=worker,
         lease_s=LEASE_S,
         advertised_slots=slots,
+        adapter_queues=AdapterQueues(queue, POOL, 0, lambda: ()),
         on_suspects=lambda: None,
     )
     try:
@@ -64,7 +66,7 @@ async def test_a_new_job_wakes_a_waiting_consumer(
             await consumer.wait_for_wake_up()
         assert [each.id for each in await consumer.claim(8, left_over=spare)] == [job.id]
         async with asyncio.timeout(DEADLINE_S):  # an old wake-up, at most
-            await queue.wake_worker(0, POOL)
+            await queue.push_wake_up(0, keys.wake_ups(0, POOL))
             await consumer.wait_for_wake_up()
 
 
@@ -179,7 +181,7 @@ async def test_jobs_of_one_shard_are_kept_if_the_claim_on_the_next_fails(
 
         monkeypatch.setattr(queue, "start_acquire", fails_on_the_second)
         assert [each.id for each in await consumer.claim(8, left_over=1)] == [job.id]
-        await queue.wake_worker(0, POOL)
+        await queue.push_wake_up(0, keys.wake_ups(0, POOL))
         with pytest.raises(RedisConnectionError):
             await consumer.claim(8, left_over=1)
 

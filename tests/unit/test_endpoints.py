@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
@@ -14,9 +15,10 @@ from gateway.app import create_app
 from gateway.http.body import parse_object
 from gateway.jobs.admission import check_request
 from gateway.routes.schemas import SCHEMAS
-from shared.api.endpoint import Endpoint, InputKind, ModelField
+from shared.api.endpoint import BodyKind, Endpoint, InputKind, ModelField
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest
+from shared.api.multipart import content_type_of
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
 from shared.protocol.job import LeasedJob
@@ -49,7 +51,17 @@ GIVEN: dict[InputKind, dict[str, Any]] = {
 
 
 def body(row: Endpoint) -> dict[str, Any]:
-    return {"model": "simulated"} | GIVEN[row.policy.input]
+    return {"model": "simulated"} | GIVEN.get(row.policy.input, {})
+
+
+def raw_body(row: Endpoint) -> tuple[bytes, bytes]:
+    """A request's bytes, and their content type."""
+    if row.body is BodyKind.JSON:
+        return json.dumps(body(row)).encode(), b"application/json"
+    fields = {name: (None, str(value)) for name, value in body(row).items()}
+    form = httpx.Request("POST", "http://x", files={**fields, "file": ("a.wav", b"RIFF")})
+    raw = form.read()
+    return raw, content_type_of(raw)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.path)
@@ -65,7 +77,8 @@ async def test_the_description_of_the_api_has_it(row: Endpoint) -> None:
     described = json.loads(raw)
     operation = described["paths"][row.path]["post"]
     assert operation["summary"] == row.summary
-    request = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    media_type = "application/json" if row.body is BodyKind.JSON else "multipart/form-data"
+    request = operation["requestBody"]["content"][media_type]["schema"]["$ref"]
     content = operation["responses"]["200"]["content"]
     response = content["application/json"]["schema"]["$ref"]
     assert request.endswith(f"/{row.request_schema}")
@@ -103,7 +116,8 @@ async def test_the_simulated_engine_answers_it(row: Endpoint) -> None:
     try:
         exchange = Exchange()
         JOURNAL.set(Silent())
-        await exchange.run(engine, "POST", row.path, json.dumps(body(row)).encode())
+        raw, content_type = raw_body(row)
+        await exchange.run(engine, "POST", row.path, raw, content_type=content_type)
         assert exchange.status == 200, bytes(exchange.body)
         schema = {"$ref": f"#/components/schemas/{row.response_schema}"}
         described = schema | {"components": {"schemas": SCHEMAS}}

@@ -36,6 +36,8 @@ class SlotSnapshot(NamedTuple):
     draining: bool = False
     isolated: bool = False
     """It runs suspects, or finishes its jobs to run them."""
+    paused: str = ""
+    """Why an operator has it claim nothing, in words; empty if none has."""
 
 
 class SuspectSnapshot(NamedTuple):
@@ -80,7 +82,7 @@ class ClaimDecision:
 
 def free_slots(now: SlotSnapshot) -> int:
     """Slots that new jobs may have now. Called at every engine step."""
-    if now.draining or now.isolated or now.kv_usage > now.kv_high_watermark:
+    if now.draining or now.isolated or now.paused or now.kv_usage > now.kv_high_watermark:
         return 0
     return max(0, now.slots - now.unfinished - now.starting)
 
@@ -90,6 +92,8 @@ def decide(now: SlotSnapshot, claimers: int = 1) -> ClaimDecision:
     free = free_slots(now)
     if now.draining:
         return ClaimDecision(0, WorkerState.DRAINING, "draining: claims nothing")
+    if now.paused:
+        return ClaimDecision(0, WorkerState.PAUSED, f"{now.paused}: claims nothing")
     if now.isolated:
         return ClaimDecision(0, WorkerState.BUSY, "runs suspects alone: claims nothing else")
     if now.slots <= now.unfinished + now.starting:

@@ -92,8 +92,11 @@ class Claimer:
         self._backoff.reset()
         for job in jobs:
             self._start(job)
-        if len(jobs) < decision.count and not self._stopped:  # no more jobs are queued
-            await self._wait_for_wake_up()
+        if len(jobs) < decision.count and not self._stopped:
+            if self._consumer.held_back:  # until a running adapter has no jobs left
+                await self._wait_for_change()
+            else:  # no more jobs are queued
+                await self._wait_for_wake_up()
 
     async def _wait_for_change(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,5 @@
-"""The worker's control channel: jobs that Redis has assigned to it, and jobs that were ended.
+"""The worker's control channel: jobs that Redis has assigned to it, jobs that were ended, and
+operator calls.
 
 A job that finds an advertised slot is leased by the script that submits it and published here; all
 other jobs are claimed (claimer.py). Messages are lost while the subscription is not connected.
@@ -44,6 +45,8 @@ class ControlChannel:
         known_jobs: Callable[[], Iterable[str]],
         malformed: MalformedValues,
     ) -> None:
+        self.operate: Callable[[str, str, bytes], None] = lambda *_: None
+        """Called with id, action and options of each operator call; calls may be repeated."""
         self._queue = queue
         self._advertised_slots = advertised_slots
         self._pool = pool
@@ -60,6 +63,8 @@ class ControlChannel:
             kind, parts = decode_control(message)
             jobs = parse_jobs(*parts) if kind is ControlKind.JOBS else []
             ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
+            if kind is ControlKind.OPERATE:
+                self.operate(parts[0].decode(), parts[1].decode(), parts[2])
         except Exception as error:
             # Jobs in it are returned to the queue when their leases expire.
             self._malformed.skip("control message", f"{len(message)} bytes", error)

@@ -141,12 +141,15 @@ class Isolation:
             if not self.isolated:
                 log.info("claims nothing but suspects of %s", self._pool)
                 self.isolated = True
-                await self._withdraw()
+                await self.withdraw()
         elif self.isolated and not now.unproven:
             await self._end()
 
-    async def _withdraw(self) -> int:
-        """Withdraw all advertised slots; returns how many jobs may still be on their way."""
+    async def withdraw(self) -> int:
+        """Withdraw all advertised slots; returns how many jobs may still be on their way.
+
+        Raises redis' errors.
+        """
         in_flight = 0
         for shard in range(self._queue.shards):
             in_flight += (await self._acquire(shard, 0)).in_flight
@@ -155,7 +158,7 @@ class Isolation:
     async def _take(self) -> bool:
         """Start a suspect. False if there is none, or other jobs are still on their way."""
         # A script reads one shard; jobs may be on their way from others.
-        if self._queue.shards > 1 and await self._withdraw():
+        if self._queue.shards > 1 and await self.withdraw():
             return False
         for shard in range(self._queue.shards):
             job = (await self._acquire(shard, 1)).job

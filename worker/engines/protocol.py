@@ -1,8 +1,9 @@
 """The interface between the worker and its engine.
 
-An engine is an ASGI application that serves vLLM's routes, plus three things that a queue worker
-needs and HTTP does not provide: the free capacity, a callback at the end of each step of the
-continuous batch, and the token ids of every delta. vLLM (`vllm/`) and the simulated engine
+An engine is an ASGI application that serves vLLM's routes, those for operators (LoRA, sleep,
+caches, profiler) too, plus three things that a queue worker needs and HTTP does not provide: the
+free capacity, a callback at the end of each step of the continuous batch, and the token ids of
+every delta. vLLM (`vllm/`) and the simulated engine
 (`simulated/`) implement it; `tests/e2e/test_engine_conformance.py` runs on both.
 """
 
@@ -26,6 +27,8 @@ class Capacity:
     """Size of the KV cache, in tokens."""
     max_model_len: int
     """Longest prompt and answer together, in tokens."""
+    max_loras: int = 0
+    """LoRA adapters in one step; 0: the engine takes none."""
 
 
 class Load(NamedTuple):

@@ -7,7 +7,6 @@ them, after a comparison with the log.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -17,11 +16,11 @@ from typing import Any
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.job_log import Delta, Entry, Prompt, read_journal
 from worker.engines.protocol import Generated, Logprobs, Past
+from worker.publish.repeated_event import comparable, parsed
 from worker.publish.repeated_ids import RepeatedIds
 
 _INDEX = re.compile(rb'"choices": ?\[\{"index": ?(\d+)')
 _CREATED = re.compile(rb'"created(?:_at)?": ?\d+')
-_DATA = b"data: "
 
 
 class UnusableLog(Exception):
@@ -139,7 +138,7 @@ class SentChunks:
         if chunk != expected:
             self._ids.learn(chunk, expected)
             chunk = self._ids.replaced(chunk)
-        if chunk != expected and _comparable(chunk) != _comparable(expected):
+        if chunk != expected and comparable(chunk) != comparable(expected):
             raise ContinuationDiffers(
                 f"chunk {self._n_repeated[choice]} of choice {choice} is another one than was sent"
             )
@@ -158,34 +157,6 @@ def _choice_of(chunk: bytes) -> int | None:
     found = _INDEX.search(chunk)
     if found:
         return int(found[1])
-    choices = _parsed(chunk).get("choices")
+    choices = parsed(chunk).get("choices")
     index = choices[0].get("index") if choices else None
     return index if isinstance(index, int) else None
-
-
-def _parsed(chunk: bytes) -> dict[str, Any]:
-    """The JSON object of an event; empty if it has none."""
-    try:
-        value = json.loads(chunk.removeprefix(_DATA))
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _comparable(chunk: bytes) -> object:
-    """What is the same in a chunk that is made twice.
-
-    Not the ids of tool calls, which are random, and not what is the worker's rather than the
-    answer's: its fingerprint, and how much of the prompt it had cached.
-    """
-    value = _parsed(chunk)
-    if not value:
-        return chunk
-    value.pop("system_fingerprint", None)
-    if value.get("usage"):
-        value["usage"].pop("prompt_tokens_details", None)
-    for choice in value.get("choices") or ():
-        for call in (choice.get("delta") or {}).get("tool_calls") or ():
-            if call.get("id"):
-                call["id"] = ""
-    return value

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from shared.protocol.response_id import response_id
+from shared.protocol.response_opening import opening
 from shared.protocol.response_options import ResponseOptions
 
 _CHANGED = tuple(
@@ -30,10 +31,12 @@ def with_response_id(body: bytes, job_id: str) -> bytes:
 class ResponseEdit:
     """See `AnswerEdit`. `tier`: the service tier that serves the request; empty: none is named."""
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_fields", "_opening")
 
-    def __init__(self, body: bytes, tier: str) -> None:
-        self._fields = ResponseOptions.of_body(body).shown()
+    def __init__(self, job_id: str, body: bytes, tier: str) -> None:
+        options = ResponseOptions.of_body(body)
+        self._fields = options.shown()
+        self._opening = opening(job_id, body) if options.background else b""
         if tier:
             self._fields["service_tier"] = tier
 
@@ -41,6 +44,8 @@ class ResponseEdit:
         """See `AnswerEdit.chunk`."""
         if not data.startswith(_CHANGED):
             return data
+        if self._opening and data.startswith(_CHANGED[0]):
+            return self._opening  # as the gateway has sent it
         _, _, raw = data.partition(_DATA)
         try:
             event = json.loads(raw)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 
+from worker.publish.error_event import is_error
+
 _NAME = b'"service_tier"'
 _SERVED_AS = {"auto": "default", "default": "default", "flex": "flex", "priority": "priority"}
 _END_OF_CHUNK = b"}\n\n"
-_ERROR_CHUNK = b'data: {"error"'
 
 
 def requested_tier(body: bytes) -> str:
@@ -43,7 +44,7 @@ def chunk_end(tier: str) -> bytes:
 
 def with_chunk_end(data: bytes, end: bytes) -> bytes:
     """Server-sent events, each of which ends with its JSON object, with this end; not errors."""
-    return data if data.startswith(_ERROR_CHUNK) else data.replace(_END_OF_CHUNK, end)
+    return data if is_error(data) else data.replace(_END_OF_CHUNK, end)
 
 
 class TierEdit:

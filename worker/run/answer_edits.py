@@ -22,5 +22,5 @@ def answer_edit(job: LeasedJob, endpoint: Endpoint | None) -> AnswerEdit | None:
         return None
     tier = requested_tier(job.body) if endpoint.policy.service_tier else ""
     if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
-        return ResponseEdit(job.body, tier)
+        return ResponseEdit(job.id, job.body, tier)
     return TierEdit(tier) if tier else None

@@ -55,6 +55,8 @@ class Exchange:
         path: str,
         body: bytes = b"",
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        content_type: bytes = b"application/json",
+        query: bytes = b"",
     ) -> Awaitable[None]:
         """Call the application; the result is done when it returns, and raises what it raises."""
         scope: dict[str, Any] = {
@@ -65,11 +67,11 @@ class Exchange:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "root_path": "",
             "headers": [
                 (b"host", b"worker"),
-                (b"content-type", b"application/json"),
+                (b"content-type", content_type),
                 (b"content-length", str(len(body)).encode()),
                 *headers,
             ],

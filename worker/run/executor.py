@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp
 
@@ -22,6 +22,7 @@ from shared.platform.redis_client import RedisError
 from shared.protocol.job import LeasedJob
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
+from worker.claim.adapter_queues import AdapterQueues
 from worker.claim.admission import ClaimDecision
 from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.claimer import Claimer
@@ -37,6 +38,9 @@ from worker.run.slots import SlotAccounting
 from worker.run.totals import WorkTotals
 
 log = logging.getLogger("flotilla.executor")
+
+_IN_FLIGHT_S = 0.05
+_IN_FLIGHT_CHECKS = 20
 
 
 class Executor:
@@ -62,8 +66,15 @@ class Executor:
         self.runs: dict[str, JobRun] = {}
         self.totals = WorkTotals()
         self.slots = SlotAccounting(engine, self.runs, kv_high_watermark)
+        self.adapter_queues = AdapterQueues(
+            queue, pool, engine.capacity.max_loras, lambda: self.runs
+        )
         self.advertised_slots = AdvertisedSlots(
-            self.slots.free, pool=pool, worker=worker_id, lease_s=lease_s, shards=queue.shards
+            lambda: 0 if self.adapter_queues.names else self.slots.free(),
+            pool=pool,
+            worker=worker_id,
+            lease_s=lease_s,
+            shards=queue.shards,
         )
         self.lease = Lease(
             queue,
@@ -104,12 +115,12 @@ class Executor:
             start=self._start_suspect,
             runs=lambda: {job_id: run.buffer.log_started for job_id, run in self.runs.items()},
             claiming=lambda: sum(claimer.requested for claimer in self._claimers),
-            usable=lambda: not engine.dead,
+            usable=lambda: not (engine.dead or self.slots.paused),
             on_end=self._slots_changed,
         )
+        self._consumers = [self._consumer(index) for index, _ in enumerate(urls)]
         self._claimers = [
-            Claimer(self._consumer(index), self._decide, self._start)
-            for index, _ in enumerate(urls)
+            Claimer(consumer, self._decide, self._start) for consumer in self._consumers
         ]
         self._last_step = time.monotonic()
         engine.on_step = self._on_step
@@ -128,6 +139,7 @@ class Executor:
             worker=self._worker_id,
             lease_s=self._lease_s,
             advertised_slots=self.advertised_slots,
+            adapter_queues=self.adapter_queues,
             on_suspects=self.isolation.suspects_found,
         )
 
@@ -263,6 +275,28 @@ class Executor:
             self.publisher.sending_since,
             self.lease.renewed_at,
         )
+
+    # --- operators ---
+
+    async def pause(self, reason: str) -> None:
+        """Claim nothing until `resume`; running jobs go on. Raises redis' errors."""
+        self.slots.paused = reason
+        for _ in range(_IN_FLIGHT_CHECKS):
+            if not await self.isolation.withdraw():
+                return
+            await asyncio.sleep(_IN_FLIGHT_S)  # jobs that were assigned before are on their way
+
+    def resume(self) -> None:
+        """Claim again."""
+        self.slots.paused = ""
+        self._slots_changed()
+
+    async def read_adapter_queues(self, names: Iterable[str]) -> None:
+        """Claim from these adapter queues, too, and from no others. Raises redis' errors."""
+        if self.adapter_queues.set_names(names):
+            for consumer in self._consumers:
+                await consumer.wake()
+            self._slots_changed()
 
     # --- shutdown ---
 

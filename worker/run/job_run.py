@@ -14,8 +14,11 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from shared.api.endpoint import BodyKind, Endpoint, ErrorStyle
 from shared.api.endpoints import ENDPOINTS
+from shared.api.error_shapes import as_anthropic, as_anthropic_event, error_style
 from shared.api.errors import AnswerTooLarge, UnknownRoute
+from shared.api.multipart import content_type_of
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
 from shared.protocol.result import MAX_RESULT_BYTES, JobResult
@@ -23,6 +26,7 @@ from shared.protocol.states import JobEvent, JobState, after
 from worker.engines.protocol import JOURNAL, Engine
 from worker.publish.answer_edit import EditedOutputBuffer
 from worker.publish.continued_output import ContinuedOutputBuffer
+from worker.publish.error_event import is_error
 from worker.publish.output_buffer import OutputBuffer
 from worker.publish.publisher import Publisher
 from worker.run.answer_edits import answer_edit, engine_body
@@ -31,7 +35,6 @@ from worker.run.resume import LogQueue, continue_from_log, give_up
 
 log = logging.getLogger("flotilla.job")
 
-_ERROR_CHUNK = b'data: {"error"'
 # In an error chunk: the request's own fault, as a hook that refuses its answer says.
 _REFUSED = b'"type": "invalid_request_error"'
 # How long the engine may take to end an aborted request before its task is cancelled.
@@ -165,6 +168,7 @@ class JobRun:
                 self._endpoint.path,
                 engine_body(self.job, self._endpoint),
                 (request_id,),
+                self._content_type(self._endpoint),
             )
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
@@ -180,18 +184,24 @@ class JobRun:
             self._task = None
         return None
 
+    def _content_type(self, endpoint: Endpoint) -> bytes:
+        with_file = endpoint.body is BodyKind.MULTIPART
+        return content_type_of(self.job.body) if with_file else b"application/json"
+
     def _cancel(self) -> None:
         if self._task is not None:
             self._cancelled_by_timer = True
             self._task.cancel()
 
     def _on_chunk(self, data: bytes) -> None:
-        if data.startswith(_ERROR_CHUNK):
+        if is_error(data):
             # vLLM reports the death of its engine as an error inside the stream. The client does
             # not get that: another worker may still answer.
             if self._engine.dead:
                 self.abort(release=True)
             self._failed = "rejected" if _REFUSED in data else "engine_error"
+            if error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
+                data = as_anthropic_event(data)
         if self.buffer.discarded:
             return
         if not self._first_chunk_seen:
@@ -219,6 +229,8 @@ class JobRun:
             body = too_large.to_openai()
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
         code = self._failed or code
+        if code and body and error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
+            body = as_anthropic(body, status)
         if self._edit and not code and body:
             body = self._edit.whole(body)
         return JobResult(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import secrets
 import socket
@@ -22,6 +21,8 @@ from typing import Any
 from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.types import ASGIApp
 
+from shared.fleet.desired_pool import DesiredPools
+from shared.fleet.operation_answers import OperationAnswers
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import Registry
 from shared.platform import logs
@@ -38,10 +39,13 @@ from worker.claim.lease import LeaseRenewer
 from worker.engines.protocol import Engine
 from worker.hooks.hooked_app import HookedApp
 from worker.hooks.loading import load_hooks
-from worker.run.asgi import Exchange
+from worker.run.adapters import Adapters
+from worker.run.desired_state import DesiredState
 from worker.run.drain import Drain, release_all
+from worker.run.engine_call import model_cards
 from worker.run.executor import Executor
 from worker.run.health import HealthServer
+from worker.run.operations import Operations
 from worker.run.registration import LOADING_EXPIRY_S, Registration, WorkerIdTaken
 from worker.run.stalls import Stalled
 from worker.run.start_limit import StartTimeout, start_limit
@@ -154,7 +158,7 @@ class Worker:
         engine, registration = self._engine, self._registration
         gc.collect()
         gc.freeze()  # exclude what loading created from later collections
-        registration.models = await self._model_cards()
+        registration.models = await model_cards(engine)
         registration.pool = self._pool.model_copy(
             update={"served_model_name": registration.models[0]["id"]}
         ).name
@@ -163,7 +167,9 @@ class Worker:
         await registration.reserve_id()
         # Before the worker is ready: clients may ask for the model as soon as it is.
         await registration.register_models()
-        executor = self._executor = registration.executor = self._make_executor(registration.pool)
+        executor = self._make_executor(registration.pool)
+        operations, desired = await self._prepare_operations(executor)
+        self._executor = registration.executor = executor
         subscriptions = ControlSubscriptions(
             self._queue.servers,
             self._settings.server_urls,
@@ -178,6 +184,8 @@ class Worker:
         self._spawn(executor.publisher.run())
         self._spawn(LeaseRenewer(executor.lease, self._progressing).run())
         self._spawn(registration.run_heartbeats())
+        self._spawn(operations.run())
+        self._spawn(desired.run())
         servers = self._queue.servers
         monitor = FormatMonitor([servers.primary, *servers.all], self._settings.shards)
         self._spawn(monitor.run())
@@ -218,6 +226,30 @@ class Worker:
         if self._hooks is None:
             return None
         return HookedApp(self._engine, self._hooks, self._metrics.hook_calls)
+
+    async def _prepare_operations(self, executor: Executor) -> tuple[Operations, DesiredState]:
+        """Bring the worker into the state that operators have asked for of its pool.
+
+        Returns what follows their further calls.
+        """
+        primary, pool = self._queue.servers.primary, self._registration.pool
+        adapters = Adapters(self._engine)
+        operations = Operations(
+            self._id, self._engine, executor, adapters, OperationAnswers(primary)
+        )
+        executor.control.operate = operations.receive
+        desired = DesiredState(
+            self._queue, DesiredPools(primary), pool, adapters, executor, operations
+        )
+
+        async def announce(cards: list[dict[str, Any]]) -> None:
+            await self._registration.set_models(cards)
+            await desired.read_adapter_queues_if_possible()
+
+        adapters.on_change = announce
+        await adapters.refresh()
+        await desired.follow_if_possible()
+        return operations, desired
 
     def _progressing(self) -> bool:
         stall_s = self._settings.engine_stall_s
@@ -270,13 +302,6 @@ class Worker:
         if self._executor is None:
             return WorkerState.STARTING, "loads its model"
         return self._executor.decision.state, self._executor.decision.reason
-
-    async def _model_cards(self) -> list[dict[str, Any]]:
-        """The entries of the engine's own /v1/models, adapters included."""
-        exchange = Exchange()
-        await exchange.run(self._engine, "GET", "/v1/models")
-        cards: list[dict[str, Any]] = json.loads(bytes(exchange.body))["data"]
-        return cards
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`; `stop` ends the wait and cancels the work."""

@@ -18,6 +18,7 @@ from typing import Any
 from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, Registry, WorkerInfo
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
+from shared.protocol.adapter_queues import adapter_queue
 from shared.protocol.states import WorkerState
 from shared.protocol.version import FORMAT_VERSION
 from worker.engines.protocol import Engine
@@ -121,6 +122,19 @@ class Registration:
         """As `announce`, but no error if Redis is unavailable: the next heartbeat announces it."""
         with contextlib.suppress(RedisError, OSError):
             await self.announce(expiry_s)
+
+    async def set_models(self, cards: list[dict[str, Any]]) -> None:
+        """Announce these models from now on; an adapter that is gone is not known any more."""
+        gone = self._adapter_queues(self.models) - self._adapter_queues(cards)
+        self.models = cards
+        self._metrics.adapters.set(sum(bool(card.get("parent")) for card in cards))
+        if gone:
+            with contextlib.suppress(RedisError, OSError):
+                await self._registry.forget_queues(gone)
+        await self.register_models()
+
+    def _adapter_queues(self, cards: list[dict[str, Any]]) -> set[str]:
+        return {adapter_queue(self.pool, card["id"]) for card in cards if card.get("parent")}
 
     async def register_models(self) -> None:
         """Make the models known to the gateways, if Redis is available; heartbeats repeat it."""

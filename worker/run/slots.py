@@ -26,6 +26,8 @@ class SlotAccounting:
         self._slots = engine.capacity.max_num_seqs
         self._starting: list[JobRun] = []  # those that may not have reached the engine yet
         self.draining = False
+        self.paused = ""
+        """Why an operator has the worker claim nothing, in words; empty if none has."""
         self.isolation: Isolation | None = None
 
     def add(self, run: JobRun) -> None:
@@ -56,6 +58,7 @@ class SlotAccounting:
             kv_high_watermark=self._kv_high_watermark,
             draining=self.draining or self._engine.dead,
             isolated=self.isolation is not None and self.isolation.isolated,
+            paused=self.paused,
         )
 
     def _is_starting(self, run: JobRun) -> bool:

@@ -27,12 +27,19 @@ class GatewaySettings(BaseModel):
     )
     api_keys_file: Path | None = Field(None, description="the same, one a line")
     admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="API keys of operators, written alike: only these may use /admin/dead"
+        (),
+        description="API keys of operators, written alike: only these may use /admin and vLLM's "
+        "routes for operators",
     )
     default_model: str = Field(
         "", description="for requests that name no model; empty: the only one, if there is one"
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
+    max_upload_bytes: int = Field(
+        26 << 20,
+        ge=1024,
+        description="size limit of a form with a file (audio); it waits in Redis with its job",
+    )
     max_body_values: int = Field(
         1_000_000,
         ge=1000,
@@ -113,6 +120,13 @@ class GatewaySettings(BaseModel):
         900.0, ge=1, description="how long the finished job of a /v1 call is kept"
     )
 
+    operation_timeout_s: float = Field(
+        120.0,
+        gt=0,
+        le=3600,
+        description="time for all workers of a pool to answer an operator call, as the load of an "
+        "adapter; a worker that takes longer still does it",
+    )
     response_ttl_s: float = Field(
         172_800.0, ge=1, description="how long a stored response of /v1/responses is kept"
     )

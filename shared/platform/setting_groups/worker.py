@@ -34,8 +34,8 @@ class WorkerSettings(BaseModel):
     grammar_timeout_s: float = Field(
         4.0,
         gt=0,
-        le=8,
-        description="time for compiling one request's grammar (schema, regex, choice, ...)",
+        le=4,
+        description="CPU time for compiling one request's grammar (schema, regex, choice, ...)",
     )
     grammar_memory_bytes: int = Field(512 << 20, ge=1 << 20, description="memory for the same")
     max_prompt_logprobs: int = Field(
@@ -59,6 +59,7 @@ class SimulatedEngineSettings(BaseModel):
     sim_prefill_us_per_token: float = Field(20.0, ge=0)
     sim_step_ms: float = Field(10.0, ge=0, description="shortest step")
     sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
+    sim_max_loras: int = Field(4, ge=0, description="LoRA adapters in one step; 0: takes none")
     sim_faults: str = Field(
         "", description="faults by name, see worker/engines/simulated/engine.py"
     )

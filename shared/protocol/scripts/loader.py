@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shared.protocol import keys
+from shared.protocol.adapter_queues import ADAPTER_MARK
 from shared.protocol.frames import ControlKind, FrameKind
 from shared.protocol.lanes import CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
 from shared.protocol.record import LastLease, Request
@@ -68,6 +69,7 @@ def _tables() -> str:
         "RETRY_LANE": f"'{RETRY_LANE}'",
         "SUSPECT_LANE": f"'{SUSPECT_LANE}'",
         "SUSPECT_FROM": str(SUSPECT_FROM),
+        "ADAPTER_MARK": f"'{ADAPTER_MARK}'",
         "CLIENT_LANES": _lua_list(CLIENT_LANES),
         "IS_CLIENT_LANE": _lua_table((lane, "true") for lane in CLIENT_LANES),
         "REQUEST": _lua_list(Request._fields),

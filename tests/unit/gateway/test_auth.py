@@ -16,6 +16,7 @@ from gateway.http.auth import (
     Authenticator,
     Peer,
     WrongKeys,
+    authorizations_in,
     source_of,
     tenant_of,
 )
@@ -70,6 +71,35 @@ def test_any_other_header_is_unauthorized(headers: list[bytes]) -> None:
         tenant_of(headers, TENANTS)
     assert "sk-1" not in str(caught.value)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"x-api-key", b"sk-1")],
+        [(b"x-api-key", b" sk-1 "), (b"accept", b"*/*")],
+        [(b"authorization", b"Bearer sk-1"), (b"x-api-key", b"sk-1")],
+        [(b"x-api-key", b"sk-1"), (b"authorization", b"Bearer sk-1")],
+    ],
+)
+def test_x_api_key_counts_as_a_bearer_token(headers: list[tuple[bytes, bytes]]) -> None:
+    assert tenant_of(authorizations_in(headers), TENANTS) == "alice"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"x-api-key", b"")],
+        [(b"x-api-key", b"sk-2")],
+        [(b"x-api-key", b"Bearer sk-1")],
+        [(b"x-api-key", b"sk-1"), (b"x-api-key", b"sk-1")],
+        [(b"x-api-key", b"sk-1"), (b"authorization", b"Bearer sk-2")],
+        [(b"authorization", b"Bearer sk-1"), (b"authorization", b"Bearer sk-1")],
+    ],
+)
+def test_other_keys_or_two_of_them_are_unauthorized(headers: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(Unauthorized):
+        tenant_of(authorizations_in(headers), TENANTS)
 
 
 @pytest.mark.parametrize("headers", [[], [b"Bearer whatever"], [b"nonsense", b"twice"]])

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gateway.http import sse
+from shared.api.endpoint import ErrorStyle
 from shared.api.errors import WorkerLost
 
 
@@ -20,6 +21,14 @@ def test_an_error_is_openais_object_without_done() -> None:
     assert event.count(b"\n") == 2
     assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "worker_lost"
     assert b"[DONE]" not in event
+
+
+def test_an_error_for_anthropics_sdk_is_a_named_event() -> None:
+    event = sse.error(WorkerLost("gone"), ErrorStyle.ANTHROPIC)
+    name, data, *rest = event.split(b"\n")
+    assert (name, rest) == (b"event: error", [b"", b""])
+    error = json.loads(data.removeprefix(b"data: "))["error"]
+    assert error == {"type": "api_error", "message": "gone", "code": "worker_lost"}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,7 @@ def test_an_event_has_a_name_one_line_of_data_and_an_id_if_given(
         (b"data: 1\n\ndata: 2\n\n", [b"1", b"2"]),
         (b'data: {"a":"\\n\\n"}\n\ndata: [DONE]\n\n', [b'{"a":"\\n\\n"}', b"[DONE]"]),
         (b"data: data: x\n\n", [b"data: x"]),
+        (b"event: a\ndata: 1\n\ndata: 2\n\nevent: b\ndata: 3\n\n", [b"1", b"2", b"3"]),
     ],
 )
 def test_a_chunk_is_split_into_the_data_of_its_events(chunk: bytes, data: list[bytes]) -> None:

@@ -114,9 +114,9 @@ class Bench:
         watched: bool = False,
         **body: Any,
     ) -> JobRun:
-        given: dict[str, Any] = {"prompt": "hello", "input": "hello"}
-        if endpoint == CHAT:
-            given = {"messages": MESSAGES}
+        given: dict[str, Any] = {"messages": MESSAGES}
+        if endpoint in ("/v1/completions", "/v1/responses"):
+            given = {"prompt": "hello", "input": "hello"}
         raw = json.dumps(given | body).encode()
         stream = body.get("stream", False)
         job = LeasedJob(

@@ -29,7 +29,7 @@ from worker.engines.simulated.generation import TOKENS
 from worker.publish.continuation import ContinuationDiffers, SentChunks
 from worker.run.job_run import Outcome
 
-COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
+COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/responses"
 SHORT = {"max_tokens": 9, "ignore_eos": True}
 SEVERAL = {"endpoint": COMPLETIONS, "prompt": ["one", "two", "three"], "seed": 4}
 USAGE = {"include_usage": True}
@@ -57,12 +57,15 @@ CLASSES: dict[str, dict[str, Any]] = {
     },
     "stop string, n": {"stop": "STOP", "max_tokens": 20, "n": 2, "ignore_eos": True},
 }
+ANTHROPIC = {"endpoint": MESSAGES, "model": "simulated", "max_tokens": 9}
 STREAM_OPTIONS: dict[str, dict[str, Any]] = {
     "": {},
     "usage": {"stream_options": USAGE},
     "running usage": {"stream_options": RUNNING_USAGE},
 }
 CASES = [
+    pytest.param(ANTHROPIC, id="messages"),
+    pytest.param({**ANTHROPIC, "stream": True}, id="stream, messages"),
     *(pytest.param({**body}, id=name) for name, body in CLASSES.items()),
     *(
         pytest.param({**body, **options, "stream": True}, id=f"stream, {name}, {with_options}")
@@ -307,6 +310,42 @@ async def test_a_tool_calls_random_id_is_the_one_that_was_sent_first() -> None:
         Repeating([tool_call("call_2", "h"), DONE], 1), {"stream": True}, first.queue.log
     )
     assert (outcome, other.queue.restarted) == (Outcome.LOST, ["job"])
+
+
+def named(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def test_what_is_random_in_anthropics_events_may_differ() -> None:
+    def events(by: str, n_cached: int) -> list[bytes]:
+        usage = {"input_tokens": 9 - n_cached, "cache_read_input_tokens": n_cached}
+        block = {"type": "tool_use", "id": f"call_{by}", "name": "f", "input": {}}
+        signature = {"type": "signature_delta", "signature": by}
+        return [
+            named("message_start", message={"id": "job", "usage": usage}),
+            named("content_block_start", content_block=block, index=0),
+            named("content_block_delta", delta=signature, index=1),
+            named("message_delta", delta={"stop_reason": "tool_use"}, usage=usage),
+            named("message_stop"),
+        ]
+
+    sent = SentChunks(events("a", 0))
+    assert [sent.unsent(event) for event in events("b", 4)] == [None] * 5
+    sent.check_all_made()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        named("content_block_delta", delta={"type": "text_delta", "text": "b"}, index=0),
+        named("content_block_delta", delta={"type": "text_delta", "text": "a"}, index=1),
+        named("content_block_stop", index=0),
+    ],
+)
+def test_other_events_of_anthropics_are_another_answer(other: bytes) -> None:
+    sent = named("content_block_delta", delta={"type": "text_delta", "text": "a"}, index=0)
+    with pytest.raises(ContinuationDiffers):
+        SentChunks([sent]).unsent(other)
 
 
 def test_what_is_the_workers_and_not_the_answers_may_differ() -> None:

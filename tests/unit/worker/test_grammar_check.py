@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import os
 import signal
 import time
@@ -39,9 +40,12 @@ def prepare() -> Try:
         what = grammar["regex"]
         if what == "wrong":
             return "it is wrong", ""
-        if what.startswith("hang"):
+        if what.startswith("sleep"):
             time.sleep(60)
+        while what.startswith("hang"):
+            pass
         if what == "crash":
+            faulthandler.disable()  # it would print all threads first
             ctypes.string_at(0)
         if what == "exit":
             os._exit(3)
@@ -84,6 +88,7 @@ async def test_grammars_that_can_be_used_and_one_that_is_wrong(checker: GrammarC
         ("raise", "failed"),
         ("memory", "memory"),
         ("hang", "1 s"),
+        ("sleep", "1 s"),
     ],
 )
 async def test_a_grammar_that_ends_its_process_or_never_ends(
@@ -108,7 +113,7 @@ async def test_grammars_that_never_end_do_not_hold_up_others_for_long(
     assert not hanging[0].done()
     began = time.monotonic()
     await asyncio.gather(*hanging, *(refusal(checker, f"hang, too {i}") for i in range(CHILDREN)))
-    assert time.monotonic() - began < 5 * TIMEOUT_S
+    assert time.monotonic() - began < 9
 
 
 async def test_the_engine_uses_the_library_of_its_first_grammar(checker: GrammarChecker) -> None:

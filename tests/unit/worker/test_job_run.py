@@ -124,6 +124,29 @@ async def test_a_request_that_the_engine_refuses_fails_with_the_engines_error(
     assert bench.queue.log == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engines_error_for_a_message_has_anthropics_shape(
+    start: Start, stream: bool
+) -> None:
+    bench = await start()
+    run = bench.run(endpoint="/v1/messages", model="simulated", stream=stream, max_tokens="many")
+    assert await run.execute() is Outcome.FINISHED
+    answer = bench.queue.answer
+    assert (answer.event, answer.error_code, answer.status) == (JobEvent.FAIL, "rejected", 400)
+    body = json.loads(answer.body)
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+    assert "max_tokens" in body["error"]["message"]
+
+
+async def test_a_message_is_not_given_a_service_tier(start: Start) -> None:
+    fields = {"model": "simulated", "max_tokens": 3, "service_tier": "auto"}
+    for stream in (False, True):
+        bench = await start()
+        await bench.run(endpoint="/v1/messages", stream=stream, **fields).execute()
+        assert b"service_tier" not in bench.queue.sent + bench.queue.answer.body
+
+
 async def respond(send: Send, body: bytes, *headers: tuple[bytes, bytes]) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [*headers]})
     await write(send, body, more=False)
@@ -207,9 +230,13 @@ async def test_a_job_that_ended_otherwise_in_redis_is_lost(start: Start) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_dying_engine_ends_no_job_and_sends_no_error(start: Start, stream: bool) -> None:
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/messages"])
+async def test_a_dying_engine_ends_no_job_and_sends_no_error(
+    start: Start, stream: bool, endpoint: str
+) -> None:
     bench = await start(sim_faults="die_after_steps=3")
-    run = bench.run(stream=stream, max_tokens=100, ignore_eos=True)
+    fields = {"model": "simulated", "max_tokens": 100, "ignore_eos": True}
+    run = bench.run(endpoint=endpoint, stream=stream, **fields)
     assert await run.execute() is Outcome.RELEASE
     assert bench.engine.dead
     assert bench.queue.ended == []
@@ -240,6 +267,35 @@ async def test_an_error_in_the_stream_of_a_living_engine_is_passed_on_and_fails_
     answered = bench.queue.answer
     assert (answered.event, answered.error_code) == (JobEvent.FAIL, "engine_error")
     assert answered.status == 200
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (b'event: error\ndata: {"type":"error","error":{"message":"m"}}\n\n', "api_error"),
+        (b'data: {"error": {"message": "m", "type": "InternalServerError"}}\n\n', "api_error"),
+        (
+            b'data: {"error": {"message": "m", "type": "invalid_request_error"}}\n\n',
+            "invalid_request_error",
+        ),
+    ],
+)
+async def test_an_error_in_the_stream_of_a_message_fails_the_job(
+    start: Start, event: bytes, kind: str
+) -> None:
+    async def answer(receive: Receive, send: Send) -> None:
+        await open_stream(send)
+        await write(send, b'event: message_start\ndata: {"type": "message_start"}\n\n')
+        await write(send, event, more=False)
+
+    bench = await start(Application(answer))
+    assert await bench.run(endpoint="/v1/messages", stream=True).execute() is Outcome.FINISHED
+    name, data = bench.queue.sent.split(b"\n\n")[1].split(b"\n")
+    assert name == b"event: error"
+    error = {"type": kind, "message": "m"}
+    assert json.loads(data.removeprefix(b"data: ")) == {"type": "error", "error": error}
+    code = "rejected" if kind == "invalid_request_error" else "engine_error"
+    assert bench.queue.answer.error_code == code
 
 
 async def raise_at_once(receive: Receive, send: Send) -> None:

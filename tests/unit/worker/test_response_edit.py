@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shared.protocol.response_opening import opening
 from shared.protocol.response_options import ResponseOptions
 from worker.publish.continuation import ContinuationDiffers, SentChunks
 from worker.publish.response_edit import ResponseEdit, with_response_id
@@ -26,7 +27,7 @@ def parsed(chunk: bytes) -> tuple[str, Any]:
 
 
 def edit(tier: str = "", **options: Any) -> ResponseEdit:
-    return ResponseEdit(ResponseOptions(**options).prefix() + b'"input":"x"}', tier)
+    return ResponseEdit(JOB, ResponseOptions(**options).prefix() + b'"input":"x"}', tier)
 
 
 def test_vllm_names_the_response_by_its_job() -> None:
@@ -51,7 +52,7 @@ def test_an_incomplete_response_ends_with_its_own_event() -> None:
 
 def test_what_the_client_asked_for_is_shown() -> None:
     asked = edit("flex", background=True, previous_response_id="resp_0", created_at=9)
-    for name in ("response.created", "response.in_progress", "response.completed"):
+    for name in ("response.in_progress", "response.completed"):
         shown_name, data = parsed(asked.chunk(event(name, status="completed", é="ü")))
         assert shown_name == data["type"] == name
         assert data["response"]["é"] == "ü"
@@ -64,6 +65,20 @@ def test_what_the_client_asked_for_is_shown() -> None:
     assert whole["background"] is True
     for other in (b"null", b"[1]", b"text", b'{"object":"other"}'):
         assert asked.whole(other) == other
+
+
+def test_the_first_event_of_a_background_response_is_the_gateways() -> None:
+    members = b'"model":"m","temperature":0.5'
+    options = ResponseOptions(background=True, created_at=9, fields_bytes=len(members))
+    body = options.prefix() + members + b', "input": "x"}'
+    made = ResponseEdit(JOB, body, "").chunk(event("response.created", status="in_progress"))
+    assert made == opening(JOB, body)
+    name, data = parsed(made)
+    assert name == data["type"] == "response.created"
+    response = data["response"]
+    assert (response["id"], response["status"]) == ("resp_" + JOB[4:], "queued")
+    assert (response["model"], response["temperature"], response["tools"]) == ("m", 0.5, [])
+    assert response["created_at"] == 9
 
 
 def item_event(item_id: str, text: str, number: int) -> bytes:

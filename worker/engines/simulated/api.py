@@ -19,9 +19,17 @@ from shared.api.endpoints import ENDPOINTS
 from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings
 from worker.engines.protocol import Capacity
+from worker.engines.simulated import operator_api
+from worker.engines.simulated.audio_response import AudioResponse, read_form
 from worker.engines.simulated.chat_response import BatchChatResponse, ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
+from worker.engines.simulated.messages_response import (
+    CountTokensBody,
+    MessagesBody,
+    MessagesResponse,
+    count_tokens,
+)
 from worker.engines.simulated.pooling_api import POOLING, Call, invocation
 from worker.engines.simulated.pooling_response import PoolingResponse
 from worker.engines.simulated.request import (
@@ -36,7 +44,11 @@ from worker.engines.simulated.response_request import ResponseBody
 from worker.engines.simulated.responses_response import ResponsesResponse
 
 _OWN_ROUTES = {"/v1/models": "GET", "/health": "GET"}
-_ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES
+_AUDIO_TASKS = {
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "translation",
+}
+_ROUTES = {row.path: "POST" for row in ENDPOINTS.values()} | _OWN_ROUTES | operator_api.ROUTES
 
 
 class Generator(Protocol):
@@ -77,7 +89,9 @@ class Answer(Protocol):
 class AnyBody(Protocol):
     """The field that all requests have."""
 
-    model: str | None
+    @property
+    def model(self) -> str | None:
+        """The model's name; None: the engine's only one."""
 
 
 class SimulatedApi:
@@ -88,11 +102,14 @@ class SimulatedApi:
         self._names = split_names(settings.served_model_name) or [self._root]
         self._name = self._names[0]
         self._engine = engine
-        self._responses: dict[str, Callable[[Headers, bytes], Answer]] = {
+        self._operators = operator_api.OperatorApi(self._names, settings.sim_max_loras)
+        self._responses: dict[str, Callable[[Headers, bytes], Answer | Response]] = {
             "/v1/chat/completions": self._chat_response,
             "/v1/chat/completions/batch": self._batch_chat_response,
             "/v1/completions": self._completion_response,
             "/v1/responses": self._response,
+            "/v1/messages": self._messages_response,
+            "/v1/messages/count_tokens": self._count_tokens,
             "/invocations": self._invocation,
             **{path: partial(self._pooling_response, respond) for path, respond in POOLING.items()},
         }
@@ -110,6 +127,11 @@ class SimulatedApi:
             response = Response(status_code=503 if self._engine.dead else 200)
         elif scope["path"] == "/v1/models":
             response = JSONResponse(self._models())
+        elif scope["path"] in operator_api.ROUTES:
+            try:
+                response = await self._operators.answer(Request(scope, receive))
+            except RefusedError as refused:
+                response = refused.response
         else:
             await self._generate(scope, receive, send)
             return
@@ -117,8 +139,16 @@ class SimulatedApi:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            raw = await Request(scope, receive).body()
-            answer = self._responses[scope["path"]](Headers(scope=scope), raw)
+            request = Request(scope, receive)
+            raw = await request.body()
+            answer: Answer | Response
+            if scope["path"] in _AUDIO_TASKS:
+                answer = await self._audio_response(request)
+            else:
+                answer = self._responses[scope["path"]](request.headers, raw)
+            if isinstance(answer, Response):  # without a generation
+                await answer(scope, receive, send)
+                return
             generation = answer.generation
             self._engine.submit(generation)
         except RefusedError as refused:
@@ -146,13 +176,13 @@ class SimulatedApi:
         body = parse(CompletionBody, headers.get("content-type", ""), raw)
         response_id = self._check_model(body, headers)
         max_model_len = self._engine.capacity.max_model_len
-        return CompletionResponse(body, response_id, self._name, max_model_len)
+        return CompletionResponse(body, response_id, self._served(body), max_model_len)
 
     def _batch_chat_response(self, headers: Headers, raw: bytes) -> GenerationResponse:
         body = parse(BatchChatBody, headers.get("content-type", ""), raw)
         response_id = self._check_model(body, headers)
         max_model_len = self._engine.capacity.max_model_len
-        return BatchChatResponse(body, response_id, self._name, max_model_len)
+        return BatchChatResponse(body, response_id, self._served(body), max_model_len)
 
     def _pooling_response(
         self, respond: Callable[[Call], PoolingResponse], headers: Headers, raw: bytes
@@ -160,7 +190,7 @@ class SimulatedApi:
         max_model_len = self._engine.capacity.max_model_len
         return respond(Call(headers, raw, self._name, max_model_len, self._check_model))
 
-    def _invocation(self, headers: Headers, raw: bytes) -> Answer:
+    def _invocation(self, headers: Headers, raw: bytes) -> Answer | Response:
         try:
             fields = json.loads(raw)
         except ValueError:
@@ -173,16 +203,40 @@ class SimulatedApi:
         response_id = self._check_model(body, headers)
         body.check_tools()
         max_model_len = self._engine.capacity.max_model_len
-        return ChatResponse(body, response_id, self._name, max_model_len)
+        return ChatResponse(body, response_id, self._served(body), max_model_len)
+
+    def _served(self, body: AnyBody) -> str:
+        """The name that the answer gives the model: an adapter's own."""
+        model = body.model
+        return model if model and model in self._operators.adapters else self._name
 
     def _response(self, headers: Headers, raw: bytes) -> ResponsesResponse:
         body = parse(ResponseBody, headers.get("content-type", ""), raw)
         body.check()
         self._check_model(body, headers)
-        return ResponsesResponse(body, self._name, self._engine.capacity.max_model_len)
+        return ResponsesResponse(body, self._served(body), self._engine.capacity.max_model_len)
+
+    def _messages_response(self, headers: Headers, raw: bytes) -> MessagesResponse:
+        body = parse(MessagesBody, headers.get("content-type", ""), raw)
+        response_id = self._check_model(body, headers)
+        max_model_len = self._engine.capacity.max_model_len
+        return MessagesResponse(body, response_id, self._name, max_model_len)
+
+    def _count_tokens(self, headers: Headers, raw: bytes) -> Response:
+        body = parse(CountTokensBody, headers.get("content-type", ""), raw)
+        self._check_model(body, headers)
+        return count_tokens(body)
+
+    async def _audio_response(self, request: Request) -> AudioResponse:
+        task = _AUDIO_TASKS[request.url.path]
+        async with request.form() as form:
+            body, data = await read_form(form)
+        response_id = self._check_model(body, request.headers)
+        max_model_len = self._engine.capacity.max_model_len
+        return AudioResponse(task, body, data, response_id, self._name, max_model_len)
 
     def _check_model(self, body: AnyBody, headers: Headers) -> str:
-        if body.model and body.model not in self._names:
+        if body.model and body.model not in {*self._names, *self._operators.adapters}:
             names = ", ".join(self._names)
             message = f"The model `{body.model}` does not exist. Valid aliases: {names}."
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
@@ -218,7 +272,11 @@ class SimulatedApi:
             }
             for name in self._names
         ]
-        return {"object": "list", "data": cards}
+        adapters = [
+            cards[0] | {"id": name, "root": path, "parent": self._name, "max_model_len": None}
+            for name, path in self._operators.adapters.items()
+        ]
+        return {"object": "list", "data": [*cards, *adapters]}
 
 
 async def _on_disconnect(receive: Receive, then: Callable[[], None]) -> None:

@@ -60,6 +60,7 @@ class SimulatedEngine:
             max_num_seqs=settings.sim_max_num_seqs,
             kv_cache_tokens=settings.sim_kv_tokens,
             max_model_len=settings.sim_max_model_len,
+            max_loras=settings.sim_max_loras,
         )
         self._batch = Batch(settings.sim_max_num_seqs, settings.sim_kv_tokens)
         self._api = SimulatedApi(settings, self)

@@ -34,6 +34,11 @@ DEFAULTS = {
     # Choices per request: an unbounded `n` blocks the event loop (CVE-2026-34756).
     "VLLM_MAX_N_SEQUENCES": "64",
 }
+# Set only after vLLM was imported: at import they would also make it log tracebacks of all refused
+# requests.
+OPERATOR_ROUTES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""With these vLLM's application has the routes of `shared/api/operator_actions.py`. Nothing else
+reaches them: it is called in this process only."""
 DEMO_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 DEMO_ARGS = (
     "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
@@ -86,6 +91,8 @@ class VllmEngine:
         )
         tasks = await self._engine.get_supported_tasks()
         v.install_collector()
+        for name, value in OPERATOR_ROUTES.items():
+            environment.set_engine_variable(name, value)
         app = v.build_app(args, tasks, self._engine.model_config)
         engine = self._guards.install(app, self._engine, config)
         await v.init_app_state(engine, app.state, args, tasks)
@@ -98,6 +105,7 @@ class VllmEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_tokens=_kv_cache_tokens(config),
             max_model_len=config.model_config.max_model_len,
+            max_loras=config.lora_config.max_loras if config.lora_config else 0,
         )
 
     @property

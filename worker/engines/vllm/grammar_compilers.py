@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -35,13 +36,19 @@ def prepare(config: Any) -> Try:
         except Exception as error:  # vLLM can't use it for this tokenizer either
             log.info("no grammars with %s: %s", name, error)
 
+    def check(params: SamplingParams) -> None:
+        params.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
+
+    with suppress(Exception):  # loads what all children need
+        check(SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True)))
+
     def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
         params = SamplingParams(structured_outputs=StructuredOutputsParams(**grammar))
         structured = params.structured_outputs
         assert structured is not None
         began = time.process_time()
         try:
-            params.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
+            check(params)
         except Exception as error:
             return str(error) or type(error).__name__, ""
         if time.process_time() - began > _MAX_CHECK_S:

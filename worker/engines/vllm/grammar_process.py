@@ -36,6 +36,7 @@ Try = Callable[[dict[str, Any], str], tuple[str, str]]
 CHILDREN = 4
 """Grammars that are tried at once."""
 _NICENESS = 5
+_WALL_TIME = 2.0
 _PROC = Path("/proc/self")
 _MAX_ERROR_CHARS = 2000
 _READ_BYTES = 1 << 16
@@ -45,6 +46,8 @@ class Limits(NamedTuple):
     """Of one child."""
 
     seconds: float
+    """Of CPU time, in all its threads. On a busy machine that takes longer: twice as long at most.
+    """
     memory_bytes: int
 
 
@@ -71,6 +74,7 @@ class _Server:
     def __init__(self, connection: socket.socket, limits: Limits, attempt: Try) -> None:
         self._connection = connection
         self._limits = limits
+        self._too_slow = f"it takes more than {limits.seconds:g} s to compile"
         self._try = attempt
         self._children: dict[int, _Child] = {}  # by the descriptor of the answer
         self._waiting: deque[dict[str, Any]] = deque()
@@ -95,7 +99,7 @@ class _Server:
             now = time.monotonic()
             for fd in [fd for fd, child in self._children.items() if child.deadline <= now]:
                 os.kill(self._children[fd].pid, signal.SIGKILL)
-                self._end(fd, f"it takes more than {self._limits.seconds:g} s to compile")
+                self._end(fd, self._too_slow)
 
     def _receive(self, data: bytes) -> None:
         *lines, self._received = (self._received + data).split(b"\n")
@@ -116,7 +120,7 @@ class _Server:
             finally:
                 os._exit(0)
         os.close(write)
-        deadline = time.monotonic() + self._limits.seconds
+        deadline = time.monotonic() + _WALL_TIME * self._limits.seconds
         self._children[read] = _Child(question["number"], pid, deadline)
         self._selector.register(read, selectors.EVENT_READ)
 
@@ -132,7 +136,9 @@ class _Server:
         child = self._children.pop(fd)
         self._selector.unregister(fd)
         os.close(fd)
-        os.waitpid(child.pid, 0)
+        _, status = os.waitpid(child.pid, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            failure = self._too_slow
         try:
             reply = json.loads(child.answer)
         except ValueError:
@@ -146,6 +152,8 @@ def _limit(limits: Limits, parent: int) -> None:
     if os.getppid() != parent:  # it ended before the request
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
     most = _data_bytes() + limits.memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     with suppress(OSError):  # the first to be killed where memory is short

@@ -37,12 +37,13 @@ class Guards:
 
         `engine`: an AsyncLLM. To be called before the application's first request.
         """
-        from worker.engines.vllm import input_errors, large_texts
+        from worker.engines.vllm import input_errors, large_texts, token_texts
         from worker.engines.vllm.journal import JournalledEngine
         from worker.engines.vllm.request_limits import RequestLimits
 
         input_errors.install(app)
         large_texts.install(engine.renderer)
+        token_texts.install(engine.renderer.tokenizer)
         limits = RequestLimits(
             self._grammars,
             self._settings.max_prompt_logprobs,

@@ -3,11 +3,14 @@
 vLLM takes parts of a body as they are and reads fields of what may be a text, or walks through it
 until Python's stack ends. Its own answer is 500. Before a request has reached the engine, such an
 exception has one cause: the request.
+
+A route that vLLM does not have for this kind of model gets an error in OpenAI's shape, too.
 """
 
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import Any
 
 from worker.engines.protocol import JOURNAL
@@ -20,6 +23,7 @@ _MAX_CHARS = 300
 
 def install(app: Any) -> None:
     """Add the handlers to vLLM's application, before its first request."""
+    from starlette.exceptions import HTTPException
     from starlette.responses import JSONResponse
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
@@ -32,6 +36,13 @@ def install(app: Any) -> None:
         refusal = create_error_response(ValueError(text[:_MAX_CHARS]))
         return JSONResponse(refusal.model_dump(), status_code=refusal.error.code)
 
+    async def no_route(request: Any, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        text = f"This model does not serve {request.url.path}: {error.detail}"
+        refusal = create_error_response(text, f"{status.phrase.replace(' ', '')}Error", status)
+        return JSONResponse(refusal.model_dump(), status_code=status.value)
+
+    app.exception_handler(HTTPException)(no_route)
     for kind in CAUSED_BY_INPUT:
         app.exception_handler(kind)(answer)
     if app.middleware_stack is not None:  # made by a library that adds routes of its own

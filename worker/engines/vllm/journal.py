@@ -38,18 +38,19 @@ from worker.engines.vllm.wide_requests import WideEngine
 
 log = logging.getLogger("flotilla.engine")
 
-# A beam search makes an engine call for each beam and token. They are not the answer's tokens, and
-# none of it is sent before its end: they are not journaled, and a lost search begins again.
-_BEAM = re.compile(r"-beam-\d+$")
+# A beam search makes an engine call for each beam and token, and speech without a language one to
+# detect it. They are not the answer's tokens, and nothing is sent before they have ended: they are
+# not journaled, and made again on another worker.
+_NOT_THE_ANSWER = re.compile(r"-beam-\d+$|-lang_detect$")
 # So many choices enter the engine together, as vLLM does it; of more, each one by itself when there
 # is room for it.
 _AT_ONCE = 8
-# vLLM numbers the calls of a request that may have several prompts; those of a batch of
-# conversations with an underscore. A job's own id has more digits behind its underscore. So it does
-# with those of a response, one for each turn with tools that vLLM itself calls.
+# vLLM numbers the calls of a request that may have several prompts, and the parts of an audio file;
+# those of a batch of conversations, and those of a response with tools that vLLM itself calls, with
+# an underscore. A job's own id has more digits behind its underscore.
 _CALL = re.compile(
-    r"^(?:cmpl|embd|pooling|classify|score|generative-scoring|decision)-.*-(\d+)$"
-    r"|^(?:chatcmpl-|resp_).*_(\d{1,4})$"
+    r"^(?:cmpl|embd|pooling|classify|score|generative-scoring|decision|transcribe|translate)"
+    r"-.*-(\d+)$|^(?:chatcmpl-|resp_).*_(\d{1,4})$"
 )
 
 
@@ -97,9 +98,9 @@ class JournalledEngine:
         """
         sampling_params = resume_args.without(sampling_params)
         journal = JOURNAL.get()
-        beam = _BEAM.search(request_id)
-        if journal is None or beam:
-            engine = self._wide if beam else self._engine
+        aside = _NOT_THE_ANSWER.search(request_id)
+        if journal is None or aside:
+            engine = self._wide if aside else self._engine
             async for output in engine.generate(prompt, sampling_params, request_id, **options):
                 yield output
             return
@@ -238,6 +239,9 @@ def _call_number(request_id: str) -> int:
 
 
 def _prompt_tokens(prompt: Any) -> int:
-    """Tokens of a rendered prompt; 0 where it has none (prompt embeddings)."""
+    """Tokens of a rendered prompt; 0 where it has none (prompt embeddings). Of a model with an
+    encoder those of the decoder's prompt."""
+    if isinstance(prompt, dict):
+        prompt = prompt.get("decoder_prompt", prompt)
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     return len(ids or ())

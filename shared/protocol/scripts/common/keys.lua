@@ -1,6 +1,6 @@
 -- Keys of one shard, and Redis' clock.
 -- loader.py puts these tables in front: WORD and CHANNEL (keys.py), GROUP, RETRY_LANE, SUSPECT_LANE,
--- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE (lanes.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
+-- SUSPECT_FROM, CLIENT_LANES, IS_CLIENT_LANE (lanes.py), ADAPTER_MARK (adapter_queues.py), STATE, FROM and TO (states.py: event -> states it is allowed in, event -> state it leads to),
 -- KIND and CONTROL (frames.py), STEPS (step_log.py), REQUEST and LEASE (record.py: names of fields).
 -- The common parts run once, when the scripts are loaded (Redis offers no ipairs, string... then);
 -- `begin` runs before each call.
@@ -12,7 +12,8 @@ local read_us -- the time of this call
 local function key(word, id) return base .. WORD[word] .. ':' .. id end
 local function queue_key(name) return base .. WORD.queue .. ':' .. name end
 local function waiting_key(name) return base .. WORD.waiting .. ':' .. name end
-local function suspects_of(pool) return pool .. ':' .. SUSPECT_LANE end
+-- Of an adapter queue, its pool's: one worker of the pool runs the suspects of all its queues.
+local function suspects_of(pool) return string.match(pool, '^[^' .. ADAPTER_MARK .. ']*') .. ':' .. SUSPECT_LANE end
 
 -- Microseconds by Redis' clock: clocks of two machines are never compared.
 local function now_us()

@@ -1,0 +1,76 @@
+"""What operators have asked for of a pool, for the workers that it has and those that start later.
+
+A worker reads it before it is ready and with every heartbeat, and changes what is different, so a
+message that was lost, or a worker that was away, only delays it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shared.platform.malformed import MalformedValues
+from shared.platform.redis_client import Redis
+from shared.protocol import keys
+
+_PAUSED = b"paused"
+_ADAPTER = b"adapter "
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredPool:
+    """What a pool's workers shall do."""
+
+    paused: bool = False
+    """Claim nothing."""
+    adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Hold these adapters: name -> options of `load_lora_adapter`."""
+
+
+class DesiredPools:
+    """Reads and writes it. The methods raise redis' errors."""
+
+    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+        """`malformed` counts what can't be read; None: it is logged only."""
+        # redis-py types every reply as bytes or str; ours are bytes.
+        self._redis: Any = redis
+        self._malformed = malformed or MalformedValues()
+
+    async def read(self, pool: str) -> DesiredPool:
+        """What is asked for of the pool. Malformed parts are skipped."""
+        raw: dict[bytes, bytes] = await self._redis.hgetall(keys.desired(pool))
+        adapters = {}
+        for name, value in sorted(raw.items()):
+            if not name.startswith(_ADAPTER):
+                continue
+            try:
+                options = json.loads(value)
+                if not isinstance(options["lora_path"], str):
+                    raise TypeError("the path is no text")
+                adapters[name.removeprefix(_ADAPTER).decode()] = options
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                self._malformed.skip("adapter", repr(name[:100]), error)
+        return DesiredPool(_PAUSED in raw, adapters)
+
+    async def pause(self, pool: str) -> None:
+        """Its workers shall claim nothing."""
+        await self._redis.hset(keys.desired(pool), _PAUSED, 1)
+
+    async def resume(self, pool: str) -> None:
+        """Its workers shall claim jobs."""
+        await self._redis.hdel(keys.desired(pool), _PAUSED)
+
+    async def add_adapter(self, pool: str, options: Mapping[str, Any], *, replace: bool) -> bool:
+        """Its workers shall hold this adapter; False if there is one of this name already."""
+        field_name = _ADAPTER + options["lora_name"].encode()
+        kept = json.dumps(dict(options))
+        if replace:
+            await self._redis.hset(keys.desired(pool), field_name, kept)
+            return True
+        return bool(await self._redis.hsetnx(keys.desired(pool), field_name, kept))
+
+    async def remove_adapter(self, pool: str, name: str) -> bool:
+        """Its workers shall not hold this adapter; False if none was asked for."""
+        return bool(await self._redis.hdel(keys.desired(pool), _ADAPTER + name.encode()))

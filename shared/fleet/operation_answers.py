@@ -1,0 +1,70 @@
+"""The workers' answers to an operator call, on their way to the gateway that has sent it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from shared.platform.malformed import MalformedValues
+from shared.platform.redis_client import Redis
+from shared.protocol import keys
+
+_KEPT_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """What one worker answered."""
+
+    status: int
+    """As of an HTTP response."""
+    body: Any
+    """JSON; of an answer that is no JSON, its text."""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the worker has done it."""
+        return self.status < 400
+
+    @property
+    def message(self) -> str:
+        """What went wrong, in words; empty if nothing did."""
+        if self.ok:
+            return ""
+        error = self.body.get("error") if isinstance(self.body, dict) else None
+        text = error.get("message") if isinstance(error, dict) else error
+        return str(text or self.body or f"status {self.status}")[:1000]
+
+
+_ANSWER = TypeAdapter(WorkerAnswer)
+
+
+class OperationAnswers:
+    """Reads and writes them. The methods raise redis' errors."""
+
+    def __init__(self, redis: Redis, malformed: MalformedValues | None = None) -> None:
+        """`malformed` counts what can't be read; None: it is logged only."""
+        # redis-py types every reply as bytes or str; ours are bytes.
+        self._redis: Any = redis
+        self._malformed = malformed or MalformedValues()
+
+    async def write(self, operation: str, worker: str, answer: WorkerAnswer) -> None:
+        """Store a worker's answer; it is kept for ten minutes."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.hset(keys.operation(operation), worker, json.dumps(asdict(answer)))
+        pipe.expire(keys.operation(operation), _KEPT_S)
+        await pipe.execute()
+
+    async def read(self, operation: str) -> dict[str, WorkerAnswer]:
+        """All answers so far, by worker. Malformed ones are skipped."""
+        found = {}
+        for worker, raw in (await self._redis.hgetall(keys.operation(operation))).items():
+            try:
+                found[worker.decode()] = _ANSWER.validate_json(raw)
+            except ValueError as error:
+                self._malformed.skip("answer", repr(worker[:100]), error)
+        return found

@@ -1,0 +1,205 @@
+"""Jobs of LoRA adapters: claimed in turns, and not more adapters than the engine can run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from shared.platform.redis_client import connect_blocking
+from shared.protocol import keys
+from shared.protocol.adapter_queues import adapter_queue
+from shared.protocol.lanes import SUSPECT_LANE
+from shared.queue.job_queue import JobQueue
+from tests.redis.conftest import LEASE_S, POOL, WORKER, submit
+from tests.redis.executors import chat, serving
+from tests.waiting import eventually
+from worker.claim.adapter_queues import AdapterQueues
+from worker.claim.advertised_slots import AdvertisedSlots
+from worker.claim.queue_consumer import QueueConsumer
+
+HOT, COLD, THIRD = (adapter_queue(POOL, name) for name in ("hot", "cold", "third"))
+DEADLINE_S = 3.0
+"""Less than one blocking pop."""
+
+
+class ClaimingWorker:
+    """A consumer, and the jobs that its worker runs."""
+
+    def __init__(self, consumer: QueueConsumer, queues: AdapterQueues, runs: dict[str, str]):
+        self.consumer = consumer
+        self.queues = queues
+        self.runs = runs
+        """Ids -> queues."""
+
+    async def claim(self, count: int, names: dict[str, str]) -> str:
+        """The queues of the jobs that one claim brings, by their first letters."""
+        jobs = await self.consumer.claim(count)
+        self.runs |= {job.id: names[job.id] for job in jobs}
+        return "".join(names[job.id].removeprefix(f"{POOL}+")[0] for job in jobs)
+
+
+@contextlib.asynccontextmanager
+async def claims(queue: JobQueue, url: str, places: int) -> AsyncIterator[ClaimingWorker]:
+    redis, runs = connect_blocking(url), dict[str, str]()
+    queues = AdapterQueues(queue, POOL, places, lambda: runs)
+    slots = AdvertisedSlots(
+        lambda: 0, pool=POOL, worker=WORKER, lease_s=LEASE_S, shards=queue.shards
+    )
+    consumer = QueueConsumer(
+        queue,
+        redis,
+        pool=POOL,
+        worker=WORKER,
+        lease_s=LEASE_S,
+        advertised_slots=slots,
+        adapter_queues=queues,
+        on_suspects=lambda: None,
+    )
+    try:
+        yield ClaimingWorker(consumer, queues, runs)
+    finally:
+        await consumer.close()
+        await redis.aclose()
+
+
+async def queued(queue: JobQueue, **counts: int) -> dict[str, str]:
+    """Submit so many jobs to each queue; job id -> queue."""
+    by_name = {"pool": POOL, "hot": HOT, "cold": COLD, "third": THIRD}
+    names = {}
+    for name, count in counts.items():
+        for _ in range(count):
+            names[(await submit(queue, pool=by_name[name])).id] = by_name[name]
+    return names
+
+
+async def test_queues_take_turns(queue: JobQueue, redis_url: str) -> None:
+    names = await queued(queue, hot=20, cold=2, pool=2)
+    async with claims(queue, redis_url, places=4) as worker:
+        worker.queues.set_names([HOT, COLD])
+        found = [await worker.claim(1, names) for _ in range(8)]
+    assert sorted(found[:3]) == sorted(found[3:6]) == ["c", "h", "p"]
+    assert found[6:] == ["h", "h"]
+
+
+async def test_an_adapter_without_a_place_waits_in_redis_until_another_has_ended(
+    queue: JobQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.claim.adapter_turns.TURN_S", 0.0)
+    names = await queued(queue, hot=9)
+    async with claims(queue, redis_url, places=1) as worker:
+        worker.queues.set_names([HOT, COLD])
+        assert await worker.claim(3, names) == "hhh"
+        names |= await queued(queue, cold=1)
+        assert await worker.claim(3, names) == ""
+        assert worker.consumer.held_back
+        worker.runs.clear()
+        assert await worker.claim(3, names) == "c"
+        assert worker.consumer.held_back  # the other one waits for its place now
+        worker.runs.clear()
+        assert await worker.claim(3, names) == "hhh"
+        assert not worker.consumer.held_back
+
+
+async def test_one_claim_starts_no_more_adapters_than_have_a_place(
+    queue: JobQueue, redis_url: str
+) -> None:
+    names = await queued(queue, hot=1, cold=1, third=1)
+    async with claims(queue, redis_url, places=2) as worker:
+        worker.queues.set_names([HOT, COLD, THIRD])
+        assert len(await worker.claim(8, names)) == 2
+        assert worker.consumer.held_back
+
+
+async def test_a_job_of_an_adapter_wakes_a_waiting_worker(queue: JobQueue, redis_url: str) -> None:
+    async with claims(queue, redis_url, places=2) as worker:
+        worker.queues.set_names([HOT])
+        assert await worker.claim(8, {}) == ""
+        names = await queued(queue, hot=1)
+        async with asyncio.timeout(DEADLINE_S):
+            await worker.consumer.wait_for_wake_up()
+        assert await worker.claim(8, names) == "h"
+
+
+async def test_a_waiting_worker_claims_from_a_new_adapters_queue_at_once(
+    queue: JobQueue, redis_url: str
+) -> None:
+    async with claims(queue, redis_url, places=2) as worker:
+        assert await worker.claim(8, {}) == ""
+        names = await queued(queue, hot=1)
+        assert worker.queues.set_names([HOT])
+        async with asyncio.timeout(DEADLINE_S):
+            await worker.consumer.wake()
+            await worker.consumer.wait_for_wake_up()
+        assert await worker.claim(8, names) == "h"
+        assert not worker.queues.set_names([HOT])
+
+
+async def test_a_wake_up_goes_back_to_the_list_that_it_came_from(
+    queue: JobQueue, redis_url: str, store: Redis
+) -> None:
+    async with claims(queue, redis_url, places=2) as worker:
+        worker.queues.set_names([HOT])
+        assert await worker.claim(8, {}) == ""
+        await queued(queue, hot=1)
+        async with asyncio.timeout(DEADLINE_S):
+            await worker.consumer.wait_for_wake_up()
+        assert store.llen(keys.wake_ups(0, HOT)) == 0
+        await worker.consumer.forward_wake_up()
+        assert store.llen(keys.wake_ups(0, HOT)) == 1
+
+
+async def test_a_worker_with_adapters_advertises_no_slots(
+    queue: JobQueue, redis_url: str, store: Redis
+) -> None:
+    def advertised() -> float:
+        return sum(
+            score for _, score in store.zrange(keys.advertised(0, POOL), 0, -1, withscores=True)
+        )
+
+    async def many() -> bool:
+        return advertised() == 8
+
+    async def none() -> bool:
+        return advertised() == 0
+
+    async with serving(queue, redis_url, slots=8) as executor:
+        await eventually(many, "slots are advertised")
+        await executor.read_adapter_queues([HOT])
+        await eventually(none, "they are withdrawn")
+        for pool in (HOT, POOL):
+            job = await submit(queue, pool=pool, body=chat(2), stream=False)
+
+            async def done(job_id: str = job.id) -> bool:
+                found = await queue.get(job_id)
+                return found is not None and found.state.terminal
+
+            await eventually(done, f"the job of {pool} has ended", DEADLINE_S)
+
+
+async def test_suspects_of_an_adapter_wait_in_its_pools_lane(queue: JobQueue, store: Redis) -> None:
+    job = await submit(queue, pool=HOT)
+    for n in range(2):
+        (leased,) = await queue.acquire(0, HOT, f"w-{n}", 1, LEASE_S)
+        await queue.release([leased], "engine_died", blame=True)
+    assert store.zrange(keys.waiting(0, POOL, SUSPECT_LANE), 0, -1) == [job.id.encode()]
+
+
+async def test_a_paused_executor_claims_nothing_until_it_is_resumed(
+    queue: JobQueue, redis_url: str, store: Redis
+) -> None:
+    async with serving(queue, redis_url, slots=4) as executor:
+        await executor.pause("paused by a test")
+        job = await submit(queue, body=chat(2), stream=False)
+        assert store.zcard(keys.waiting(0, POOL, "default")) == 1
+        assert executor.decision.state == "paused"
+        executor.resume()
+
+        async def done() -> bool:
+            found = await queue.get(job.id)
+            return found is not None and found.state.terminal
+
+        await eventually(done, "the job has ended")

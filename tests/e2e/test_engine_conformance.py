@@ -445,8 +445,8 @@ async def test_broken_body(engine: Engine, raw: bytes, param: str) -> None:
 
 async def test_body_that_is_not_text(engine: Engine) -> None:
     reply = await post(engine, CHAT, b'"\xff"')
-    assert reply.status == 400
-    assert reply.json() == {"detail": "There was an error parsing the body"}
+    message = check_error(reply, 400, "BadRequestError", None)
+    assert message == "There was an error parsing the body"
 
 
 async def test_body_that_is_not_called_json(engine: Engine) -> None:
@@ -557,15 +557,15 @@ async def test_unknown_fields_are_ignored(engine: Engine) -> None:
 
 async def test_unknown_route(engine: Engine) -> None:
     reply = await call(engine, "GET", "/nothing/here")
-    assert reply.status == 404
-    assert reply.json() == {"detail": "Not Found"}
+    message = check_error(reply, 404, "NotFoundError", None)
+    assert message == "This model does not serve GET /nothing/here: Not Found"
 
 
 async def test_wrong_method(engine: Engine) -> None:
     reply = await call(engine, "GET", CHAT)
-    assert reply.status == 405
+    message = check_error(reply, 405, "MethodNotAllowedError", None)
+    assert message == f"This model does not serve GET {CHAT}: Method Not Allowed"
     assert reply.headers["allow"] == "POST"
-    assert reply.json() == {"detail": "Method Not Allowed"}
 
 
 # --- the rest of the engine ---

@@ -119,10 +119,8 @@ class SimulatedApi:
         """Answer one HTTP request."""
         method = _ROUTES.get(scope["path"])
         response: Response
-        if method is None:
-            response = JSONResponse({"detail": "Not Found"}, 404)
-        elif scope["method"] != method:
-            response = JSONResponse({"detail": "Method Not Allowed"}, 405, {"allow": method})
+        if scope["method"] != method:
+            response = _not_served(scope, method)
         elif scope["path"] == "/health":
             response = Response(status_code=503 if self._engine.dead else 200)
         elif scope["path"] == "/v1/models":
@@ -277,6 +275,17 @@ class SimulatedApi:
             for name, path in self._operators.adapters.items()
         ]
         return {"object": "list", "data": [*cards, *adapters]}
+
+
+def _not_served(scope: Scope, allowed: str | None) -> Response:
+    """VLLM's answer to a request for another route; `allowed`: the path's method."""
+    status, kind, why = 404, "NotFoundError", "Not Found"
+    headers = None
+    if allowed:
+        status, kind, why = 405, "MethodNotAllowedError", "Method Not Allowed"
+        headers = {"allow": allowed}
+    message = f"This model does not serve {scope['method']} {scope['path']}: {why}"
+    return RefusedError(message, kind=kind, status=status, headers=headers).response
 
 
 async def _on_disconnect(receive: Receive, then: Callable[[], None]) -> None:

@@ -121,8 +121,8 @@ async def read_form(form: FormData) -> tuple[AudioBody, bytes]:
     if file is None:
         raise RefusedError("1 validation error:\n  file: Field required", "body.file")
     if not isinstance(file, UploadFile):
-        detail = "Expected 'file' to be a file-like object, not 'str'."
-        raise RefusedError(detail, status=422, body={"detail": detail})
+        message = "Expected 'file' to be a file-like object, not 'str'."
+        raise RefusedError(message, kind="UnprocessableEntityError", status=422)
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
     try:
         body = AudioBody.model_validate(fields)

@@ -41,11 +41,10 @@ class RefusedError(Exception):
         *,
         kind: str = "BadRequestError",
         status: int = 400,
-        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
-        """`body` replaces vLLM's shape where FastAPI itself answers."""
         super().__init__(message)
-        self.response = JSONResponse(body or error_body(message, kind, param, status), status)
+        self.response = JSONResponse(error_body(message, kind, param, status), status, headers)
 
 
 def error_body(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
@@ -220,8 +219,7 @@ def _load(content_type: str, raw: bytes) -> Any:
         fault = {"type": "json_invalid", "loc": (error.pos,), "msg": "JSON decode error"}
         raise _invalid([{**fault, "input": {}, "ctx": {"error": error.msg}}]) from error
     except (UnicodeDecodeError, RecursionError) as error:
-        message = "There was an error parsing the body"
-        raise RefusedError(message, body={"detail": message}) from error
+        raise RefusedError("There was an error parsing the body") from error
 
 
 def _validate(body_type: type[AnyBodyT], data: Any) -> AnyBodyT:

@@ -4,7 +4,8 @@ vLLM takes parts of a body as they are and reads fields of what may be a text, o
 until Python's stack ends. Its own answer is 500. Before a request has reached the engine, such an
 exception has one cause: the request.
 
-A route that vLLM does not have for this kind of model gets an error in OpenAI's shape, too.
+Errors of FastAPI itself, such as those for routes that vLLM does not have for this kind of model,
+get OpenAI's shape, too.
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ def install(app: Any) -> None:
         refusal = create_error_response(ValueError(text[:_MAX_CHARS]))
         return JSONResponse(refusal.model_dump(), status_code=refusal.error.code)
 
-    async def no_route(request: Any, error: HTTPException) -> JSONResponse:
+    async def in_openais_shape(request: Any, error: HTTPException) -> JSONResponse:
         status = HTTPStatus(error.status_code)
-        text = f"This model does not serve {request.url.path}: {error.detail}"
+        text = str(error.detail)
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+            text = f"This model does not serve {request.method} {request.url.path}: {text}"
         refusal = create_error_response(text, f"{status.phrase.replace(' ', '')}Error", status)
-        return JSONResponse(refusal.model_dump(), status_code=status.value)
+        return JSONResponse(refusal.model_dump(), status.value, error.headers)
 
-    app.exception_handler(HTTPException)(no_route)
+    app.exception_handler(HTTPException)(in_openais_shape)
     for kind in CAUSED_BY_INPUT:
         app.exception_handler(kind)(answer)
     if app.middleware_stack is not None:  # made by a library that adds routes of its own

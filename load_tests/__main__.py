@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Protocol, cast
 
+from load_tests.agreement import command as agreement
 from load_tests.autoscale import command as autoscale
 from load_tests.bench import compare, run
 from load_tests.faults import command as faults
@@ -36,6 +37,7 @@ COMMANDS = {
     "faults": cast(Command, faults),
     "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),
+    "agree": cast(Command, agreement),
 }
 
 

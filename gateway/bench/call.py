@@ -17,6 +17,7 @@ from gateway.bench.prompts import Prompt
 from shared.client import sse
 
 _DONE = b"[DONE]"
+_JOB_ID = "x-flotilla-job-id"
 _OK = 200
 _SHOWN = 300
 
@@ -52,6 +53,7 @@ class Target:
         try:
             async with session.post(url, json=body, headers=self.headers) as response:
                 outcome.status = response.status
+                outcome.job_id = response.headers.get(_JOB_ID, "")
                 if response.status == _OK:
                     await _read(response.content, outcome)
                 else:

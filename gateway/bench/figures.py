@@ -19,6 +19,7 @@ METRICS = {
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
     "itl": ("ITL", "Inter-token Latency"),
     "e2el": ("E2EL", "End-to-end Latency"),
+    "queue_wait": ("Queue Wait", "Wait in the Fleet's Queue"),
     "client_queue_time": ("Client Queue Time", "Client-side Queueing"),
 }
 """The measured times: key, name in the table, heading."""
@@ -54,6 +55,8 @@ def result(
     }
     for metric, values in _times(good).items():
         found |= _summary(metric, values, percentiles)
+    if waits := [outcome.queue_wait for outcome in good if outcome.queue_wait is not None]:
+        found |= _summary("queue_wait", waits, percentiles)
     return found
 
 

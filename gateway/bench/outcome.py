@@ -23,5 +23,9 @@ class Outcome:
     output_tokens: int = 0
     error: str = ""
     """Why it failed; empty if it was answered."""
+    job_id: str = ""
+    """Of the fleet's job; empty for another server."""
+    queue_wait: float | None = None
+    """How long that job was in the queue, if that was asked for."""
     status: int = 0
     """The HTTP status; 0 if there was no answer."""

@@ -84,11 +84,15 @@ def _rows(result: Result, metrics: Sequence[str]) -> Iterator[Row]:
             yield Row(label, key, form)
     for metric in metrics:
         name, heading = METRICS[metric]
-        yield Row(heading)
-        for key in result:
-            match = _STATISTIC.fullmatch(key)
-            if match and match[2] == metric:
-                yield Row(f"{match[1].capitalize()} {name} (ms):", key)
+        found = [match for key in result if (match := _STATISTIC.fullmatch(key))]
+        rows = [
+            Row(f"{match[1].capitalize()} {name} (ms):", match[0])
+            for match in found
+            if match[2] == metric
+        ]
+        if rows:
+            yield Row(heading)
+        yield from rows
 
 
 def _shown(value: object, form: str) -> str:

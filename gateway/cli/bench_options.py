@@ -101,7 +101,7 @@ class BenchOptions:
     ] = None
     percentile_metrics: Annotated[
         str, _result(metavar="LIST", help=f"Which times are shown, of {', '.join(METRICS)}.")
-    ] = "ttft,tpot,itl,e2el"
+    ] = "ttft,tpot,itl,e2el,queue_wait"
     metric_percentiles: Annotated[
         str, _result(metavar="LIST", help="Which percentiles are shown: 50,90,99.")
     ] = "99"

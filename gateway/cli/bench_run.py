@@ -16,6 +16,7 @@ from gateway.bench.call import Target
 from gateway.bench.figures import Result
 from gateway.bench.load import Load, Planned, Run
 from gateway.bench.prompts import Prompt, PromptsError, random_prompts, read_prompts
+from gateway.bench.queue_waits import add_queue_waits
 from gateway.bench.trial import TrialError, prompt_length
 from gateway.cli.bench_options import NUM_PROMPTS, OUTPUT_TOKENS, BenchOptions
 from gateway.cli.bench_progress import progress
@@ -43,6 +44,8 @@ def send_and_report(session: Session, options: BenchOptions) -> ExitCode:
     )
     with progress(load.run, total, options.duration_s()):
         ended = asyncio.run(load.execute())
+    if not ended.interrupted:
+        asyncio.run(add_queue_waits(target, ended.outcomes))
     found = _result(target, options, total, ended)
     _save(found, ended, options)
     _print(session, found, options, before, engines)

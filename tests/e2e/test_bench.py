@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gateway.cli.exit_codes import ExitCode
 from typer.testing import CliRunner, Result
 
-from gateway.cli.exit_codes import ExitCode
 from gateway.cli.main import app
 from tests.e2e.processes import Stack
 from tests.redis_server import free_port

@@ -27,6 +27,7 @@ from gateway.bench.prompts import (
     random_prompts,
     read_prompts,
 )
+from gateway.bench.queue_waits import add_queue_waits
 from gateway.bench.trial import TrialError, prompt_length
 from tests.waiting import eventually
 
@@ -173,6 +174,11 @@ class Server:
             "[DONE]",
         ]
         self.pause_s = 0.0
+        self.headers: dict[str, str] = {}
+        self.job: dict[str, float | None] = {}
+
+    async def show_job(self, request: web.Request) -> web.Response:
+        return web.json_response(self.job)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
@@ -180,7 +186,7 @@ class Server:
             return web.json_response({"error": {"message": "not now"}}, status=self.status)
         self.open += 1
         self.most_open = max(self.open, self.most_open)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream", **self.headers})
         await response.prepare(request)
         await response.write(b": comment\n\n")
         for event in self.events:
@@ -202,6 +208,7 @@ async def target(server: Server) -> AsyncIterator[Target]:
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.answer)
     app.router.add_post("/v1/completions", server.answer)
+    app.router.add_get("/jobs/{id}", server.show_job)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -236,6 +243,25 @@ async def test_a_request_is_vllms_and_its_times_are_those_of_its_chunks(
             "temperature": 0,
         }
     ]
+
+
+async def test_a_fleets_jobs_show_how_long_they_waited(server: Server, target: Target) -> None:
+    server.headers = {"x-flotilla-job-id": "job_1"}
+    server.job = {"created_at": 10.0, "started_at": 10.25}
+    run = await Load(target, planned(3)).execute()
+    await add_queue_waits(target, run.outcomes)
+    assert [outcome.queue_wait for outcome in run.outcomes] == [0.25] * 3
+    assert figures.result(run.outcomes, 1.0, {})["mean_queue_wait_ms"] == 250
+    server.job = {"created_at": 10.0, "started_at": None}
+    again = await Load(target, planned(1)).execute()
+    await add_queue_waits(target, again.outcomes)
+    assert "mean_queue_wait_ms" not in figures.result(again.outcomes, 1.0, {})
+
+
+async def test_another_server_shows_no_wait(target: Target) -> None:
+    run = await Load(target, planned(1)).execute()
+    await add_queue_waits(target, run.outcomes)
+    assert run.outcomes[0].queue_wait is None
 
 
 async def test_no_more_requests_are_open_than_allowed(server: Server, target: Target) -> None:

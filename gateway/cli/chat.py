@@ -16,8 +16,9 @@ from gateway.cli.client import ServerEvent, parse_event, raise_for
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.follow import text_of
+from gateway.cli.options import Model
 from gateway.cli.output import figure, milliseconds, note, printable
-from gateway.cli.submit import CHAT, Model
+from gateway.cli.submit import CHAT
 from shared.client.sse import EventSplitter
 
 app = typer.Typer()

@@ -12,7 +12,7 @@ from rich.text import Text
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import letter_ids
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.job_actions import DryRun, Yes, confirm
+from gateway.cli.options import DryRun, Yes, confirm
 from gateway.cli.output import count, note, printable, since, table
 
 app = typer.Typer(help="Dead letters: jobs out of attempts.", no_args_is_help=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -13,6 +14,7 @@ from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import job_ids
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.jobs import app
+from gateway.cli.options import DryRun, Reason, Yes, confirm
 from gateway.cli.output import count, note
 
 Ids = Annotated[
@@ -25,9 +27,6 @@ Filter = Annotated[
         "--filter", "-f", metavar="FILTER", help="All jobs that it selects, as in `jobs ls`."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say which jobs; change nothing.")]
-Reason = Annotated[str, typer.Option("--reason", help="For the audit log.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @gateway_command(
@@ -93,7 +92,7 @@ def _by_id(
             if dry_run:
                 done = session.client.get(f"/jobs/{job}")
             else:
-                done = session.client.post(f"/jobs/{job}/{action}", body)
+                done = _act(session, action, job, body)
         except CommandError as error:
             failures.append(error)
             note(f"flotilla: {job}: {error}")
@@ -101,11 +100,32 @@ def _by_id(
             if session.as_json:
                 session.line(done)
             else:
-                again = f" as {done['id']}" if done["id"] != job else ""
-                print(f"{job}: {done['state']}{again}")
+                print(f"{job}: {_outcome(action, job, done)}")
     if failures and len(failures) == len(jobs):
         return failures[0].code
     return ExitCode.PARTIAL if failures else ExitCode.OK
+
+
+def _act(session: Session, action: str, job: str, body: Any) -> Any:
+    """The action on one job; an operator may name any tenant's."""
+    try:
+        return session.client.post(f"/jobs/{quote(job)}/{action}", body)
+    except CommandError as error:
+        if error.code is not ExitCode.NOT_FOUND or body is not None:
+            raise
+        request = {"filter": f"tenant:* id:{job}", "dry_run": False}
+        with contextlib.suppress(CommandError):
+            done = session.client.post(f"/admin/jobs/{action}", request)
+            if done["matched"]:
+                return done
+        raise
+
+
+def _outcome(action: str, job: str, done: Any) -> str:
+    if "state" not in done:  # another tenant's
+        return f"{action} done" if done["done"] else "has ended already"
+    again = f" as {done['id']}" if done["id"] != job else ""
+    return f"{done['state']}{again}"
 
 
 def _by_filter(
@@ -157,14 +177,6 @@ def _summary(action: str, body: Any) -> str:
     skipped = body.get("skipped")
     rest = f", {skipped} could not be: they have ended in another way" if skipped else ""
     return f"{action}: {body['done']} of {count(body['matched'], 'job')}{rest}"
-
-
-def confirm(question: str) -> None:
-    """Ask; raises CommandError if the answer is no, or if there is no terminal to ask on."""
-    if not sys.stdin.isatty():
-        raise CommandError(f"{question} Add --yes to do it without a question.", ExitCode.USAGE)
-    if not typer.confirm(question, err=True):
-        raise CommandError("nothing was changed", ExitCode.REFUSED)
 
 
 def _read(path: Path | None) -> Any:

@@ -45,7 +45,7 @@ def _row(job: Object) -> Sequence[Any]:
         f"no. {position}, {waited}" if position else waited,
         usage.get("completion_tokens", ""),
         len(attempts) or "",
-        attempts[-1]["worker"] if attempts else "",
+        job.get("worker") or (attempts[-1]["worker"] if attempts else ""),
         (job.get("error") or {}).get("code") or (job.get("error") or {}).get("message", ""),
     )
 

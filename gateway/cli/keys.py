@@ -13,7 +13,7 @@ from gateway.cli.command import Session, gateway_command
 from gateway.cli.output import figure, since, table
 
 app = typer.Typer()
-_USED = ("jobs", "failed", "prompt_tokens", "completion_tokens")
+_USED = ("requests", "failed", "prompt_tokens", "completion_tokens")
 
 
 @gateway_command(app, "keys", "flotilla keys", "flotilla keys --json")
@@ -26,7 +26,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     if not rows:
         return Text("No keys are configured: everyone who reaches the gateway is an operator.")
     columns = (
-        "TENANT", "OPERATOR", "KEYS>", "JOBS KEPT>", "LAST JOB>", "JOBS>", "FAILED>",
+        "NAME", "TENANT", "OPERATOR", "KEYS>", "JOBS KEPT>", "LAST JOB>", "REQUESTS>", "FAILED>",
         "PROMPT TOKENS>", "OUTPUT TOKENS>",
     )  # fmt: skip
     return table(columns, map(_row, rows))
@@ -36,6 +36,7 @@ def _row(row: Mapping[str, Any]) -> Sequence[Any]:
     used = row.get("usage") or {}
     last = row.get("last_job_at")
     return (
+        row["name"],
         row["tenant"],
         "yes" if row.get("operator") else "no",
         row.get("keys", ""),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import RenderableType
+from rich.text import Text
 
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import pool_names
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.output import count, duration, note, table
+from gateway.cli.options import Reason
+from gateway.cli.output import duration, note, table
 
 app = typer.Typer(help="Queues of the pools: list, pause, resume.", no_args_is_help=True)
 
@@ -32,30 +35,43 @@ def ls(session: Session) -> None:
     session.show({"object": "list", "data": pools}, lambda body: pool_table(body["data"]))
 
 
-@gateway_command(app, "pause", "flotilla queue pause", "flotilla queue pause qwen --json")
-def pause(session: Session, pool: PoolName = None) -> None:
-    """Stop intake: the pool's workers claim no more jobs; those that run go on.
+@gateway_command(
+    app,
+    "pause",
+    "flotilla queue pause qwen --reason 'bad weights'",
+    "flotilla queue pause qwen --intake",
+)
+def pause(
+    session: Session,
+    pool: PoolName = None,
+    intake: Annotated[
+        bool, typer.Option("--intake", help="Refuse new requests instead, with 503.")
+    ] = False,
+    reason: Reason = "",
+) -> None:
+    """Stop the pool's workers from claiming jobs: new ones wait, those that run go on.
 
-    New requests wait in the queue until `flotilla queue resume`.
+    With --intake gateways refuse new requests; waiting and running jobs go on.
     """
-    _operate(session, pool, "pause")
+    _operate(session, pool, "pause", {"intake": True} if intake else {}, reason)
+    if not session.as_json:
+        effect = "New requests are refused" if intake else "New requests wait in the queue"
+        note(f"{effect}, until `flotilla queue resume`.")
 
 
 @gateway_command(app, "resume", "flotilla queue resume", "flotilla queue resume qwen --json")
-def resume(session: Session, pool: PoolName = None) -> None:
-    """Let the pool's workers claim jobs again."""
-    _operate(session, pool, "resume")
+def resume(session: Session, pool: PoolName = None, reason: Reason = "") -> None:
+    """End `pause`: the pool's workers claim jobs, and gateways accept new requests."""
+    _operate(session, pool, "resume", {}, reason)
 
 
-def _operate(session: Session, pool: str | None, action: str) -> None:
+def _operate(
+    session: Session, pool: str | None, action: str, options: Mapping[str, Any], reason: str
+) -> None:
     name = pool or _only_pool(session)
-    body = session.client.post(f"/admin/pools/{name}/{action}")
-    done = {"pause": "paused", "resume": "resumed"}[action]
-    session.show(
-        body, lambda body: f"{body['pool']}: {done}, {count(len(body['workers']), 'worker')}"
-    )
-    if action == "pause":
-        note("New requests wait in the queue; `flotilla queue resume` lets workers claim again.")
+    given = {**options, **({"reason": reason} if reason else {})}
+    body = session.client.post(f"/admin/pools/{quote(name)}/{action}", given)
+    session.show(body, lambda body: f"{body['pool']}: {action} {body['outcome']}")
 
 
 def _only_pool(session: Session) -> str:
@@ -69,7 +85,7 @@ def _only_pool(session: Session) -> str:
 def pool_table(pools: Iterable[Mapping[str, Any]]) -> RenderableType:
     """The pools with their queues."""
     columns = (
-        "POOL", "MODELS", "CLAIMS", "WAITING>", "LANES", "OLDEST>", "NEW JOB WAITS>", "RUNNING>",
+        "POOL", "MODELS", "STATE", "WAITING>", "LANES", "OLDEST>", "NEW JOB WAITS>", "RUNNING>",
         "WORKERS>",
     )  # fmt: skip
     return table(columns, map(_row, pools))
@@ -81,7 +97,7 @@ def _row(pool: Mapping[str, Any]) -> Sequence[Any]:
     return (
         pool["pool"],
         ", ".join(pool["models"]),
-        "PAUSED" if pool["paused"] else "yes",
+        _switches(pool),
         pool["waiting"],
         ", ".join(lanes),
         duration(pool.get("oldest_wait_s")) if pool["waiting"] else "",
@@ -89,3 +105,13 @@ def _row(pool: Mapping[str, Any]) -> Sequence[Any]:
         f"{pool['running']}/{pool['slots']}",
         pool["workers_ready"],
     )
+
+
+def _switches(pool: Mapping[str, Any]) -> Text:
+    """What operators have stopped."""
+    stopped = [
+        text
+        for key, text in (("paused", "PAUSED"), ("intake_stopped", "INTAKE STOPPED"))
+        if pool.get(key)
+    ]
+    return Text(", ".join(stopped) or "open", "yellow" if stopped else "")

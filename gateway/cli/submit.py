@@ -10,21 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.command import Session, gateway_command
-from gateway.cli.completion import model_names
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.follow import follow_job
 from gateway.cli.jobs import await_end
+from gateway.cli.options import Model
 from gateway.cli.output import note
 
 app = typer.Typer()
 CHAT = "/v1/chat/completions"
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="One of the fleet's models; without it the default.",
-        autocompletion=model_names,
-    ),
-]  # fmt: skip
 
 
 @gateway_command(

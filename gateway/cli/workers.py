@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.console import Group, RenderableType
@@ -13,7 +14,9 @@ from rich.text import Text
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import worker_ids
 from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.options import Reason
 from gateway.cli.output import duration, figure, level, note, state, table
+from gateway.cli.worker_order import urgency
 
 app = typer.Typer(help="Workers: list, drain.", no_args_is_help=True)
 _POLL_S = 1.0
@@ -39,10 +42,12 @@ def drain(
     session: Session,
     workers: Annotated[list[str], typer.Argument(metavar="WORKER", autocompletion=worker_ids)],
     wait: Annotated[float, typer.Option(min=0, help="Wait so many seconds for their end.")] = 0.0,
+    reason: Reason = "",
 ) -> ExitCode:
     """Stop workers gently: they claim nothing more, hand their jobs over, and end."""
+    given = {"reason": reason} if reason else {}
     for worker in workers:
-        done = session.client.post(f"/admin/workers/{worker}/drain")
+        done = session.client.post(f"/admin/workers/{quote(worker)}/drain", given)
         if session.as_json:
             session.line(done)
         else:
@@ -70,12 +75,7 @@ def _await_end(session: Session, workers: set[str], wait_s: float) -> None:
 def worker_table(workers: Iterable[Mapping[str, Any]]) -> RenderableType:
     """The workers, the unhealthy ones first."""
     columns = ("WORKER", "STATE", "POOL", "BUSY>", "KV>", "TOK/S>", "HEARTBEAT>", "ENGINE", "DOING")
-    return table(columns, map(_row, sorted(workers, key=_urgency)))
-
-
-def _urgency(worker: Mapping[str, Any]) -> tuple[bool, bool, str, str]:
-    healthy = worker["state"] in ("ready", "busy")
-    return (not worker["lost"], healthy, worker["pool"], worker["id"])
+    return table(columns, map(_row, sorted(workers, key=urgency)))
 
 
 def _row(worker: Mapping[str, Any]) -> Sequence[Any]:

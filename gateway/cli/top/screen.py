@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from gateway.cli.worker_order import urgency
+
 KEYS = (
     ("w", "workers"),
     ("j", "jobs"),
@@ -88,12 +90,7 @@ def workers_of(screen: Screen, overview: Mapping[str, Any]) -> Sequence[Mapping[
             word in f"{worker['id']} {worker['pool']} {worker['state']}".lower() for word in words
         )
     ]
-    return sorted(found, key=_urgency)
-
-
-def _urgency(worker: Mapping[str, Any]) -> tuple[bool, bool, str, str]:
-    healthy = worker["state"] in ("ready", "busy")
-    return (not worker["lost"], healthy, worker["pool"], worker["id"])
+    return sorted(found, key=urgency)
 
 
 def press(

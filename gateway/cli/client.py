@@ -78,8 +78,11 @@ class GatewayClient:
         self.where = where
         self._timeout_s = timeout_s
         limits = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))
+        secure = where.url.startswith("https:")  # loading certificates takes a while
         try:
-            self._http = httpx.Client(base_url=where.url, headers=where.headers, timeout=limits)
+            self._http = httpx.Client(
+                base_url=where.url, headers=where.headers, timeout=limits, verify=secure
+            )
         except httpx.InvalidURL as error:
             raise CommandError(f"{where.url}: {error}", ExitCode.USAGE) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 from gateway.cli.client import GatewayClient, address
@@ -43,7 +44,7 @@ def _workers(body: Any) -> Iterator[str]:
 
 def _found(path: str, incomplete: str, names: Callable[[Any], Iterator[str]]) -> list[str]:
     try:
-        client = GatewayClient(address(), _TIMEOUT_S)
-        return [name for name in names(client.get(path)) if name.startswith(incomplete)]
+        with closing(GatewayClient(address(), _TIMEOUT_S)) as client:
+            return [name for name in names(client.get(path)) if name.startswith(incomplete)]
     except (CommandError, LookupError, TypeError):
         return []

@@ -110,13 +110,5 @@ def timeline(body: Object) -> RenderableType:
 
 def why_text(body: Object) -> RenderableType:
     """The sentence, and the facts behind it."""
-    facts = body.get("facts") or []
-    pairs = facts.items() if isinstance(facts, Mapping) else [(None, fact) for fact in facts]
-    lines = [f"  {line(_fact(name, value))}" for name, value in pairs]
-    return Group(Text(line(body["sentence"]), "bold"), *map(Text, lines))
-
-
-def _fact(name: str | None, value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {each}" for key, each in value.items())
-    return str(value) if name is None else f"{name}: {value}"
+    facts = [Text(f"  {line(fact['name'])}: {line(fact['text'])}") for fact in body["facts"]]
+    return Group(Text(line(body["sentence"]), "bold"), *facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,9 +67,8 @@ class Feed:
 
     def _apart(self, work: Callable[[GatewayClient], None]) -> None:
         def run() -> None:
-            client = GatewayClient(self.where, self.timeout_s)
-            work(client)
-            client.close()
+            with closing(GatewayClient(self.where, self.timeout_s)) as client:
+                work(client)
             self.changed.set()
 
         threading.Thread(target=run, daemon=True).start()

@@ -59,7 +59,7 @@ def printable(text: str) -> str:
 
 def line(text: Any) -> str:
     """The same on one line."""
-    return printable(" ".join(str(text).split()))
+    return printable(" ".join(str(text).splitlines()).replace("\t", " "))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:

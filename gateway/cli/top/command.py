@@ -62,7 +62,7 @@ def _run(feed: Feed, screen: Screen) -> None:
                 screen, feed.message = replace(screen, message=feed.message), ""
             if feed.changed.is_set() or time.monotonic() - drawn_at > _NEWEST_S:
                 feed.changed.clear()
-                display.update(live(_shown(feed, screen)), refresh=True)
+                display.update(live(_shown(feed, screen), display.console), refresh=True)
                 drawn_at = time.monotonic()
             for key in read_keys(_KEY_S):
                 screen, effect = press(screen, key, _ids(feed, screen), feed.overview or {})

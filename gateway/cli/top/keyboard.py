@@ -47,15 +47,13 @@ def split_keys(data: bytes) -> list[str]:
     """The keys that a terminal's bytes mean: characters, and `up`, `enter`, `esc`, ..."""
     keys = []
     while data:
-        length = next((n for n in (3, 1) if data[:n] in _NAMES), 0)
-        if length:
-            keys.append(_NAMES[data[:length]])
-            data = data[length:]
-        elif data.startswith(b"\x1b"):
+        name = _NAMES.get(data[:3]) or _NAMES.get(data[:1])
+        length = 3 if data[:3] in _NAMES else 1
+        if length == 1 and data.startswith((b"\x1b[", b"\x1bO")):
             return keys  # another sequence: a key that has no meaning here
-        else:
-            keys += [
-                character for character in data.decode(errors="ignore")[:1] if character >= " "
-            ]
-            data = data.decode(errors="ignore")[1:].encode()
+        if name is None:
+            name = data.decode(errors="ignore")[:1]
+            length = max(1, len(name.encode()))
+        keys += [name] if name >= " " else []
+        data = data[length:]
     return keys

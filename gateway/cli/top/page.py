@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,7 @@ Object = Mapping[str, Any]
 _BAR = 32
 _STALE_S = 3.0
 _MAX_PROBLEMS = 4
+_LATENCIES = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("queue_wait_s", "wait"), ("e2e_s", "E2E"))
 
 
 class Shown(NamedTuple):
@@ -35,12 +36,12 @@ class Shown(NamedTuple):
     """Of the job that is described."""
 
 
-def live(shown: Shown) -> RenderableType:
+def live(shown: Shown, console: Console) -> RenderableType:
     """The page for a whole terminal."""
-    top = head(shown.overview, shown.age_s)
+    top = Group(*head(shown.overview, shown.age_s))
     layout = Layout()
     layout.split_column(
-        Layout(Group(*top), size=len(top) + len(shown.overview["pools"]) + 1),
+        Layout(top, size=len(console.render_lines(top)) + 1),
         Layout(body(shown)),
         Layout(_footer(shown.screen), size=1),
     )
@@ -91,16 +92,12 @@ def _rate(rates: Object, name: str) -> str:
 
 
 def _latency(latency: Object) -> Text:
-    parts = []
-    for name, title in (
-        ("ttft_s", "TTFT"), ("itl_s", "ITL"), ("queue_wait_s", "wait"), ("e2e_s", "E2E")
-    ):  # fmt: skip
+    parts = ["p50 p95 p99"]
+    for name, title in _LATENCIES:
         found = latency.get(name) or {}
-        values = "  ".join(
-            f"{key} {milliseconds(found.get(key)):>7}" for key in ("p50", "p95", "p99")
-        )
-        parts.append(f"{title}  {values}")
-    return Text("   ".join(parts))
+        figures = " ".join(f"{milliseconds(found.get(key)):>6}" for key in ("p50", "p95", "p99"))
+        parts.append(f"{title} {figures}")
+    return Text("  ".join(parts))
 
 
 def body(shown: Shown) -> RenderableType:

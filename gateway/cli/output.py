@@ -65,9 +65,14 @@ def line(text: Any) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
     """A table without borders; `COLUMN>` is aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
+    for number, column in enumerate(columns):
         right = column.endswith(">")
-        made.add_column(column.rstrip(">"), justify="right" if right else "left", overflow="fold")
+        made.add_column(
+            column.rstrip(">"),
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=number == 0,  # ids, to be copied
+        )
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(line(cell)) for cell in row))
     return made

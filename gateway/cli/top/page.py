@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.layout import Layout
 from rich.table import Table
@@ -17,7 +18,7 @@ from gateway.cli.queues import pool_table
 from gateway.cli.top.screen import KEYS, Screen, View, workers_of
 
 Object = Mapping[str, Any]
-_BAR = 32
+_BAR = 16
 _STALE_S = 3.0
 _MAX_PROBLEMS = 4
 _LATENCIES = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("queue_wait_s", "wait"), ("e2e_s", "E2E"))
@@ -75,29 +76,34 @@ def head(overview: Object, age_s: float) -> list[RenderableType]:
     return [*lines, _flow(overview), _latency(overview["latency"]), pool_table(overview["pools"])]
 
 
-def _flow(overview: Object) -> Text:
+def _flow(overview: Object) -> RenderableType:
     rates, pools = overview["rates"], overview["pools"]
     waiting = sum(pool["waiting"] for pool in pools)
     running = sum(pool["running"] for pool in pools)
-    return Text(
+    flow = Text(
         f"in {_rate(rates, 'submitted')} > waiting {waiting:>6} > running {running:>6} "
-        f"> done {_rate(rates, 'completed')}   failed {_rate(rates, 'failed')}"
-        f"   cancelled {_rate(rates, 'cancelled')}   tokens {_rate(rates, 'output_tokens')}"
-        f"   dead letters {overview.get('dead_letters') or 0}"
+        f"> done {_rate(rates, 'completed')}"
     )
+    parts = [
+        f"failed {_rate(rates, 'failed')}",
+        f"cancelled {_rate(rates, 'cancelled')}",
+        f"tokens {_rate(rates, 'output_tokens')}",
+        f"dead letters {overview.get('dead_letters') or 0:>5}",
+    ]
+    return Group(flow, Columns(map(Text, parts), padding=(0, 2)))
 
 
 def _rate(rates: Object, name: str) -> str:
     return f"{figure(rates.get(name)):>6}/s"
 
 
-def _latency(latency: Object) -> Text:
+def _latency(latency: Object) -> RenderableType:
     parts = ["p50 p95 p99"]
     for name, title in _LATENCIES:
         found = latency.get(name) or {}
         figures = " ".join(f"{milliseconds(found.get(key)):>6}" for key in ("p50", "p95", "p99"))
         parts.append(f"{title} {figures}")
-    return Text("  ".join(parts))
+    return Columns(map(Text, parts), padding=(0, 2))
 
 
 def body(shown: Shown) -> RenderableType:
@@ -142,7 +148,7 @@ def _workers(shown: Shown) -> RenderableType:
         made.add_column(column, no_wrap=True)
     for column in ("BUSY", "KV", "TOK/S", "HEARTBEAT"):
         made.add_column(column, justify="right", no_wrap=True, min_width=6)
-    made.add_column("DOING")
+    made.add_column("DOING", no_wrap=True, overflow="ellipsis")
     for worker in workers:
         made.add_row(*_worker(worker))
     return _select(made, shown.screen.selected)

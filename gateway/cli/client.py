@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S = 3.0
 _SILENCE_S = 45.0
 """A stream without a byte for so long has lost its gateway; those send comments every 10 s."""
-_ATTEMPTS = 5
+ATTEMPTS = 5
+"""In a row, to take up a stream of events again."""
+RETRY_S = 0.3
 
 
 class Address(NamedTuple):
@@ -106,9 +109,15 @@ class GatewayClient:
                 return self.get(f"/admin/jobs/{quote(job_id)}{part}")
             raise
 
-    def post(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
-        """The JSON of a POST, with a JSON body unless it is None."""
-        return _json(self.send("POST", path, body=body, headers=headers))
+    def post(
+        self,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+    ) -> Any:
+        """The JSON of a POST, with a JSON body unless it is None; `wait_s`: as for `send`."""
+        return _json(self.send("POST", path, body=body, headers=headers, wait_s=wait_s))
 
     def send(
         self,
@@ -164,8 +173,9 @@ class GatewayClient:
                 return
             except CommandError as error:
                 failures += 1
-                if error.code is not ExitCode.UNREACHABLE or failures >= _ATTEMPTS:
+                if error.code is not ExitCode.UNREACHABLE or failures >= ATTEMPTS:
                     raise
+                time.sleep(RETRY_S * failures)
 
     def resuming(self) -> httpx.Client:
         """A client for `/v1` calls whose streams survive the loss of a connection."""

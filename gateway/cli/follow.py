@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import Any
 
-from gateway.cli.client import ServerEvent
+from gateway.cli.client import ATTEMPTS, RETRY_S, ServerEvent
 from gateway.cli.command import Session
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.output import note, printable
 
+_INTERRUPTIONS = frozenset({"gateway_stopped", "redis_unavailable"})
 _ENDS = {
     "completed": ExitCode.OK,
     "failed": ExitCode.FAILED,
@@ -28,27 +30,62 @@ def follow_job(session: Session, job_id: str, after: str = "", *, raw: bool = Fa
         f"{job_id} goes on; `flotilla jobs follow {job_id}` shows it again, "
         f"`flotilla jobs cancel {job_id}` ends it."
     )
-    begun = False
-    for event in session.client.follow(f"/jobs/{job_id}/events", after):
-        if event.comment:
-            continue
-        if session.as_json:
-            session.line({"event": event.name, "id": event.id, "data": event.json()})
-        elif raw:
+    output = _Output(session, raw=raw)
+    failures = 0
+    while True:
+        before = after
+        for event in session.client.follow(f"/jobs/{job_id}/events", after):
+            after = event.id or after
+            if output.interrupted(event):
+                break
+            if event.comment:
+                continue
+            output.write(event)
+            if event.name in _ENDS:
+                return _ENDS[event.name]
+        # The response has ended before the job, or it was empty: nothing follows `after`.
+        job = session.client.get(f"/jobs/{job_id}")
+        if job["state"] in _ENDS:
+            return _ENDS[job["state"]]
+        failures = failures + 1 if after == before else 0
+        if failures >= ATTEMPTS:
+            raise CommandError(
+                f"the events of {job_id} break off; it is {job['state']}", ExitCode.UNREACHABLE
+            )
+        time.sleep(RETRY_S * failures)
+
+
+class _Output:
+    """Writes events for people, or for programs."""
+
+    def __init__(self, session: Session, *, raw: bool) -> None:
+        self._session = session
+        self._raw = raw
+        self._begun = False
+
+    def interrupted(self, event: ServerEvent) -> bool:
+        """Whether a gateway ends the stream though the job goes on. Raises other errors."""
+        if event.name != "error":
+            return False
+        error = event.json()["error"]
+        if error.get("code") in _INTERRUPTIONS:
+            return True
+        raise CommandError(error["message"])
+
+    def write(self, event: ServerEvent) -> None:
+        """Print one event."""
+        if self._session.as_json:
+            self._session.line({"event": event.name, "id": event.id, "data": event.json()})
+        elif self._raw:
             print(f"{event.name} {event.id} {printable(event.data.decode(errors='replace'))}")
         elif event.name in ("delta", "chunk"):
-            begun = _print_text(event) or begun
+            self._begun = _print_text(event) or self._begun
         elif event.name in ("queued", "in_progress"):
             note(_progress(event))
-        if event.name == "error":
-            raise CommandError(event.json()["error"]["message"])
-        if event.name in _ENDS:
-            if begun:
+        elif event.name in _ENDS:
+            if self._begun:
                 print()
-            if not (session.as_json or raw):
-                _print_end(event, begun=begun)
-            return _ENDS[event.name]
-    return ExitCode.OK  # 204: the job had ended, and nothing follows `after`
+            _print_end(event, begun=self._begun)
 
 
 def text_of(body: Any) -> str:

@@ -16,6 +16,9 @@ from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.options import Reason
 from gateway.cli.output import duration, note, table
 
+OPERATION_S = 150.0
+"""Gateways wait so long for all workers of a pool (FLOTILLA_OPERATION_TIMEOUT_S), and longer."""
+
 app = typer.Typer(help="Queues of the pools: list, pause, resume.", no_args_is_help=True)
 
 PoolName = Annotated[
@@ -70,7 +73,7 @@ def _operate(
 ) -> None:
     name = pool or _only_pool(session)
     given = {**options, **({"reason": reason} if reason else {})}
-    body = session.client.post(f"/admin/pools/{quote(name)}/{action}", given)
+    body = session.client.post(f"/admin/pools/{quote(name)}/{action}", given, wait_s=OPERATION_S)
     session.show(body, lambda body: f"{body['pool']}: {action} {body['outcome']}")
 
 

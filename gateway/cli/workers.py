@@ -16,6 +16,7 @@ from gateway.cli.completion import worker_ids
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.options import Reason
 from gateway.cli.output import duration, figure, level, note, state, table
+from gateway.cli.queues import OPERATION_S
 from gateway.cli.worker_order import urgency
 
 app = typer.Typer(help="Workers: list, drain.", no_args_is_help=True)
@@ -47,7 +48,9 @@ def drain(
     """Stop workers gently: they claim nothing more, hand their jobs over, and end."""
     given = {"reason": reason} if reason else {}
     for worker in workers:
-        done = session.client.post(f"/admin/workers/{quote(worker)}/drain", given)
+        done = session.client.post(
+            f"/admin/workers/{quote(worker)}/drain", given, wait_s=OPERATION_S
+        )
         if session.as_json:
             session.line(done)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,9 @@ import typer
 
 from gateway.cli.exit_codes import MEANINGS, ExitCode
 from gateway.cli.main import app
+from tests.test_architecture import ROOT as FOLDER
 
+README = (FOLDER / "README.md").read_text()
 ROOT = typer.main.get_command(app)
 PROCESSES = {"up", "gateway", "worker", "maintenance"}
 """They run until they are stopped, and print logs."""
@@ -72,7 +75,18 @@ def test_a_command_can_print_json(name: str) -> None:
         assert {"--url", "--api-key-file", "--timeout"} <= options
 
 
-def test_the_help_lists_the_exit_codes() -> None:
+def test_the_help_and_the_readme_list_the_exit_codes() -> None:
     assert set(MEANINGS) == set(ExitCode)
+    readme = " ".join(README.split())
     for code, text in MEANINGS.items():
         assert f"{code.value} {text}" in ROOT.epilog
+        assert f"{code.value} {text}" in readme
+
+
+def test_the_commands_of_the_readme_parse() -> None:
+    lines = re.findall(r"^flotilla (?!up|gateway|worker|maint).*", README, re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        _, *words = shlex.split(line, comments=True)
+        name = next(each for each in (" ".join(words[:2]), words[0]) if each in COMMANDS)
+        COMMANDS[name].make_context(name, words[len(name.split()) :])

@@ -89,6 +89,27 @@ def test_the_end_of_a_followed_job(
     assert (result.exit_code, result.stderr) == (code, f"{state}: because\n")
 
 
+def test_follow_goes_on_after_an_interrupted_stream(flotilla: Flotilla, stub: StubGateway) -> None:
+    stopped = {"error": {"message": "stopped", "code": "gateway_stopped"}}
+    delta = ("delta", {"choices": [{"index": 0, "text": "Hello "}]})
+    stub.answers["GET /jobs/job_1"] = job(state="in_progress")
+    stub.answers["GET /jobs/job_1/events"] = [
+        events(("in_progress", {}), delta, ("error", stopped)),
+        events(("in_progress", {}), delta),
+        events(("completed", job())),
+    ]
+    result = flotilla("jobs", "follow", "job_1")
+    assert (result.exit_code, result.stdout) == (0, "Hello Hello \n")
+    sent = [each for each in stub.requests if each.path.endswith("/events")]
+    assert [each.headers.get("last-event-id") for each in sent] == [None, "2", "1"]
+
+
+def test_the_end_is_found_if_nothing_follows(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /jobs/job_1/events"] = Answer(b"", 204)
+    stub.answers["GET /jobs/job_1"] = job(state="failed")
+    assert flotilla("jobs", "follow", "job_1", "--from", "9").exit_code == 1
+
+
 def test_result(flotilla: Flotilla, stub: StubGateway) -> None:
     body = {"choices": [{"message": {"content": "Hello there"}}]}
     stub.answers["GET /jobs/job_1/result"] = body

@@ -154,7 +154,7 @@ def _carried_out(session: Session, path: str, request: dict[str, Any]) -> dict[s
     more = True
     while more:
         part = session.client.post(path, request | {"dry_run": False})
-        more = bool(part.get("more")) and part["done"] > 0
+        more, request = part["more"], request | {"cursor": part["next_cursor"]}
         sums = {
             name: total.get(name, 0) + part.get(name, 0) for name in ("matched", "done", "skipped")
         }

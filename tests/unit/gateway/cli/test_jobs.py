@@ -150,7 +150,10 @@ def test_retry_with_another_body(flotilla: Flotilla, stub: StubGateway, folder: 
 
 
 def test_by_filter_with_preview(flotilla: Flotilla, stub: StubGateway) -> None:
-    preview = {"matched": 2, "done": 0, "skipped": 0, "more": False, "ids": ["job_1", "job_2"]}
+    preview = {
+        "matched": 2, "done": 0, "skipped": 0, "more": False, "next_cursor": None,
+        "ids": ["job_1", "job_2"],
+    }  # fmt: skip
     path = "POST /admin/jobs/retry"
     stub.answers[path] = preview
     result = flotilla("jobs", "retry", "--filter", "state:failed", "--dry-run")
@@ -159,13 +162,15 @@ def test_by_filter_with_preview(flotilla: Flotilla, stub: StubGateway) -> None:
     assert [body["dry_run"] for _, body in stub.sent()] == [True, True]
     stub.answers[path] = [
         preview,
-        preview | {"done": 2, "more": True},
+        preview | {"done": 2, "more": True, "next_cursor": "77"},
         preview | {"matched": 1, "done": 0, "skipped": 1, "ids": []},
     ]
     result = flotilla("jobs", "retry", "-f", "state:failed", "--yes", "--reason", "fixed")
     assert result.exit_code == 0
     assert result.stdout.startswith("retry: 2 of 3 jobs, 1 could not be")
-    assert stub.requests[-1].body == {"filter": "state:failed", "reason": "fixed", "dry_run": False}
+    assert stub.requests[-1].body == {
+        "filter": "state:failed", "reason": "fixed", "dry_run": False, "cursor": "77"
+    }  # fmt: skip
 
 
 def test_either_jobs_or_a_filter(flotilla: Flotilla) -> None:

@@ -63,7 +63,7 @@ def error_event(body: bytes) -> bytes:
 def field(event: bytes, name: bytes) -> bytes:
     """The value of the first field of this name."""
     for line in event.splitlines():
-        field, colon, value = line.partition(b":")
-        if colon and field == name:
+        found, colon, value = line.partition(b":")
+        if colon and found == name:
             return value.removeprefix(b" ")
     return b""

@@ -34,6 +34,7 @@ from worker.engines.protocol import Engine
 from worker.publish.publisher import Publisher
 from worker.run import stalls
 from worker.run.job_run import JobRun, Outcome
+from worker.run.run_trace import REVOKED
 from worker.run.slots import SlotAccounting
 from worker.run.totals import WorkTotals
 
@@ -188,11 +189,15 @@ class Executor:
         self._start(job)
 
     def _abort(self, job_id: str) -> None:
-        if job_id in self.runs:
-            self.runs[job_id].abort()
+        run = self.runs.get(job_id)
+        if run is not None:
+            if run.trace is not None:
+                run.trace.lease_lost(REVOKED)
+            run.abort()
 
     async def _execute(self, run: JobRun, previous: JobRun | None) -> None:
-        logs.bind_contextvars(job_id=run.job.id, attempt=run.job.attempt)
+        logs.bind_contextvars(**run.job.log_fields)
+        log.debug("leased %.3f s after submit", run.job.waited_s)
         if previous is not None and previous.task is not None:
             # The engine knows both by the same request id, and must have ended the first.
             await asyncio.wait({previous.task})
@@ -202,6 +207,9 @@ class Executor:
             log.exception("run failed")
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
+        log.debug("the run has ended: %s", run.final_state or outcome.value)
+        if run.trace is not None:
+            run.trace.ended(run.final_state or outcome.value, run.error_code)
         if run in self._released:
             self._released.discard(run)
         elif outcome is Outcome.RELEASE:
@@ -214,6 +222,8 @@ class Executor:
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
         self._slots_changed()
+        if run.trace is not None:
+            await run.trace.write(run.buffer, self._worker_id, self._queue)
 
     def _slots_changed(self) -> None:
         self._changed.set()
@@ -242,6 +252,8 @@ class Executor:
             return
         if run.final_state == state:  # ended by this worker; the reply is on its way
             return
+        if run.trace is not None:
+            run.trace.lease_lost(state)
         self._metrics.fenced.labels(state).inc()
         # Clients cancel all the time; a job that another worker has taken is worth a warning.
         ended_by_client = state in {JobState.CANCELLED, JobState.EXPIRED}
@@ -250,7 +262,7 @@ class Executor:
             level,
             "lease lost, run aborted: the job is %s",
             state,
-            extra={"job_id": job.id, "attempt": job.attempt},
+            extra=job.log_fields,
         )
         run.abort()
 

@@ -140,7 +140,7 @@ def test_a_released_attempt_is_written_by_its_own_worker(stack: Stack, traces: T
     (submitted,) = named(spans, "POST /jobs")
     assert submitted.parent == ""
     outcomes = [span.attributes["flotilla.outcome"] for span in named(spans, "attempt")]
-    assert outcomes == ["release", "completed"]
+    assert outcomes == ["drained", "completed"]
     assert {span.parent for span in named(spans, "attempt")} == {submitted.id}
     resumed = httpx.get(f"{url}/stream")
     assert resumed.status_code == 200

@@ -207,9 +207,10 @@ class Executor:
             log.exception("run failed")
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
-        log.debug("the run has ended: %s", run.final_state or outcome.value)
+        ending = run.final_state or ("engine_died" if self._engine.dead else outcome.value)
+        log.debug("the run has ended: %s", ending)
         if run.trace is not None:
-            run.trace.ended(run.final_state or outcome.value, run.error_code)
+            run.trace.ended(ending, run.error_code)
         if run in self._released:
             self._released.discard(run)
         elif outcome is Outcome.RELEASE:
@@ -232,6 +233,7 @@ class Executor:
 
     async def _release(self, run: JobRun, reason: str) -> None:
         """Release one job at once, while its last entries are still in the step log."""
+        _note_release([run], reason)
         run.abort()
         self._metrics.released.labels(reason).inc()
         with contextlib.suppress(RedisError, OSError):  # then its lease expires
@@ -342,6 +344,7 @@ class Executor:
         Returns the jobs' new states by id. Raises redis' errors; the jobs wait for `release_all`
         then.
         """
+        _note_release(runs, reason)
         for run in runs:
             del self.runs[run.job.id]
             self._released.add(run)
@@ -362,6 +365,7 @@ class Executor:
 
         Returns the jobs' new states by id. Raises redis' errors.
         """
+        _note_release(self.runs.values(), reason)
         for run in self.runs.values():
             run.abort(release=True)
         if self._tasks:
@@ -374,3 +378,10 @@ class Executor:
                 states |= await self._queue.release(jobs, reason, blame=blamed)
         self._metrics.released.labels(reason).inc(len(states))
         return states
+
+
+def _note_release(runs: Iterable[JobRun], reason: str) -> None:
+    """For the spans of those that are traced."""
+    for run in runs:
+        if run.trace is not None:
+            run.trace.released(reason)

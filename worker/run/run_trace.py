@@ -21,7 +21,7 @@ from worker.publish.output_buffer import OutputBuffer
 
 REVOKED = "revoked"
 """The outcome of a run whose job was cancelled, or has expired."""
-_ENDED_WELL = frozenset({JobState.COMPLETED, JobState.CANCELLED, REVOKED, "release"})
+_FAILED = frozenset({"engine_died", "run_failed", "lost"})
 
 
 class RunTrace:
@@ -62,11 +62,15 @@ class RunTrace:
         self._outcome = state
         self._written_by_next = state not in {JobState.CANCELLED, JobState.EXPIRED, REVOKED}
 
+    def released(self, reason: str) -> None:
+        """The worker gives the job up; the job's history has this reason."""
+        self._outcome = self._outcome or reason
+
     def ended(self, outcome: str, error: str) -> None:
         """The run has ended. `error`: a code, empty if there is none."""
         self._ended_at = time()
         self._outcome = self._outcome or outcome
-        self._error = error or ("" if self._outcome in _ENDED_WELL else self._outcome)
+        self._error = error or (self._outcome if self._outcome in _FAILED else "")
 
     async def write(self, buffer: OutputBuffer, worker: str, queue: JobQueue) -> None:
         """Write the spans. For a job that was leased before, its record is read."""

@@ -8,6 +8,7 @@ application's `send`, so it is plain ASGI in front of FastAPI and not a route of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -38,6 +39,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import StreamReset
 from shared.platform import logs, request_span
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.redis_client import UNAVAILABLE
 from shared.platform.settings import Settings
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job
@@ -120,10 +122,11 @@ class InferenceApp:
         if span is None or answer.error != _OUT_OF_ATTEMPTS:
             return
         gateway: Gateway = self._fastapi.state.gateway
-        job = await gateway.queue.get(answer.job_id)
-        if job is not None:
-            behind_s, after_all = span.began_at - job.created_at, len(job.attempts) + 1
-            write_lost_attempts(job, span.ref, after_all, behind_s)
+        with contextlib.suppress(*UNAVAILABLE):
+            job = await gateway.queue.get(answer.job_id)
+            if job is not None:
+                behind_s, after_all = span.began_at - job.created_at, len(job.attempts) + 1
+                write_lost_attempts(job, span.ref, after_all, behind_s)
 
     def fail_open_streams(self, error: Exception) -> None:
         """End all answers that are not complete with this error."""

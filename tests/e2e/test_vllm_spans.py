@@ -63,7 +63,7 @@ async def test_vllm_records_nothing_of_a_job_that_is_not_traced(
     assert exported.get_finished_spans() == ()
 
 
-async def test_vllm_is_told_where_spans_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_vllm_gets_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENGINE_VARIABLES:
         monkeypatch.setenv(name, "as it was")
     option = "--otlp-traces-endpoint"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from time import time
 
 from shared.platform import tracing
-from shared.platform.redis_client import RedisError
+from shared.platform.redis_client import UNAVAILABLE
 from shared.platform.trace_context import SpanRef, parse
 from shared.protocol.job import LeasedJob
 from shared.protocol.states import JobState
@@ -80,7 +80,7 @@ class RunTrace:
         queued_at: float | None = self._leased_at - job.waited_s
         if job.generation > 1:
             queued_at = None
-            with contextlib.suppress(RedisError, OSError):
+            with contextlib.suppress(*UNAVAILABLE):
                 queued_at = await self._write_earlier(queue)
         ids = {tracing.JOB: job.id, tracing.ATTEMPT: job.generation, tracing.WORKER: worker}
         if queued_at is not None:

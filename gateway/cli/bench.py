@@ -6,9 +6,13 @@ import inspect
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+import typer
+
 from gateway.cli.bench_options import BenchOptions
-from gateway.cli.command import Session
+from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import ExitCode
+
+app = typer.Typer()
 
 
 def bench(session: Session, **values: Any) -> ExitCode:
@@ -39,3 +43,9 @@ bench.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     ],
     return_annotation=ExitCode,
 )
+gateway_command(
+    app,
+    "bench",
+    "flotilla bench --rate 8 --for 30s --slo ttft_p99=1.5s",
+    "flotilla bench --max-concurrency 32 --num-prompts 500 --save now.json --compare before.json",
+)(bench)

@@ -15,7 +15,7 @@ from gateway.cli.exit_codes import ExitCode
 app = typer.Typer()
 
 
-def bench(session: Session, **values: Any) -> ExitCode:
+def bench(session: Session, /, **values: Any) -> ExitCode:
     """Send a load to a server and print its throughput, goodput, TTFT, TPOT, ITL and E2EL.
 
     The options, the table and the meaning of every figure are those of `vllm bench serve`; any
@@ -30,7 +30,7 @@ def bench(session: Session, **values: Any) -> ExitCode:
 _HINTS = get_type_hints(BenchOptions, include_extras=True)
 bench.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        inspect.Parameter("session", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Session),
+        inspect.Parameter("session", inspect.Parameter.POSITIONAL_ONLY, annotation=Session),
         *(
             inspect.Parameter(
                 each.name,

@@ -33,13 +33,13 @@ def send_and_report(session: Session, options: BenchOptions) -> ExitCode:
     options.check()
     before = options.before()
     target, engines = _target(session, options)
-    prompts, length = asyncio.run(_prompts(target, options))
+    prompts, length = _prompts(target, options)
     total = _total(options, length)
     load = Load(
         target,
         _plan(prompts, total, options),
         max_concurrency=options.concurrency(),
-        seconds=options.duration_s(),
+        seconds=options.duration_s() if math.isinf(options.request_rate()) else None,
         timeout_s=options.request_timeout,
     )
     with progress(load.run, total, options.duration_s()):
@@ -73,21 +73,27 @@ def _target(session: Session, options: BenchOptions) -> tuple[Target, list[str]]
     return target, engines
 
 
-async def _prompts(target: Target, options: BenchOptions) -> tuple[Iterable[Prompt], int | None]:
+def _prompts(target: Target, options: BenchOptions) -> tuple[Iterable[Prompt], int | None]:
     """The prompts, and how many of them a file has. The server is tried first."""
-    output_tokens = options.output_len or OUTPUT_TOKENS
+    read = _from_file(options)
     try:
-        length = await prompt_length(target, options.request_timeout)
-        if options.dataset_path is None:
-            n_words = length.words(options.input_len)
-            return random_prompts(n_words, output_tokens, options.seed), None
-        prompts = read_prompts(options.dataset_path, options.output_len)
+        length = asyncio.run(prompt_length(target, options.request_timeout))
     except TrialError as error:
         code = of_status(error.status) if error.status else ExitCode.UNREACHABLE
         raise CommandError(f"{target.url}: {error}", code) from error
-    except (PromptsError, OSError) as error:
+    if read is not None:
+        return cycle(read), len(read)
+    n_words = length.words(options.input_len)
+    return random_prompts(n_words, options.output_len or OUTPUT_TOKENS, options.seed), None
+
+
+def _from_file(options: BenchOptions) -> list[Prompt] | None:
+    if options.dataset_path is None:
+        return None
+    try:
+        return read_prompts(options.dataset_path, options.output_len)
+    except (PromptsError, OSError, UnicodeDecodeError) as error:
         raise CommandError(f"--dataset-path: {error}", ExitCode.USAGE) from error
-    return cycle(prompts), len(prompts)
 
 
 def _total(options: BenchOptions, n_lines: int | None) -> int | None:

@@ -120,7 +120,7 @@ def _measure(name: str, system: System, model: str, setup: Setup, rounds: int) -
 def difference(runs: Runs, figure: str) -> float:
     """By how many percent the median of `flotilla bench` is above that of `vllm bench serve`."""
     ours, theirs = (median(run[figure] for run in runs[each]) for each in (_OURS, _THEIRS))
-    return (ours / theirs - 1) * 100
+    return float(ours / theirs - 1) * 100
 
 
 def table(name: str, runs: Runs, limit: float) -> Table:

@@ -22,7 +22,7 @@ check: lint ## before a commit: lint and unit tests, in a minute and a half
 	.venv/bin/pytest -q $(PARALLEL) tests/unit tests/test_words.py
 
 test: install ## all tests but test-models (ARGS: pytest's)
-	.venv/bin/pytest $(PARALLEL) --ignore tests/models --ignore tests/page --ignore tests/tour \
+	.venv/bin/pytest $(PARALLEL) --ignore tests/models --ignore tests/page \
 		--ignore tests/clients $(ARGS)
 
 test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
@@ -35,11 +35,11 @@ PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/d
 
 test-page: install ## the page in a browser, and the tour; skipped where there is no Chromium (ARGS: pytest's)
 	@$(PAGE_TOOLS)
-	.venv/bin/pytest tests/page tests/tour $(ARGS)
+	.venv/bin/pytest tests/page $(ARGS)
 
 tour: install ## walks through docs/pages/tour.md on a fleet of its own, and takes its pictures
 	@$(PAGE_TOOLS)
-	@.venv/bin/python -m tests.tour $(ARGS)
+	@.venv/bin/python -m tests.page.tour $(ARGS)
 
 test-clients: install ## unmodified client libraries on real vLLM; installs them in .cache (ARGS: see tests/clients)
 	@.venv/bin/python -m tests.clients $(ARGS)

@@ -14,8 +14,9 @@ from playwright.sync_api import Page, expect
 from tests.e2e.processes import Stack
 from tests.page.browser import Tab
 from tests.page.conftest import OpenTab
-from tests.page.troubled_fleet import OPERATOR, TroubledFleet, get, headers, submit
+from tests.page.troubled_fleet import OPERATOR, TroubledFleet, headers, post_job
 from tests.redis_server import RedisServer
+from tests.waiting import wait_for
 
 LIMIT_S = 30.0
 POOL = "simulated"
@@ -76,7 +77,7 @@ def test_why_does_a_job_wait_on_the_page(page: Page, fleet: TroubledFleet) -> No
 
 
 def test_why_does_a_job_wait_on_the_command_line(fleet: TroubledFleet) -> None:
-    assert fleet.waiting in fleet.run("jobs", "ls", "--filter", "state:queued", "--json")
+    assert fleet.waiting in fleet.run("jobs", "ls", "state:queued", "--json")
     assert re.search("slot|busy|wait", fleet.run("jobs", "why", fleet.waiting))
     why = json.loads(fleet.run("jobs", "why", fleet.waiting, "--json"))
     assert why["sentence"]
@@ -109,39 +110,50 @@ def test_what_failed_in_the_last_hour_on_the_page(page: Page, fleet: TroubledFle
 
 
 def test_what_failed_in_the_last_hour_on_the_command_line(fleet: TroubledFleet) -> None:
-    found = json.loads(fleet.run("jobs", "ls", "--filter", "state:failed ended:1h", "--json"))
+    found = json.loads(fleet.run("jobs", "ls", "state:failed", "ended:1h", "--json"))
     assert [job["id"] for job in found["data"]] == [fleet.failed]
-    assert fleet.failed[:12] in fleet.run("jobs", "ls", "--filter", "state:failed ended:1h")
+    assert fleet.failed[:12] in fleet.run("jobs", "ls", "state:failed", "ended:1h")
 
 
 def test_how_do_i_stop_intake_on_the_page(page: Page, fleet: TroubledFleet) -> None:
     queue = page.locator(f'[data-pool="{POOL}"]').first
+    await_intake(fleet, accepted=True)
     queue.get_by_role("button", name=f"Pause {POOL}").click()
     dialog = page.locator("dialog[open]")
+    dialog.get_by_label("Refuse new requests").check()
     dialog.get_by_label("Reason").fill("an upgrade")
     dialog.get_by_role("button", name="Pause").click()
     expect(queue.get_by_role("button", name=f"Resume {POOL}")).to_be_visible()
-    assert_paused(fleet, paused=True)
+    await_intake(fleet, accepted=False)
     queue.get_by_role("button", name=f"Resume {POOL}").click()
     if dialog.is_visible():
         dialog.get_by_role("button", name="Resume").click()
     expect(queue.get_by_role("button", name=f"Pause {POOL}")).to_be_visible()
-    assert_paused(fleet, paused=False)
+    await_intake(fleet, accepted=True)
 
 
 def test_how_do_i_stop_intake_on_the_command_line(fleet: TroubledFleet) -> None:
-    fleet.run("queue", "pause", POOL)
-    assert "paused" in fleet.run("queue", "ls")
-    assert_paused(fleet, paused=True)
+    await_intake(fleet, accepted=True)
+    fleet.run("queue", "pause", POOL, "--intake")
+    assert re.search("refused|stopped", fleet.run("queue", "ls"), re.IGNORECASE)
+    await_intake(fleet, accepted=False)
     fleet.run("queue", "resume", POOL)
-    assert_paused(fleet, paused=False)
+    await_intake(fleet, accepted=True)
 
 
-def assert_paused(fleet: TroubledFleet, *, paused: bool) -> None:
-    """In effect, not only shown: the pool's state, and that a new job is kept."""
-    (pool,) = get(fleet.gateway.url, "/admin/pools")["data"]
-    assert pool["paused"] is paused
-    if paused:
-        job = submit(fleet.gateway.url, prompt="kept", max_tokens=3)
-        assert get(fleet.gateway.url, f"/jobs/{job}")["state"] == "queued"
-        httpx.post(f"{fleet.gateway.url}/jobs/{job}/cancel", headers=headers())
+def await_intake(fleet: TroubledFleet, *, accepted: bool) -> None:
+    """Wait until a new request is a job (or is refused), as gateways read the switch every second.
+
+    Jobs that are made meanwhile are cancelled.
+    """
+    wait_for(lambda: _accepts(fleet.gateway.url) is accepted, f"accepted: {accepted}", 10)
+
+
+def _accepts(url: str) -> bool:
+    answer = post_job(url, prompt="kept", max_tokens=3)
+    if answer.status_code == 202:
+        httpx.post(f"{url}/jobs/{answer.json()['id']}/cancel", headers=headers())
+        return True
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "intake_stopped"
+    return False

@@ -73,12 +73,17 @@ class TroubledFleet:
         return done.stdout
 
 
-def submit(url: str, **fields: Any) -> str:
-    """Submit a job as the operator; return its id."""
+def post_job(url: str, **fields: Any) -> httpx.Response:
+    """Send a job as the operator."""
     body = {"model": "simulated", "ignore_eos": True, **fields}
-    answer = httpx.post(
+    return httpx.post(
         f"{url}/jobs", json={"endpoint": "/v1/completions", "body": body}, headers=headers()
     )
+
+
+def submit(url: str, **fields: Any) -> str:
+    """Submit a job as the operator; return its id."""
+    answer = post_job(url, **fields)
     assert answer.status_code == 202, answer.text
     job_id: str = answer.json()["id"]
     return job_id

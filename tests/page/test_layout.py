@@ -20,12 +20,12 @@ STEPS = 12
 def test_nothing_moves_while_figures_grow(open_tab: OpenTab, stand_in: StandIn, width: int) -> None:
     stand_in.show(growing(0))
     page = show(open_tab(stand_in.url, width=width), "fleet")
-    _settle(page, stand_in)
+    _drawn(page, stand_in)
     page.evaluate("measured.resetShifts()")
     before = _boxes(page)
     for step in range(1, STEPS + 1):
         stand_in.show(growing(step / STEPS))
-        _settle(page, stand_in)
+        _drawn(page, stand_in)
     assert page.evaluate("measured.shifts()") == []
     assert _boxes(page) == before
 
@@ -35,7 +35,7 @@ def test_nothing_moves_when_a_worker_loses_its_heartbeat_but_what_reports_it(
 ) -> None:
     """The panel that reports may move to the top; back on a good day all is as before."""
     page = show(open_tab(stand_in.url), "fleet")
-    _settle(page, stand_in)
+    _drawn(page, stand_in)
     before = _boxes(page)
     stand_in.show(incident())
     expect(page.locator("#verdict")).to_have_attribute("data-level", "problem")
@@ -51,7 +51,7 @@ def test_nothing_is_cut_off_on_good_and_bad_days(
 ) -> None:
     stand_in.show(SCENES[scene]())
     page = show(open_tab(stand_in.url, width=width), "fleet")
-    _settle(page, stand_in)
+    _drawn(page, stand_in)
     assert page.evaluate("measured.cutOff()") == []
 
 
@@ -61,11 +61,11 @@ def test_nothing_is_cut_off_in_a_view(
     open_tab: OpenTab, stand_in: StandIn, view: str, width: int
 ) -> None:
     page = show(open_tab(stand_in.url, width=width), view)
-    _settle(page, stand_in)
+    _drawn(page, stand_in)
     assert page.evaluate("measured.cutOff()") == []
 
 
-def _settle(page: Page, stand_in: StandIn) -> None:
+def _drawn(page: Page, stand_in: StandIn) -> None:
     """Wait until the page has drawn the overview that is shown now."""
     stand_in.wait_until_shown()
     page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")

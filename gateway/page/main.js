@@ -1,0 +1,95 @@
+/** The page: which view is shown, the key, the theme and the keyboard. */
+
+import { key, setKey } from "./api.js";
+import { deadView } from "./dead.js";
+import { dialog, notice, show } from "./dialog.js";
+import { attr, button, h, put } from "./dom.js";
+import * as feed from "./feed.js";
+import { fleetView, workersView } from "./fleet.js";
+import { jobsView } from "./jobs.js";
+import { startKeyboard } from "./keyboard.js";
+import { keysView } from "./keys.js";
+import { playgroundView } from "./playground.js";
+import * as ribbon from "./ribbon.js";
+
+const VIEWS = {
+  fleet: ["Fleet", fleetView], workers: ["Workers", workersView], jobs: ["Jobs", jobsView],
+  dead: ["Dead letters", deadView], playground: ["Playground", playgroundView], keys: ["Keys", keysView],
+};
+const THEMES = ["auto", "light", "dark"];
+
+let shown = null; // {name, end, changed}
+
+/** The view and the parameters that the address names. */
+function place() {
+  const [name, query] = location.hash.replace(/^#/, "").split("?");
+  return { name: VIEWS[name] ? name : "fleet", params: new URLSearchParams(query || "") };
+}
+
+function render(focus) {
+  const { name, params } = place();
+  if (shown && shown.name === name && shown.changed) {
+    shown.changed(params);
+    return;
+  }
+  if (shown) shown.end();
+  const main = document.getElementById("main");
+  const [title, view] = VIEWS[name];
+  main.replaceChildren(h("h2", { class: "unseen" }, title));
+  main.dataset.view = name;
+  const made = view(main, params);
+  shown = typeof made === "function" ? { name, end: made } : { name, ...made };
+  for (const link of document.querySelectorAll("nav a")) {
+    attr(link, "aria-current", link.hash === `#${name}` ? "page" : null);
+  }
+  if (focus) {
+    main.focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }
+}
+
+function askForKey(why = "") {
+  if (document.getElementById("key-dialog")) return;
+  const field = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false" });
+  const made = dialog("API key", { id: "key-dialog", class: "question" },
+    h("form", { method: "dialog", onsubmit: (event) => {
+      event.preventDefault();
+      made.close();
+      setKey(field.value.trim());
+      shown.end();
+      shown = null;
+      render(false);
+    } },
+    why ? h("p", { role: "alert" }, why) : null,
+    h("p", null, "It is kept in this tab only, until the tab is closed. Operators' keys also show the fleet."),
+    h("label", null, "API key", field),
+    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Use this key"),
+      button("Forget the key", () => { field.value = ""; made.close(); setKey(""); notice("The key is forgotten."); }))));
+  show(made);
+  field.focus();
+}
+
+function startTheme() {
+  const chosen = document.getElementById("theme");
+  const set = (theme) => {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    put(chosen, `Theme: ${theme}`);
+  };
+  let theme = localStorage.getItem("flotilla-theme") || "auto";
+  set(theme);
+  chosen.addEventListener("click", () => {
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    localStorage.setItem("flotilla-theme", theme);
+    set(theme);
+  });
+}
+
+startTheme();
+ribbon.start();
+feed.start();
+startKeyboard();
+document.getElementById("sign-in").addEventListener("click", () => askForKey());
+document.addEventListener("key-needed", () => askForKey(key() ? "This key is unknown to the gateway." : ""));
+addEventListener("hashchange", () => render(true));
+render(false);

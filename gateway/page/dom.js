@@ -59,7 +59,7 @@ export function list(parent, items, key, make) {
 }
 
 /** A number in a box of reserved width, so that nothing moves when it grows. */
-export function figure(unit = "", width = 5) {
+export function figure(unit = "", width = 6) {
   const number = h("span", { class: `figure w${width}` }, "–");
   const element = unit ? h("span", { class: "with-unit" }, number, h("i", null, unit)) : number;
   return { element, set: (text) => put(number, text) };
@@ -84,6 +84,20 @@ export function copyButton(name, text) {
     setTimeout(() => put(made, name), 1500);
   }, { class: "quiet copy", title: typeof text === "string" ? text : null });
   return made;
+}
+
+/** A table that scrolls within its frame. */
+export function table(name, columns, body, props) {
+  const head = h("tr", null, columns.map((text) => h("th", { scope: "col" }, text)));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
+    h("table", props, h("thead", null, head), body));
+}
+
+/** The state of a job. */
+export function setState(pill, state) {
+  put(pill, state);
+  const bad = state === "failed" || state === "expired";
+  attr(pill, "data-level", bad ? "problem" : state === "in_progress" ? "busy" : "plain");
 }
 
 /** A panel: a section with a title, and the same data as a command to copy. */

@@ -3,7 +3,7 @@
 import { cancelJob, retryJob } from "./actions.js";
 import { call, events, request, textOf } from "./api.js";
 import { dialog, notice, show } from "./dialog.js";
-import { attr, button, copyButton, h, list, put, s } from "./dom.js";
+import { button, copyButton, h, list, put, s, setState, table } from "./dom.js";
 import { now } from "./feed.js";
 import { clock, count, duration, jobsAt } from "./format.js";
 import { prefill } from "./sample.js";
@@ -53,9 +53,7 @@ class Drawer {
       h("h3", null, "Timeline"), this.bar, this.key, this.events,
       h("h3", null, "Job"), this.about,
       h("h3", null, "Attempts"),
-      h("div", { class: "scroll" }, h("table", null,
-        h("thead", null, h("tr", null, ["", "Worker", "Began", "Took", "Outcome"].map((text) => h("th", { scope: "col" }, text)))),
-        this.attempts)),
+      table("Attempts", ["No.", "Worker", "Began", "Took", "Outcome"], this.attempts),
       h("h3", null, "Request and output"),
       h("p", { class: "buttons" }, this.showBody, this.showOutput), this.body, this.output);
     this.reload();
@@ -80,7 +78,7 @@ class Drawer {
 
   async load() {
     try {
-      this.job = await this.read("");
+      this.job = await this.read();
       put(this.failure, "");
     } catch (error) {
       put(this.failure, error.message);
@@ -117,8 +115,7 @@ class Drawer {
   showJob() {
     const { job } = this;
     const ended = ENDED.includes(job.state);
-    put(this.state, job.state);
-    attr(this.state, "data-level", ["failed", "expired"].includes(job.state) ? "problem" : job.state === "in_progress" ? "busy" : "plain");
+    setState(this.state, job.state);
     this.cancel.hidden = ended;
     this.retry.hidden = !REPEATABLE.includes(job.state);
     this.edit.hidden = this.foreign || !ended;
@@ -135,6 +132,7 @@ class Drawer {
       ["Deadline", job.deadline_at && clock(job.deadline_at)],
       ["Kept until", job.expires_at && clock(job.expires_at)],
       ["Repeats", job.retried_from && h("a", { href: jobsAt("", job.retried_from), class: "id" }, job.retried_from)],
+      ["Trace", job.trace_id], ["Request id", job.request_id],
       ["Error", job.error && `${job.error.code || job.error.type}: ${job.error.message}`],
       ...Object.entries(job.metadata || {}),
     ];

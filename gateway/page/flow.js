@@ -7,16 +7,16 @@ import { spark } from "./spark.js";
 const sum = (pools, name) => pools.reduce((total, pool) => total + (pool[name] || 0), 0);
 
 const STAGES = [
-  { name: "Submitted", filter: "", unit: "/s", value: (o) => rate(o.rates.submitted), history: "submitted" },
+  { name: "Submitted / s", filter: "", value: (o) => rate(o.rates.submitted), history: "submitted" },
   { name: "Waiting", filter: "state:queued", value: (o) => count(sum(o.pools, "waiting")), history: "waiting" },
   { name: "Running", filter: "state:in_progress", value: (o) => count(sum(o.pools, "running")), history: "running" },
-  { name: "Completed", filter: "state:completed", unit: "/s", value: (o) => rate(o.rates.completed) },
-  { name: "Failed", filter: "state:failed since:1h", unit: "/s", value: (o) => rate(o.rates.failed), alarm: (o) => o.rates.failed > 0 },
-  { name: "Cancelled", filter: "state:cancelled since:1h", unit: "/s", value: (o) => rate(o.rates.cancelled) },
+  { name: "Completed / s", filter: "state:completed", value: (o) => rate(o.rates.completed) },
+  { name: "Failed / s", filter: "state:failed since:1h", value: (o) => rate(o.rates.failed), alarm: (o) => o.rates.failed > 0 },
+  { name: "Cancelled / s", filter: "state:cancelled since:1h", value: (o) => rate(o.rates.cancelled) },
 ];
 const TOKENS = [
-  { name: "Output tokens", unit: "/s", value: (o) => rate(o.rates.output_tokens), history: "output_tokens" },
-  { name: "Prompt tokens", unit: "/s", value: (o) => rate(o.rates.prompt_tokens) },
+  { name: "Output tokens / s", value: (o) => rate(o.rates.output_tokens), history: "output_tokens" },
+  { name: "Prompt tokens / s", value: (o) => rate(o.rates.prompt_tokens) },
 ];
 
 /** `{element, update(overview)}` */
@@ -39,7 +39,7 @@ export function throughputPanel() {
 }
 
 function made(stage, tag) {
-  const number = figure(stage.unit, 7);
+  const number = figure();
   const line = stage.history ? spark(stage.name) : null;
   const inside = h(tag, tag === "a" ? { href: allJobsAt(stage.filter) } : { class: "stage" },
     h("span", { class: "label" }, stage.name), number.element, line ? line.element : null);

@@ -15,7 +15,8 @@ export function count(value) {
 export function rate(value) {
   if (!known(value)) return NONE;
   if (value < 100) return ONE.format(value);
-  return value < 10000 ? WHOLE.format(value) : `${ONE.format(value / 1000)}k`;
+  if (value < 1e4) return WHOLE.format(value);
+  return value < 1e6 ? `${ONE.format(value / 1e3)}k` : `${ONE.format(value / 1e6)}M`;
 }
 
 /** 0.0042 -> "4 ms", 0.41 -> "410 ms", 9.8 -> "9.8 s", 75 -> "1 min 15 s". */
@@ -23,9 +24,16 @@ export function duration(value) {
   if (!known(value)) return NONE;
   if (value < 0.9995) return value > 0 && value < 0.01 ? `${ONE.format(value * 1e3)} ms` : `${Math.round(value * 1e3)} ms`;
   if (value < 59.95) return `${ONE.format(value)} s`;
+  value = Math.round(value);
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
   if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
   return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
+}
+
+/** A duration in one unit, for tables: "9.8 s", "59.9 min", "24.0 h". */
+export function short(value) {
+  if (!known(value) || value < 59.95) return duration(value);
+  return value < 3597 ? `${ONE.format(value / 60)} min` : `${ONE.format(value / 3600)} h`;
 }
 
 /** An age, in tenths of a second while it is short. */
@@ -71,7 +79,7 @@ export function shortId(id) {
 
 /** The address of the list of jobs that a filter matches. */
 export function jobsAt(filter, job = "") {
-  const query = [filter ? `filter=${encodeURIComponent(filter)}` : "", job ? `job=${job}` : ""];
+  const query = [filter ? `filter=${encodeURIComponent(filter).replaceAll("%3A", ":").replaceAll("%20", "+")}` : "", job ? `job=${job}` : ""];
   const text = query.filter(Boolean).join("&");
   return text ? `#jobs?${text}` : "#jobs";
 }

@@ -2,7 +2,7 @@
 
 import { bulk } from "./actions.js";
 import { call } from "./api.js";
-import { attr, button, copyButton, h, list, put } from "./dom.js";
+import { attr, button, copyButton, h, list, put, setState, table } from "./dom.js";
 import { openJob } from "./drawer.js";
 import { feed, now } from "./feed.js";
 import { clock, count, duration, jobsAt, plural, shortId } from "./format.js";
@@ -48,9 +48,7 @@ class Jobs {
       h("label", { class: "check" }, this.live, "refresh every 5 s"));
     this.element = h("section", { class: "panel", "data-panel": "jobs", "aria-label": "Jobs" },
       form, this.error, this.quick, actions,
-      h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of jobs" },
-        h("table", { class: "jobs" }, h("thead", null, h("tr", null, COLUMNS.map((name) => h("th", { scope: "col" }, name)))), this.body)),
-      this.summary, this.more);
+      table("Table of jobs", COLUMNS, this.body, { class: "jobs" }), this.summary, this.more);
     this.timer = setInterval(() => {
       if (this.live.checked && !document.hidden && this.cursors.length === 1) this.load();
     }, REFRESH_MS);
@@ -137,8 +135,7 @@ function jobRow(first, view) {
     element,
     update(job) {
       attr(link, "href", jobsAt(view.filter, job.id));
-      put(pill, job.state);
-      attr(pill, "data-level", job.state === "failed" || job.state === "expired" ? "problem" : job.state === "in_progress" ? "busy" : "plain");
+      setState(pill, job.state);
       put(model, job.model);
       put(lane, job.lane);
       put(submitted, clock(job.created_at));

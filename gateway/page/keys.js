@@ -1,7 +1,7 @@
 /** The view #keys: whose keys there are, and what they have used. Never the keys themselves. */
 
 import { call } from "./api.js";
-import { button, copyButton, h, put } from "./dom.js";
+import { button, copyButton, h, put, table } from "./dom.js";
 import { clock, count, jobsAt } from "./format.js";
 
 const COLUMNS = ["Tenant", "Keys", "Jobs kept", "Last job", "Requests", "Failed", "Prompt tokens", "Output tokens"];
@@ -14,8 +14,7 @@ export function keysView(main) {
     h("div", { class: "buttons" }, button("Refresh", () => load()),
       copyButton("curl", `curl -s ${location.origin}/admin/keys`), copyButton("CLI", "flotilla keys")),
     note,
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of keys" },
-      h("table", { class: "keys" }, h("thead", null, h("tr", null, COLUMNS.map((text) => h("th", { scope: "col" }, text)))), body))));
+    table("Table of keys", COLUMNS, body)));
 
   async function load() {
     try {

@@ -1,7 +1,7 @@
 /** Latency: the percentiles of the jobs that ended in the last minutes. */
 
 import { attr, figure, h, panel, put, s } from "./dom.js";
-import { duration } from "./format.js";
+import { short } from "./format.js";
 
 const ROWS = [
   ["ttft_s", "First token", "TTFT: from submit to the first token"],
@@ -33,7 +33,7 @@ export function latencyPanel() {
 }
 
 function latencyRow(name, title, meaning) {
-  const figures = PERCENTILES.map(() => figure("", 7));
+  const figures = PERCENTILES.map(() => figure());
   const line = s("line", { y1: 5, y2: 5 });
   const dot = s("circle", { cy: 5, r: 3 });
   const svg = s("svg", { class: "range", viewBox: `0 0 ${WIDTH} 10`, "aria-hidden": "true" }, line, dot);
@@ -42,7 +42,7 @@ function latencyRow(name, title, meaning) {
       figures.map((each) => h("td", null, each.element)), h("td", { class: "wide-only" }, svg)),
     update(latency, [least, most]) {
       const values = PERCENTILES.map((p) => (latency[name] || {})[p]);
-      figures.forEach((each, index) => each.set(duration(values[index])));
+      figures.forEach((each, index) => each.set(short(values[index])));
       svg.classList.toggle("none", !(values[0] > 0));
       if (!(values[0] > 0)) return;
       const span = Math.log(most / least) || 1;

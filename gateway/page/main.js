@@ -1,9 +1,9 @@
-/** The page: which view is shown, the key, the theme and the keyboard. */
+/** The page: which view is shown, and the key. */
 
 import { key, setKey } from "./api.js";
 import { deadView } from "./dead.js";
 import { dialog, notice, show } from "./dialog.js";
-import { attr, button, h, put } from "./dom.js";
+import { attr, button, h } from "./dom.js";
 import * as feed from "./feed.js";
 import { fleetView, workersView } from "./fleet.js";
 import { jobsView } from "./jobs.js";
@@ -16,7 +16,6 @@ const VIEWS = {
   fleet: ["Fleet", fleetView], workers: ["Workers", workersView], jobs: ["Jobs", jobsView],
   dead: ["Dead letters", deadView], playground: ["Playground", playgroundView], keys: ["Keys", keysView],
 };
-const THEMES = ["auto", "light", "dark"];
 
 let shown = null; // {name, end, changed}
 
@@ -69,23 +68,6 @@ function askForKey(why = "") {
   field.focus();
 }
 
-function startTheme() {
-  const chosen = document.getElementById("theme");
-  const set = (theme) => {
-    if (theme === "auto") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = theme;
-    put(chosen, `Theme: ${theme}`);
-  };
-  let theme = localStorage.getItem("flotilla-theme") || "auto";
-  set(theme);
-  chosen.addEventListener("click", () => {
-    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    localStorage.setItem("flotilla-theme", theme);
-    set(theme);
-  });
-}
-
-startTheme();
 ribbon.start();
 feed.start();
 startKeyboard();

@@ -23,11 +23,11 @@ export function queuesPanel() {
 
 function poolCard(first) {
   const name = first.pool;
-  const waiting = figure("", 7);
-  const running = figure("", 6);
-  const slots = figure("", 6);
-  const oldest = figure("", 7);
-  const estimate = figure("", 7);
+  const waiting = figure();
+  const running = figure();
+  const oldest = figure();
+  const estimate = figure();
+  const of = h("dt");
   const state = h("span", { class: "pill" });
   const toggle = button("", () => pause(name, stopped(row.pool)), { class: "quiet" });
   const lanes = h("ul", { class: "lanes", "aria-label": `Lanes of ${name}` });
@@ -40,7 +40,7 @@ function poolCard(first) {
       h("div", { class: "pool-head" }, h("h3", null, name), state, models, toggle),
       h("dl", { class: "figures" },
         term("waiting", h("a", { href: allJobsAt(`state:queued model:${first.models[0] || name}`) }, waiting.element)),
-        term("running, of slots", h("span", null, running.element, " / ", slots.element)),
+        h("div", null, of, h("dd", null, running.element)),
         term("oldest wait", oldest.element),
         term("wait of a new job", estimate.element)),
       h("div", { class: "split" }, lanes, tenants)),
@@ -48,7 +48,7 @@ function poolCard(first) {
       row.pool = pool;
       waiting.set(count(pool.waiting));
       running.set(count(pool.running));
-      slots.set(count(pool.slots));
+      put(of, `running of ${count(pool.slots)}`);
       oldest.set(pool.waiting ? age(pool.oldest_wait_s) : "–");
       estimate.set(duration(pool.estimated_wait_s));
       put(state, stateOf(pool));
@@ -80,7 +80,7 @@ function busiest(tenants) {
 }
 
 function laneRow(first, pool) {
-  const number = figure("", 7);
+  const number = figure("", 9);
   const bar = h("meter", { min: 0, max: 1, "aria-hidden": "true" });
   return {
     element: h("li", null, h("span", { class: "label" }, first.lane), bar, number.element),
@@ -93,7 +93,7 @@ function laneRow(first, pool) {
 }
 
 function tenantRow(first) {
-  const waiting = figure("waiting", 6);
+  const waiting = figure("waiting", 9);
   const running = figure("running", 6);
   const link = h("a", { class: "label", href: jobsAt(`tenant:${first.tenant}`) }, first.tenant);
   return {

@@ -12,10 +12,7 @@ const SHAPES = {
   unknown: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zm0 2a4 4 0 1 1 0 8 4 4 0 0 1 0-8z",
 };
 const WORDS = { warning: "Warning", problem: "Problem" };
-const RECOVERED_S = 3600;
 
-let incident = null; // {since}: while there is a problem
-let recovered = null; // {at, lasted, count}: of the last incident that this page has seen
 let announced = "";
 
 /** Keep the ribbon up to date. */
@@ -50,22 +47,7 @@ function sentenceNow() {
     const old = duration(Math.round((Date.now() - feed.receivedAt) / 1e3));
     return `No data for ${old}. What is shown is of ${clock(feed.overview.at)}. Connecting again. ${feed.error}`;
   }
-  const { level, sentence } = feed.overview.verdict;
-  note(level);
-  if (level === "ok" && recovered && now() - recovered.at < RECOVERED_S) {
-    return `${sentence} Recovered at ${clock(recovered.at)} after ${duration(recovered.lasted)}.`;
-  }
-  return sentence;
-}
-
-/** Keep when the last incident began and ended. */
-function note(level) {
-  const { verdict } = feed.overview;
-  if (level === "problem" && !incident) incident = { since: verdict.since || now() };
-  if (level === "ok" && incident) {
-    recovered = { at: now(), lasted: Math.max(1, now() - incident.since) };
-    incident = null;
-  }
+  return feed.overview.verdict.sentence;
 }
 
 function facts() {
@@ -75,13 +57,15 @@ function facts() {
   const paused = overview.pools.filter((pool) => pool.paused || pool.intake_stopped).map((pool) => pool.pool);
   const memory = redis.max_memory
     ? `${bytes(redis.used_memory)} of ${bytes(redis.max_memory)}` : bytes(redis.used_memory);
+  const ended = (overview.verdict.recovered || [])[0];
   return [
     overview.simulated ? h("strong", { class: "simulated" }, "simulated engine: no real answers") : null,
     h("span", null, overview.engines.join(", ") || "no engine"),
     paused.length ? h("a", { href: "#fleet" }, `paused: ${paused.join(", ")}`) : null,
-    h("span", null, redis.ok ? `Redis ${memory}` : "Redis is away"),
+    ended ? h("span", { title: ended.sentence }, `recovered ${clock(ended.ended)} after ${duration(ended.ended - ended.since)}`) : null,
     h("span", { title: gateway.id }, `gateway ${gateway.version}`),
     h("time", null, clock(overview.at)),
+    h("span", null, redis.ok ? `Redis ${memory}` : "Redis is away"),
   ].filter(Boolean);
 }
 
@@ -102,7 +86,8 @@ function problems(element) {
         row.problem = problem;
         attr(row.element, "data-level", problem.level);
         put(word, WORDS[problem.level] || "Note");
-        put(text, problem.sentence);
+        // The verdict's sentence has the worst one already.
+        put(text, feed.overview.verdict.sentence.startsWith(problem.sentence) ? "" : problem.sentence);
         put(since, problem.since ? `Since ${clock(problem.since)} (${duration(Math.max(1, Math.round(now() - problem.since)))}).` : "");
         go.hidden = !problem.action;
         if (problem.action) put(go, `${problem.action.text} …`);

@@ -24,8 +24,9 @@ export function scalePanel() {
 
 function scaleRow(first) {
   const name = first.pool;
-  const wanted = figure("", 4);
-  const actual = figure("", 4);
+  const wanted = figure();
+  const actual = figure();
+  const term = (text, value) => h("div", null, h("dt", null, text), h("dd", null, value.element));
   const reason = h("p", { class: "reason" });
   const old = h("span", { class: "since" });
   const decisions = h("ol", { class: "decisions" });
@@ -59,8 +60,8 @@ function scaleRow(first) {
   const row = {
     pool: first,
     element: h("article", { class: "scaled", "data-scale": name, "aria-label": `Autoscaler of ${name}` },
-      h("div", { class: "pool-head" }, h("h3", null, name),
-        h("span", null, "should have ", wanted.element, ", has ", actual.element), old),
+      h("div", { class: "pool-head" }, h("h3", null, name), old),
+      h("dl", { class: "figures" }, term("should have", wanted), term("has ready", actual)),
       reason, more),
     update(pool) {
       row.pool = pool;

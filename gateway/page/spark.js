@@ -1,7 +1,7 @@
 /** A small line of the last minutes. */
 
 import { attr, h, put, s } from "./dom.js";
-import { duration, rate } from "./format.js";
+import { rate } from "./format.js";
 
 const WIDTH = 180;
 const HEIGHT = 28;
@@ -36,7 +36,8 @@ export function spark(name) {
       const whole = known.length === values.length && values.length > 1;
       attr(line, "d", path);
       attr(area, "d", whole ? `${path}L${WIDTH} ${HEIGHT}L0 ${HEIGHT}z` : "");
-      const long = duration(Math.max(0, values.length - 1) * stepS);
+      const seconds = Math.max(0, values.length - 1) * stepS;
+      const long = seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
       put(span, values.length > 1 ? `last ${long}` : "");
       put(most, known.length ? `most ${rate(Math.max(...known))}` : "");
       put(title, `${name}, last ${long}: now ${rate(values.at(-1))}, most ${rate(known.length ? Math.max(...known) : null)}`);

@@ -33,12 +33,12 @@ function workerRow(first, wide) {
   const state = h("span", { class: "pill" });
   const phase = h("span", { class: "phase" });
   const cells = slotCells(id);
-  const busy = figure("", 4);
-  const slots = figure("", 4);
+  const busy = figure();
+  const of = h("span", { class: "label" });
   const kv = h("meter", { min: 0, max: 1, high: 0.9, "aria-label": `KV cache of ${id}` });
-  const kvText = figure("", 5);
-  const tokens = figure("tok/s", 6);
-  const heartbeat = figure("", 7);
+  const kvText = figure();
+  const tokens = figure();
+  const heartbeat = figure();
   const go = button("Drain", () => drain(id), { class: "quiet", "aria-label": `Drain ${id}` });
   const more = wide ? details(id) : null;
   const named = (text, ...value) => h("div", { class: "cell" }, h("span", { class: "label" }, text), ...value);
@@ -47,9 +47,9 @@ function workerRow(first, wide) {
       h("div", { class: "who" }, h("h3", null, id), state, phase),
       cells.element,
       h("div", { class: "gauges" },
-        named("slots busy", h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element, " / ", slots.element)),
+        h("div", { class: "cell" }, of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element)),
         named("KV cache", h("span", { class: "kv" }, kv, kvText.element)),
-        named("output", tokens.element),
+        named("tokens / s", tokens.element),
         named("heartbeat", heartbeat.element),
         go),
       more ? more.element : null),
@@ -62,7 +62,7 @@ function workerRow(first, wide) {
       put(phase, [worker.phase, worker.phase ? duration(worker.phase_s) : ""].filter((text) => text && text !== "–").join(" "));
       cells.update(worker);
       busy.set(count(worker.busy));
-      slots.set(count(worker.slots));
+      put(of, `busy of ${count(worker.slots)}`);
       kv.value = worker.kv_use || 0;
       kvText.set(percent(worker.kv_use));
       tokens.set(rate(worker.output_tokens_per_s));
@@ -98,13 +98,10 @@ function slotCells(id) {
       const perRow = Math.ceil(slots / Math.ceil(slots / Math.floor((PER_ROW * CELL) / size))) || 1;
       const height = Math.ceil(Math.max(1, slots) / perRow) * size;
       attr(element, "viewBox", `0 0 ${PER_ROW * CELL} ${Math.max(height, CELL)}`);
-      const cell = (index) => {
-        const x = (index % perRow) * size;
-        const y = Math.floor(index / perRow) * size;
-        const side = size * 0.8;
-        if (!lost) return `M${x.toFixed(1)} ${y.toFixed(1)}h${side.toFixed(1)}v${side.toFixed(1)}h-${side.toFixed(1)}z`;
-        return `M${x.toFixed(1)} ${y.toFixed(1)}l${side.toFixed(1)} ${side.toFixed(1)}m0-${side.toFixed(1)}l-${side.toFixed(1)} ${side.toFixed(1)}`;
-      };
+      const side = (size * 0.8).toFixed(1);
+      const shape = lost ? `l${side} ${side}m0-${side}l-${side} ${side}` : `h${side}v${side}h-${side}z`;
+      const cell = (index) =>
+        `M${((index % perRow) * size).toFixed(1)} ${(Math.floor(index / perRow) * size).toFixed(1)}${shape}`;
       const used = Math.min(busy, slots);
       attr(filled, "d", Array.from({ length: used }, (_, index) => cell(index)).join(""));
       attr(free, "d", Array.from({ length: Math.max(0, slots - used) }, (_, index) => cell(used + index)).join(""));

@@ -1,13 +1,12 @@
 /** One streamed answer: text, position while it waits, raw events; it survives a lost connection. */
 
 import { call, events, request, textOf } from "./api.js";
-import { attr, button, h, put } from "./dom.js";
+import { h, put } from "./dom.js";
 import { count, duration, jobsAt, rate, shortId } from "./format.js";
 
 const KEEP = "keep_for=120"; // the job runs on while the connection is dropped
 const MOST_RAW = 400;
 const POSITION_MS = 1000;
-const TABS = ["Answer", "Raw events"];
 
 /** `running`, `dropped`; `changed` is called when they change. */
 export class Answer {
@@ -16,33 +15,10 @@ export class Answer {
     this.running = this.dropped = false;
     this.status = h("p", { class: "stream-state", role: "status" }, "Nothing was sent yet.");
     this.stats = h("p", { class: "stats note" }, "\u00a0");
-    this.text = h("div", { class: "text", tabindex: 0, "aria-label": "Answer" });
-    this.raw = h("ol", { class: "raw", tabindex: 0, "aria-label": "Raw events" });
-    const ids = TABS.map((_, index) => `answer-${number}-${index}`);
-    const panes = [this.text, this.raw];
-    panes.forEach((pane, index) => {
-      attr(pane, "id", ids[index]);
-      attr(pane, "role", "tabpanel");
-    });
-    this.tabs = TABS.map((name, index) => button(name, () => this.tab(index), { role: "tab", "aria-controls": ids[index], class: "quiet" }));
-    const tablist = h("div", { role: "tablist", "aria-label": "Answer", class: "copies", onkeydown: (event) => {
-      if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
-      this.tab(1 - this.shown);
-      this.tabs[this.shown].focus();
-    } }, this.tabs);
-    this.panes = panes;
-    this.element = h("section", { class: "panel answer", "aria-label": number ? "Second answer" : "Answer" },
-      h("div", { class: "panel-head" }, this.status, tablist), this.text, this.raw, this.stats);
-    this.tab(0);
-  }
-
-  tab(shown) {
-    this.shown = shown;
-    this.tabs.forEach((tab, index) => {
-      attr(tab, "aria-selected", String(index === shown));
-      attr(tab, "tabindex", index === shown ? 0 : -1);
-      this.panes[index].hidden = index !== shown;
-    });
+    this.state = h("div", null, this.status, this.stats);
+    const name = number ? "Second answer" : "Answer";
+    this.text = h("div", { class: "text", tabindex: 0, role: "region", "aria-label": name });
+    this.raw = h("ol", { class: "raw", tabindex: 0, "aria-label": `Events of the ${name.toLowerCase()}` });
   }
 
   /** Send a request and show what comes. */
@@ -162,7 +138,7 @@ export class Answer {
       const ran = job.finished_at - began - (job.attempts.length > 1 ? 0 : Math.max(0, (ttft || 0) - (began - job.created_at)));
       const tokens = job.usage?.completion_tokens ?? this.tokens;
       const parts = [
-        `queue ${duration(began - job.created_at)}`, `first token ${duration(ttft)}`,
+        `queue ${duration(began - job.created_at)}`, `TTFT ${duration(ttft)}`,
         `${count(tokens)} tokens`, ran > 0 ? `${rate(tokens / ran)} tok/s` : "",
         job.attempts?.length ? `worker ${job.attempts.map((attempt) => attempt.worker).join(", then ")}` : "",
       ];

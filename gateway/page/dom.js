@@ -65,6 +65,15 @@ export function figure(unit = "", width = 6) {
   return { element, set: (text) => put(number, text) };
 }
 
+/** A bar that is filled from 0 to 1. The figure beside it has the value as text. */
+export function bar() {
+  const fill = s("rect", { height: 1 });
+  return {
+    element: s("svg", { class: "bar-of", viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, fill),
+    set: (share) => attr(fill, "width", Math.min(1, share || 0).toFixed(3)),
+  };
+}
+
 /** A button. */
 export function button(text, onclick, props) {
   return h("button", { type: "button", onclick, ...props }, text);

@@ -44,7 +44,7 @@ class Drawer {
     this.body = h("pre", { class: "output", tabindex: 0, hidden: true, "aria-label": "Request" });
     this.showOutput = button("Show output", () => this.follow(), { class: "quiet" });
     this.showBody = button("Show request", () => this.request(), { class: "quiet" });
-    this.element = dialog("Job", { id: "drawer", "data-job": id },
+    this.element = dialog("Job", { id: "drawer", "data-shown": id },
       h("div", { class: "id-line" }, h("code", null, id), this.state),
       this.why, this.facts, this.failure,
       h("div", { class: "buttons" }, this.cancel, this.retry, this.edit, this.play,

@@ -68,7 +68,7 @@ class Jobs {
       for (const chip of this.quick.children) attr(chip, "aria-current", chip.dataset.filter === filter ? "true" : null);
       this.load();
     }
-    if (this.drawer && this.drawer.dataset.job !== job) this.drawer.close();
+    if (this.drawer && this.drawer.dataset.shown !== job) this.drawer.close();
     if (job && !this.drawer) {
       this.drawer = openJob(job, () => this.load(), () => {
         this.drawer = null;

@@ -7,6 +7,7 @@ import { attr, button, copyButton, h, put } from "./dom.js";
 import { taken } from "./sample.js";
 
 const SAMPLE = "What is Flotilla?";
+const TABS = ["Answer", "Raw events", "Code"];
 const LANES = ["default", "priority", "flex"];
 
 /** Show the view. Returns the function that ends it. */
@@ -42,19 +43,37 @@ class Playground {
       h("div", { class: "row" }, h("label", { class: "grow" }, "System prompt", this.system),
         h("label", null, "Temperature", this.temperature), h("label", null, "Most tokens", this.most), h("label", null, "Lane", this.lane)),
       h("div", { class: "buttons" }, this.send, this.drop, this.resume), this.failure);
-    this.code_ = h("section", { class: "panel", "aria-label": "Code" },
-      h("div", { class: "panel-head" }, h("h2", null, "Code"),
-        h("div", { class: "copies", role: "group", "aria-label": "Language" },
-          LANGUAGES.map((name) => button(name, () => { this.language = name; this.code(); }, { class: "quiet", "data-language": name })),
-          copyButton("Copy", () => this.codeText.textContent))),
-      this.codeText);
-    this.element = h("div", { class: "playground" }, form,
-      h("div", { class: "answers" }, this.answers.map((answer) => answer.element)), this.code_);
+    const languages = h("div", { class: "copies", role: "group", "aria-label": "Language" },
+      LANGUAGES.map((name) => button(name, () => { this.language = name; this.code(); }, { class: "quiet", "data-language": name })),
+      copyButton("Copy", () => this.codeText.textContent));
+    const parts = (name) => h("div", { class: "answers" }, this.answers.map((answer) => answer[name]));
+    this.panes = [parts("text"), parts("raw"), h("div", null, languages, this.codeText)];
+    this.tabs = TABS.map((name, index) => button(name, () => this.tab(index), { role: "tab", "aria-controls": `pane-${index}`, class: "quiet" }));
+    this.panes.forEach((pane, index) => {
+      for (const [name, value] of [["id", `pane-${index}`], ["role", "tabpanel"], ["aria-label", TABS[index]]]) attr(pane, name, value);
+    });
+    const tablist = h("div", { role: "tablist", "aria-label": "What came", class: "copies", onkeydown: (event) => {
+      const step = { ArrowLeft: 2, ArrowRight: 1 }[event.key];
+      if (step) this.tab((this.shown + step) % TABS.length, true);
+    } }, this.tabs);
+    const result = h("section", { class: "panel result", "aria-label": "Answer" }, tablist, parts("state"), this.panes);
+    this.element = h("div", { class: "playground" }, form, result);
     for (const answer of this.answers) answer.changed = () => this.update();
     this.given = taken();
+    this.tab(0);
     this.compared();
     this.fill();
     this.load();
+  }
+
+  tab(shown, focus = false) {
+    this.shown = shown;
+    this.tabs.forEach((tab, index) => {
+      attr(tab, "aria-selected", String(index === shown));
+      attr(tab, "tabindex", index === shown ? 0 : -1);
+      this.panes[index].hidden = index !== shown;
+    });
+    if (focus) this.tabs[shown].focus();
   }
 
   /** Take over the request of a job. */
@@ -113,13 +132,14 @@ class Playground {
   }
 
   compared() {
-    this.second.hidden = this.answers[1].element.hidden = !this.compare.checked;
+    this.second.hidden = !this.compare.checked;
+    for (const name of ["state", "text", "raw"]) this.answers[1][name].hidden = !this.compare.checked;
     this.element.classList.toggle("two", this.compare.checked);
     this.update();
   }
 
   code() {
-    for (const each of this.code_.querySelectorAll("[data-language]")) {
+    for (const each of this.element.querySelectorAll("[data-language]")) {
       attr(each, "aria-pressed", String(each.dataset.language === this.language));
     }
     put(this.codeText, program(this.language, location.origin, this.body()));

@@ -1,7 +1,7 @@
 /** The queue of each pool: how much waits, in which lanes, whose it is, and whether it is paused. */
 
 import { pause } from "./actions.js";
-import { attr, button, figure, h, list, panel, put } from "./dom.js";
+import { attr, bar, button, figure, h, list, panel, put } from "./dom.js";
 import { age, allJobsAt, count, duration, jobsAt } from "./format.js";
 
 const MOST_TENANTS = 5;
@@ -81,13 +81,12 @@ function busiest(tenants) {
 
 function laneRow(first, pool) {
   const number = figure("", 9);
-  const bar = h("meter", { min: 0, max: 1, "aria-hidden": "true" });
+  const share = bar();
   return {
-    element: h("li", null, h("span", { class: "label" }, first.lane), bar, number.element),
+    element: h("li", null, h("span", { class: "label" }, first.lane), share.element, number.element),
     update(lane) {
       number.set(count(lane.waiting));
-      bar.max = pool.most;
-      bar.value = lane.waiting;
+      share.set(lane.waiting / pool.most);
     },
   };
 }

@@ -1,7 +1,7 @@
 /** The workers: state, one cell for each slot, KV cache, tokens, heartbeat, drain. */
 
 import { drain } from "./actions.js";
-import { attr, button, figure, h, list, panel, put, s } from "./dom.js";
+import { attr, bar, button, figure, h, list, panel, put, s } from "./dom.js";
 import { age, count, duration, allJobsAt, percent, plural, rate, shortId } from "./format.js";
 
 const CELL = 10;
@@ -35,7 +35,7 @@ function workerRow(first, wide) {
   const cells = slotCells(id);
   const busy = figure();
   const of = h("span", { class: "label" });
-  const kv = h("meter", { min: 0, max: 1, high: 0.9, "aria-label": `KV cache of ${id}` });
+  const kv = bar();
   const kvText = figure();
   const tokens = figure();
   const heartbeat = figure();
@@ -48,7 +48,7 @@ function workerRow(first, wide) {
       cells.element,
       h("div", { class: "gauges" },
         h("div", { class: "cell" }, of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element)),
-        named("KV cache", h("span", { class: "kv" }, kv, kvText.element)),
+        named("KV cache", h("span", { class: "kv" }, kv.element, kvText.element)),
         named("tokens / s", tokens.element),
         named("heartbeat", heartbeat.element),
         go),
@@ -63,7 +63,7 @@ function workerRow(first, wide) {
       cells.update(worker);
       busy.set(count(worker.busy));
       put(of, `busy of ${count(worker.slots)}`);
-      kv.value = worker.kv_use || 0;
+      kv.set(worker.kv_use);
       kvText.set(percent(worker.kv_use));
       tokens.set(rate(worker.output_tokens_per_s));
       heartbeat.set(age(worker.heartbeat_age_s));

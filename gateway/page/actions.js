@@ -47,7 +47,7 @@ export function act({ action, worker, pool }) {
   if (pool && path.endsWith("/resume")) return pause(pool, true);
   if (pool && path.endsWith("/pause")) return pause(pool, false);
   return confirm({
-    title: action.text, verb: action.text, text: `${action.method} ${path}`,
+    title: action.text, verb: action.text, reasoned: false, text: `${action.method} ${path}`,
     run: async () => {
       await call(path, { method: action.method, body: action.body || {} });
       return `Done: ${action.text}.`;
@@ -81,7 +81,7 @@ export function bulk(verb, filter, after) {
 /** Cancel one job. `foreign`: it is another tenant's. */
 export function cancelJob(id, foreign, after) {
   confirm({
-    title: "Cancel the job", verb: "Cancel the job", danger: true, after,
+    title: "Cancel the job", verb: "Cancel the job", danger: true, reasoned: foreign, after,
     text: `${id} ends now; its output so far is kept.`,
     run: async (reason) => {
       if (foreign) await one("cancel", id, reason);
@@ -110,7 +110,7 @@ export function range(model, limits) {
   const least = h("input", { type: "number", min: 0, max: 10000, required: true, value: limits.min ?? 0 });
   const most = h("input", { type: "number", min: 1, max: 10000, required: true, value: limits.max ?? 1 });
   confirm({
-    title: `Workers of ${model}`, verb: "Set the range",
+    title: `Workers of ${model}`, verb: "Set the range", reasoned: false,
     text: "The autoscaler stays between these until the fleet is started with others.",
     fields: [h("label", null, "At least", least), h("label", null, "At most", most)],
     run: async () => {

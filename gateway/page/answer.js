@@ -74,8 +74,8 @@ export class Answer {
 
   lost(text) {
     this.dropped = Boolean(this.job);
-    const had = `${count(this.received)} events are here.`;
-    this.say(this.dropped ? `${text} ${had} Resume continues behind them.` : text, !this.dropped);
+    const had = `${count(this.received)} events are here. Resume continues behind them.`;
+    this.say(this.dropped ? `${text} ${had}` : "The connection ended before the answer began.", !this.dropped);
   }
 
   say(text, failed = false) {

@@ -89,7 +89,7 @@ export async function* events(response) {
 }
 
 /** One block of an event stream. `data` is null where it has none. */
-export function parsed(raw) {
+function parsed(raw) {
   const found = { raw, event: "message", id: "", data: null, comment: "" };
   for (const line of raw.split("\n")) {
     const at = line.indexOf(":");

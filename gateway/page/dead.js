@@ -102,7 +102,7 @@ function each(verb, { letters }, reload) {
     : `${plural(chosen.length, "letter")} are deleted.`;
   confirm({
     title: verb === "replay" ? "Replay dead letters" : "Drop dead letters",
-    text, verb: verb === "replay" ? "Replay" : "Drop", danger: verb === "drop", after: reload,
+    text, verb: verb === "replay" ? "Replay" : "Drop", danger: verb === "drop", reasoned: false, after: reload,
     run: async () => {
       let done = 0;
       const failed = [];

@@ -21,7 +21,9 @@ export function dialog(title, props, ...children) {
       button("Close", () => made.close(), { class: "quiet" })),
     ...children);
   made.addEventListener("click", (event) => {
-    if (event.target === made) made.close(); // beside it
+    const { left, right, top, bottom } = made.getBoundingClientRect();
+    const inside = event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
+    if (event.target === made && !inside) made.close();
   });
   return made;
 }
@@ -39,15 +41,15 @@ export function notice(text, failed = false) {
 /**
  * Ask before a change: what will happen, why it is done, then do it.
  *
- * `preview()` returns text or elements; `run(reason)` makes the change and returns the message.
+ * `preview()` returns `{content, possible}`; `run(reason)` makes the change and returns the message.
  */
-export function confirm({ title, text, verb, danger = false, preview, run, after, fields = [] }) {
+export function confirm({ title, text, verb, danger = false, preview, run, after, fields = [], reasoned = true }) {
   const shown = h("div", { class: "preview", role: "status" }, preview ? "Counting …" : "");
   const failure = h("p", { class: "failure", role: "alert" });
   const reason = h("input", { name: "reason", maxlength: 200, autocomplete: "off" });
   const go = h("button", { type: "submit", class: danger ? "danger" : "primary" }, verb);
   const form = h("form", { method: "dialog" }, text ? h("p", null, text) : null, shown, ...fields,
-    h("label", null, "Reason", reason), failure,
+    reasoned ? h("label", null, "Reason", reason) : null, failure,
     h("div", { class: "buttons" }, go, button("Do nothing", () => made.close())));
   const made = dialog(title, { class: "question" }, form);
   form.addEventListener("submit", async (event) => {
@@ -64,7 +66,7 @@ export function confirm({ title, text, verb, danger = false, preview, run, after
     }
   });
   show(made);
-  reason.focus();
+  (reasoned ? reason : go).focus();
   if (preview) {
     go.disabled = true;
     preview().then(

@@ -45,6 +45,8 @@ export function put(element, text) {
 export function list(parent, items, key, make) {
   const before = parent.rows || new Map();
   const now = new Map();
+  const names = new Set(items.map(key));
+  for (const [name, row] of before) if (!names.has(name)) row.element.remove();
   let place = parent.firstChild;
   for (const item of items) {
     const name = key(item);
@@ -54,7 +56,6 @@ export function list(parent, items, key, make) {
     if (row.element === place) place = place.nextSibling;
     else parent.insertBefore(row.element, place);
   }
-  for (const [name, row] of before) if (!now.has(name)) row.element.remove();
   parent.rows = now;
 }
 

@@ -68,9 +68,14 @@ class Jobs {
       for (const chip of this.quick.children) attr(chip, "aria-current", chip.dataset.filter === filter ? "true" : null);
       this.load();
     }
-    if (this.drawer && this.drawer.dataset.shown !== job) this.drawer.close();
+    if (this.drawer && this.drawer.dataset.shown !== job) {
+      const other = this.drawer;
+      this.drawer = null;
+      other.close();
+    }
     if (job && !this.drawer) {
-      this.drawer = openJob(job, () => this.load(), () => {
+      const mine = this.drawer = openJob(job, () => this.load(), () => {
+        if (this.drawer !== mine) return;
         this.drawer = null;
         if ((new URLSearchParams(location.hash.split("?")[1])).get("job") === job) location.hash = jobsAt(this.filter);
         this.body.querySelector(`[data-job="${job}"] a`)?.focus();

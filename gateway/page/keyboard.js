@@ -24,17 +24,17 @@ const FILTER = [
   ["-lane:flex", "not these"],
 ];
 
-/** Listen for keys. */
-export function startKeyboard() {
+/** Act on keys. `go(view)` shows a view at once. */
+export function startKeyboard(go) {
   let wentAt = 0;
   document.getElementById("help").addEventListener("click", help);
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || typing(event.target)) return;
     if (document.querySelector("dialog[open]")) return;
-    if (Date.now() - wentAt < PATIENCE_MS && GO[event.key]) location.hash = GO[event.key];
-    else if (event.key === "/") filter();
+    if (Date.now() - wentAt < PATIENCE_MS && GO[event.key]) go(GO[event.key]);
+    else if (event.key === "/") filter(go);
     else if (event.key === "?") help();
-    else if (event.key === "!") worst();
+    else if (event.key === "!") worst(go);
     else {
       wentAt = event.key === "g" ? Date.now() : 0;
       return;
@@ -48,19 +48,17 @@ function typing(element) {
   return element.closest("input, textarea, select, [contenteditable]") !== null;
 }
 
-function filter() {
-  if (!location.hash.startsWith("#jobs")) location.hash = "jobs";
-  setTimeout(() => document.querySelector("input[type=search]")?.focus(), 50);
+function filter(go) {
+  if (!document.getElementById("filter")) go("jobs");
+  document.getElementById("filter").focus();
 }
 
-function worst() {
-  location.hash = "fleet";
-  setTimeout(() => {
-    const at = feed.overview ? place(feed.overview.verdict.problems || []) : "";
-    const panel = document.querySelector(`[data-panel="${at}"]`) || document.getElementById("problems");
-    panel.scrollIntoView({ block: "center" });
-    (panel.querySelector("button, a") || panel).focus();
-  }, 50);
+function worst(go) {
+  go("fleet");
+  const at = feed.overview ? place(feed.overview.verdict.problems || []) : "";
+  const panel = document.querySelector(`[data-panel="${at}"]`) || document.getElementById("problems");
+  panel.scrollIntoView({ block: "center" });
+  panel.querySelector("button, a")?.focus();
 }
 
 function help() {

@@ -18,6 +18,8 @@ const VIEWS = {
 };
 
 let shown = null; // {name, end, changed}
+let rendered = ""; // the hash that is shown
+let refused = ""; // the key for which the question was asked already
 
 /** The view and the parameters that the address names. */
 function place() {
@@ -26,6 +28,7 @@ function place() {
 }
 
 function render(focus) {
+  rendered = location.hash;
   const { name, params } = place();
   if (shown && shown.name === name && shown.changed) {
     shown.changed(params);
@@ -70,8 +73,15 @@ function askForKey(why = "") {
 
 ribbon.start();
 feed.start();
-startKeyboard();
+startKeyboard((view) => {
+  location.hash = view;
+  render(true);
+});
 document.getElementById("sign-in").addEventListener("click", () => askForKey());
-document.addEventListener("key-needed", () => askForKey(key() ? "This key is unknown to the gateway." : ""));
-addEventListener("hashchange", () => render(true));
+document.addEventListener("key-needed", () => {
+  if (refused === `${key()}.`) return; // once for each key, not with each call
+  refused = `${key()}.`;
+  askForKey(key() ? "This key is unknown to the gateway." : "");
+});
+addEventListener("hashchange", () => rendered !== location.hash && render(true));
 render(false);

@@ -1,6 +1,6 @@
 /** The view #playground: one prompt to one model, or to two side by side. */
 
-import { call } from "./api.js";
+import { address, call } from "./api.js";
 import { Answer } from "./answer.js";
 import { LANGUAGES, program } from "./code.js";
 import { attr, button, copyButton, h, put } from "./dom.js";
@@ -40,7 +40,7 @@ class Playground {
       h("div", { class: "row" }, h("label", null, "Model", this.models[0]), this.second,
         h("label", { class: "check" }, this.compare, "Compare two models")),
       h("label", null, "Prompt", this.prompt),
-      h("div", { class: "row" }, h("label", { class: "grow" }, "System prompt", this.system),
+      h("div", { class: "row" }, h("label", null, "System prompt", this.system),
         h("label", null, "Temperature", this.temperature), h("label", null, "Most tokens", this.most), h("label", null, "Lane", this.lane)),
       h("div", { class: "buttons" }, this.send, this.drop, this.resume), this.failure);
     const languages = h("div", { class: "copies", role: "group", "aria-label": "Language" },
@@ -142,7 +142,7 @@ class Playground {
     for (const each of this.element.querySelectorAll("[data-language]")) {
       attr(each, "aria-pressed", String(each.dataset.language === this.language));
     }
-    put(this.codeText, program(this.language, location.origin, this.body()));
+    put(this.codeText, program(this.language, address("").replace(/\/$/, ""), this.body()));
   }
 
   typed(event) {

@@ -47,7 +47,6 @@ function scaleRow(first) {
           ` ${each.before ?? 0} → ${each.wanted}: ${each.reason}`),
         update() {},
       }));
-      if (!last.length) decisions.replaceChildren(h("li", null, "There is none yet."));
     } catch (error) {
       put(inputs, error.message);
     }

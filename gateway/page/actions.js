@@ -105,22 +105,6 @@ async function one(verb, id, reason) {
   return verb === "retry" ? (done.new_ids || [])[0] || "" : id;
 }
 
-/** How many workers the autoscaler may give a model. */
-export function range(model, limits) {
-  const least = h("input", { type: "number", min: 0, max: 10000, required: true, value: limits.min ?? 0 });
-  const most = h("input", { type: "number", min: 1, max: 10000, required: true, value: limits.max ?? 1 });
-  confirm({
-    title: `Workers of ${model}`, verb: "Set the range", reasoned: false,
-    text: "The autoscaler stays between these until the fleet is started with others.",
-    fields: [h("label", null, "At least", least), h("label", null, "At most", most)],
-    run: async () => {
-      const query = `min_worker=${least.value}&max_worker=${most.value}`;
-      await call(`/models/${encodeURIComponent(model)}?${query}`, { method: "PUT" });
-      return `The autoscaler gives ${model} ${least.value} to ${plural(Number(most.value), "worker")}.`;
-    },
-  });
-}
-
 function posted(reason) {
   return { method: "POST", body: reason ? { reason } : {} };
 }

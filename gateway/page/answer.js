@@ -2,7 +2,7 @@
 
 import { call, events, request, textOf } from "./api.js";
 import { h, put } from "./dom.js";
-import { count, duration, jobsAt, rate, shortId } from "./format.js";
+import { count, duration, jobsAt, plural, rate, shortId } from "./format.js";
 
 const KEEP = "keep_for=120"; // the job runs on while the connection is dropped
 const MOST_RAW = 400;
@@ -139,7 +139,7 @@ export class Answer {
       const tokens = job.usage?.completion_tokens ?? this.tokens;
       const parts = [
         `queue ${duration(began - job.created_at)}`, `TTFT ${duration(ttft)}`,
-        `${count(tokens)} tokens`, ran > 0 ? `${rate(tokens / ran)} tok/s` : "",
+        plural(tokens, "token"), ran > 0 ? `${rate(tokens / ran)} tok/s` : "",
         job.attempts?.length ? `worker ${job.attempts.map((attempt) => attempt.worker).join(", then ")}` : "",
       ];
       this.stats.append(` · ${parts.filter(Boolean).join(" · ")}`);

@@ -1,8 +1,7 @@
 /** The autoscaler: how many workers there should be, how many there are, and why. */
 
-import { range } from "./actions.js";
 import { call } from "./api.js";
-import { attr, button, figure, h, list, panel, put } from "./dom.js";
+import { attr, figure, h, list, panel, put } from "./dom.js";
 import { age, clock, count } from "./format.js";
 
 const SHOWN = 5;
@@ -31,16 +30,13 @@ function scaleRow(first) {
   const old = h("span", { class: "since" });
   const decisions = h("ol", { class: "decisions" });
   const inputs = h("p", { class: "note" });
-  const more = h("details", null, h("summary", null, "Last decisions"), decisions, inputs,
-    button("Set the range …", () => change(), { class: "quiet" }));
-  let limits = {};
+  const more = h("details", null, h("summary", null, "Last decisions"), decisions, inputs);
   async function load() {
     try {
       const { data } = await call("/admin/autoscale");
       const found = data.find((each) => each.pool === name);
       if (!found) return;
-      limits = found.limits;
-      put(inputs, `From ${limits.min} to ${limits.max} workers. ${figures(found.inputs)}`);
+      put(inputs, `From ${found.limits.min} to ${found.limits.max} workers. ${figures(found.inputs)}`);
       const last = found.history.slice(0, SHOWN);
       list(decisions, last, (each) => each.at_s, (each) => ({
         element: h("li", null, h("time", null, clock(each.at_s)),
@@ -51,19 +47,13 @@ function scaleRow(first) {
       put(inputs, error.message);
     }
   }
-  async function change() {
-    await load();
-    range(row.pool.scale.model || row.pool.models[0] || name, limits);
-  }
   more.addEventListener("toggle", () => more.open && load());
   const row = {
-    pool: first,
     element: h("article", { class: "scaled", "data-scale": name, "aria-label": `Autoscaler of ${name}` },
       h("div", { class: "pool-head" }, h("h3", null, name), old),
       h("dl", { class: "figures" }, term("should have", wanted), term("has ready", actual)),
       reason, more),
     update(pool) {
-      row.pool = pool;
       wanted.set(count(pool.scale.wanted));
       actual.set(count(pool.workers_ready));
       put(reason, pool.scale.reason);

@@ -13,9 +13,10 @@ import typer
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import job_ids
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.jobs import app
 from gateway.cli.options import DryRun, Reason, Yes, confirm
 from gateway.cli.output import count, note
+
+app = typer.Typer()
 
 Ids = Annotated[
     list[str] | None,

@@ -14,6 +14,7 @@ from gateway.cli import (
     dead,
     doctor,
     job_actions,
+    jobs,
     keys,
     processes,
     queues,
@@ -35,7 +36,8 @@ app = typer.Typer(
 )
 for group in (processes, chat, submit, top, bench, doctor, keys):
     app.add_typer(group.app)  # without a name its commands are the app's
-app.add_typer(job_actions.app, name="jobs")
+jobs.app.add_typer(job_actions.app)
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(dead.app, name="dead")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queue")

@@ -32,12 +32,15 @@ def write_lost_attempts(
 def _write(
     job: Job, parent: SpanRef, generation: int, queued_at: float, attempt: Attempt, behind_s: float
 ) -> None:
-    ids: dict[str, tracing.Value] = {
+    ids: tracing.Attributes = {
         tracing.JOB: job.id,
         tracing.ATTEMPT: generation,
         tracing.WORKER: attempt.worker,
     }
-    outcome = {tracing.OUTCOME: attempt.outcome, tracing.LOG_ENTRIES: attempt.entries or 0}
+    outcome: tracing.Attributes = {
+        tracing.OUTCOME: attempt.outcome,
+        tracing.LOG_ENTRIES: attempt.entries or 0,
+    }
     began_at, ended_at = attempt.started_at + behind_s, (attempt.ended_at or 0.0) + behind_s
     tracing.write("queue", parent.child(), parent, (queued_at + behind_s, began_at), ids)
     ref = parent.attempt(job.id, generation)

@@ -167,7 +167,7 @@ class JobRun:
             return None
         headers = (
             (b"x-request-id", self.job.id.encode()),
-            *tracing.engine_headers(self.trace and self.trace.ref),
+            *tracing.engine_headers(self.trace.ref if self.trace else None),
         )
         try:
             await self._exchange.run(

@@ -82,7 +82,11 @@ class RunTrace:
             queued_at = None
             with contextlib.suppress(*UNAVAILABLE):
                 queued_at = await self._write_earlier(queue)
-        ids = {tracing.JOB: job.id, tracing.ATTEMPT: job.generation, tracing.WORKER: worker}
+        ids: tracing.Attributes = {
+            tracing.JOB: job.id,
+            tracing.ATTEMPT: job.generation,
+            tracing.WORKER: worker,
+        }
         if queued_at is not None:
             period = (queued_at, self._leased_at)
             tracing.write("queue", self._parent.child(), self._parent, period, ids)
@@ -97,7 +101,7 @@ class RunTrace:
         return write_lost_attempts(record, self._parent, self._job.generation, behind_s)
 
     def _write_attempt(self, buffer: OutputBuffer, ids: tracing.Attributes) -> None:
-        outcome = {
+        outcome: tracing.Attributes = {
             tracing.OUTCOME: self._outcome,
             tracing.INPUT_TOKENS: buffer.prompt_tokens,
             tracing.OUTPUT_TOKENS: buffer.completion_tokens,

@@ -45,7 +45,7 @@ def read_keys(timeout_s: float) -> list[str]:
 
 def split_keys(data: bytes) -> list[str]:
     """The keys that a terminal's bytes mean: characters, and `up`, `enter`, `esc`, ..."""
-    keys = []
+    keys: list[str] = []
     while data:
         name = _NAMES.get(data[:3]) or _NAMES.get(data[:1])
         length = 3 if data[:3] in _NAMES else 1

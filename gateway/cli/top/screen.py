@@ -136,18 +136,22 @@ def _type(screen: Screen, key: str) -> Screen:
     if key == "esc":
         return replace(screen, typing=None)
     if key == "enter":
-        changed = {"job_filter" if screen.rows is View.JOBS else "worker_filter": text.strip()}
-        return replace(screen, typing=None, selected=0, **changed)
+        return _filtered(replace(screen, typing=None), text.strip())
     if key == "backspace":
         return replace(screen, typing=text[:-1])
     return replace(screen, typing=text + key) if len(key) == 1 else screen
 
 
+def _filtered(screen: Screen, text: str) -> Screen:
+    if screen.rows is View.JOBS:
+        return replace(screen, selected=0, job_filter=text)
+    return replace(screen, selected=0, worker_filter=text)
+
+
 def _back(screen: Screen) -> Screen:
     if screen.view is not screen.rows:
         return replace(screen, view=screen.rows, subject="")
-    changed = {"job_filter" if screen.rows is View.JOBS else "worker_filter": ""}
-    return replace(screen, selected=0, **changed)
+    return _filtered(screen, "")
 
 
 def _worst(screen: Screen, overview: Mapping[str, Any]) -> Screen:

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gateway.bench.prompts import random_prompts
+from gateway.bench.prompts import Prompt, random_prompts
 from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.processes import python_command
 from load_tests.systems.system import System
@@ -33,6 +33,10 @@ class Setup:
     """Of each prompt."""
     output_tokens: int
 
+    def prompts(self, seed: int) -> list[Prompt]:
+        """The same for either program."""
+        return list(islice(random_prompts(self.words, self.output_tokens, seed), self.num_prompts))
+
     def options(self) -> list[str]:
         """What both programs call the same; ours knows vLLM's `--request-rate`."""
         found = ["--num-prompts", str(self.num_prompts)]
@@ -45,7 +49,12 @@ class Setup:
 
 def run_flotilla(system: System, model: str, setup: Setup, seed: int) -> dict[str, Any]:
     """The result of `flotilla bench`. Raises WrongAnswerError."""
-    prompts, result = _files(system, setup, seed, "flotilla")
+    prompts, result = system.folder / f"{seed}.jsonl", system.folder / f"flotilla-{seed}.json"
+    lines = [
+        json.dumps({"prompt": prompt.text, "output_tokens": prompt.output_tokens})
+        for prompt in setup.prompts(seed)
+    ]
+    prompts.write_text("\n".join(lines) + "\n")
     command = [*_FLOTILLA, "bench", "--url", _url(system), "-m", model, *setup.options()]
     command += ["--dataset-path", str(prompts), "--seed", str(seed), "--save", str(result)]
     command += ["--extra-body", '{"temperature": 0}']
@@ -54,13 +63,18 @@ def run_flotilla(system: System, model: str, setup: Setup, seed: int) -> dict[st
 
 def run_vllm(system: System, model: str, setup: Setup, seed: int) -> dict[str, Any]:
     """The result of `vllm bench serve`. Raises WrongAnswerError."""
-    prompts, result = _files(system, setup, seed, "vllm")
+    prompts, result = system.folder / f"sharegpt-{seed}.json", system.folder / f"vllm-{seed}.json"
+    # Its dataset of JSONL files needs pandas; this one sends the same texts.
+    entries = [
+        {"conversations": [{"value": prompt.text}, {"value": ""}]} for prompt in setup.prompts(seed)
+    ]
+    prompts.write_text(json.dumps(entries))
     command = python_command("load_tests.vllm.vllm_cli", "bench", "serve", *setup.options())
     command += ["--backend", "openai-chat", "--endpoint", system.path, "--base-url", _url(system)]
     command += ["--model", model, "--tokenizer", str(MODEL_DIR), "--temperature", "0"]
-    command += ["--dataset-name", "custom", "--dataset-path", str(prompts), "--disable-shuffle"]
-    command += ["--skip-chat-template", "--custom-output-len", str(setup.output_tokens)]
-    command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--seed", str(seed)]
+    command += ["--dataset-name", "sharegpt", "--dataset-path", str(prompts), "--disable-shuffle"]
+    command += ["--sharegpt-output-len", str(setup.output_tokens), "--seed", str(seed)]
+    command += ["--percentile-metrics", "ttft,tpot,itl,e2el"]
     command += ["--save-result", "--result-dir", str(result.parent)]
     return _run([*command, "--result-filename", result.name], result, setup)
 
@@ -73,19 +87,6 @@ PROGRAMS: dict[str, Callable[[System, str, Setup, int], dict[str, Any]]] = {
 
 def _url(system: System) -> str:
     return f"http://127.0.0.1:{system.ports[0]}"
-
-
-def _files(system: System, setup: Setup, seed: int, program: str) -> tuple[Path, Path]:
-    """The prompts, written now, and the file for the result."""
-    prompts = system.folder / f"prompts-{seed}.jsonl"
-    lines = [
-        json.dumps({"prompt": prompt.text, "output_tokens": prompt.output_tokens})
-        for prompt in islice(
-            random_prompts(setup.words, setup.output_tokens, seed), setup.num_prompts
-        )
-    ]
-    prompts.write_text("\n".join(lines) + "\n")
-    return prompts, system.folder / f"{program}-{seed}.json"
 
 
 def _run(command: list[str], result: Path, setup: Setup) -> dict[str, Any]:

@@ -59,9 +59,9 @@ class Load:
 
     async def execute(self) -> Run:
         """Send everything and wait for the answers. When cancelled, close what is open."""
-        run, began = self.run, time.perf_counter()
         gc.collect()
         gc.freeze()  # a full collection would be measured as a server's pause
+        run, began = self.run, time.perf_counter()
         try:
             async with session(self._timeout_s) as connections, asyncio.TaskGroup() as tasks:
                 await self._send_all(connections, tasks, began)

@@ -34,7 +34,8 @@ Every setting is a variable, a key of [flotilla.yaml](models.md), and for some c
 first of these that is set holds: flag, variable, file `/run/secrets/flotilla_<name>`,
 flotilla.yaml, default. A name that is no setting stops the process with a line that names it and
 the nearest one. `flotilla config check` checks all of them, `flotilla config show --origin` prints
-where each value comes from. This page is made of the declarations in `shared/platform/setting_groups/`.
+where each value comes from. This page is made of the declarations in
+`shared/platform/setting_groups/`.
 """
 
 
@@ -71,9 +72,15 @@ def rows(group: type[BaseModel]) -> Iterator[Row]:
     schema = group.model_json_schema(mode="validation")
     for name, field in group.model_fields.items():
         values = schema["properties"][name]
-        yield Row(
-            name, _values(name, values), _default(name, field.default), field.description or ""
-        )
+        meaning = field.description or _inherited(group, name)
+        yield Row(name, _values(name, values), _default(name, field.default), meaning)
+
+
+def _inherited(group: type[BaseModel], name: str) -> str:
+    """What a pool's key means that has no description: that of the setting for all pools."""
+    setting = f"autoscale_{name}" if group is AutoscaleEntry else name
+    known = Settings.model_fields.get(setting)
+    return f"`{PREFIX}{setting.upper()}`: {known.description}" if known else ""
 
 
 def _table(settings: Iterator[Row], heading: str, prefix: str) -> str:
@@ -83,8 +90,7 @@ def _table(settings: Iterator[Row], heading: str, prefix: str) -> str:
 
 def _values(name: str, schema: dict[str, Any]) -> str:
     """What values a setting takes, in words."""
-    choices = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
-    main = choices[0]
+    main = next(each for each in schema.get("anyOf", [schema]) if each.get("type") != "null")
     if "enum" in main:
         return ", ".join(f"`{value}`" for value in main["enum"])
     kinds = {
@@ -94,7 +100,7 @@ def _values(name: str, schema: dict[str, Any]) -> str:
         "array": "list",
         "object": "mapping",
     }
-    kind = kinds.get(main.get("type", ""), "text")
+    kind = "mapping" if "$ref" in main else kinds.get(main.get("type", ""), "text")
     unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")
     limits = [
         f"{words} {_number(main[key])}"

@@ -88,9 +88,11 @@ class PoolEntry(BaseModel):
     )
     startup_timeout_s: float | None = Field(None, gt=0)
     max_queue_depth: int | None = Field(None, ge=1)
-    deadline_s: Seconds | None = Field(None, description="of jobs that set none, as the next two")
-    queue_deadline_s: Seconds | None = None
-    run_deadline_s: Seconds | None = None
+    deadline_s: Seconds | None = Field(
+        None, description="of jobs that set none, from submit to the end"
+    )
+    queue_deadline_s: Seconds | None = Field(None, description="from submit to the first start")
+    run_deadline_s: Seconds | None = Field(None, description="from the first start to the end")
     allow_fields: Names = Field((), description="fields of requests that are refused by default")
     hooks: Names = Field(
         (), description="`before=module:function` and others, called by workers around the engine"

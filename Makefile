@@ -43,7 +43,7 @@ docs: install ## the documentation as a site, .cache/site/index.html; works with
 	@.venv/bin/python -c 'import material' 2>/dev/null || \
 		.venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts \
 			-c compose/constraints.txt -e '.[docs]'
-	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict -f docs/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict -f docs/mkdocs.yml
 	@echo 'docs: open .cache/site/index.html'
 
 load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin/python -m load_tests -h`)

@@ -59,10 +59,16 @@ def pages(places: Homes) -> Iterator[tuple[str, str]]:
 
 
 def included(markdown: str, page: str, places: Homes) -> str:
-    """A page's text with `<!-- include FILE: HEADING -->` replaced by that section of the file."""
+    """A page's text with `<!-- include FILE: HEADING -->` replaced by that section of the file.
+
+    A heading that is the page's title already is left out.
+    """
 
     def text(match: re.Match[str]) -> str:
         file, title = match.groups()
-        return links.rewritten(section((ROOT / file).read_text(), title), file, page, places)
+        found = section((ROOT / file).read_text(), title)
+        if markdown.startswith(f"# {title}\n"):
+            found = found.split("\n", 1)[1]
+        return links.rewritten(found, file, page, places)
 
     return _INCLUDE.sub(text, markdown)

@@ -17,7 +17,7 @@ from tests.test_architecture import ROOT
 
 PAGES = ROOT / "docs" / "pages"
 BLOCK = re.compile(
-    r"^```(?P<language>sh|python)\n(?P<code>.*?)^```\n(?:\n<!-- prints: (?P<prints>.*) -->)?",
+    r"^```(?P<language>sh|python)\n(?P<code>.*?)^```\n(?:\n<!-- prints: (?P<prints>[^\n]*) -->)?",
     re.MULTILINE | re.DOTALL,
 )
 URL = "http://127.0.0.1:8000"

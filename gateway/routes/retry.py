@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.context import GatewayDep, TenantDep
 from gateway.http.call_headers import call_headers
+from gateway.http.middleware import sent_request_id
 from gateway.http.query import known_only
 from gateway.jobs.job_lookup import job_of
 from gateway.jobs.job_object import full
@@ -26,6 +27,7 @@ async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: Tena
     name = call_headers(request.scope["headers"]).idempotency_key
     key = IdempotencyKey.of(tenant, f"/jobs/{job_id}/retry", name, b"") if name else None
     new = await repetition(gateway.queue, gateway.factory, job, idempotency=key)
+    new = new.with_request_id(sent_request_id(request.scope["headers"]))
     joined = await gateway.submitter.submit(new)
     submitted = await job_of(gateway.queue, gateway.settings, tenant, joined or new.id)
     headers = {

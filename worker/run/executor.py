@@ -202,6 +202,7 @@ class Executor:
             log.exception("run failed")
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
+        self.totals.add_output(run)
         if run in self._released:
             self._released.discard(run)
         elif outcome is Outcome.RELEASE:

@@ -20,7 +20,7 @@ AT_ONCE_S = 0.05
 
 _TAKEN_BACK = {
     "worker_lost": "{worker} was lost",
-    "engine_died": "the engine of {worker} ended",
+    "engine_died": "The engine of {worker} ended",
     "run_failed": "{worker} failed while it ran the job",
     "not_received": "{worker} did not receive the job",
     "handed_over": "{worker} drained and handed the job over",
@@ -142,11 +142,11 @@ def _start(number: int, attempt: Attempt, waited_s: float, output: int) -> Event
 
 
 def _taken_back(attempt: Attempt) -> Event:
-    why = _TAKEN_BACK.get(attempt.outcome, f"taken from {{worker}}: {attempt.outcome}")
+    why = _TAKEN_BACK.get(attempt.outcome, f"Taken from {{worker}}: {attempt.outcome}")
     event = "hand_over" if attempt.outcome in _HANDED_OVER else "pause"
     kept = f"; {attempt.entries} entries of output are kept" if attempt.entries else ""
     text = f"{why.format(worker=attempt.worker)}{kept}. The job waits for another worker."
-    return Event(attempt.ended_at or attempt.started_at, event, attempt.worker, _capital(text))
+    return Event(attempt.ended_at or attempt.started_at, event, attempt.worker, text)
 
 
 def _end(job: Job) -> str:
@@ -162,7 +162,3 @@ def _end(job: Job) -> str:
         case _:
             by = "no client followed it" if job.error_code == "unattended" else "by a client"
             return f"Cancelled after {took}: {by}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -202,6 +202,8 @@ def _make_gateway(
         only_tenant=tenants[0].name if len(tenants) == 1 else "",
         max_depth=lambda pool: submitter.max_depth(pool) * queue.shards,
     )
+    sampler = Sampler(overview.take)
+    metrics.overview_streams.set_function(lambda: sampler.viewers)
     return Gateway(
         id=gateway_id,
         settings=settings,
@@ -214,7 +216,7 @@ def _make_gateway(
         streams=streams,
         fleet=fleet,
         operations=OperatorCalls(servers, fleet, metrics, settings.operation_timeout_s),
-        sampler=Sampler(overview.take),
+        sampler=sampler,
         tenants=tenants,
         eviction=eviction_monitor,
         format=format_monitor,

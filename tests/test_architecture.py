@@ -35,7 +35,9 @@ LAYERS: dict[str, set[str]] = {
     "gateway/http": {PLATFORM, API},
     "gateway/jobs": {PLATFORM, PROTOCOL, QUEUE, FLEET, API},
     "gateway/operations": {PLATFORM, PROTOCOL, FLEET, API, "gateway/jobs"},
-    "gateway/overview": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/jobs", "gateway/autoscaler"},
+    "gateway/overview": {
+        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "gateway/jobs", "gateway/autoscaler",
+    },
     "gateway/streaming": {PLATFORM, PROTOCOL, QUEUE, API, "gateway/http"},
     "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
     "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},

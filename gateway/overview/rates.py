@@ -90,7 +90,7 @@ class WorkerRates:
             if before is None or restarted:
                 continue
             passed_s = worker.clock_s - before.clock_s
-            if passed_s > WINDOW_S:  # no one has looked at it meanwhile
+            if passed_s > WINDOW_S:  # there were no viewers meanwhile
                 continue
             self.output[worker.id] = max(0, worker.output_tokens - before.output_tokens) / passed_s
             self.prompt[worker.id] = (worker.prompt_tokens - before.prompt_tokens) / passed_s

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from shared.api.errors import GatewayStopped
 from shared.platform import logs
 from shared.platform.tasks import end
 
@@ -49,14 +50,16 @@ class Sampler:
         return self._viewers
 
     async def latest(self) -> bytes:
-        """The overview as JSON, at most a little more than a second old."""
+        """The overview as JSON, at most a little more than a second old. Raises GatewayStopped."""
         self._linger_until = time.monotonic() + self._linger_s
         self._start()
         data = self._fresh()
-        while data is None and not self._closed:
+        while data is None:
+            if self._closed:
+                raise GatewayStopped("This gateway is being stopped.")
             await self._next()
             data = self._fresh()
-        return data or b"{}"
+        return data
 
     async def follow(self) -> AsyncIterator[bytes]:
         """The overview as JSON now, and then each new one, until `close`.

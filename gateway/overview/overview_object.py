@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from gateway.autoscaler.scale_object import decision
 from gateway.overview.fleet_state import FleetState, PoolState, WorkerView
-from gateway.overview.problems import Problem
+from gateway.overview.problem import Problem
 from gateway.overview.verdict import verdict_object
 from shared.protocol.states import WorkerState
 

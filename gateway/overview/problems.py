@@ -3,65 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 from gateway.jobs.durations import duration
-from gateway.overview.fleet_state import FleetState, PoolState, WorkerView
+from gateway.overview.fleet_state import FleetState, WorkerView
+from gateway.overview.pool_problems import of_pool
+from gateway.overview.problem import PROBLEM, WARNING, Problem
 from shared.fleet.registry import HEARTBEAT_S
 from shared.protocol.states import WorkerState
 
-WARNING, PROBLEM = "warning", "problem"
-
-LONG_WAIT_S = 30.0
-"""A job outside the lane `flex` that waits longer is a problem to show."""
 _SILENT_S = 3 * HEARTBEAT_S
 _LOADS_LONG_S = 1200.0
 _MEMORY_HIGH, _MEMORY_FULL = 0.85, 0.95
-_LANE_HIGH = 0.9
 _FAILED_SHARE, _FAILED_LEAST = 0.05, 3
 _LETTER_IS_NEW_S = 3600.0
-_RUNBOOKS = "compose/observability/runbooks.md#"
-
-
-class Action(NamedTuple):
-    """A request that mends something, as a button can offer it."""
-
-    text: str
-    method: str
-    path: str
-    body: dict[str, Any]
-
-
-class Problem(NamedTuple):
-    """Something that is wrong. `since`: Unix seconds; None: from the first time it is found."""
-
-    kind: str
-    level: str
-    sentence: str
-    since: float | None = None
-    pool: str = ""
-    worker: str = ""
-    action: Action | None = None
-    runbook: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """The same problem found again has the same key."""
-        return self.kind, self.pool, self.worker
-
-    def to_object(self) -> dict[str, Any]:
-        """As the API shows it."""
-        fields = self._asdict()
-        fields["action"] = self.action._asdict() if self.action else None
-        fields["runbook"] = _RUNBOOKS + self.runbook if self.runbook else ""
-        return fields
 
 
 def find_problems(state: FleetState) -> list[Problem]:
     """All problems, the worst first."""
     found = [*_of_redis(state), *_of_the_gateway(state), *_of_workers(state)]
     for pool in state.pools:
-        found += _of_pool(pool, state)
+        found += of_pool(pool, state)
     found += _of_jobs(state)
     return sorted(found, key=lambda problem: problem.level != PROBLEM)
 
@@ -158,88 +119,6 @@ def _loads_long(worker: WorkerView, now_s: float) -> Problem:
     )
 
 
-def _of_pool(pool: PoolState, state: FleetState) -> Iterator[Problem]:
-    since_s = state.at_s - pool.oldest_s if pool.waiting else None
-    resume = Action(f"Resume {pool.pool}", "POST", f"/admin/pools/{pool.pool}/resume", {})
-    if pool.intake_stopped:
-        sentence = (
-            f"An operator has stopped the intake of the pool {pool.pool}: new requests get 503."
-        )
-        yield Problem("intake_stopped", WARNING, sentence, pool=pool.pool, action=resume)
-    if pool.paused:
-        sentence = f"An operator has paused the pool {pool.pool}; {_wait(pool.waiting)}."
-        yield Problem("pool_paused", WARNING, sentence, pool=pool.pool, action=resume)
-    elif pool.waiting and not pool.workers_ready:
-        why = pool.wait_reason or "no worker is ready"
-        coming = "being started" in why or "will be started" in why
-        yield Problem(
-            "no_worker",
-            WARNING if coming else PROBLEM,
-            f"In the pool {pool.pool} {why}; {_wait(pool.waiting)}, the oldest for "
-            f"{duration(pool.oldest_s)}.",
-            since_s,
-            pool.pool,
-            runbook="flotillanoworker",
-        )
-    elif pool.oldest_urgent_s > LONG_WAIT_S:
-        yield _long_wait(pool, state)
-    if pool.max_depth:
-        yield from _full_lanes(pool)
-    if pool.suspects:
-        yield Problem(
-            "suspects",
-            WARNING,
-            f"In the pool {pool.pool} {_wait(pool.suspects)} to run alone, because at least two "
-            "workers were lost with each of them.",
-            pool=pool.pool,
-            runbook="flotillaworkerflaps",
-        )
-    if pool.scale is not None and pool.scale_is_stale:
-        silent_s = state.at_s - pool.scale.at_s
-        yield Problem(
-            "autoscaler_silent",
-            WARNING,
-            f"The autoscaler has decided nothing for {duration(silent_s)} for the pool "
-            f"{pool.pool}.",
-            pool.scale.at_s,
-            pool.pool,
-            runbook="flotillaautoscalestale",
-        )
-
-
-def _long_wait(pool: PoolState, state: FleetState) -> Problem:
-    estimate = "" if pool.wait_s is None else f" A new job waits about {duration(pool.wait_s)}."
-    limit = ""
-    if pool.scale is not None and not pool.scale_is_stale:
-        wanted, most = pool.scale.wanted, pool.scale.limits.max
-        if wanted >= most:
-            limit = f" The autoscaler is at its limit of {most} workers."
-    return Problem(
-        "long_wait",
-        PROBLEM,
-        f"The oldest job of the pool {pool.pool} has waited {duration(pool.oldest_urgent_s)}: "
-        f"{_wait(pool.waiting)}, {pool.busy} of {pool.slots} slots are busy.{estimate}{limit}",
-        state.at_s - pool.oldest_urgent_s,
-        pool.pool,
-        runbook="flotillawaittoolong",
-    )
-
-
-def _full_lanes(pool: PoolState) -> Iterator[Problem]:
-    for lane in pool.lanes:
-        if lane.waiting >= _LANE_HIGH * pool.max_depth:
-            full = lane.waiting >= pool.max_depth
-            effect = "new requests get 503" if full else "then new requests get 503"
-            yield Problem(
-                "queue_full",
-                PROBLEM if full else WARNING,
-                f"The lane {lane.lane} of the pool {pool.pool} has {lane.waiting} of "
-                f"{pool.max_depth} jobs; {effect}.",
-                pool=pool.pool,
-                runbook="flotillaqueuefull" if full else "flotillaqueuenearlyfull",
-            )
-
-
 def _of_jobs(state: FleetState) -> Iterator[Problem]:
     failed = state.recent.get("failed", 0)
     ended = failed + max(0, state.recent.get("completed", 0))
@@ -262,7 +141,3 @@ def _of_jobs(state: FleetState) -> Iterator[Problem]:
             state.newest_letter_s,
             runbook="flotilladeadletters",
         )
-
-
-def _wait(count: int) -> str:
-    return f"{count} job waits" if count == 1 else f"{count} jobs wait"

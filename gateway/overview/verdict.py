@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.jobs.durations import duration
 from gateway.overview.fleet_state import FleetState
-from gateway.overview.problems import PROBLEM, WARNING, Problem
+from gateway.overview.problem import PROBLEM, WARNING, Problem
 
 _RECOVERED_KEPT_S = 3600.0
 _MOST_RECOVERED = 20

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.overview.fleet_state import FleetState, LaneState, PoolState, RedisState, WorkerView
-from gateway.overview.problems import Problem, find_problems
+from gateway.overview.problem import Problem
+from gateway.overview.problems import find_problems
 from gateway.overview.verdict import ProblemLog, level, sentence, verdict_object
 from shared.protocol.states import WorkerState
 from tests.test_architecture import ROOT
@@ -168,7 +169,8 @@ def test_every_runbook_exists() -> None:
     headings = re.findall(
         r"^## (\w+)$", (ROOT / "compose/observability/runbooks.md").read_text(), re.MULTILINE
     )
-    source = (ROOT / "gateway/overview/problems.py").read_text()
+    sources = (ROOT / "gateway/overview").glob("*problems.py")
+    source = "".join(path.read_text() for path in sources)
     named = set(re.findall(r'"(flotilla[a-z]+)"', source))
     assert len(named) > 8
     assert named <= {heading.lower() for heading in headings}

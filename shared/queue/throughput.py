@@ -46,5 +46,7 @@ async def throughput(queue: JobQueue, pools: Iterable[str]) -> Throughput:
             submitted = None if added is None else submitted + int(added)
     for count in counts:
         if isinstance(count, dict):
-            ended.update({state.decode(errors="replace"): int(n) for state, n in count.items()})
+            for state, n in count.items():
+                if n.isdigit():
+                    ended[state.decode(errors="replace")] += int(n)
     return Throughput(submitted, ended)

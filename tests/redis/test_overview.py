@@ -105,6 +105,19 @@ async def test_the_counters_of_jobs(queue: JobQueue) -> None:
     assert done.id != waits.id
 
 
+async def test_a_damaged_counter_begins_anew(queue: JobQueue, store: Redis) -> None:
+    for wrong in ("string", "field"):
+        store.delete(keys.ended(0))
+        if wrong == "string":
+            store.set(keys.ended(0), "wrong")
+        else:
+            store.hset(keys.ended(0), "cancelled", "many")
+        assert (await throughput(queue, [])).ended == {}
+        job = await submit(queue)
+        await queue.cancel(job.id, TENANT)
+        assert (await throughput(queue, [])).ended == {"cancelled": 1}
+
+
 async def test_an_overview(fleet: Fleet, queue: JobQueue) -> None:
     await submit(queue)
     leased = await claim_one(queue)

@@ -97,7 +97,7 @@ def parse_filter(text: str, now_s: float) -> JobFilter:
             elif name == "until":
                 until_s = min(until_s, at_s)
             else:
-                tests.append(lambda job, at_s=at_s: (job.finished_at or -math.inf) >= at_s)
+                tests.append(_ended_since(at_s))
         elif name == "tenant":
             if negative:
                 raise _bad(word, "`tenant` can't be negated")
@@ -168,6 +168,10 @@ def _glob(pattern: str) -> str:
 
 def _has_text(part: str) -> Callable[[Job], bool]:
     return lambda job: _any_in((part,), f"{job.id} {job.model} {job.error_code}")
+
+
+def _ended_since(at_s: float) -> Callable[[Job], bool]:
+    return lambda job: job.finished_at is not None and job.finished_at >= at_s
 
 
 def _negated(test: Callable[[Job], bool], negative: bool) -> Callable[[Job], bool]:

@@ -95,14 +95,13 @@ def _why_it_waits(
     if pool.wait_reason:
         return f"{waited} because in the pool {name} {pool.wait_reason}."
     ahead = max(0, (position or 1) - 1)
-    before = f" and {_jobs(ahead)} before it" if ahead else ""
     estimate = "" if wait_s is None else f" It should start in about {duration(wait_s)}."
     if pool.slots and pool.running >= pool.slots:
         full = f"all {pool.slots} slots of the pool {name} are taken"
         return f"{waited} because {full}{' and ' + _are(ahead) if ahead else ''}.{estimate}"
     if ahead:
         return f"{waited} because {_are(ahead)} in the lane {job.lane} or a better one.{estimate}"
-    return f"{waited}; the pool {name} has free slots{before}, so a worker takes it now.{estimate}"
+    return f"{waited}; the pool {name} has free slots, so a worker takes it now.{estimate}"
 
 
 def _are(ahead: int) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from shared.api.errors import GatewayStopped
@@ -61,7 +61,7 @@ class Sampler:
             data = self._fresh()
         return data
 
-    async def follow(self) -> AsyncIterator[bytes]:
+    async def follow(self) -> AsyncGenerator[bytes, None]:
         """The overview as JSON now, and then each new one, until `close`.
 
         A slow client misses some: it always gets the latest.

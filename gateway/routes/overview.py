@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from fastapi import APIRouter
 from starlette.responses import Response, StreamingResponse
@@ -35,6 +36,7 @@ async def stream_overview(gateway: GatewayDep) -> Response:
 
 async def _events(gateway: Gateway) -> AsyncIterator[bytes]:
     head = _RETRY
-    async for data in gateway.sampler.follow():
-        yield head + sse.raw_event("overview", data)
-        head = b""
+    async with aclosing(gateway.sampler.follow()) as overviews:
+        async for data in overviews:
+            yield head + sse.raw_event("overview", data)
+            head = b""

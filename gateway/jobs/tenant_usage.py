@@ -21,7 +21,7 @@ _MOST_READ = 1000
 class KeptJobs(NamedTuple):
     """A tenant's jobs in the index."""
 
-    count: int
+    number: int
     last_at: float | None
     """When the newest was submitted, Unix seconds."""
 

@@ -36,7 +36,7 @@ async def list_keys(gateway: GatewayDep) -> dict[str, Any]:
             "tenant": tenant.name,
             "operator": tenant.operator,
             "keys": tenant.keys,
-            "jobs_kept": jobs.count,
+            "jobs_kept": jobs.number,
             "last_job_at": jobs.last_at,
             "usage": used[number] if number < len(used) else None,
         }

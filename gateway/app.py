@@ -45,6 +45,7 @@ from gateway.routes import (
     models,
     openapi,
     operations,
+    page,
     responses,
     retry,
     torchserve,
@@ -146,6 +147,7 @@ def create_app(settings: Settings) -> InferenceApp:
         torchserve,
         metrics_route,
         docs,
+        page,
     ):
         app.include_router(module.router)
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.errors import ERROR_CODE, error_response, to_flotilla_error
+from gateway.http.page_files import PAGE_FILES
 from shared.api.errors import FlotillaError
 from shared.api.operator_actions import PATHS as OPERATOR_PATHS
 from shared.platform import logs
@@ -22,6 +23,7 @@ _DOCS_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
 PUBLIC_PATHS = frozenset(
     {"/healthz", "/readyz", "/health", "/ping"}  # probes carry no key
     | {"/openapi.json", "/docs", *(f"/docs/{name}" for name in _DOCS_FILES)}
+    | PAGE_FILES.keys()
 )
 """Paths that need no key. Every other path needs one if keys are configured, new routes too."""
 

@@ -131,8 +131,9 @@ async def test_a_valid_key_sets_the_tenant() -> None:
     assert inside.tenants == ["alice"]
 
 
-def test_only_probes_and_the_api_description_are_public() -> None:
-    assert {path for path in PUBLIC_PATHS if not path.startswith("/docs")} == {
+def test_only_probes_the_api_description_and_the_page_are_public() -> None:
+    assert {path for path in PUBLIC_PATHS if not path.startswith(("/docs", "/ui/"))} == {
+        "/",
         "/healthz",
         "/readyz",
         "/health",
@@ -155,7 +156,13 @@ async def test_public_paths_need_no_key(path: str) -> None:
 
 
 TRICKS = [
-    "/",
+    "//",
+    "/ui",
+    "/ui/",
+    "/ui/other.js",
+    "/ui/../jobs",
+    "/ui/..%2fjobs",
+    "/ui/main.js/",
     "//jobs",
     "/jobs",
     "/healthz/",

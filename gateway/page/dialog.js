@@ -1,0 +1,83 @@
+/** Dialogs: a question before a change, and messages after it. */
+
+import { button, h, put } from "./dom.js";
+
+/** Show a dialog until it is closed. It is removed then, and `closed` is called. */
+export function show(dialog, closed) {
+  dialog.addEventListener("close", () => {
+    dialog.remove();
+    if (closed) closed();
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+/** A dialog with a title and a button that closes it. */
+export function dialog(title, props, ...children) {
+  const id = `dialog-${Math.random().toString(36).slice(2)}`;
+  const made = h("dialog", { "aria-labelledby": id, ...props },
+    h("div", { class: "dialog-head" }, h("h2", { id }, title),
+      button("Close", () => made.close(), { class: "quiet" })),
+    ...children);
+  made.addEventListener("click", (event) => {
+    const { left, right, top, bottom } = made.getBoundingClientRect();
+    const inside = event.clientX >= left && event.clientX <= right && event.clientY >= top && event.clientY <= bottom;
+    if (event.target === made && !inside) made.close();
+  });
+  return made;
+}
+
+/** Show what has happened at the lower edge, until the next message. */
+export function notice(text, failed = false) {
+  const element = document.getElementById("notice");
+  element.classList.toggle("failed", failed);
+  put(element, text);
+  element.hidden = !text;
+  clearTimeout(element.timer);
+  if (text && !failed) element.timer = setTimeout(() => (element.hidden = true), 8000);
+}
+
+/**
+ * Ask before a change: what will happen, why it is done, then do it.
+ *
+ * `preview()` returns `{content, possible}`; `run(reason)` makes the change and returns the message.
+ */
+export function confirm({ title, text, verb, danger = false, preview, run, after, fields = [], reasoned = true }) {
+  const shown = h("div", { class: "preview", role: "status" }, preview ? "Counting …" : "");
+  const failure = h("p", { class: "failure", role: "alert" });
+  const reason = h("input", { name: "reason", maxlength: 200, autocomplete: "off" });
+  const go = h("button", { type: "submit", class: danger ? "danger" : "primary" }, verb);
+  const form = h("form", { method: "dialog" }, text ? h("p", null, text) : null, shown, ...fields,
+    reasoned ? h("label", null, "Reason", reason) : null, failure,
+    h("div", { class: "buttons" }, go, button("Do nothing", () => made.close())));
+  const made = dialog(title, { class: "question" }, form);
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    go.disabled = true;
+    put(failure, "");
+    try {
+      notice(await run(reason.value.trim()));
+      made.close();
+      if (after) after();
+    } catch (error) {
+      put(failure, error.message);
+      go.disabled = false;
+    }
+  });
+  show(made);
+  (reasoned ? reason : go).focus();
+  if (preview) {
+    go.disabled = true;
+    preview().then(
+      (result) => {
+        shown.replaceChildren(...[result.content].flat());
+        go.disabled = !result.possible;
+      },
+      (error) => {
+        shown.replaceChildren();
+        put(failure, error.message);
+      },
+    );
+  }
+}

@@ -1,0 +1,124 @@
+/** Elements: made, changed only where they differ, and kept in lists by key. */
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element. `props`: `on...` are listeners, `class` and the rest attributes; null leaves one out. */
+export function h(tag, props, ...children) {
+  return filled(document.createElement(tag), props, children);
+}
+
+/** An SVG element. */
+export function s(tag, props, ...children) {
+  return filled(document.createElementNS(SVG, tag), props, children);
+}
+
+function filled(element, props, children) {
+  for (const [name, value] of Object.entries(props || {})) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else attr(element, name, value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Set an attribute, or take it away: null and false; true is an empty one. */
+export function attr(element, name, value) {
+  if (value === null || value === undefined || value === false) {
+    if (element.hasAttribute(name)) element.removeAttribute(name);
+  } else {
+    const text = value === true ? "" : String(value);
+    if (element.getAttribute(name) !== text) element.setAttribute(name, text);
+  }
+}
+
+/** Set the text of an element. */
+export function put(element, text) {
+  const shown = String(text);
+  if (element.textContent !== shown) element.textContent = shown;
+}
+
+/**
+ * Make the children of `parent` those of `items`, in their order.
+ *
+ * `make(item)` returns `{element, update(item)}` for a key that is new; the parent keeps it.
+ */
+export function list(parent, items, key, make) {
+  const before = parent.rows || new Map();
+  const now = new Map();
+  const names = new Set(items.map(key));
+  for (const [name, row] of before) if (!names.has(name)) row.element.remove();
+  let place = parent.firstChild;
+  for (const item of items) {
+    const name = key(item);
+    const row = now.get(name) || before.get(name) || make(item);
+    now.set(name, row);
+    row.update(item);
+    if (row.element === place) place = place.nextSibling;
+    else parent.insertBefore(row.element, place);
+  }
+  parent.rows = now;
+}
+
+/** A number in a box of reserved width, so that nothing moves when it grows. */
+export function figure(unit = "", width = 6) {
+  const number = h("span", { class: `figure w${width}` }, "–");
+  const element = unit ? h("span", { class: "with-unit" }, number, h("i", null, unit)) : number;
+  return { element, set: (text) => put(number, text) };
+}
+
+/** A bar that is filled from 0 to 1. The figure beside it has the value as text. */
+export function bar() {
+  const fill = s("rect", { height: 1 });
+  return {
+    element: s("svg", { class: "bar-of", viewBox: "0 0 1 1", preserveAspectRatio: "none", "aria-hidden": "true" }, fill),
+    set: (share) => attr(fill, "width", Math.min(1, share || 0).toFixed(3)),
+  };
+}
+
+/** A button. */
+export function button(text, onclick, props) {
+  return h("button", { type: "button", onclick, ...props }, text);
+}
+
+/** Copy text, and say so in the button for a moment. */
+export function copyButton(name, text) {
+  const made = button(name, async () => {
+    const value = typeof text === "function" ? text() : text;
+    let done = "Copied";
+    try {
+      await navigator.clipboard.writeText(value);
+    } catch {
+      done = "Not allowed";
+    }
+    put(made, done);
+    setTimeout(() => put(made, name), 1500);
+  }, { class: "quiet copy", title: typeof text === "string" ? text : null });
+  return made;
+}
+
+/** A table that scrolls within its frame. */
+export function table(name, columns, body, props) {
+  const head = h("tr", null, columns.map((text) => h("th", { scope: "col" }, text)));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
+    h("table", props, h("thead", null, head), body));
+}
+
+/** The state of a job. */
+export function setState(pill, state) {
+  put(pill, state);
+  const bad = state === "failed" || state === "expired";
+  attr(pill, "data-level", bad ? "problem" : state === "in_progress" ? "busy" : "plain");
+}
+
+/** A panel: a section with a title, and the same data as a command to copy. */
+export function panel(name, title, curl, command, ...children) {
+  const copies = [
+    curl ? copyButton("curl", `curl -s ${location.origin}${curl}`) : null,
+    command ? copyButton("CLI", command) : null,
+  ].filter(Boolean);
+  const head = h("h2", { id: `title-${name}` }, title);
+  const tools = copies.length
+    ? h("div", { class: "copies", role: "group", "aria-label": `${title}: copy as` }, copies) : null;
+  return h("section", { class: "panel", "data-panel": name, "aria-labelledby": `title-${name}` },
+    h("div", { class: "panel-head" }, head, tools), ...children);
+}

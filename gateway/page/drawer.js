@@ -1,0 +1,267 @@
+/** The drawer of a job: why, its timeline, attempts, usage, output, and what can be done. */
+
+import { cancelJob, retryJob } from "./actions.js";
+import { call, events, request, textOf } from "./api.js";
+import { dialog, notice, show } from "./dialog.js";
+import { button, copyButton, h, list, put, s, setState, table } from "./dom.js";
+import { now } from "./feed.js";
+import { clock, count, duration, jobsAt } from "./format.js";
+import { prefill } from "./sample.js";
+
+const REFRESH_MS = 2000;
+const ENDED = ["completed", "failed", "cancelled", "expired"];
+const REPEATABLE = ["failed", "cancelled", "expired"];
+const CHAT = "/v1/chat/completions";
+
+/** Open the drawer. `changed` is called after a change, `closed` when it is closed. */
+export function openJob(id, changed, closed) {
+  const drawer = new Drawer(id, changed);
+  return show(drawer.element, () => {
+    drawer.end();
+    closed();
+  });
+}
+
+class Drawer {
+  constructor(id, changed) {
+    this.id = id;
+    this.changed = changed;
+    this.foreign = false; // another tenant's: an operator sees it without prompt and answer
+    this.state = h("span", { class: "pill" });
+    this.why = h("p", { class: "why", "data-why": "" }, "…");
+    this.facts = h("dl", { class: "facts" });
+    this.bar = s("svg", { class: "timeline", viewBox: "0 0 600 34", preserveAspectRatio: "none", role: "img" });
+    this.key = h("p", { class: "timeline-key" });
+    this.events = h("ol", { class: "events" });
+    this.attempts = h("tbody");
+    this.about = h("dl", { class: "figures about" });
+    this.failure = h("p", { class: "failure", role: "alert" });
+    this.cancel = button("Cancel …", () => cancelJob(id, this.foreign, () => this.reload()), { class: "danger" });
+    this.retry = button("Retry", () => this.again());
+    this.edit = button("Retry with edited body …", () => this.edited());
+    this.play = button("Open in playground", () => this.toPlayground());
+    this.output = h("pre", { class: "output", tabindex: 0, hidden: true, "aria-label": "Output" });
+    this.body = h("pre", { class: "output", tabindex: 0, hidden: true, "aria-label": "Request" });
+    this.showOutput = button("Show output", () => this.follow(), { class: "quiet" });
+    this.showBody = button("Show request", () => this.request(), { class: "quiet" });
+    this.element = dialog("Job", { id: "drawer", "data-shown": id },
+      h("div", { class: "id-line" }, h("code", null, id), this.state),
+      this.why, this.facts, this.failure,
+      h("div", { class: "buttons" }, this.cancel, this.retry, this.edit, this.play,
+        copyButton("Copy id", id), copyButton("CLI", `flotilla jobs why ${id}`),
+        copyButton("curl", `curl -s ${location.origin}/jobs/${id}`)),
+      h("h3", null, "Timeline"), this.bar, this.key, this.events,
+      h("h3", null, "Job"), this.about,
+      h("h3", null, "Attempts"),
+      table("Attempts", ["No.", "Worker", "Began", "Took", "Outcome"], this.attempts),
+      h("h3", null, "Request and output"),
+      h("p", { class: "buttons" }, this.showBody, this.showOutput), this.body, this.output);
+    this.reload();
+    this.timer = setInterval(() => {
+      if (!document.hidden && this.job && !ENDED.includes(this.job.state)) this.load();
+    }, REFRESH_MS);
+  }
+
+  end() {
+    clearInterval(this.timer);
+    if (this.abort) this.abort.abort();
+  }
+
+  reload() {
+    this.load();
+    this.changed();
+  }
+
+  get path() {
+    return this.foreign ? `/admin/jobs/${this.id}` : `/jobs/${this.id}`;
+  }
+
+  async load() {
+    try {
+      this.job = await this.read();
+      put(this.failure, "");
+    } catch (error) {
+      put(this.failure, error.message);
+      put(this.why, "");
+      for (const each of [this.cancel, this.retry, this.edit, this.play]) each.hidden = true;
+      return;
+    }
+    this.showJob();
+    const [timeline, why] = await Promise.allSettled([call(`${this.path}/timeline`), call(`${this.path}/why`)]);
+    if (timeline.value) this.showTimeline(timeline.value);
+    put(this.why, why.value ? why.value.sentence : `${why.reason.message}`);
+    if (why.value) {
+      this.facts.replaceChildren(...(why.value.facts || []).flatMap((fact) =>
+        [h("dt", null, fact.name.replaceAll("_", " ")), h("dd", null, fact.text)]));
+    }
+  }
+
+  /** The job; where it is not one of this key's, as an operator sees it. */
+  async read() {
+    try {
+      return await call(this.path);
+    } catch (error) {
+      if (error.status !== 404 || this.foreign) throw error;
+      try {
+        const job = await call(`/admin/jobs/${this.id}`);
+        this.foreign = true;
+        return job;
+      } catch {
+        throw error;
+      }
+    }
+  }
+
+  showJob() {
+    const { job } = this;
+    const ended = ENDED.includes(job.state);
+    setState(this.state, job.state);
+    this.cancel.hidden = ended;
+    this.retry.hidden = !REPEATABLE.includes(job.state);
+    this.edit.hidden = this.foreign || !ended;
+    this.play.hidden = this.foreign || job.endpoint !== CHAT;
+    for (const each of [this.showBody, this.showOutput]) each.hidden = this.foreign;
+    put(this.showOutput, ended ? "Show output" : "Follow output");
+    const usage = job.usage || job.usage_so_far;
+    const about = [
+      ["Model", job.model], ["Pool", job.pool], ["Lane", job.lane], ["Endpoint", job.endpoint],
+      ["Tenant", job.tenant], ["Submitted", clock(job.created_at)],
+      ["Position", job.position && `${count(job.position)}, about ${duration(job.estimated_wait_s)}`],
+      ["Prompt tokens", usage && count(usage.prompt_tokens)],
+      ["Output tokens", usage && count(usage.completion_tokens)],
+      ["Deadline", job.deadline_at && clock(job.deadline_at)],
+      ["Kept until", job.expires_at && clock(job.expires_at)],
+      ["Repeats", job.retried_from && h("a", { href: jobsAt("", job.retried_from), class: "id" }, job.retried_from)],
+      ["Trace", job.trace_id], ["Request id", job.request_id],
+      ["Error", job.error && `${job.error.code || job.error.type}: ${job.error.message}`],
+      ...Object.entries(job.metadata || {}),
+    ];
+    this.about.replaceChildren(...about.filter(([, value]) => value)
+      .map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+    list(this.attempts, (job.attempts || []).map((attempt, number) => ({ ...attempt, number: number + 1 })),
+      (attempt) => attempt.number, attemptRow);
+  }
+
+  showTimeline(timeline) {
+    const { spans } = timeline;
+    const until = (span) => span.end ?? now();
+    const begin = spans.length ? spans[0].start : this.job.created_at;
+    const whole = Math.max(0.001, Math.max(...spans.map(until), begin) - begin);
+    const x = (at) => ((at - begin) / whole) * 600;
+    this.bar.replaceChildren(
+      s("title", null, spans.map((span) => `${span.name} ${duration(until(span) - span.start)}`).join(", ")),
+      ...spans.map((span) => s("rect", {
+        class: `span-${span.name}`, x: x(span.start).toFixed(2), y: 4, height: 26,
+        width: Math.max(1.5, x(until(span)) - x(span.start) - 0.5).toFixed(2),
+      })));
+    this.key.replaceChildren(...spans.map((span) => h("span", null,
+      h("i", { class: `swatch span-${span.name}` }), `${span.name} ${duration(until(span) - span.start)}`,
+      span.worker ? ` on ${span.worker}` : "")));
+    list(this.events, timeline.events.map((event, number) => ({ ...event, number })), (event) => `${event.number}${event.event}`, (first) => {
+      const time = h("time");
+      const text = h("span");
+      return {
+        element: h("li", { "data-event": first.event }, time, h("b", null, first.event.replaceAll("_", " ")), text),
+        update(event) {
+          put(time, clock(event.at, true));
+          put(text, event.text);
+        },
+      };
+    });
+  }
+
+  async again() {
+    try {
+      const id = await retryJob(this.id, this.foreign);
+      notice(id ? `Submitted again as ${id}.` : "Submitted again.");
+      this.changed();
+      if (id && !this.foreign) location.hash = jobsAt("", id);
+    } catch (error) {
+      put(this.failure, error.message);
+    }
+  }
+
+  async edited() {
+    const text = h("textarea", { rows: 16, spellcheck: "false", name: "body" });
+    const failure = h("p", { class: "failure", role: "alert" });
+    const made = dialog("Retry with edited body", { class: "question wide" },
+      h("form", { method: "dialog", onsubmit: async (event) => {
+        event.preventDefault();
+        try {
+          const id = await retryJob(this.id, false, JSON.parse(text.value));
+          made.close();
+          notice(`Submitted as ${id}.`);
+          location.hash = jobsAt("", id);
+        } catch (error) {
+          put(failure, error instanceof SyntaxError ? `This is no JSON: ${error.message}` : error.message);
+        }
+      } },
+      h("label", null, "Body", text), failure,
+      h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Submit as a new job"),
+        button("Do nothing", () => made.close()))));
+    show(made);
+    text.focus();
+    try {
+      text.value = JSON.stringify(await this.bodyOf(), null, 2);
+    } catch (error) {
+      put(failure, error.message);
+    }
+  }
+
+  async bodyOf() {
+    return (await call(`/jobs/${this.id}/request`)).body;
+  }
+
+  async toPlayground() {
+    try {
+      prefill(await this.bodyOf());
+      location.hash = "playground";
+    } catch (error) {
+      put(this.failure, error.message);
+    }
+  }
+
+  async request() {
+    this.body.hidden = !this.body.hidden;
+    put(this.showBody, this.body.hidden ? "Show request" : "Hide request");
+    if (this.body.hidden) return;
+    try {
+      put(this.body, JSON.stringify(await this.bodyOf(), null, 2));
+    } catch (error) {
+      put(this.body, error.message);
+    }
+  }
+
+  /** The text so far, and what comes while the job runs. */
+  async follow() {
+    if (this.abort) this.abort.abort();
+    this.abort = new AbortController();
+    this.output.hidden = false;
+    put(this.output, "");
+    try {
+      if (ENDED.includes(this.job.state)) {
+        const { text, result, error } = await call(this.path);
+        put(this.output, text || JSON.stringify(result || error || "There is none.", null, 2));
+        return;
+      }
+      const response = await request(`${this.path}/events`, { signal: this.abort.signal });
+      for await (const event of events(response)) this.output.append(textOf(event));
+      this.reload();
+    } catch (error) {
+      if (error.name !== "AbortError") put(this.output, error.message);
+    }
+  }
+}
+
+function attemptRow(first) {
+  const cells = ["", "", "", "", ""].map((text) => h("td", null, text));
+  return {
+    element: h("tr", null, cells),
+    update(attempt) {
+      const took = (attempt.ended_at || now()) - attempt.started_at;
+      const shown = [attempt.number, attempt.worker, clock(attempt.started_at), duration(Math.max(0, took)),
+        attempt.outcome.replaceAll("_", " ")];
+      shown.forEach((text, index) => put(cells[index], text));
+    },
+  };
+}

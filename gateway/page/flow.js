@@ -1,0 +1,54 @@
+/** The flow strip: what comes in, waits, runs and leaves. Each stage is a link to its jobs. */
+
+import { figure, h, panel } from "./dom.js";
+import { count, allJobsAt, rate } from "./format.js";
+import { spark } from "./spark.js";
+
+const sum = (pools, name) => pools.reduce((total, pool) => total + (pool[name] || 0), 0);
+
+const STAGES = [
+  { name: "Submitted / s", filter: "", value: (o) => rate(o.rates.submitted), history: "submitted" },
+  { name: "Waiting", filter: "state:queued", value: (o) => count(sum(o.pools, "waiting")), history: "waiting" },
+  { name: "Running", filter: "state:in_progress", value: (o) => count(sum(o.pools, "running")), history: "running" },
+  { name: "Completed / s", filter: "state:completed", value: (o) => rate(o.rates.completed) },
+  { name: "Failed / s", filter: "state:failed since:1h", value: (o) => rate(o.rates.failed), alarm: (o) => o.rates.failed > 0 },
+  { name: "Cancelled / s", filter: "state:cancelled since:1h", value: (o) => rate(o.rates.cancelled) },
+];
+const TOKENS = [
+  { name: "Output tokens / s", value: (o) => rate(o.rates.output_tokens), history: "output_tokens" },
+  { name: "Prompt tokens / s", value: (o) => rate(o.rates.prompt_tokens) },
+];
+
+/** `{element, update(overview)}` */
+export function flowPanel() {
+  const stages = STAGES.map((stage) => made(stage, "a"));
+  const element = panel("flow", "Flow", "/admin/overview", "flotilla top",
+    h("ol", { class: "flow" }, stages.map((stage) => stage.element)));
+  return {
+    element,
+    update: (overview) => stages.forEach((stage) => stage.update(overview)),
+  };
+}
+
+/** The tokens that go through the engines. */
+export function throughputPanel() {
+  const parts = TOKENS.map((part) => made(part, "div"));
+  const element = panel("throughput", "Throughput", "/admin/overview", "flotilla top",
+    h("div", { class: "tokens" }, parts.map((part) => part.element)));
+  return { element, update: (overview) => parts.forEach((part) => part.update(overview)) };
+}
+
+function made(stage, tag) {
+  const number = figure();
+  const line = stage.history ? spark(stage.name) : null;
+  const inside = h(tag, tag === "a" ? { href: allJobsAt(stage.filter) } : { class: "stage" },
+    h("span", { class: "label" }, stage.name), number.element, line ? line.element : null);
+  return {
+    element: tag === "a" ? h("li", null, inside) : inside,
+    update(overview) {
+      number.set(stage.value(overview));
+      if (line) line.set(overview.history[stage.history] || [], overview.history.step_s || 1);
+      if (stage.alarm) inside.classList.toggle("alarm", stage.alarm(overview));
+    },
+  };
+}

@@ -1,0 +1,90 @@
+/** Figures as text. A value that is not known is a dash. */
+
+const NONE = "–";
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const ONE = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** 1204331 -> "1,204,331". */
+export function count(value) {
+  return known(value) ? WHOLE.format(value) : NONE;
+}
+
+/** A rate: one decimal below 100, then whole, then thousands. */
+export function rate(value) {
+  if (!known(value)) return NONE;
+  if (value < 100) return ONE.format(value);
+  if (value < 1e4) return WHOLE.format(value);
+  return value < 1e6 ? `${ONE.format(value / 1e3)}k` : `${ONE.format(value / 1e6)}M`;
+}
+
+/** 0.0042 -> "4 ms", 0.41 -> "410 ms", 9.8 -> "9.8 s", 75 -> "1 min 15 s". */
+export function duration(value) {
+  if (!known(value)) return NONE;
+  if (value < 0.9995) return value > 0 && value < 0.01 ? `${ONE.format(value * 1e3)} ms` : `${Math.round(value * 1e3)} ms`;
+  if (value < 59.95) return `${ONE.format(value)} s`;
+  value = Math.round(value);
+  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+  if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
+  return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
+}
+
+/** A duration in one unit, for tables: "9.8 s", "59.9 min", "24.0 h". */
+export function short(value) {
+  if (!known(value) || value < 59.95) return duration(value);
+  return value < 3597 ? `${ONE.format(value / 60)} min` : `${ONE.format(value / 3600)} h`;
+}
+
+/** An age, in tenths of a second while it is short. */
+export function age(value) {
+  if (!known(value)) return NONE;
+  return value < 60 ? `${ONE.format(Math.max(0, value))} s` : duration(value);
+}
+
+/** 0.61 -> "61 %". */
+export function percent(value) {
+  return known(value) ? `${Math.round(value * 100)} %` : NONE;
+}
+
+/** 1536 -> "1.5 KiB". */
+export function bytes(value) {
+  if (!known(value)) return NONE;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; value >= 1024 && unit < units.length - 1; unit += 1) value /= 1024;
+  return `${unit ? ONE.format(value) : WHOLE.format(value)} ${units[unit]}`;
+}
+
+/** Unix seconds -> "12:04:10", with the day where it is not today. */
+export function clock(at, millis = false) {
+  if (!known(at)) return NONE;
+  const date = new Date(at * 1e3);
+  const two = (number) => String(number).padStart(2, "0");
+  const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const exact = millis ? `${time}.${String(date.getMilliseconds()).padStart(3, "0")}` : time;
+  const today = new Date().toDateString() === date.toDateString();
+  return today ? exact : `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${exact}`;
+}
+
+/** "3 jobs", "1 job". */
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+/** A job's id, short enough for a table. The command line accepts it as a prefix. */
+export function shortId(id) {
+  return id.length > 16 ? `${id.slice(0, 15)}…` : id;
+}
+
+/** The address of the list of jobs that a filter matches. */
+export function jobsAt(filter, job = "") {
+  const query = [filter ? `filter=${encodeURIComponent(filter).replaceAll("%3A", ":").replaceAll("%20", "+")}` : "", job ? `job=${job}` : ""];
+  const text = query.filter(Boolean).join("&");
+  return text ? `#jobs?${text}` : "#jobs";
+}
+
+/** The same, of the jobs of all tenants, which operators may list. */
+export function allJobsAt(filter, job = "") {
+  return jobsAt(`${filter} tenant:*`.trim(), job);
+}

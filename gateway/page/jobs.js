@@ -1,0 +1,157 @@
+/** The view #jobs: a table of jobs, a filter, and changes to all that it matches. */
+
+import { bulk } from "./actions.js";
+import { call } from "./api.js";
+import { attr, button, copyButton, h, list, put, setState, table } from "./dom.js";
+import { openJob } from "./drawer.js";
+import { feed, now } from "./feed.js";
+import { clock, count, duration, jobsAt, plural, shortId } from "./format.js";
+
+const PAGE = 50;
+const REFRESH_MS = 5000;
+const QUICK = [
+  ["All", ""], ["Waiting", "state:queued"], ["Running", "state:in_progress"],
+  ["Failed, last hour", "state:failed since:1h"], ["Cancelled, last hour", "state:cancelled since:1h"],
+];
+const COLUMNS = ["Job", "State", "Model", "Lane", "Submitted", "Wait", "Run", "Tokens", "Attempts", "Worker", "Error"];
+
+/** Show the view. Returns `{end, changed(params)}`. */
+export function jobsView(main, params) {
+  const view = new Jobs(params);
+  main.append(view.element);
+  return view;
+}
+
+class Jobs {
+  constructor(params) {
+    this.cursors = [""]; // of the pages that are shown
+    this.search = h("input", {
+      type: "search", id: "filter", placeholder: "state:failed model:NAME since:1h", spellcheck: "false",
+      autocomplete: "off", autocapitalize: "off", "aria-describedby": "filter-error",
+    });
+    this.error = h("p", { id: "filter-error", class: "failure", role: "alert" });
+    this.summary = h("p", { class: "note", role: "status" });
+    this.body = h("tbody");
+    this.more = button("Show more", () => this.load(true));
+    this.live = h("input", { type: "checkbox", checked: true });
+    this.quick = h("div", { class: "quick", role: "group", "aria-label": "Quick filters" },
+      QUICK.map(([text, filter]) => h("a", { class: "chip", href: jobsAt(filter), "data-filter": filter }, text)));
+    const form = h("form", { role: "search", onsubmit: (event) => { event.preventDefault(); this.go(); } },
+      h("label", { class: "unseen", for: "filter" }, "Filter of jobs"), this.search,
+      h("button", { type: "submit", class: "primary" }, "Filter"));
+    const actions = h("div", { class: "buttons" },
+      button("Cancel matching …", () => bulk("cancel", this.filter, () => this.load())),
+      button("Retry matching …", () => bulk("retry", this.filter, () => this.load())),
+      copyButton("Copy link", () => location.href),
+      copyButton("curl", () => `curl -s '${location.origin}${this.path()}'`),
+      copyButton("CLI", () => `flotilla jobs ls${this.filter ? ` --filter '${this.filter}'` : ""}`),
+      h("label", { class: "check" }, this.live, "refresh every 5 s"));
+    this.element = h("section", { class: "panel", "data-panel": "jobs", "aria-label": "Jobs" },
+      form, this.error, this.quick, actions,
+      table("Table of jobs", COLUMNS, this.body, { class: "jobs" }), this.summary, this.more);
+    this.timer = setInterval(() => {
+      if (this.live.checked && !document.hidden && this.cursors.length === 1) this.load();
+    }, REFRESH_MS);
+    this.changed(params);
+  }
+
+  end = () => {
+    clearInterval(this.timer);
+    if (this.drawer) this.drawer.close();
+  };
+
+  changed = (params) => {
+    const filter = params.get("filter") || "";
+    const job = params.get("job") || "";
+    if (filter !== this.filter) {
+      this.filter = this.search.value = filter;
+      for (const chip of this.quick.children) attr(chip, "aria-current", chip.dataset.filter === filter ? "true" : null);
+      this.load();
+    }
+    if (this.drawer && this.drawer.dataset.shown !== job) {
+      const other = this.drawer;
+      this.drawer = null;
+      other.close();
+    }
+    if (job && !this.drawer) {
+      const mine = this.drawer = openJob(job, () => this.load(), () => {
+        if (this.drawer !== mine) return;
+        this.drawer = null;
+        if ((new URLSearchParams(location.hash.split("?")[1])).get("job") === job) location.hash = jobsAt(this.filter);
+        this.body.querySelector(`[data-job="${job}"] a`)?.focus();
+      });
+    }
+  };
+
+  go() {
+    const hash = jobsAt(this.search.value.trim());
+    if (location.hash === hash) this.load();
+    else location.hash = hash;
+  }
+
+  path(cursor = "") {
+    const filter = this.filter ? `&filter=${encodeURIComponent(this.filter)}` : "";
+    return `/jobs?limit=${PAGE}${filter}${cursor ? `&cursor=${cursor}` : ""}`;
+  }
+
+  async load(further = false) {
+    const asked = this.filter;
+    try {
+      const page = await call(this.path(further ? this.next : ""));
+      if (asked !== this.filter) return; // another filter was typed in since
+      put(this.error, "");
+      attr(this.search, "aria-invalid", null);
+      if (further) this.cursors.push(this.next);
+      else this.cursors = [""];
+      this.jobs = further ? [...this.jobs, ...page.data] : page.data;
+      this.next = page.next_cursor;
+      this.more.hidden = !page.has_more;
+      list(this.body, this.jobs, (job) => job.id, (job) => jobRow(job, this));
+      const shown = this.jobs.length ? `${plural(this.jobs.length, "job")} shown, newest first.` : "No job matches.";
+      put(this.summary, `${shown}${page.has_more ? " There are more." : ""}${this.hint()}`);
+    } catch (error) {
+      if (asked !== this.filter) return;
+      put(this.error, error.message);
+      attr(this.search, "aria-invalid", error.status === 400 ? "true" : null);
+    }
+  }
+
+  /** That an operator sees the own tenant's jobs only, where others are there. */
+  hint() {
+    const others = feed.overview && feed.overview.pools.some((pool) => (pool.tenants || []).length > 1);
+    return others && !/tenant:/.test(this.filter) ? " These are your key's jobs; tenant:* shows those of all tenants." : "";
+  }
+}
+
+function jobRow(first, view) {
+  const cells = COLUMNS.map((name) => h("td", { "data-label": name }));
+  const [id, state, model, lane, submitted, wait, run, tokens, attempts, worker, error] = cells;
+  const link = h("a", { class: "id", title: first.id }, shortId(first.id));
+  const pill = h("span", { class: "pill" });
+  id.append(link);
+  state.append(pill);
+  const element = h("tr", {
+    "data-job": first.id,
+    onclick: (event) => {
+      if (!event.target.closest("a") && !String(getSelection())) location.hash = jobsAt(view.filter, first.id);
+    },
+  }, cells);
+  return {
+    element,
+    update(job) {
+      attr(link, "href", jobsAt(view.filter, job.id));
+      setState(pill, job.state);
+      put(model, job.model);
+      put(lane, job.lane);
+      put(submitted, clock(job.created_at));
+      const began = job.attempts?.[0]?.started_at;
+      const ended = job.finished_at || now();
+      put(wait, duration(Math.max(0, (began || ended) - job.created_at)));
+      put(run, began ? duration(Math.max(0, ended - began)) : "–");
+      put(tokens, job.usage ? count(job.usage.completion_tokens) : "–");
+      put(attempts, (job.attempts || []).length);
+      put(worker, job.attempts?.at(-1)?.worker ?? "–");
+      put(error, job.error ? `${job.error.code || job.error.type}: ${job.error.message}` : job.position ? `position ${job.position}` : "");
+    },
+  };
+}

@@ -1,0 +1,31 @@
+/** Latency: the percentiles of the jobs that ended in the last minutes. */
+
+import { figure, h, panel, put } from "./dom.js";
+import { short } from "./format.js";
+
+const ROWS = [
+  ["ttft_s", "First token", "TTFT: from submit to the first token"],
+  ["itl_s", "Between tokens", "ITL: from one token to the next"],
+  ["queue_wait_s", "Queue wait", "from submit to the claim by a worker"],
+  ["e2e_s", "Whole job", "E2E: from submit to the end"],
+];
+const PERCENTILES = ["p50", "p95", "p99"];
+
+/** `{element, update(overview)}` */
+export function latencyPanel() {
+  const figures = ROWS.map(() => PERCENTILES.map(() => figure()));
+  const note = h("p", { class: "note" });
+  const head = h("tr", null, h("td"), PERCENTILES.map((text) => h("th", { scope: "col" }, text)));
+  const body = ROWS.map(([, title, meaning], row) => h("tr", null,
+    h("th", { scope: "row", title: meaning }, title), figures[row].map((each) => h("td", null, each.element))));
+  const element = panel("latency", "Latency", "/admin/overview", "flotilla top",
+    h("table", { class: "latency" }, h("thead", null, head), h("tbody", null, body)), note);
+  return {
+    element,
+    update({ latency }) {
+      ROWS.forEach(([name], row) => PERCENTILES.forEach((p, column) =>
+        figures[row][column].set(short(latency?.[name]?.[p]))));
+      put(note, `Of ${latency?.source || "the jobs that ended in the last minutes"}.`);
+    },
+  };
+}

@@ -1,0 +1,105 @@
+/** The queue of each pool: how much waits, in which lanes, whose it is, and whether it is paused. */
+
+import { pause } from "./actions.js";
+import { attr, bar, button, figure, h, list, panel, put } from "./dom.js";
+import { age, allJobsAt, count, duration, jobsAt } from "./format.js";
+
+const MOST_TENANTS = 5;
+const LANES = ["priority", "default", "flex"];
+
+/** `{element, update(overview)}` */
+export function queuesPanel() {
+  const pools = h("div", { class: "pools" });
+  const none = h("p", { class: "empty" }, "There is no pool yet. A worker that has loaded its model makes one: flotilla worker --model NAME.");
+  const element = panel("queues", "Queue", "/admin/pools", "flotilla queue ls", pools, none);
+  return {
+    element,
+    update(overview) {
+      none.hidden = overview.pools.length > 0;
+      list(pools, overview.pools, (pool) => pool.pool, poolCard);
+    },
+  };
+}
+
+function poolCard(first) {
+  const name = first.pool;
+  const waiting = figure();
+  const running = figure();
+  const oldest = figure();
+  const estimate = figure();
+  const of = h("dt");
+  const state = h("span", { class: "pill" });
+  const toggle = button("", () => pause(name, stopped(row.pool)), { class: "quiet" });
+  const lanes = h("ul", { class: "lanes", "aria-label": `Lanes of ${name}` });
+  const tenants = h("ul", { class: "tenants", "aria-label": `Tenants of ${name}` });
+  const models = h("span", { class: "models" });
+  const term = (text, value) => h("div", null, h("dt", null, text), h("dd", null, value));
+  const row = {
+    pool: first,
+    element: h("article", { class: "pool", "data-pool": name, "aria-label": `Pool ${name}` },
+      h("div", { class: "pool-head" }, h("h3", null, name), state, models, toggle),
+      h("dl", { class: "figures" },
+        term("waiting", h("a", { href: allJobsAt(`state:queued model:${first.models[0] || name}`) }, waiting.element)),
+        h("div", null, of, h("dd", null, running.element)),
+        term("oldest wait", oldest.element),
+        term("wait of a new job", estimate.element)),
+      h("div", { class: "split" }, lanes, tenants)),
+    update(pool) {
+      row.pool = pool;
+      waiting.set(count(pool.waiting));
+      running.set(count(pool.running));
+      put(of, `running of ${count(pool.slots)}`);
+      oldest.set(pool.waiting ? age(pool.oldest_wait_s) : "–");
+      estimate.set(duration(pool.estimated_wait_s));
+      put(state, stateOf(pool));
+      attr(state, "data-level", stopped(pool) || !pool.workers_ready ? "warning" : "plain");
+      put(toggle, `${stopped(pool) ? "Resume" : "Pause"} ${name}`);
+      put(models, pool.models.filter((model) => model !== name).join(", "));
+      row.most = Math.max(1, ...pool.lanes.map((lane) => lane.waiting));
+      list(lanes, ordered(pool.lanes), (lane) => lane.lane, (lane) => laneRow(lane, row));
+      list(tenants, busiest(pool.tenants || []), (tenant) => tenant.tenant, tenantRow);
+    },
+  };
+  return row;
+}
+
+const stopped = (pool) => Boolean(pool.paused || pool.intake_stopped);
+
+function stateOf(pool) {
+  if (pool.intake_stopped) return "intake stopped";
+  if (pool.paused) return "paused";
+  return pool.workers_ready ? "open" : "no worker ready";
+}
+
+function ordered(lanes) {
+  return [...lanes].sort((one, other) => LANES.indexOf(one.lane) - LANES.indexOf(other.lane));
+}
+
+function busiest(tenants) {
+  return [...tenants].sort((one, other) => other.waiting - one.waiting).slice(0, MOST_TENANTS);
+}
+
+function laneRow(first, pool) {
+  const number = figure("", 9);
+  const share = bar();
+  return {
+    element: h("li", null, h("span", { class: "label" }, first.lane), share.element, number.element),
+    update(lane) {
+      number.set(count(lane.waiting));
+      share.set(lane.waiting / pool.most);
+    },
+  };
+}
+
+function tenantRow(first) {
+  const waiting = figure("waiting", 9);
+  const running = figure("running", 6);
+  const link = h("a", { class: "label", href: jobsAt(`tenant:${first.tenant}`) }, first.tenant);
+  return {
+    element: h("li", null, link, waiting.element, running.element),
+    update(tenant) {
+      waiting.set(count(tenant.waiting));
+      running.set(count(tenant.running));
+    },
+  };
+}

@@ -1,0 +1,70 @@
+/** The autoscaler: how many workers there should be, how many there are, and why. */
+
+import { call } from "./api.js";
+import { attr, figure, h, list, panel, put } from "./dom.js";
+import { age, clock, count } from "./format.js";
+
+const SHOWN = 5;
+
+/** `{element, update(overview)}` */
+export function scalePanel() {
+  const pools = h("div");
+  const none = h("p", { class: "empty" }, "No pool is scaled. Start the fleet with a range: flotilla up --autoscale 0:3.");
+  const element = panel("scale", "Autoscaler", "/admin/autoscale", "flotilla scale explain", pools, none);
+  return {
+    element,
+    update(overview) {
+      const scaled = overview.pools.filter((pool) => pool.scale);
+      none.hidden = scaled.length > 0;
+      list(pools, scaled, (pool) => pool.pool, scaleRow);
+    },
+  };
+}
+
+function scaleRow(first) {
+  const name = first.pool;
+  const wanted = figure();
+  const actual = figure();
+  const term = (text, value) => h("div", null, h("dt", null, text), h("dd", null, value.element));
+  const reason = h("p", { class: "reason" });
+  const old = h("span", { class: "since" });
+  const decisions = h("ol", { class: "decisions" });
+  const inputs = h("p", { class: "note" });
+  const more = h("details", null, h("summary", null, "Last decisions"), decisions, inputs);
+  async function load() {
+    try {
+      const { data } = await call("/admin/autoscale");
+      const found = data.find((each) => each.pool === name);
+      if (!found) return;
+      put(inputs, `From ${found.limits.min} to ${found.limits.max} workers. ${figures(found.inputs)}`);
+      const last = found.history.slice(0, SHOWN);
+      list(decisions, last, (each) => each.at_s, (each) => ({
+        element: h("li", null, h("time", null, clock(each.at_s)),
+          ` ${each.before ?? 0} → ${each.wanted}: ${each.reason}`),
+        update() {},
+      }));
+    } catch (error) {
+      put(inputs, error.message);
+    }
+  }
+  more.addEventListener("toggle", () => more.open && load());
+  const row = {
+    element: h("article", { class: "scaled", "data-scale": name, "aria-label": `Autoscaler of ${name}` },
+      h("div", { class: "pool-head" }, h("h3", null, name), old),
+      h("dl", { class: "figures" }, term("should have", wanted), term("has ready", actual)),
+      reason, more),
+    update(pool) {
+      wanted.set(count(pool.scale.wanted));
+      actual.set(count(pool.workers_ready));
+      put(reason, pool.scale.reason);
+      put(old, pool.scale.age_s > 30 ? `decided ${age(pool.scale.age_s)} ago` : "");
+      attr(row.element, "data-level", pool.scale.wanted === pool.workers_ready ? null : "warning");
+    },
+  };
+  return row;
+}
+
+function figures(inputs) {
+  const shown = Object.entries(inputs || {}).filter(([name, value]) => typeof value === "number" && !name.endsWith("at_s"));
+  return shown.map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`).join(", ");
+}

@@ -1,0 +1,129 @@
+/** The workers: state, one cell for each slot, KV cache, tokens, heartbeat, drain. */
+
+import { drain } from "./actions.js";
+import { attr, bar, button, figure, h, list, panel, put, s } from "./dom.js";
+import { age, count, duration, allJobsAt, percent, plural, rate, shortId } from "./format.js";
+
+const CELL = 10;
+const PER_ROW = 32;
+const SHOWN_JOBS = 6;
+
+/** `{element, update(overview)}`. `wide`: with engine, adapters and jobs. */
+export function workersPanel(wide) {
+  const rows = h("ul", { class: "workers" });
+  const none = h("p", { class: "empty" }, "No worker is there. New requests wait in the queue until one is: flotilla worker --model NAME.");
+  const element = panel("workers", "Workers", "/admin/overview", "flotilla workers ls", rows, none);
+  return {
+    element,
+    update(overview) {
+      none.hidden = overview.workers.length > 0;
+      const sorted = [...overview.workers].sort(byNeed);
+      list(rows, sorted, (worker) => worker.id, (worker) => workerRow(worker, wide));
+    },
+  };
+}
+
+/** Lost workers first, then by name. */
+function byNeed(one, other) {
+  return (other.lost ? 1 : 0) - (one.lost ? 1 : 0) || one.id.localeCompare(other.id, "en", { numeric: true });
+}
+
+function workerRow(first, wide) {
+  const id = first.id;
+  const state = h("span", { class: "pill" });
+  const phase = h("span", { class: "phase" });
+  const cells = slotCells(id);
+  const busy = figure();
+  const of = h("span", { class: "label" });
+  const kv = bar();
+  const kvText = figure();
+  const tokens = figure();
+  const heartbeat = figure();
+  const go = button("Drain", () => drain(id), { class: "quiet", "aria-label": `Drain ${id}` });
+  const more = wide ? details(id) : null;
+  const named = (text, ...value) => h("div", { class: "cell" }, h("span", { class: "label" }, text), ...value);
+  const row = {
+    element: h("li", { class: "worker", "data-worker": id, "data-state": first.state },
+      h("div", { class: "who" }, h("h3", null, id), state, phase),
+      cells.element,
+      h("div", { class: "gauges" },
+        h("div", { class: "cell" }, of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element)),
+        named("KV cache", h("span", { class: "kv" }, kv.element, kvText.element)),
+        named("tokens / s", tokens.element),
+        named("heartbeat", heartbeat.element),
+        go),
+      more ? more.element : null),
+    update(worker) {
+      const shown = worker.lost ? "lost" : worker.state;
+      attr(row.element, "data-state", shown);
+      attr(row.element, "title", worker.engine);
+      put(state, shown);
+      attr(state, "data-level", level(worker));
+      put(phase, [worker.phase, worker.phase ? duration(worker.phase_s) : ""].filter((text) => text && text !== "–").join(" "));
+      cells.update(worker);
+      busy.set(count(worker.busy));
+      put(of, `busy of ${count(worker.slots)}`);
+      kv.set(worker.kv_use);
+      kvText.set(percent(worker.kv_use));
+      tokens.set(rate(worker.output_tokens_per_s));
+      heartbeat.set(age(worker.heartbeat_age_s));
+      attr(heartbeat.element, "data-level", worker.lost ? "problem" : null);
+      go.disabled = worker.lost || worker.state === "draining";
+      if (more) more.update(worker);
+    },
+  };
+  return row;
+}
+
+function level(worker) {
+  if (worker.lost || ["failed", "dead"].includes(worker.state)) return "problem";
+  return worker.state === "ready" ? "plain" : "warning";
+}
+
+/** One cell for each slot, in rows: two paths, so that a thousand slots cost two elements. */
+function slotCells(id) {
+  const free = s("path", { class: "free" });
+  const filled = s("path", { class: "filled" });
+  const title = s("title");
+  const element = s("svg", { class: "slots", role: "img" }, title, free, filled);
+  let drawn = "";
+  return {
+    element,
+    update({ slots, busy, lost }) {
+      const what = `${slots} ${busy} ${lost}`;
+      if (what === drawn) return;
+      drawn = what;
+      const rows = Math.max(1, Math.ceil(slots / PER_ROW));
+      const size = rows > 2 ? CELL * (2 / rows) ** 0.5 : CELL;
+      const perRow = Math.ceil(slots / Math.ceil(slots / Math.floor((PER_ROW * CELL) / size))) || 1;
+      const height = Math.ceil(Math.max(1, slots) / perRow) * size;
+      attr(element, "viewBox", `0 0 ${PER_ROW * CELL} ${Math.max(height, CELL)}`);
+      const side = (size * 0.8).toFixed(1);
+      const shape = lost ? `l${side} ${side}m0-${side}l-${side} ${side}` : `h${side}v${side}h-${side}z`;
+      const cell = (index) =>
+        `M${((index % perRow) * size).toFixed(1)} ${(Math.floor(index / perRow) * size).toFixed(1)}${shape}`;
+      const used = Math.min(busy, slots);
+      attr(filled, "d", Array.from({ length: used }, (_, index) => cell(index)).join(""));
+      attr(free, "d", Array.from({ length: Math.max(0, slots - used) }, (_, index) => cell(used + index)).join(""));
+      element.classList.toggle("lost", Boolean(lost));
+      put(title, lost ? `${id} is lost; it had ${plural(slots, "slot")}` : `${id}: ${busy} of ${plural(slots, "slot")} busy`);
+    },
+  };
+}
+
+function details(id) {
+  const facts = h("span");
+  const jobs = h("ul", { class: "job-links", "aria-label": `Jobs of ${id}` });
+  const rest = h("a", { href: allJobsAt(`worker:${id}`) }, "All jobs of this worker");
+  return {
+    element: h("div", { class: "details" }, facts, jobs, rest),
+    update(worker) {
+      const adapters = (worker.adapters || []).length ? `adapters ${worker.adapters.join(", ")}` : "";
+      put(facts, [`pool ${worker.pool}`, worker.engine, adapters].filter(Boolean).join(" · "));
+      list(jobs, (worker.jobs || []).slice(0, SHOWN_JOBS), (job) => job, (job) => ({
+        element: h("li", null, h("a", { href: allJobsAt(`worker:${id}`, job), class: "id" }, shortId(job))),
+        update() {},
+      }));
+    },
+  };
+}

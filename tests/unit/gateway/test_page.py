@@ -1,0 +1,91 @@
+"""The page's files: small, complete, without anything that a strict policy or no network breaks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from gateway.http.page_files import PAGE_FILES
+from gateway.routes import page
+from tests.test_architecture import ROOT
+
+FOLDER = ROOT / "gateway" / "page"
+MOST_BYTES = 120_000
+SOURCES = sorted(FOLDER.iterdir())
+
+
+@pytest.fixture
+def browser() -> TestClient:
+    app = FastAPI()
+    app.include_router(page.router)
+    return TestClient(app)
+
+
+def test_the_page_is_small() -> None:
+    assert sum(path.stat().st_size for path in SOURCES) <= MOST_BYTES
+
+
+def test_every_file_is_served_with_its_type_and_a_strict_policy(browser: TestClient) -> None:
+    for path, file in PAGE_FILES.items():
+        answer = browser.get(path)
+        assert answer.status_code == 200
+        assert answer.content == file.content
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    assert browser.get("/").headers["content-type"] == "text/html; charset=utf-8"
+    assert browser.get("/ui/main.js").headers["content-type"].startswith("text/javascript")
+
+
+def test_a_browser_that_has_a_file_gets_304(browser: TestClient) -> None:
+    etag = browser.get("/ui/main.js").headers["etag"]
+    again = browser.get("/ui/main.js", headers={"if-none-match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_all_files_are_public() -> None:
+    names = {path.name for path in SOURCES if path.name != "index.html"}
+    assert set(PAGE_FILES) == {"/"} | {f"/ui/{name}" for name in names}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_a_file_names_only_files_that_are_there(path: Path) -> None:
+    text = path.read_text()
+    if path.suffix == ".js":
+        named = re.findall(r'from "\./([^"]+)"', text)
+    else:
+        named = re.findall(r'(?:href|src)="ui/([^"]+)"', text)
+    assert {name for name in named if not (FOLDER / name).exists()} == set()
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_nothing_needs_the_network_or_a_weaker_policy(path: Path) -> None:
+    text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+    assert re.findall(r"https?://[a-z]|@import|\burl\(", text) == []
+    # These run or style what is no file of ours, so the policy forbids them.
+    inline = r'innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|style="'
+    assert re.findall(inline, text) == []
+    assert re.findall(r"<script(?![^>]* src=)|\son[a-z]+=\"", text) == []
+
+
+def test_every_module_is_used_and_no_import_is_circular() -> None:
+    imports = {
+        path.name: re.findall(r'from "\./([^"]+)"', path.read_text())
+        for path in SOURCES
+        if path.suffix == ".js"
+    }
+    reached: set[str] = set()
+
+    def follow(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above, name))
+        reached.add(name)
+        for each in imports[name]:
+            follow(each, (*above, name))
+
+    follow("main.js", ())
+    assert reached == set(imports)

@@ -49,28 +49,28 @@ def kinds(state: FleetState) -> list[tuple[str, str]]:
     return [(problem.kind, problem.level) for problem in find_problems(state)]
 
 
-def said(state: FleetState) -> str:
+def verdict_of(state: FleetState) -> str:
     return sentence(state, find_problems(state))
 
 
 def test_a_good_day() -> None:
-    assert said(fleet()) == "Healthy. 2 workers, 4 of 8 slots busy, nothing waits."
+    assert verdict_of(fleet()) == "Healthy. 2 workers, 4 of 8 slots busy, nothing waits."
     busy = fleet(pool(lanes=[lane(oldest_s=0.4)]))
-    assert said(busy) == "Healthy. 2 workers, 4 of 8 slots busy, oldest wait 400 ms."
+    assert verdict_of(busy) == "Healthy. 2 workers, 4 of 8 slots busy, oldest wait 400 ms."
     assert level(find_problems(busy)) == "ok"
 
 
 def test_an_empty_fleet_is_not_a_problem_until_a_job_waits() -> None:
     empty = fleet(pool(workers_ready=0, slots=0, wait_reason="no worker runs"), workers=[])
     assert kinds(empty) == []
-    assert "No worker runs" in said(empty)
+    assert "No worker runs" in verdict_of(empty)
     loads = fleet(
         pool(workers_ready=0, workers_starting=1),
         workers=[worker("w-1", state=WorkerState.STARTING, age_s=20)],
     )
-    assert said(loads) == "No worker is ready yet: 1 worker starting. No job waits."
+    assert verdict_of(loads) == "No worker is ready yet: 1 worker starting. No job waits."
     waits = pool(workers_ready=0, wait_reason="no worker runs", lanes=[lane(oldest_s=7)])
-    assert said(fleet(waits, workers=[])) == (
+    assert verdict_of(fleet(waits, workers=[])) == (
         "In the pool qwen no worker runs; 9 jobs wait, the oldest for 7.0 s."
     )
     assert find_problems(fleet(waits, workers=[]))[0].since == NOW - 7
@@ -116,7 +116,7 @@ def test_problems_of_a_worker(changes: dict[str, Any], expected: list[tuple[str,
 def test_a_lost_worker_is_named_with_its_effect() -> None:
     lost = worker("w-3", lost_since_s=NOW - 42, jobs=61)
     state = fleet(pool(lanes=[lane()]), workers=[worker("w-1"), lost])
-    assert said(state) == (
+    assert verdict_of(state) == (
         "The worker w-3 was lost 42.0 s ago. About 61 jobs were given back to the queue; 9 wait "
         "now. Start it again, or let its supervisor do it."
     )

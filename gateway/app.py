@@ -65,7 +65,7 @@ from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.pools import Pools, load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform import durability, eviction, logs
+from shared.platform import durability, eviction, logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisError, server_name
@@ -106,6 +106,8 @@ def create_app(settings: Settings) -> InferenceApp:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = _make_gateway(settings, pools, metrics, registry)
         logs.bind_process(gateway=gateway.id)
+        endpoint = settings.otlp_traces_endpoint
+        tracing.set_up(endpoint, "gateway", gateway.id, settings.trace_ratio)
         await _start(gateway)
         log.info("gateway %s listens on http://%s:%d", gateway.id, settings.host, settings.port)
         try:
@@ -113,6 +115,7 @@ def create_app(settings: Settings) -> InferenceApp:
         finally:
             await _stop(gateway)
             access.write()
+            await asyncio.to_thread(tracing.shut_down)
             log.info("gateway %s has ended", gateway.id)
 
     app = FastAPI(

@@ -42,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
     "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
     "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},
     "gateway/launcher": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/maintenance"},
-    "gateway/cli": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/launcher"},
+    "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     CONTEXT: {
         PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/overview",
         "gateway/streaming",
@@ -150,6 +150,11 @@ def test_a_package_imports_only_what_it_may(
     [
         ("Redis keys", r"flotilla:\S", "shared/protocol/keys.py"),
         ("metrics", r"flotilla_[a-z_]+$", "shared/platform/metrics.py"),
+        (
+            "attributes of spans",
+            r"(gen_ai|flotilla)\.[a-z]+\.[a-z_.]+$",
+            "shared/platform/tracing.py",
+        ),
     ],
 )
 def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None:
@@ -162,6 +167,15 @@ def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None
     ]
     assert not wrong, f"{what} stand in {home} only"
     assert any(re.match(pattern, text) for text in literals(home))
+
+
+@pytest.mark.parametrize(
+    ("package", "homes"),
+    [("opentelemetry", {"shared/platform/tracing.py", "shared/platform/otlp_file.py"})],
+)
+def test_a_library_is_imported_in_its_own_files_only(package: str, homes: set[str]) -> None:
+    found = {p for p in files(*PACKAGES) if any(n.split(".")[0] == package for n in imports(p))}
+    assert found == homes
 
 
 def test_lua_takes_its_key_names_from_python() -> None:

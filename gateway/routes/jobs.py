@@ -13,6 +13,7 @@ from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http import sse
 from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.call_headers import MAX_DEADLINE_S, call_headers
+from gateway.http.middleware import sent_request_id
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_filter import parse_filter, tenants_of
@@ -100,7 +101,7 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
         ),
         run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s or new.run_deadline_s,
         metadata=job_request.metadata,
-    )
+    ).with_request_id(sent_request_id(request.scope["headers"]))
     if checked.response is not None:
         new = await gateway.responses.kept(new, checked.response)
     joined = await gateway.submitter.submit(new)

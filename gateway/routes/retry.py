@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.call_headers import call_headers
+from gateway.http.middleware import sent_request_id
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_lookup import job_of
@@ -41,6 +42,7 @@ async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: Tena
         new = await _edited(gateway, job, raw, key)
     else:
         new = await repetition(gateway.queue, gateway.factory, job, idempotency=key)
+    new = new.with_request_id(sent_request_id(request.scope["headers"]))
     joined = await gateway.submitter.submit(new)
     submitted = await job_of(gateway.queue, gateway.settings, tenant, joined or new.id)
     headers = {

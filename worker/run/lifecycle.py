@@ -25,7 +25,7 @@ from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.operation_answers import OperationAnswers
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import Registry
-from shared.platform import logs
+from shared.platform import logs, tracing
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings, SettingsError
@@ -163,6 +163,8 @@ class Worker:
         engine, registration = self._engine, self._registration
         gc.collect()
         gc.freeze()  # exclude what loading created from later collections
+        # Not before the engine is loaded, which may fork.
+        tracing.set_up(self._settings.otlp_traces_endpoint, "worker", self._id)
         registration.models = await model_cards(engine)
         registration.pool = self._pool.model_copy(
             update={"served_model_name": registration.models[0]["id"]}

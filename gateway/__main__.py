@@ -120,6 +120,7 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._exit_requested.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.end_overviews()
         aborting = asyncio.get_running_loop().call_later(self._grace_s, self._fail_open_streams)
         await super().shutdown(sockets)
         aborting.cancel()

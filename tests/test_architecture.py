@@ -35,6 +35,9 @@ LAYERS: dict[str, set[str]] = {
     "gateway/http": {PLATFORM, API},
     "gateway/jobs": {PLATFORM, PROTOCOL, QUEUE, FLEET, API},
     "gateway/operations": {PLATFORM, PROTOCOL, FLEET, API, "gateway/jobs"},
+    "gateway/overview": {
+        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "gateway/jobs", "gateway/autoscaler",
+    },
     "gateway/streaming": {PLATFORM, PROTOCOL, QUEUE, API, "gateway/http"},
     "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
     "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},
@@ -42,7 +45,8 @@ LAYERS: dict[str, set[str]] = {
     "gateway/bench": {"shared/client"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/bench", "gateway/launcher"},
     CONTEXT: {
-        PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/streaming",
+        PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/overview",
+        "gateway/streaming",
     },
     "gateway/routes": {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
@@ -51,8 +55,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "gateway": {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
-        "gateway/http", "gateway/jobs", "gateway/operations", "gateway/streaming",
-        "gateway/routes",
+        "gateway/http", "gateway/jobs", "gateway/operations", "gateway/overview",
+        "gateway/streaming", "gateway/routes",
     },
     "worker/demo": {PLATFORM},
     "worker/engines": set(),

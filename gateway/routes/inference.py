@@ -128,6 +128,11 @@ class InferenceApp:
         gateway: Gateway = self._fastapi.state.gateway
         gateway.relay.fail_all(error)
 
+    def end_overviews(self) -> None:
+        """End the streams of the overview, which have no end of their own."""
+        gateway: Gateway = self._fastapi.state.gateway
+        gateway.sampler.end_streams()
+
     @property
     def format_mismatch(self) -> str:
         """Why this release can't use its Redis; empty if it can (shared/protocol/version.py)."""

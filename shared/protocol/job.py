@@ -196,6 +196,8 @@ class Job:
     """It waits to run alone: its workers were lost too often without progress."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Further headers of the response."""
+    first_output_s: float | None = None
+    """From the last lease to the first output; None: not known."""
     origin: Origin = NO_ORIGIN
     """The request that it comes from."""
 

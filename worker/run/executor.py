@@ -209,6 +209,7 @@ class Executor:
             log.exception("run failed")
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
+        self.totals.add_output(run)
         ending = run.final_state or ("engine_died" if self._engine.dead else outcome.value)
         log.debug("the run has ended: %s", ending)
         if run.trace is not None:

@@ -250,4 +250,5 @@ class JobRun:
             prompt_tokens=self.buffer.prompt_tokens,
             completion_tokens=self.buffer.completion_tokens,
             headers=headers,
+            first_output_s=(self.buffer.first_output_at or self.started) - self.started,
         )

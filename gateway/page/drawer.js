@@ -137,7 +137,7 @@ class Drawer {
       ...Object.entries(job.metadata || {}),
     ];
     this.about.replaceChildren(...about.filter(([, value]) => value)
-      .map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+      .map(([name, value]) => h("div", { class: name === "Error" ? "all" : null }, h("dt", null, name), h("dd", null, value))));
     list(this.attempts, (job.attempts || []).map((attempt, number) => ({ ...attempt, number: number + 1 })),
       (attempt) => attempt.number, attemptRow);
   }

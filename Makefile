@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-models test-clients test-compose lint load faults clean
+.PHONY: help up install check test test-models test-page test-clients test-compose lint load faults tour clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 
@@ -22,10 +22,24 @@ check: lint ## before a commit: lint and unit tests, in a minute and a half
 	.venv/bin/pytest -q $(PARALLEL) tests/unit tests/test_words.py
 
 test: install ## all tests but test-models (ARGS: pytest's)
-	.venv/bin/pytest $(PARALLEL) --ignore tests/models --ignore tests/clients $(ARGS)
+	.venv/bin/pytest $(PARALLEL) --ignore tests/models --ignore tests/page \
+		--ignore tests/clients $(ARGS)
 
 test-models: install ## real vLLM with other models than the demo's, made on the spot (ARGS: pytest's)
 	.venv/bin/pytest tests/models $(ARGS)
+
+# The browser itself is the system's: Debian's chromium-headless-shell or chromium.
+PAGE_TOOLS = .venv/bin/python -c 'import axe_playwright_python, playwright' 2>/dev/null || \
+	.venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts \
+		-c compose/constraints.txt -e '.[page]'
+
+test-page: install ## the page in a browser, and the tour; skipped where there is no Chromium (ARGS: pytest's)
+	@$(PAGE_TOOLS)
+	.venv/bin/pytest tests/page $(ARGS)
+
+tour: install ## walks through docs/pages/tour.md on a fleet of its own, and takes its pictures
+	@$(PAGE_TOOLS)
+	@.venv/bin/python -m tests.page.tour $(ARGS)
 
 test-clients: install ## unmodified client libraries on real vLLM; installs them in .cache (ARGS: see tests/clients)
 	@.venv/bin/python -m tests.clients $(ARGS)

@@ -11,7 +11,7 @@ WORKDIR /src
 COPY pyproject.toml compose/constraints.txt ./
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,source=compose/wheels,target=/wheels \
-    python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" >requirements.txt \
+    python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['tracing'], sep='\n')" >requirements.txt \
     && python3 -m pip --python /venv/bin/python install -q -c constraints.txt -r requirements.txt
 COPY README.md LICENSE ./
 COPY shared shared

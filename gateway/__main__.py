@@ -22,7 +22,7 @@ from gateway.http.half_open import limit_half_open
 from gateway.http.uvicorn_protocol import refuse_unknown_protocol
 from gateway.routes.inference import InferenceApp
 from shared.api.errors import GatewayStopped
-from shared.platform import eviction, fast_paths, logs
+from shared.platform import eviction, fast_paths, logs, tracing
 from shared.platform.durability import refuse_volatile
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
@@ -40,6 +40,7 @@ def main() -> None:
         refuse_unknown_protocol()
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
+        tracing.check(settings.otlp_traces_endpoint)
         asyncio.run(eviction.refuse_evicting(settings.all_redis_urls))
         asyncio.run(refuse_volatile(settings.all_redis_urls, durable=settings.durable))
         asyncio.run(refuse_other_format(settings.all_redis_urls, settings.shards))
@@ -119,6 +120,7 @@ class _Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._exit_requested.set)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.end_overviews()
         aborting = asyncio.get_running_loop().call_later(self._grace_s, self._fail_open_streams)
         await super().shutdown(sockets)
         aborting.cancel()

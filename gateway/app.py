@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from gateway.context import Gateway
 from gateway.http import errors
 from gateway.http.access_log import AccessLog
-from gateway.http.auth import Authenticator
+from gateway.http.auth import DEFAULT_TENANT, Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.jobs import job_object
 from gateway.jobs.conversations import Conversations
@@ -25,16 +25,21 @@ from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
+from gateway.jobs.tenants import tenants_in
 from gateway.operations.calls import OperatorCalls
+from gateway.overview.overview import Overview
+from gateway.overview.sampler import Sampler
 from gateway.routes import (
     admin,
     autoscale,
+    bulk,
     conversations,
     dead_letters,
     docs,
     fleet_views,
     health,
     inference,
+    job_details,
     job_stream,
     jobs,
     models,
@@ -45,15 +50,22 @@ from gateway.routes import (
     retry,
     torchserve,
 )
+from gateway.routes import (
+    keys as keys_route,
+)
 from gateway.routes import metrics as metrics_route
+from gateway.routes import (
+    overview as overview_route,
+)
 from gateway.routes.inference import InferenceApp
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from gateway.streaming.unwatcher import Unwatcher
+from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.pools import Pools, load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform import durability, eviction, logs
+from shared.platform import durability, eviction, logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import RedisError, server_name
@@ -94,6 +106,8 @@ def create_app(settings: Settings) -> InferenceApp:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         gateway = app.state.gateway = _make_gateway(settings, pools, metrics, registry)
         logs.bind_process(gateway=gateway.id)
+        endpoint = settings.otlp_traces_endpoint
+        tracing.set_up(endpoint, "gateway", gateway.id, settings.trace_ratio)
         await _start(gateway)
         log.info("gateway %s listens on http://%s:%d", gateway.id, settings.host, settings.port)
         try:
@@ -101,6 +115,7 @@ def create_app(settings: Settings) -> InferenceApp:
         finally:
             await _stop(gateway)
             access.write()
+            await asyncio.to_thread(tracing.shut_down)
             log.info("gateway %s has ended", gateway.id)
 
     app = FastAPI(
@@ -111,11 +126,14 @@ def create_app(settings: Settings) -> InferenceApp:
         docs_url=None,  # routes/docs.py serves one without files from other hosts
         redoc_url=None,
     )
+    app.state.authenticator = authenticator
     errors.install(app, metrics)
     openapi.install(app, with_keys=bool(settings.tenants()))
     for module in (
         inference,
         jobs,
+        bulk,
+        job_details,
         job_stream,
         retry,
         responses,
@@ -123,6 +141,8 @@ def create_app(settings: Settings) -> InferenceApp:
         models,
         autoscale,
         admin,
+        overview_route,
+        keys_route,
         dead_letters,
         operations,
         health,
@@ -154,6 +174,7 @@ def _make_gateway(
         pools,
         settings.default_model,
         settings.allow_fields,
+        DesiredPools(servers.primary, malformed),
     )
     streams = StreamContext(
         gateway_id,
@@ -166,26 +187,45 @@ def _make_gateway(
         partial(job_object.full, queue, fleet),
     )
     conversations_store = Conversations(queue, settings)
+    submitter = Submitter(
+        queue,
+        settings.max_queue_depth,
+        metrics,
+        {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared},
+    )
+    eviction_monitor = eviction.EvictionMonitor([servers.primary, *servers.all])
+    format_monitor = FormatMonitor([servers.primary, *servers.all], settings.shards)
+    tasks, tenants = TaskSupervisor(metrics.background_tasks), tenants_in(settings, DEFAULT_TENANT)
+    overview = Overview(
+        gateway_id,
+        queue,
+        fleet,
+        metrics,
+        eviction_monitor,
+        format_monitor,
+        tasks,
+        only_tenant=tenants[0].name if len(tenants) == 1 else "",
+        max_depth=lambda pool: submitter.max_depth(pool) * queue.shards,
+    )
+    sampler = Sampler(overview.take)
+    metrics.overview_streams.set_function(lambda: sampler.viewers)
     return Gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
         factory=JobFactory(settings, gateway_id, relay.is_subscribed),
-        submitter=Submitter(
-            queue,
-            settings.max_queue_depth,
-            metrics,
-            {pool.name: pool.max_queue_depth for pool in pools.all if pools.declared},
-        ),
+        submitter=submitter,
         responses=ResponseJobs(queue, conversations_store, settings),
         conversations=conversations_store,
         relay=relay,
         streams=streams,
         fleet=fleet,
         operations=OperatorCalls(servers, fleet, metrics, settings.operation_timeout_s),
-        eviction=eviction.EvictionMonitor([servers.primary, *servers.all]),
-        format=FormatMonitor([servers.primary, *servers.all], settings.shards),
-        tasks=TaskSupervisor(metrics.background_tasks),
+        sampler=sampler,
+        tenants=tenants,
+        eviction=eviction_monitor,
+        format=format_monitor,
+        tasks=tasks,
         metrics=metrics,
         prometheus=registry,
     )
@@ -194,7 +234,9 @@ def _make_gateway(
 async def _start(gateway: Gateway) -> None:
     """Start the background tasks; returns when the relay is subscribed, or after a while."""
     reaper = Reaper(gateway.queue, gateway.settings.lease_s, gateway.metrics.reaper)
-    lost_workers = LostWorkers(gateway.queue, gateway.metrics.lost_workers)
+    lost_workers = LostWorkers(
+        gateway.queue, gateway.metrics.lost_workers, gateway.fleet.worker_gone
+    )
     lost_gateways = LostGateways(gateway.queue, gateway.metrics.lost_gateways, gateway.id)
     detector = Detector(
         gateway.queue,
@@ -218,6 +260,7 @@ async def _start(gateway: Gateway) -> None:
 
 async def _stop(gateway: Gateway) -> None:
     """End the background tasks and close the connections to Redis."""
+    await gateway.sampler.close()
     await gateway.streams.unwatcher.drain()
     await gateway.tasks.stop()
     await gateway.queue.close()

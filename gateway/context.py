@@ -13,7 +13,9 @@ from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.response_jobs import ResponseJobs
 from gateway.jobs.submitter import Submitter
+from gateway.jobs.tenants import Tenant
 from gateway.operations.calls import OperatorCalls
+from gateway.overview.sampler import Sampler
 from gateway.streaming.context import StreamContext
 from gateway.streaming.relay import Relay
 from shared.platform.eviction import EvictionMonitor
@@ -39,6 +41,8 @@ class Gateway:
     streams: StreamContext
     fleet: FleetView
     operations: OperatorCalls
+    sampler: Sampler
+    tenants: tuple[Tenant, ...]
     eviction: EvictionMonitor
     format: FormatMonitor
     tasks: TaskSupervisor

@@ -35,13 +35,17 @@ LAYERS: dict[str, set[str]] = {
     "gateway/http": {PLATFORM, API},
     "gateway/jobs": {PLATFORM, PROTOCOL, QUEUE, FLEET, API},
     "gateway/operations": {PLATFORM, PROTOCOL, FLEET, API, "gateway/jobs"},
+    "gateway/overview": {
+        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "gateway/jobs", "gateway/autoscaler",
+    },
     "gateway/streaming": {PLATFORM, PROTOCOL, QUEUE, API, "gateway/http"},
     "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
     "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},
     "gateway/launcher": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/maintenance"},
-    "gateway/cli": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/launcher"},
+    "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     CONTEXT: {
-        PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/streaming",
+        PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/overview",
+        "gateway/streaming",
     },
     "gateway/routes": {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
@@ -50,8 +54,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "gateway": {
         PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
-        "gateway/http", "gateway/jobs", "gateway/operations", "gateway/streaming",
-        "gateway/routes",
+        "gateway/http", "gateway/jobs", "gateway/operations", "gateway/overview",
+        "gateway/streaming", "gateway/routes",
     },
     "worker/demo": {PLATFORM},
     "worker/engines": set(),
@@ -146,6 +150,11 @@ def test_a_package_imports_only_what_it_may(
     [
         ("Redis keys", r"flotilla:\S", "shared/protocol/keys.py"),
         ("metrics", r"flotilla_[a-z_]+$", "shared/platform/metrics.py"),
+        (
+            "attributes of spans",
+            r"(gen_ai|flotilla)\.[a-z]+\.[a-z_.]+$",
+            "shared/platform/tracing.py",
+        ),
     ],
 )
 def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None:
@@ -160,6 +169,15 @@ def test_names_are_spelt_in_one_file(what: str, pattern: str, home: str) -> None
     assert any(re.match(pattern, text) for text in literals(home))
 
 
+@pytest.mark.parametrize(
+    ("package", "homes"),
+    [("opentelemetry", {"shared/platform/tracing.py", "shared/platform/otlp_file.py"})],
+)
+def test_a_library_is_imported_in_its_own_files_only(package: str, homes: set[str]) -> None:
+    found = {p for p in files(*PACKAGES) if any(n.split(".")[0] == package for n in imports(p))}
+    assert found == homes
+
+
 def test_lua_takes_its_key_names_from_python() -> None:
     scripts = sorted((ROOT / "shared" / "protocol" / "scripts").rglob("*.lua"))
     assert scripts
@@ -172,6 +190,7 @@ def test_only_the_settings_look_at_the_environment() -> None:
         f"{path}:{node.lineno}"
         for path in files(*PACKAGES)
         if path != "shared/platform/settings.py"
+        and not path.startswith("worker/hooks/examples/")  # to copy from: their users' code
         for node in ast.walk(tree(path))
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in {"os.environ", "os.getenv"})
         or (isinstance(node, ast.ImportFrom) and node.module == "os")

@@ -10,7 +10,7 @@ import sys
 import uvloop
 
 from shared.fleet.pools import worker_settings
-from shared.platform import eviction, fast_paths, logs
+from shared.platform import eviction, fast_paths, logs, tracing
 from shared.platform.durability import refuse_volatile
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import Settings, SettingsError, load_settings
@@ -49,10 +49,12 @@ def main() -> None:
         settings = worker_settings(load_settings())
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
+        tracing.check(settings.otlp_traces_endpoint)
         code = uvloop.run(_run(settings))
     except SettingsError as error:
         print(f"flotilla worker: {error}", file=sys.stderr)
         sys.exit(2)
+    tracing.shut_down()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # without the exit handlers of the engine's libraries, which may hang

@@ -1,4 +1,4 @@
-"""Serializes a pool's scale for the API and the command line."""
+"""Serializes a pool's scale for the API."""
 
 from __future__ import annotations
 

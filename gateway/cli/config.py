@@ -11,6 +11,8 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from pydantic import SecretStr
 
+from gateway.cli.command import AsJson, examples
+from gateway.cli.exit_codes import ExitCode
 from gateway.launcher import torchserve
 from gateway.launcher.local_redis import without_password
 from shared.fleet.pools import Pool, load_pools
@@ -23,7 +25,6 @@ from shared.platform.settings import (
     pool_key_origin,
 )
 
-EXIT_USAGE = 2
 _HIDDEN = "**********"
 _COLUMN = 56
 
@@ -42,17 +43,26 @@ class Line(NamedTuple):
     origin: str
 
 
-@app.command()
-def check(config: Config = None) -> None:
+@app.command(
+    epilog=examples(
+        "flotilla config check", "flotilla config check --config /etc/flotilla.yaml --json"
+    )
+)
+def check(config: Config = None, as_json: AsJson = False) -> None:
     """Check every setting of flotilla.yaml, variables and secret files; 2 if one is wrong."""
     settings = _load(config)
     pools = _pools(settings)
+    if as_json:
+        file = str(settings.config) if settings.config else None
+        found = [pool.model_dump(mode="json") for pool in pools]
+        print(json.dumps({"object": "config.check", "file": file, "pools": found}, indent=2))
+        return
     print(f"{settings.config or 'no flotilla.yaml'}: fine")
     for pool in pools:
         print(f"  {_summary(pool)}")
 
 
-@app.command()
+@app.command(epilog=examples("flotilla config show", "flotilla config show --origin --all"))
 def show(
     config: Config = None,
     with_origin: Annotated[
@@ -61,11 +71,20 @@ def show(
     with_defaults: Annotated[
         bool, typer.Option("--all", help="Show the settings that have their default, too.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the settings that hold, as a flotilla.yaml; keys and passwords are hidden."""
     settings = _load(config)
     _pools(settings)
     file = config_file.read(settings.config) if settings.config else {}
+    if as_json:
+        found = lines(settings, {"config": config}, file, with_defaults=with_defaults)
+        data = [
+            {"setting": ".".join(each.keys), "value": each.value, "origin": each.origin}
+            for each in found
+        ]
+        print(json.dumps({"object": "list", "data": data}, indent=2))
+        return
     begun: tuple[str, ...] = ()
     for line in lines(settings, {"config": config}, file, with_defaults=with_defaults):
         for depth, key in enumerate(line.keys[:-1]):
@@ -76,7 +95,13 @@ def show(
         print(f"{text:{_COLUMN}}  # {line.origin}" if with_origin else text)
 
 
-@app.command("from-torchserve")
+@app.command(
+    "from-torchserve",
+    epilog=examples(
+        "flotilla config from-torchserve model_config.yaml",
+        "flotilla config from-torchserve model_config.yaml --name chat > flotilla.yaml",
+    ),
+)
 def from_torchserve(
     path: Annotated[Path, typer.Argument(help="TorchServe's model_config.yaml.", metavar="FILE")],
     name: Annotated[str, typer.Option(help="The name of the pool.")] = "model",
@@ -153,4 +178,4 @@ def _pools(settings: Settings) -> tuple[Pool, ...]:
 
 def _fail(error: SettingsError) -> NoReturn:
     print(f"flotilla: {error}", file=sys.stderr)
-    raise typer.Exit(EXIT_USAGE) from error
+    raise typer.Exit(ExitCode.USAGE) from error

@@ -1,54 +1,47 @@
-"""The `flotilla` command. Every flag is one of the settings in shared/platform/settings.py."""
+"""The `flotilla` command: all of its groups."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from importlib import metadata
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from gateway.cli import config as config_command
-from gateway.cli.scale import explain
-from gateway.cli.terminal import alone_in_foreground
-from gateway.launcher import run_file
-from gateway.launcher.up import up as run_up
-from shared.fleet.pools import load_pools
-from shared.platform.settings import Settings, SettingsError, load_settings, to_environment
-
-EXIT_USAGE = 2
+from gateway.cli import (
+    chat,
+    config,
+    dead,
+    doctor,
+    job_actions,
+    jobs,
+    keys,
+    processes,
+    queues,
+    scale,
+    submit,
+    workers,
+)
+from gateway.cli.exit_codes import MEANINGS
+from gateway.cli.top import command as top
 
 app = typer.Typer(
     name="flotilla",
     help="An LLM inference fleet: OpenAI requests become durable jobs that vLLM workers answer.",
-    epilog="Every setting is also a variable, FLOTILLA_<NAME>; a flag wins over its variable.",
+    epilog="Every setting is also a variable, FLOTILLA_<NAME>; a flag wins over its variable.\n\n"
+    "Exit codes: " + ", ".join(f"{code.value} {text}" for code, text in MEANINGS.items()) + ".",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-scale = typer.Typer(help="The autoscaler.", no_args_is_help=True)
-app.add_typer(scale, name="scale")
-app.add_typer(config_command.app, name="config")
-
-Config = config_command.Config
-Host = Annotated[str | None, typer.Option(help="Address that the gateway listens on.")]
-Port = Annotated[int | None, typer.Option(help="Port that the gateway listens on.")]
-RedisUrl = Annotated[str | None, typer.Option(help="The fleet's Redis.")]
-OwnRedisUrl = Annotated[
-    str | None, typer.Option(help="A running Redis; without it one is started.")
-]
-KeysFile = Annotated[Path | None, typer.Option(help="API keys, `key` or `name:key`, one a line.")]
-Model = Annotated[str | None, typer.Option(help="Hub id or folder; without it the demo model.")]
-ModelName = Annotated[str | None, typer.Option(help="The model's name for clients.")]
-Engine = Annotated[str | None, typer.Option(help="vllm, or simulated (for load tests).")]
-EngineArgs = Annotated[str | None, typer.Option(help="vLLM's own arguments, as one string.")]
-Pool = Annotated[str | None, typer.Option(help="Name of the pool; its workers share a queue.")]
-LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+for group in (processes, chat, submit, top, doctor, keys):
+    app.add_typer(group.app)  # without a name its commands are the app's
+jobs.app.add_typer(job_actions.app)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(dead.app, name="dead")
+app.add_typer(workers.app, name="workers")
+app.add_typer(queues.app, name="queue")
+app.add_typer(scale.app, name="scale")
+app.add_typer(config.app, name="config")
 
 
 def _print_version(wanted: bool) -> None:
@@ -72,170 +65,3 @@ def root(
     ] = False,
 ) -> None:
     """Options of the command itself."""
-
-
-@app.command()
-def up(
-    model: Model = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of workers; 1 by default.")
-    ] = None,
-    autoscale: Annotated[
-        str | None,
-        typer.Option(metavar="MIN:MAX", help="Let the autoscaler decide the number of workers."),
-    ] = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    served_model_name: ModelName = None,
-    host: Host = None,
-    port: Port = None,
-    redis_url: OwnRedisUrl = None,
-    config: Config = None,
-    torchserve_config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Serve what this TorchServe model_config.yaml does."),
-    ] = None,
-) -> None:
-    """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
-    if workers is not None and autoscale is not None:
-        raise typer.BadParameter("use either --workers or --autoscale", param_hint="--autoscale")
-    if torchserve_config is not None:
-        config = _converted(torchserve_config, config)
-    flags = {
-        "config": config,
-        "model": model,
-        "engine": engine,
-        "engine_args": engine_args,
-        "served_model_name": served_model_name,
-        "host": host,
-        "port": port,
-        "redis_url": redis_url,
-    }
-    settings = _settings(**flags)
-    if settings.pools and (workers is not None or autoscale is not None):
-        raise typer.BadParameter(
-            f"{settings.config} has the numbers of workers, `workers` of each pool",
-            param_hint="--autoscale" if workers is None else "--workers",
-        )
-    if autoscale is not None:
-        settings = _settings(
-            **flags, autoscale=f"{load_pools(settings).own.served_model_name}={autoscale}"
-        )
-    try:
-        with alone_in_foreground():
-            status = asyncio.run(run_up(settings, workers or 1))
-    except SettingsError as error:
-        print(f"flotilla up: {error}", file=sys.stderr)
-        status = EXIT_USAGE
-    raise typer.Exit(status)
-
-
-@app.command()
-def gateway(
-    host: Host = None,
-    port: Port = None,
-    redis_url: RedisUrl = None,
-    api_keys_file: KeysFile = None,
-    log_level: LogLevel = None,
-    config: Config = None,
-) -> None:
-    """Run the gateway: the OpenAI-compatible HTTP API."""
-    settings = _settings(
-        config=config,
-        host=host,
-        port=port,
-        redis_url=redis_url,
-        api_keys_file=api_keys_file,
-        log_level=log_level,
-    )
-    _become("gateway", settings)
-
-
-@app.command()
-def worker(
-    model: Model = None,
-    served_model_name: ModelName = None,
-    engine: Engine = None,
-    engine_args: EngineArgs = None,
-    pool: Pool = None,
-    worker_id: Annotated[
-        str | None, typer.Option(help="Id of this worker process, never used twice.")
-    ] = None,
-    worker_host: Annotated[str | None, typer.Option(help="Address of its health page.")] = None,
-    worker_port: Annotated[int | None, typer.Option(help="Port of its health page.")] = None,
-    redis_url: RedisUrl = None,
-    log_level: LogLevel = None,
-    config: Config = None,
-) -> None:
-    """Run one worker: it hosts vLLM and takes jobs."""
-    settings = _settings(
-        config=config,
-        model=model,
-        served_model_name=served_model_name,
-        engine=engine,
-        engine_args=engine_args,
-        pool=pool,
-        worker_id=worker_id,
-        worker_host=worker_host,
-        worker_port=worker_port,
-        redis_url=redis_url,
-        log_level=log_level,
-    )
-    _become("worker", settings)
-
-
-@app.command()
-def maintenance(
-    redis_url: RedisUrl = None, log_level: LogLevel = None, config: Config = None
-) -> None:
-    """Run the maintenance process: repairs, clean-up, the autoscaler. One is enough."""
-    settings = _settings(config=config, redis_url=redis_url, log_level=log_level)
-    _become("gateway.maintenance", settings)
-
-
-@scale.command("explain")
-def explain_scale(
-    name: Annotated[
-        str | None, typer.Argument(help="A model or a pool; without it all pools.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    redis_url: Annotated[
-        str | None,
-        typer.Option(help="The fleet's Redis; else that of the `flotilla up` in this folder."),
-    ] = None,
-) -> None:
-    """How many workers there are, how many there should be, and why."""
-    settings = _settings(redis_url=redis_url)
-    given = "redis_url" in settings.model_fields_set
-    url = settings.redis_url if given else run_file.redis_url() or settings.redis_url
-    raise typer.Exit(asyncio.run(explain(url, name, as_json=as_json)))
-
-
-def _converted(model_config: Path, config: Path | None) -> Path:
-    """The path of the flotilla.yaml that is made of TorchServe's file."""
-    if config is not None:
-        raise typer.BadParameter(
-            "use either --config or --torchserve-config; `flotilla config from-torchserve` makes "
-            "one file of the other",
-            param_hint="--torchserve-config",
-        )
-    text = config_command.converted(model_config)
-    run_file.FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = run_file.FOLDER / "torchserve.yaml"
-    path.write_text(text)
-    return path
-
-
-def _settings(**flags: Any) -> Settings:
-    try:
-        return load_settings(**flags)
-    except SettingsError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(EXIT_USAGE) from error
-
-
-def _become(module: str, settings: Settings) -> None:
-    """Replace this process, so that signals and the exit status are the program's own."""
-    os.execve(  # noqa: S606
-        sys.executable, [sys.executable, "-m", module], to_environment(settings)
-    )

@@ -1,87 +1,84 @@
-"""`flotilla scale explain`: how many workers there are, how many there should be, and why."""
+"""`flotilla scale`: how many workers there are and should be, and why; set the range."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import quote
 
-from gateway.autoscaler.scale_object import whole
-from gateway.launcher.local_redis import without_password
-from shared.fleet.registry import Registry
-from shared.fleet.scale_decisions import ScaleStore
-from shared.platform import redis_client as connections
-from shared.platform.redis_client import RedisError
-from shared.protocol.adapter_queues import pool_of
-from shared.protocol.version import FormatMismatch, is_marked
+import typer
+from rich.console import RenderableType
+from rich.text import Text
 
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
+from gateway.cli.command import Session, gateway_command
+from gateway.cli.completion import model_names
+from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.output import note
+
+app = typer.Typer(
+    help="The autoscaler: explain its decisions, set its range.", no_args_is_help=True
+)
 _SHOWN = 10
+_NO_AUTOSCALER = (
+    "No autoscaler decides for this fleet: start it with `flotilla up --autoscale MIN:MAX`, or set "
+    "FLOTILLA_AUTOSCALE for the maintenance process."
+)
+
+Name = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=model_names)]
 
 
-async def explain(redis_url: str, name: str | None, *, as_json: bool) -> int:
-    """Print the decision for one pool (or model), or for all; returns the exit status."""
-    try:
-        pools, known = await _read(redis_url, name)
-    except FormatMismatch as error:
-        print(f"flotilla: {error}", file=sys.stderr)
-        return EXIT_REFUSED
-    except (RedisError, OSError) as error:
-        where = without_password(redis_url)
-        print(
-            f"flotilla: no Redis answers at {where}: {error}; run this in the folder of "
-            "`flotilla up`, or give --redis-url",
-            file=sys.stderr,
-        )
-        return EXIT_FAILED
-    if name is not None and not known:
-        print(f"flotilla: there is no pool and no model {name!r} in this fleet", file=sys.stderr)
-        return EXIT_FAILED
-    if as_json:
-        print(json.dumps({"object": "list", "data": pools}, indent=2))
-    elif pools:
-        print("\n\n".join(text(pool) for pool in pools))
-    else:
-        print(
-            "No autoscaler decides for this "
-            + ("fleet" if name is None else "pool")
-            + ": start it with `flotilla up --autoscale MIN:MAX`, or set FLOTILLA_AUTOSCALE for "
-            "the maintenance process."
-        )
-    return 0
+@gateway_command(app, "explain", "flotilla scale explain", "flotilla scale explain qwen --json")
+def explain(
+    session: Session,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A model or a pool; without it all.", autocompletion=model_names),
+    ] = None,
+) -> None:
+    """Print how many workers there are, how many there should be, and why."""
+    pools = session.client.get("/admin/autoscale")["data"]
+    if name is not None:
+        known = [pool for pool in pools if name in (pool["pool"], pool["model"])]
+        if not known:
+            # The route knows every name of a model, and answers with the error otherwise.
+            pool = session.client.get(f"/autoscale/{quote(name)}")["pool"]
+            known = [each for each in pools if each["pool"] == pool]
+        pools = known
+    session.show({"object": "list", "data": pools}, lambda body: _page(body["data"]))
 
 
-async def _read(redis_url: str, name: str | None) -> tuple[list[dict[str, Any]], bool]:
-    """The pools that are autoscaled, and whether there is one of this name."""
-    redis = connections.connect(redis_url, max_connections=2)
-    try:
-        await is_marked(redis, n_shards=1)  # marks nothing: this command only reads
-        registry, store = Registry(redis), ScaleStore(redis)
-        models = await registry.models()
-        wanted = pool_of(models[name].pool) if name in models else name
-        pools = sorted({pool_of(model.pool) for model in models.values()})
-        chosen = [pool for pool in pools if wanted in (None, pool)]
-        now_s, scales = await store.read(chosen)
-        workers = await registry.workers()
-        shown = [
-            whole(
-                scale,
-                [worker for worker in workers if worker.pool == pool],
-                await store.history(pool),
-                now_s,
-            )
-            for pool, scale in scales.items()
-        ]
-        return shown, bool(chosen)
-    finally:
-        await redis.aclose()
+@gateway_command(
+    app, "set", "flotilla scale set qwen3-8b --min 2 --max 6", "flotilla scale set qwen3-8b --min 0"
+)
+def set_range(
+    session: Session,
+    model: Name,
+    least: Annotated[int | None, typer.Option("--min", min=0, help="Fewest workers.")] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="Most workers.")] = None,
+) -> None:
+    """Set between how many workers the autoscaler chooses, until it is set anew."""
+    if least is None and most is None:
+        raise CommandError("give --min, --max or both", ExitCode.USAGE)
+    for pool in session.client.get("/admin/autoscale")["data"]:
+        if model in (pool["pool"], pool["model"]):
+            model = pool["model"]
+            least = pool["limits"]["min"] if least is None else least
+            most = max(least, pool["limits"]["max"]) if most is None else most
+            break
+    query = {"min_worker": least, "max_worker": most}
+    params = {key: value for key, value in query.items() if value is not None}
+    done = session.client.send("PUT", f"/models/{quote(model)}", params=params).json()
+    session.show(done, lambda body: str(body["status"]))
+    note("`flotilla scale explain` shows what follows.")
+
+
+def _page(pools: Sequence[Any]) -> RenderableType:
+    return Text("\n\n".join(map(text, pools)) if pools else _NO_AUTOSCALER)
 
 
 def text(pool: dict[str, Any]) -> str:
-    """One pool, as `gateway.autoscaler.scale_object.whole` returns it, as text."""
+    """One pool of GET /admin/autoscale as text."""
     seen, limits = pool["inputs"], pool["limits"]
     lines = [
         f"{pool['model']} (pool {pool['pool']})",

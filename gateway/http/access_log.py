@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
-from shared.platform import logs
+from shared.platform import logs, request_span, tracing
+from shared.platform.request_span import RequestSpan
+from shared.platform.trace_context import trace_id
 
 CLIENT_LEFT = 499
 """nginx's status code for a request whose client disconnected before the answer."""
@@ -41,6 +43,7 @@ class _Line(NamedTuple):
     tenant: str
     job_id: str
     error: str
+    trace_id: str
 
 
 class AccessLog:
@@ -63,7 +66,13 @@ class AccessLog:
         job_id: str = "-",
         error: str = "",
     ) -> None:
-        """Log an answered request. `began` is the monotonic time in seconds at which it arrived."""
+        """Log an answered request, and write its span if it is traced.
+
+        `began` is the monotonic time in seconds at which it arrived.
+        """
+        span = request_span.current()
+        if span is not None:
+            _end_span(span, scope, status, request_id, tenant=tenant, job_id=job_id, error=error)
         if not self._enabled or (scope["path"] in _PROBES and not self._logs_probes):
             return
         if not self._lines:
@@ -82,6 +91,7 @@ class AccessLog:
                 tenant,
                 job_id,
                 error,
+                "" if span is None else trace_id(span.ref.traceparent),
             )
         )
 
@@ -92,8 +102,25 @@ class AccessLog:
         sys.stderr.flush()
 
 
+def _end_span(
+    span: RequestSpan,
+    scope: Scope,
+    status: int,
+    request_id: bytes,
+    *,
+    tenant: str,
+    job_id: str,
+    error: str,
+) -> None:
+    ids = {tracing.REQUEST: request_id.decode("ascii")}
+    ids |= {tracing.TENANT: tenant} if tenant != "-" else {}
+    ids |= {tracing.JOB: job_id} if job_id != "-" else {}
+    span.end(scope["method"], scope["path"][:_PATH_BYTES], status, error, ids)
+
+
 def _text(line: _Line) -> str:
     error = f" error={line.error}" if line.error else ""
+    error += f" trace_id={line.trace_id}" if line.trace_id else ""
     return (
         f"{logs.timestamp(line.at_s)} [info     ] {line.method} {_shown(line.path)} {line.status} "
         f"[{_LOGGER}] seconds={line.seconds:.3f} request_id={line.request_id.decode('ascii')} "
@@ -105,6 +132,7 @@ def _json(line: _Line) -> str:
     # `json.dumps` of a dict takes several times as long, and there is a line for every request.
     job_id = f', "job_id": {_quoted(line.job_id)}' if line.job_id != "-" else ""
     error = f', "error": {_quoted(line.error)}' if line.error else ""
+    error += f', "trace_id": "{line.trace_id}"' if line.trace_id else ""
     common = _common_fields(line.method, line.path, line.status, line.tenant)
     return (
         f'{{"timestamp": "{logs.timestamp(line.at_s)}", {common}, "seconds": {line.seconds:.4f}, '

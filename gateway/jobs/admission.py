@@ -7,7 +7,7 @@ error messages reach the client unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from gateway.jobs.fleet_view import FleetView
@@ -20,10 +20,11 @@ from gateway.jobs.prompt_limits import (
 )
 from gateway.jobs.response_request import ResponseRequest, response_request
 from shared.api.endpoint import Endpoint, ModelField, StreamFormat
-from shared.api.errors import BadRequest
+from shared.api.errors import BadRequest, IntakeStopped
 from shared.api.field_policy import check_fields, check_permission
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
+from shared.protocol.adapter_queues import pool_of
 from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
 
 _LANE_OF_TIER = {
@@ -84,12 +85,23 @@ def lane_of(fields: Mapping[str, Any]) -> str:
     return _LANE_OF_TIER[tier]
 
 
+def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
+    """Raise IntakeStopped if operators let no requests into this pool."""
+    if pool_of(pool) in intake_stopped:
+        raise IntakeStopped(
+            f"An operator has stopped the intake of the pool {pool_of(pool)}: no new requests are "
+            "accepted now; try again later."
+        )
+
+
 async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
     """The model of a request that may be queued; `version` is the one asked for, if one is.
 
-    Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
+    Raises ModelNotFound, NoWorker, IntakeStopped, BadRequest, and redis' errors.
     """
     model = await fleet.model(request.model, version)
+    if fleet.switches.intake_stopped:
+        check_intake(model.pool, fleet.switches.intake_stopped)
     if request.restricted:
         check_permission(request.restricted, fleet.allowed_fields(model.pool))
     check_prompt_size(request.prompt, model.card)

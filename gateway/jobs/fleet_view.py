@@ -10,10 +10,12 @@ from collections.abc import Collection
 from gateway.jobs import wait_estimate
 from gateway.jobs.job_durations import JobDurations
 from gateway.jobs.wait_estimate import SlotTurnover, WaitEstimate
+from gateway.jobs.worker_losses import WorkerLosses
 from shared.api.errors import BadRequest, ModelNotFound, NoWorker
+from shared.fleet.desired_pool import DesiredPools, Switches
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
-from shared.fleet.registry import HEARTBEAT_S, ModelInfo, Registry, WorkerInfo
+from shared.fleet.registry import HEARTBEAT_S, Heartbeat, ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.platform.redis_client import RedisError
 from shared.protocol.adapter_queues import pool_of
@@ -34,10 +36,12 @@ class FleetView:
         pools: Pools | None = None,
         default_model: str = "",
         allow_fields: Collection[str] = (),
+        desired: DesiredPools | None = None,
     ) -> None:
         """`pools`: those of flotilla.yaml are known from the start, with or without workers.
 
-        `allow_fields`: allowed for every pool, as in field_policy.py.
+        `allow_fields`: allowed for every pool, as in field_policy.py. `desired`: what operators
+        have asked for; None: nothing.
         """
         self._allow_fields = tuple(allow_fields)
         self._pool_allows = {pool.name: pool.allow_fields for pool in pools.all} if pools else {}
@@ -47,14 +51,19 @@ class FleetView:
         self.models: dict[str, ModelInfo] = self.names.listed
         """Every name that a request can have -> its model, or the first of its versions."""
         self.workers: list[WorkerInfo] = []
+        self.heartbeats: list[Heartbeat] = []
+        """Of the same workers."""
+        self.losses = WorkerLosses()
+        self.switches = Switches(frozenset(), frozenset())
         self.scales: dict[str, Scale] = {}
         """The last decision for each autoscaled pool."""
         self.history = scales.history
         self.set_worker_range = scales.set_worker_range
         self._registry = registry
         self._scales = scales
+        self._desired = desired
         self._durations = JobDurations()
-        self._redis_ahead_s = 0.0
+        self._redis_ahead_s = time.time() - time.monotonic()  # a guess until Redis answers
         self._read_at = float("-inf")
         self._complete_at = time.monotonic()
         self._error = ""  # of the last refresh that failed
@@ -84,12 +93,28 @@ class FleetView:
         defaults = await self._registry.default_versions()
         self.names = ModelNames(models, self._default_model, defaults)
         self.models = self.names.listed
-        self.workers = await self._registry.workers()
-        self._durations.update(self.workers, time.monotonic())
+        self._set_workers(await self._registry.heartbeats())
         pools = sorted({pool_of(model.pool) for model in models.values()})
         now_s, self.scales = await self._scales.read(pools)
         self._redis_ahead_s = now_s - time.monotonic()
+        self.losses.update(self.heartbeats, now_s)
+        if self._desired is not None:
+            self.switches = await self._desired.switches(pools)
         self._complete_at = time.monotonic()
+
+    async def refresh_workers(self) -> None:
+        """Read the workers alone. Raises redis' errors."""
+        self._set_workers(await self._registry.heartbeats())
+        self.losses.update(self.heartbeats, self.now_s())
+
+    def worker_gone(self, worker_id: str) -> None:
+        """A worker has no connection to a Redis server any more."""
+        self.losses.gone(worker_id, self.now_s())
+
+    def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
+        self.heartbeats = heartbeats
+        self.workers = [heartbeat.worker for heartbeat in heartbeats]
+        self._durations.update(self.workers, time.monotonic())
 
     async def model(self, name: str, version: str = "") -> ModelInfo:
         """A model by a client's name for it, with or without workers; empty: the default model.

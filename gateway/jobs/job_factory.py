@@ -9,10 +9,11 @@ from gateway.jobs.on_disconnect import keep_s
 from shared.api.endpoint import Endpoint
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import ModelInfo
+from shared.platform import request_span
 from shared.platform.settings import Settings
 from shared.protocol.adapter_queues import pool_of
 from shared.protocol.idempotency import IdempotencyKey
-from shared.protocol.job import Job, NewJob, new_job_id, new_job_id_in, shard_in
+from shared.protocol.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id, new_job_id_in, shard_in
 
 _ID_TRIES = 16
 
@@ -89,6 +90,7 @@ class JobFactory:
             queue_deadline_s=job.queue_deadline_s,
             retried_from=job.id,
             idempotency=idempotency,
+            origin=_origin(job.endpoint, job.model, job.pool, job.lane),
         )
 
     def _job(
@@ -117,6 +119,7 @@ class JobFactory:
             gateway=gateway_id,
             keep_s=kept_s,
             idempotency=idempotency,
+            origin=_origin(endpoint.path, model.name, model.pool, request.lane),
         )
         pool = self._pools.get(pool_of(model.pool)) if self._pools else None
         return job if pool is None else with_deadlines(job, pool)
@@ -131,6 +134,12 @@ class JobFactory:
             if self._reachable(shard_in(job_id)):
                 break
         return job_id
+
+
+def _origin(endpoint: str, model: str, pool: str, lane: str) -> Origin:
+    """Of a job that the current request submits."""
+    span = request_span.current()
+    return NO_ORIGIN if span is None else Origin(span.submit(endpoint, model, pool, lane))
 
 
 def with_deadlines(job: NewJob, pool: Pool) -> NewJob:

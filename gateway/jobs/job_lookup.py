@@ -17,6 +17,14 @@ async def job_of(queue: JobQueue, settings: Settings, tenant: str, job_id: str) 
     return job
 
 
+async def any_job_of(queue: JobQueue, settings: Settings, job_id: str) -> Job:
+    """The job with this id, of whatever tenant: for operators. Raises as `job_of`."""
+    job = await queue.get(job_id)
+    if job is None:
+        raise no_such_job(settings, job_id)
+    return job
+
+
 def no_such_job(settings: Settings, job_id: str) -> NotFound:
     """The error for an id of no job, or of another tenant's."""
     kept, kept_attached = settings.result_ttl_s, settings.stream_ttl_s

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.letter_object import attempt_object
 from shared.api.errors import StreamReset, job_error
+from shared.platform.trace_context import trace_id
 from shared.protocol.adapter_queues import pool_of
 from shared.protocol.job import Job
 from shared.protocol.job_log import Entry, Transcript, read_journal, tokens_missing
@@ -28,6 +29,7 @@ def summary(job: Job) -> dict[str, Any]:
         "id": job.id,
         "object": "job",
         "state": job.state,
+        "tenant": job.tenant,
         "endpoint": job.endpoint,
         "model": job.model,
         "pool": pool_of(job.pool),
@@ -42,10 +44,13 @@ def summary(job: Job) -> dict[str, Any]:
         "queue_deadline_s": job.queue_deadline_s,
         "run_deadline_s": job.run_deadline_s,
         "retried_from": job.retried_from or None,
+        "worker": job.attempts[-1].worker if job.attempts else None,
         "attempts": [attempt_object(attempt) for attempt in job.attempts],
         "usage": job.usage,
         "status_code": job.status or None,
         "error": _error(job),
+        "trace_id": trace_id(job.origin.traceparent) or None,
+        "request_id": job.origin.request_id or None,
         "links": {
             "self": f"/jobs/{job.id}",
             "events": f"/jobs/{job.id}/events",

@@ -146,7 +146,10 @@ def _truncated_by(kind: InputKind, fields: Mapping[str, Any]) -> str:
         return "" if fields.get("truncate") == "NONE" else "texts"
     if kind is InputKind.RESPONSE:
         return "truncation" if fields.get("truncation") == "auto" else ""
-    return next((name for name in _TRUNCATION if fields.get(name)), "")
+    for name in _TRUNCATION:  # a generator would cost more than all of this
+        if fields.get(name):
+            return name
+    return ""
 
 
 def _is_message(value: object) -> bool:

@@ -14,7 +14,7 @@ from shared.protocol.job import Job, NewJob, checked_shard
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
 
-_REPEATABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
+REPEATABLE = frozenset({JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 
 
 async def repetition(
@@ -28,7 +28,7 @@ async def repetition(
 
     Raises NotRepeatable, and redis' errors. `new_id`: empty for any.
     """
-    if job.state not in _REPEATABLE:
+    if job.state not in REPEATABLE:
         raise NotRepeatable(
             f"This job is {job.state}; only a failed, cancelled or expired one can be repeated."
         )

@@ -46,9 +46,3 @@ def running(folder: Path = FOLDER) -> Running | None:
         return Running(run["pid"], str(run["redis_url"]), str(run["gateway_url"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def redis_url(folder: Path = FOLDER) -> str | None:
-    """The Redis of the `flotilla up` that runs in `folder`; None if none does."""
-    run = running(folder)
-    return run.redis_url if run else None

@@ -63,6 +63,11 @@ class Operation:
         return bool(answered) and not any(answer.ok or answer is _NO_ANSWER for answer in answered)
 
 
+def new_operation_id() -> str:
+    """A random id."""
+    return f"op_{secrets.token_hex(12)}"
+
+
 class Broadcast:
     """Sends operator calls to the workers' control channels."""
 
@@ -74,17 +79,19 @@ class Broadcast:
         self._answers = OperationAnswers(servers.primary)
 
     async def send(
-        self, pool: str, action: OperatorAction, options: Mapping[str, Any]
+        self, pool: str, action: OperatorAction, options: Mapping[str, Any], worker: str = ""
     ) -> Operation:
         """Send it to all workers that can receive it; return when all have answered, or in time.
 
-        A worker that still loads can't: it reads what is desired of its pool before it is ready.
-        Raises redis' errors.
+        `worker`: only to this one. A worker that still loads can't receive it: it reads what is
+        desired of its pool before it is ready. Raises redis' errors.
         """
         await self._fleet.refresh()
-        operation_id = f"op_{secrets.token_hex(12)}"
+        operation_id = new_operation_id()
         message = encode_operation(operation_id, action.name, json.dumps(dict(options)).encode())
         addressed = await self._workers(pool)
+        if worker:
+            addressed &= {worker}
         answers: dict[str, WorkerAnswer] = {}
         clock = time.monotonic
         poll_s, until, repeat_at = _FIRST_POLL_S, clock() + self._timeout_s, clock()

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.jobs.fleet_view import FleetView
-from gateway.operations.broadcast import OUTCOMES, Broadcast, Operation
-from shared.api.errors import BadRequest, NotFound, NoWorker
+from gateway.operations.broadcast import OUTCOMES, Broadcast, Operation, new_operation_id
+from shared.api.errors import BadRequest, NotFound, NoWorker, WorkerNotReady
 from shared.api.operator_actions import (
     ACTIONS,
+    DRAIN,
     LOAD_ADAPTER,
     PAUSE,
     RESUME,
@@ -38,7 +39,8 @@ class OperatorCalls:
         self._broadcast = Broadcast(servers, fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
         self._registry = Registry(servers.primary)
-        for name in ACTIONS:  # increases are missed on a counter that does not start at 0
+        # Increases are missed on a counter that does not start at 0.
+        for name in (*ACTIONS, DRAIN.name):
             for outcome in OUTCOMES:
                 metrics.operator_calls.labels(name, outcome)
 
@@ -72,7 +74,12 @@ class OperatorCalls:
         return await self._desired.read(pool)
 
     async def call(
-        self, pool: str, action: OperatorAction, options: Mapping[str, Any], tenant: str
+        self,
+        pool: str,
+        action: OperatorAction,
+        options: Mapping[str, Any],
+        tenant: str,
+        reason: str = "",
     ) -> Operation:
         """Carry it out on all workers of the pool; `tenant` is the operator's, for the log.
 
@@ -84,6 +91,9 @@ class OperatorCalls:
                 done = await self._load(pool, options)
             case UNLOAD_ADAPTER.name:
                 done = await self._unload(pool, options["lora_name"])
+            case PAUSE.name if options.get("intake"):
+                await self._desired.stop_intake(pool)
+                done = await self._of_gateways(pool, action)
             case PAUSE.name:
                 await self._desired.pause(pool)
                 done = await self._broadcast.send(pool, action, options)
@@ -92,20 +102,50 @@ class OperatorCalls:
                 done = await self._broadcast.send(pool, action, options)
             case _:
                 done = await self._broadcast.send(pool, action, options)
-        self._metrics.operator_calls.labels(action.name, done.outcome).inc()
+        if action in (PAUSE, RESUME):
+            await self._fleet.refresh()
+        self._log(done, options, tenant, reason)
+        return done
+
+    async def _of_gateways(self, pool: str, action: OperatorAction) -> Operation:
+        """A call that workers have no part in: gateways read what is stored for it."""
+        return Operation(new_operation_id(), pool, action.name, {})
+
+    async def drain(self, worker_id: str, tenant: str, reason: str = "") -> Operation:
+        """Have one worker drain and end; returns when it has begun. See `call`.
+
+        Raises NotFound, and WorkerNotReady if it can't receive the call.
+        """
+        await self._fleet.refresh()
+        workers = {worker.id: worker for worker in self._fleet.workers}
+        worker = workers.get(worker_id)
+        if worker is None:
+            known = ", ".join(workers) or "none"
+            raise NotFound(f"There is no worker {worker_id[:100]!r}; workers: {known[:500]}.")
+        done = await self._broadcast.send(worker.pool, DRAIN, {}, worker.id)
+        if not done.workers:
+            raise WorkerNotReady(
+                f"The worker {worker.id} is {worker.state} and can't be drained now; to end it, "
+                "stop its process."
+            )
+        self._log(done, {}, tenant, reason)
+        return done
+
+    def _log(self, done: Operation, options: Mapping[str, Any], tenant: str, reason: str) -> None:
+        self._metrics.operator_calls.labels(done.action, done.outcome).inc()
         audit.info(
             "operator call %s on the pool %s: %s",
-            action.name,
-            pool,
+            done.action,
+            done.pool,
             done.outcome,
             extra={
                 "operation": done.id,
                 "tenant": tenant,
+                "reason": reason,
                 "options": dict(options),
                 "workers": {worker: answer.status for worker, answer in done.workers.items()},
             },
         )
-        return done
 
     async def _load(self, pool: str, options: Mapping[str, Any]) -> Operation:
         name, in_place = options["lora_name"], bool(options.get("load_inplace"))

@@ -32,6 +32,7 @@ _OF_A_BODY: tuple[Kind, ...] = (
     errors.IdempotencyKeyReused,
     errors.ModelNotFound,
     errors.NoWorker,
+    errors.IntakeStopped,
     errors.QueueFull,
 )
 
@@ -79,13 +80,15 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
         yield errors.BodyTimeout
         yield errors.BodyTooLarge
         yield errors.UnsupportedMediaType
-    if path.endswith(("/retry", "/replay")):
+    if path.endswith(("/retry", "/replay", "/request")):
         yield errors.NotRepeatable
+    if path.endswith("/drain"):
+        yield errors.WorkerNotReady
     if path.startswith("/autoscale"):
         yield errors.AutoscalerSilent
     if path.startswith("/admin") or path in ADMIN_PATHS:
         yield errors.AdminOnly
-    if path.startswith("/admin/pools/{pool}/") or path in OPERATOR_PATHS:
+    if path.startswith(("/admin/pools/{pool}/", "/admin/workers/")) or path in OPERATOR_PATHS:
         yield from _OF_AN_OPERATION
 
 

@@ -8,6 +8,7 @@ application's `send`, so it is plain ASGI in front of FastAPI and not a route of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -36,14 +37,17 @@ from gateway.streaming.stored_answer import StoredAnswer
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import StreamReset
-from shared.platform import logs
+from shared.platform import logs, request_span
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.redis_client import UNAVAILABLE
 from shared.platform.settings import Settings
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job
+from shared.queue.lost_attempts import write_lost_attempts
 
 router = APIRouter(tags=["OpenAI"])
 
+_OUT_OF_ATTEMPTS = "too_many_attempts"
 _REPLAYED = (b"idempotent-replayed", b"true")
 
 
@@ -64,6 +68,8 @@ class InferenceApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if scope["type"] == "http":
+            request_span.begin(scope["headers"])
         endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
         resume = None
         if endpoint is None or scope["method"] != "POST":
@@ -98,6 +104,7 @@ class InferenceApp:
             return
         try:
             await answer(scope, receive, answer_send)
+            await self._write_lost_attempts(answer)
         finally:
             self._access.record(
                 scope,
@@ -109,10 +116,27 @@ class InferenceApp:
                 error=answer.error,
             )
 
+    async def _write_lost_attempts(self, answer: JobAnswer | StoredAnswer) -> None:
+        """Of a traced job that has failed because its workers were lost: no further one does it."""
+        span = request_span.current()
+        if span is None or answer.error != _OUT_OF_ATTEMPTS:
+            return
+        gateway: Gateway = self._fastapi.state.gateway
+        with contextlib.suppress(*UNAVAILABLE):
+            job = await gateway.queue.get(answer.job_id)
+            if job is not None:
+                behind_s, after_all = span.began_at - job.created_at, len(job.attempts) + 1
+                write_lost_attempts(job, span.ref, after_all, behind_s)
+
     def fail_open_streams(self, error: Exception) -> None:
         """End all answers that are not complete with this error."""
         gateway: Gateway = self._fastapi.state.gateway
         gateway.relay.fail_all(error)
+
+    def end_overviews(self) -> None:
+        """End the streams of the overview, which have no end of their own."""
+        gateway: Gateway = self._fastapi.state.gateway
+        gateway.sampler.end_streams()
 
     @property
     def format_mismatch(self) -> str:
@@ -156,6 +180,7 @@ class InferenceApp:
         background = response is not None and response.options.background
         if response is not None:
             job = await gateway.responses.kept(job, response)
+        job = job.with_request_id(request_id)
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )

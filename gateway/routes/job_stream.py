@@ -25,6 +25,7 @@ from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.received_events import StreamPosition
 from shared.api.errors import BadRequest
+from shared.platform import request_span
 from shared.platform.redis_client import UNAVAILABLE
 from shared.protocol.job import Job
 
@@ -106,6 +107,9 @@ async def answer_of(
     prefer: Prefer | None = None,
 ) -> JobAnswer:
     """The answer of a job that an earlier request has submitted; see JobAnswer."""
+    span = request_span.current()
+    if span is not None:
+        span.join(job.origin.traceparent)
     chunks = job.stream and not prefer
     reader = gateway.relay.open(job.id, ReadMode.CHUNKS if chunks else ReadMode.END)
     try:

@@ -13,11 +13,15 @@ from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http import sse
 from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.call_headers import MAX_DEADLINE_S, call_headers
+from gateway.http.middleware import sent_request_id
 from gateway.http.query import known_only
 from gateway.jobs.admission import CheckedRequest, admit, check_request
+from gateway.jobs.job_filter import parse_filter, tenants_of
 from gateway.jobs.job_lookup import job_of, no_such_job
 from gateway.jobs.job_object import full, summaries
+from gateway.jobs.job_search import search
 from gateway.jobs.on_disconnect import keep_s
+from gateway.routes.operator_check import check_operator
 from gateway.streaming.events import EventPosition, events
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.whole_answer import whole_answer
@@ -31,7 +35,6 @@ from shared.protocol.job import Job
 from shared.protocol.job_log import tokens_missing
 from shared.protocol.lanes import CLIENT_LANES
 from shared.protocol.states import JobState
-from shared.queue.listing import page
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
@@ -98,7 +101,7 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
         ),
         run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s or new.run_deadline_s,
         metadata=job_request.metadata,
-    )
+    ).with_request_id(sent_request_id(request.scope["headers"]))
     if checked.response is not None:
         new = await gateway.responses.kept(new, checked.response)
     joined = await gateway.submitter.submit(new)
@@ -113,35 +116,31 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
 
 @router.get("")
 async def list_jobs(
+    request: Request,
     gateway: GatewayDep,
     tenant: TenantDep,
+    words: Annotated[str, Query(alias="filter", max_length=1000)] = "",
     state: JobState | None = None,
     model: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$")] = None,
 ) -> dict[str, Any]:
-    """The tenant's jobs, newest first. `cursor=next_cursor` continues while `has_more` is true."""
-    older_than_us = int(cursor) if cursor else None
-    found: list[Job] = []
-    scanned = 0
-    more = True
-    rows_per_read = limit if state is None and model is None else _MAX_SCAN // 10
-    while more and len(found) < limit and scanned < _MAX_SCAN:
-        rows = await page(gateway.queue, tenant, older_than_us, rows_per_read)
-        more = len(rows) == rows_per_read
-        for created_us, _, job in rows:
-            older_than_us = created_us
-            scanned += 1
-            if job and (state is None or job.state is state) and model in (None, job.model):
-                found.append(job)
-                if len(found) == limit:
-                    more = True
-                    break
+    """The tenant's jobs, newest first. `cursor=next_cursor` continues while `has_more` is true.
+
+    `filter` is words like `state:failed model:qwen since:1h worker:w-1 error:worker_lost`; with
+    `tenant:` (an operator's key) it lists jobs of other tenants, with `tenant:*` of all.
+    """
+    job_filter = parse_filter(words, gateway.fleet.now_s()).also(state, model)
+    if job_filter.tenants:
+        check_operator(request)
+    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
+    before_us = int(cursor) if cursor else None
+    found = await search(gateway.queue, tenants, job_filter, before_us, limit, _MAX_SCAN)
     return {
         "object": "list",
-        "data": await summaries(gateway.queue, found),
-        "has_more": more,
-        "next_cursor": str(older_than_us) if more else None,
+        "data": await summaries(gateway.queue, found.jobs),
+        "has_more": found.cursor is not None,
+        "next_cursor": None if found.cursor is None else str(found.cursor),
     }
 
 

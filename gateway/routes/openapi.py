@@ -24,6 +24,8 @@ _BODIES = {
     **{path: row.request_schema for path, row in ENDPOINTS.items()},
     **RESPONSE_BODIES,
     "/jobs": "JobRequest",
+    "/admin/jobs/cancel": "BulkRequest",
+    "/admin/jobs/retry": "BulkRequest",
     "/predictions/{model}": "PredictionRequest",
     "/predictions/{model}/{version}": "PredictionRequest",
 }
@@ -43,6 +45,17 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     ("get", "/jobs/{job_id}/result"): {"202": "Job"},
     ("post", "/jobs/{job_id}/cancel"): {"200": "Job"},
     ("post", "/jobs/{job_id}/retry"): {"202": "Job"},
+    ("get", "/jobs/{job_id}/timeline"): {"200": "Timeline"},
+    ("get", "/jobs/{job_id}/why"): {"200": "Why"},
+    ("get", "/jobs/{job_id}/request"): {"200": "JobRequestKept"},
+    ("get", "/admin/jobs/{job_id}"): {"200": "Job"},
+    ("get", "/admin/jobs/{job_id}/timeline"): {"200": "Timeline"},
+    ("get", "/admin/jobs/{job_id}/why"): {"200": "Why"},
+    ("post", "/admin/jobs/cancel"): {"200": "Bulk"},
+    ("post", "/admin/jobs/retry"): {"200": "Bulk"},
+    ("get", "/admin/overview"): {"200": "Overview"},
+    ("get", "/admin/keys"): {"200": "KeyList"},
+    ("post", "/admin/workers/{worker}/drain"): {"200": "Operation"},
     ("get", "/admin/dead"): {"200": "DeadLetterList"},
     ("get", "/admin/dead/{letter_id}"): {"200": "DeadLetter"},
     ("post", "/admin/dead/{letter_id}/replay"): {"202": "Replay"},
@@ -51,6 +64,7 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
 _EVENT_STREAMS = {path for path, row in ENDPOINTS.items() if row.stream} | {
     "/jobs/{job_id}/events",
     "/jobs/{job_id}/stream",
+    "/admin/stream",
     "/v1/responses/{response_id}",
 }
 _BYTES = {"/v1/embeddings", "/pooling"}
@@ -124,6 +138,9 @@ def _complete(operation: Schema, method: str, path: str) -> None:
             {"name": name, "in": "header", "required": False, "schema": header}
             for name, header in _CALL_HEADERS.items()
         )
+    if path == "/jobs/{job_id}/retry":
+        content = {_JSON: {"schema": ref("RetryRequest")}}
+        operation["requestBody"] = {"required": False, "content": content}
     operation_schemas.add_options(operation, path)
     answers = operation["responses"]
     if method == "post" and path in ENDPOINTS:
@@ -139,7 +156,7 @@ def _complete(operation: Schema, method: str, path: str) -> None:
     if path in _EVENT_STREAMS and method != "delete":
         content = answers["200"].setdefault("content", {})
         content["text/event-stream"] = {"schema": TEXT}
-        if path.endswith("/events"):
+        if path.endswith("/events") or path == "/admin/stream":
             content.pop(_JSON, None)
     if path in _BYTES:
         binary = {"schema": {"type": "string", "format": "binary"}}

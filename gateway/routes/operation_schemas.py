@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.routes.schema import ANYTHING, NUMBER, TEXT, WHOLE, YES_NO, Schema, array, obj, ref
-from shared.api.operator_actions import ACTIONS, PATHS, OperatorAction, OptionKind
+from shared.api.operator_actions import ACTIONS, DRAIN, PATHS, OperatorAction, OptionKind
 
 _JSON = "application/json"
 _ACTION_PATH = "/admin/pools/{pool}/{action}"
@@ -21,7 +21,7 @@ SCHEMAS: dict[str, Schema] = {
         id=TEXT,
         object={"const": "operation"},
         pool=TEXT,
-        action={"enum": list(ACTIONS)},
+        action={"enum": [*ACTIONS, DRAIN.name]},
         outcome={"enum": ["done", "failed", "incomplete"]},
         workers=array(
             obj(
@@ -34,10 +34,11 @@ SCHEMAS: dict[str, Schema] = {
         ),
     ),
     "Pool": obj(
-        "id object paused models adapters workers",
+        "id object paused intake_stopped models adapters workers",
         id=TEXT,
         object={"const": "pool"},
         paused=YES_NO,
+        intake_stopped=YES_NO | {"description": "new requests are refused"},
         models=array(TEXT),
         adapters={"type": "object", "additionalProperties": TEXT}
         | {"description": "those that were loaded at run time: name -> path"},

@@ -7,22 +7,21 @@ and answer, for tools made for a single server; `?pool=` names the pool where th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.context import Gateway, GatewayDep, TenantDep
-from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.errors import error_response
 from gateway.http.query import known_only
 from gateway.operations.broadcast import Operation
 from gateway.operations.operation_object import engine_answer, failure, own_answer
-from shared.api.endpoint import BodyKind
+from gateway.routes.operator_body import optional_body, taken_reason
 from shared.api.errors import BadRequest, NotFound
 from shared.api.operator_actions import (
     ACTIONS,
+    DRAIN,
     PATHS,
     OperatorAction,
     check_options,
@@ -30,8 +29,6 @@ from shared.api.operator_actions import (
 )
 
 router = APIRouter(tags=["operators"])
-
-_MAX_BYTES = 1 << 16
 
 
 @router.get("/admin/pools", dependencies=[known_only])
@@ -62,8 +59,22 @@ async def operate(
         known = ", ".join(ACTIONS)
         raise NotFound(f"There is no action {action[:64]!r}; actions: {known}.")
     name = await gateway.operations.pool(pool)
-    options = check_options(row, await _body(request, gateway))
-    return _answer(request, gateway, await gateway.operations.call(name, row, options, tenant))
+    reason, given = taken_reason(await optional_body(request, gateway))
+    options = check_options(row, given)
+    done = await gateway.operations.call(name, row, options, tenant, reason)
+    return operation_answer(request, gateway, done)
+
+
+@router.post("/admin/workers/{worker}/drain", dependencies=[known_only])
+async def drain(worker: str, request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
+    """Have one worker hand its jobs over to others, or finish them, and end.
+
+    Answers when it has begun. Who supervises its process decides whether a new one is started.
+    """
+    reason, given = taken_reason(await optional_body(request, gateway))
+    check_options(DRAIN, given)
+    done = await gateway.operations.drain(worker, tenant, reason)
+    return operation_answer(request, gateway, done)
 
 
 async def _with_vllms_name(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
@@ -75,13 +86,14 @@ async def _with_vllms_name(request: Request, gateway: GatewayDep, tenant: Tenant
     elif words:
         raise BadRequest(f"Unknown query parameter {next(iter(words))[:64]!r}; this has: pool.")
     else:
-        options = check_options(row, await _body(request, gateway))
+        options = check_options(row, await optional_body(request, gateway))
     name = await gateway.operations.pool(pool)
     done = await gateway.operations.call(name, row, options, tenant)
-    return engine_answer(done) if not done.failed else _answer(request, gateway, done)
+    return engine_answer(done) if not done.failed else operation_answer(request, gateway, done)
 
 
-def _answer(request: Request, gateway: Gateway, operation: Operation) -> Response:
+def operation_answer(request: Request, gateway: Gateway, operation: Operation) -> Response:
+    """The operation, with an error beside it if workers have not done it."""
     error = failure(operation)
     if error is not None:
         error_response(error, gateway.metrics, request.scope)  # counts it, and notes its code
@@ -93,21 +105,6 @@ def _words(request: Request) -> dict[str, list[str]]:
     return {name: query.getlist(name) for name in query}
 
 
-async def _body(request: Request, gateway: Gateway) -> Mapping[str, Any]:
-    if request.headers.get("content-length", "0") == "0" and not _is_chunked(request):
-        return {}
-    settings = gateway.settings
-    body = await read_body(
-        request.scope, request.receive, BodyKind.JSON, _MAX_BYTES, settings.body_timeout_s
-    )
-    limits = Limits(settings.max_body_values, settings.max_body_objects)
-    return await parse_json(body, limits, lambda fields: fields)
-
-
-def _is_chunked(request: Request) -> bool:
-    return "transfer-encoding" in request.headers
-
-
 async def _pool_object(gateway: Gateway, pool: str) -> dict[str, Any]:
     desired = await gateway.operations.desired(pool)
     models = gateway.fleet.models.values()
@@ -115,6 +112,7 @@ async def _pool_object(gateway: Gateway, pool: str) -> dict[str, Any]:
         "id": pool,
         "object": "pool",
         "paused": desired.paused,
+        "intake_stopped": desired.intake_stopped,
         "models": sorted(model.name for model in models if model.pool == pool),
         "adapters": {name: options["lora_path"] for name, options in desired.adapters.items()},
         "workers": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.routes.audio_schemas import AUDIO_SCHEMAS
 from gateway.routes.message_schemas import MESSAGE_SCHEMAS
+from gateway.routes.overview_schemas import OVERVIEW_SCHEMAS
 from gateway.routes.pooling_schemas import POOLING_SCHEMAS
 from gateway.routes.response_schemas import RESPONSE_SCHEMAS
 from gateway.routes.schema import (
@@ -56,6 +57,7 @@ SCHEMAS: dict[str, Schema] = {
     **MESSAGE_SCHEMAS,
     **POOLING_SCHEMAS,
     **RESPONSE_SCHEMAS,
+    **OVERVIEW_SCHEMAS,
     "Error": obj(
         "error",
         error=obj(
@@ -128,6 +130,8 @@ SCHEMAS: dict[str, Schema] = {
         model=TEXT,
         pool=TEXT | {"description": "whose workers run it; an adapter has a queue of its own"},
         lane=TEXT,
+        tenant=TEXT,
+        worker=MAYBE_TEXT | {"description": "of its last attempt"},
         stream=YES_NO,
         metadata={"type": "object", "additionalProperties": TEXT},
         created_at=NUMBER | {"description": "Unix seconds"},
@@ -143,6 +147,8 @@ SCHEMAS: dict[str, Schema] = {
         usage_so_far=MAYBE_OBJECT | {"description": "while `usage` is null"},
         status_code={"type": ["integer", "null"]},
         error=MAYBE_OBJECT,
+        trace_id=MAYBE_TEXT | {"description": "of its trace, if the request is traced"},
+        request_id=MAYBE_TEXT | {"description": "the client's own `x-request-id`"},
         links=ANYTHING,
         position={"type": ["integer", "null"], "description": "while it is queued"},
         estimated_wait_s=MAYBE_NUMBER | {"description": "null: unknown"},

@@ -28,6 +28,7 @@ from gateway.streaming.whole_answer import WholeAnswer, answer_at_end
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_body, error_style
 from shared.api.errors import FlotillaError, JobFailed, StreamReset
+from shared.platform import request_span
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import Job, NewJob
 
@@ -56,6 +57,7 @@ class JobAnswer:
         "_received",
         "_request_id",
         "_response",
+        "_span",
         "_streams",
         "error",
         "job_id",
@@ -94,6 +96,7 @@ class JobAnswer:
         self._response: ResponseWriter
         self._client_left = False
         self._request_id = request_id
+        self._span = request_span.current()
         self.error = ""
         """The code of the error that the request ended with; empty: none."""
 
@@ -166,18 +169,24 @@ class JobAnswer:
         """The ChunkWriter of the first chunk: starts the response without waking a task."""
         if not completes_at_once(self._send_chunk(data)):
             return False
-        if not self._reader.last_write_at and self._had is None:
-            self._context.metrics.ttft.observe(self._context.relay.now - self._received)
+        if not self._reader.last_write_at:
+            self._observe_first_write(self._context.relay.now)
         self._reader.use_writer(self._response.chunk_writer())
         return True
 
     def _observe_write(self, now: float) -> None:
-        metrics, reader = self._context.metrics, self._reader
+        reader = self._reader
         if reader.last_write_at:
-            metrics.itl.observe(now - reader.last_write_at)
-        elif self._had is None:
-            metrics.ttft.observe(now - self._received)
+            self._context.metrics.itl.observe(now - reader.last_write_at)
+        else:
+            self._observe_first_write(now)
         reader.last_write_at = now
+
+    def _observe_first_write(self, now: float) -> None:
+        if self._had is None:
+            self._context.metrics.ttft.observe(now - self._received)
+        if self._span is not None:
+            self._span.output_sent()
 
     async def _send_chunk(self, data: bytes, *, more: bool = True) -> None:
         if self._response.started:
@@ -249,6 +258,8 @@ class JobAnswer:
         return False
 
     async def _send_whole(self, whole: WholeAnswer, *headers: tuple[bytes, bytes]) -> None:
+        if self._span is not None:
+            self._span.output_sent()
         fields = [
             (b"content-type", whole.content_type.encode()),
             (b"content-length", str(len(whole.body)).encode()),

@@ -216,6 +216,12 @@ class NotRepeatable(FlotillaError):
     status, code, type, final = 409, "not_repeatable", "invalid_request_error", True
 
 
+class WorkerNotReady(FlotillaError):
+    """The worker can't receive an operator call: it loads its model, or ends."""
+
+    status, code, type, final = 409, "worker_not_ready", "invalid_request_error", True
+
+
 class IdempotencyKeyReused(FlotillaError):
     """The idempotency key belongs to a request with another body."""
 
@@ -320,6 +326,12 @@ class QueueFull(FlotillaError):
     """The lane has reached its limit of queued jobs."""
 
     status, code, retry_after_s = 503, "queue_full", 5
+
+
+class IntakeStopped(FlotillaError):
+    """An operator has stopped the intake of the model's pool."""
+
+    status, code, retry_after_s = 503, "intake_stopped", 30
 
 
 class NoWorker(FlotillaError):

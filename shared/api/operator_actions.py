@@ -101,14 +101,16 @@ WAKE_UP = OperatorAction(
 PAUSE = OperatorAction(
     name="pause",
     path="/pause",
+    options={"intake": OptionKind.YES_NO},
     without_workers=True,
-    summary="Claim no more jobs; those that run go on. Also on workers that start later",
+    summary="Claim no more jobs; those that run go on. Also on workers that start later. With "
+    "`intake`: refuse new requests instead, and work on what is queued",
 )
 RESUME = OperatorAction(
     name="resume",
     path="/resume",
     without_workers=True,
-    summary="Claim jobs again after `pause`",
+    summary="Claim jobs, and accept requests, again after `pause`",
 )
 IS_PAUSED = OperatorAction(
     name="is_paused", path="/is_paused", method="GET", summary="Whether the workers claim no jobs"
@@ -183,6 +185,13 @@ ACTIONS: dict[str, OperatorAction] = {
     )
 }
 """By name."""
+DRAIN = OperatorAction(
+    name="drain",
+    path="",
+    summary="Hand the running jobs over to other workers, or finish them, then end the process",
+)
+WORKER_ACTIONS: dict[str, OperatorAction] = {DRAIN.name: DRAIN}
+"""Actions for one worker alone, by name: `POST /admin/workers/{worker}/{name}`."""
 PATHS: dict[str, OperatorAction] = {action.path: action for action in ACTIONS.values()}
 """By the path with vLLM's name."""
 

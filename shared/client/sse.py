@@ -39,7 +39,7 @@ def is_comment(block: bytes) -> bool:
 
 def is_last(event: bytes) -> bool:
     """Whether no event of the same answer can follow this one."""
-    return _field(event, b"data") == _LAST_DATA or _field(event, b"event") in _LAST_NAMES
+    return field(event, b"data") == _LAST_DATA or field(event, b"event") in _LAST_NAMES
 
 
 def error_code(event: bytes) -> str | None:
@@ -47,7 +47,7 @@ def error_code(event: bytes) -> str | None:
     if b'"error"' not in event:
         return None
     try:
-        data = json.loads(_field(event, b"data"))
+        data = json.loads(field(event, b"data"))
     except ValueError:
         return None
     error = data.get("error") if isinstance(data, dict) else None
@@ -60,10 +60,10 @@ def error_event(body: bytes) -> bytes:
     return name + b"data: " + body + b"\n\n"
 
 
-def _field(event: bytes, name: bytes) -> bytes:
+def field(event: bytes, name: bytes) -> bytes:
     """The value of the first field of this name."""
     for line in event.splitlines():
-        field, colon, value = line.partition(b":")
-        if colon and field == name:
+        found, colon, value = line.partition(b":")
+        if colon and found == name:
             return value.removeprefix(b" ")
     return b""

@@ -7,15 +7,16 @@ message that was lost, or a worker that was away, only delays it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.platform.malformed import MalformedValues
-from shared.platform.redis_client import Redis
+from shared.platform.redis_client import UNAVAILABLE, Redis
 from shared.protocol import keys
 
 _PAUSED = b"paused"
+_INTAKE_STOPPED = b"intake_stopped"
 _ADAPTER = b"adapter "
 
 
@@ -25,8 +26,19 @@ class DesiredPool:
 
     paused: bool = False
     """Claim nothing."""
+    intake_stopped: bool = False
+    """Gateways refuse new requests for the pool."""
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Hold these adapters: name -> options of `load_lora_adapter`."""
+
+
+class Switches(NamedTuple):
+    """Pools that do not work as usual."""
+
+    paused: frozenset[str]
+    """Their workers claim nothing."""
+    intake_stopped: frozenset[str]
+    """Gateways refuse new requests for them."""
 
 
 class DesiredPools:
@@ -52,15 +64,37 @@ class DesiredPools:
                 adapters[name.removeprefix(_ADAPTER).decode()] = options
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 self._malformed.skip("adapter", repr(name[:100]), error)
-        return DesiredPool(_PAUSED in raw, adapters)
+        return DesiredPool(_PAUSED in raw, _INTAKE_STOPPED in raw, adapters)
+
+    async def switches(self, pools: Sequence[str]) -> Switches:
+        """Which of these pools are paused, and for which intake is stopped."""
+        pipe = self._redis.pipeline(transaction=False)
+        for pool in pools:
+            pipe.hmget(keys.desired(pool), _PAUSED, _INTAKE_STOPPED)
+        replies = await pipe.execute(raise_on_error=False)
+        found: tuple[set[str], set[str]] = (set(), set())
+        for pool, reply in zip(pools, replies, strict=True):
+            if isinstance(reply, UNAVAILABLE):
+                raise reply
+            if isinstance(reply, Exception):  # the key is not a hash
+                self._malformed.skip("desired", f"pool {pool[:100]!r}", reply)
+                continue
+            for names, value in zip(found, reply, strict=True):
+                if value is not None:
+                    names.add(pool)
+        return Switches(*map(frozenset, found))
 
     async def pause(self, pool: str) -> None:
         """Its workers shall claim nothing."""
         await self._redis.hset(keys.desired(pool), _PAUSED, 1)
 
+    async def stop_intake(self, pool: str) -> None:
+        """Gateways shall refuse new requests for it."""
+        await self._redis.hset(keys.desired(pool), _INTAKE_STOPPED, 1)
+
     async def resume(self, pool: str) -> None:
-        """Its workers shall claim jobs."""
-        await self._redis.hdel(keys.desired(pool), _PAUSED)
+        """Its workers shall claim jobs, and gateways accept requests."""
+        await self._redis.hdel(keys.desired(pool), _PAUSED, _INTAKE_STOPPED)
 
     async def add_adapter(self, pool: str, options: Mapping[str, Any], *, replace: bool) -> bool:
         """Its workers shall hold this adapter; False if there is one of this name already."""

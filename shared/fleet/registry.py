@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
 
@@ -23,6 +23,8 @@ HEARTBEAT_S = 2.0
 """How often a worker announces itself."""
 EXPIRY_S = 5 * HEARTBEAT_S
 """After this time without one it is taken for gone."""
+LOADING_EXPIRY_S = 3600.0
+"""The same for a worker that loads its model: it announces itself once, before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,22 @@ class WorkerInfo:
     completion_tokens: int = 0
     ages: tuple[float, ...] = ()
     """How long it has had the jobs in its hands, the oldest first; of many, a sample."""
+    job_ids: tuple[str, ...] = ()
+    """Jobs that it runs; of many, the first ones."""
+    clock_s: float = 0.0
+    """Its own monotonic clock: the difference of two heartbeats is the time between them."""
+    output_tokens: int = 0
+    """Tokens generated since its start, those of running jobs included."""
+    waits: tuple[int, ...] = ()
+    """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
+
+
+class Heartbeat(NamedTuple):
+    """A worker's entry in the registry."""
+
+    worker: WorkerInfo
+    age_s: float
+    """Time since the worker wrote it, by Redis' clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +138,14 @@ def _records(pool: str, cards: list[dict[str, Any]], version: str, weight: int) 
         }
         records[served_name + suffix] = json.dumps(record)
     return records
+
+
+def _age_s(worker: WorkerInfo, left_ms: int | Exception) -> float:
+    """The age of an announcement that expires after `left_ms`; 0 where that is unknown."""
+    if not isinstance(left_ms, int) or left_ms < 0:
+        return 0.0
+    loads = worker.state is WorkerState.STARTING
+    return max(0.0, (LOADING_EXPIRY_S if loads else EXPIRY_S) - left_ms / 1000)
 
 
 def _loads(raw: bytes) -> Any:
@@ -220,19 +246,24 @@ class Registry:
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers whose announcement has not expired, by id. Malformed entries are skipped."""
+        return [heartbeat.worker for heartbeat in await self.heartbeats()]
+
+    async def heartbeats(self) -> list[Heartbeat]:
+        """As `workers`, with the age of each announcement."""
         ids = await self._worker_ids()
         pipe = self._redis.pipeline(transaction=False)
         for worker_id in ids:
             pipe.hgetall(keys.worker(worker_id))
+            pipe.pttl(keys.worker(worker_id))
         found, gone = [], []
-        replies = await pipe.execute(raise_on_error=False)
-        for worker_id, raw in zip(ids, replies, strict=True):
+        replies = iter(await pipe.execute(raise_on_error=False))
+        for worker_id, raw, left_ms in zip(ids, replies, replies, strict=True):
             if isinstance(raw, UNAVAILABLE):
                 raise raw
             if not raw:
                 gone.append(worker_id)
             elif (worker := self._worker(worker_id, raw)) is not None:
-                found.append(worker)
+                found.append(Heartbeat(worker, _age_s(worker, left_ms)))
         if gone:
             await self._redis.srem(keys.WORKERS, *gone)
         return found

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from shared.platform.redis_client import RedisError, connect, server_name
 from shared.platform.settings import SettingsError
@@ -50,6 +50,14 @@ async def _refuse_evicting(url: str) -> None:
         raise SettingsError(f"Redis {server_name(redis)} can't be used for jobs: {found}")
 
 
+class Memory(NamedTuple):
+    """Of one server, in bytes."""
+
+    used: int
+    limit: int
+    """0: there is none."""
+
+
 class EvictionMonitor:
     """Checks servers every 5 s for evictions. Start `run` as a task."""
 
@@ -58,11 +66,17 @@ class EvictionMonitor:
         self._servers = dict.fromkeys(servers)
         self._problems: dict[Any, str] = {}
         self._evicted: dict[Any, int] = {}
+        self._memory: dict[Any, Memory] = {}
 
     @property
     def problem(self) -> str:
         """What the last check found; empty if all servers are fine."""
         return next(filter(None, self._problems.values()), "")
+
+    @property
+    def memory(self) -> Sequence[Memory]:
+        """The memory of each server, as of the last check."""
+        return list(self._memory.values())
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -80,6 +94,7 @@ class EvictionMonitor:
         except (RedisError, OSError):
             return
         name = server_name(redis)
+        self._memory[redis] = Memory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0)))
         found, evicted = problem(info), int(info.get("evicted_keys", 0))
         # Keys evicted before this process started are not reported.
         more = evicted - self._evicted.get(redis, evicted)

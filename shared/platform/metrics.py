@@ -294,6 +294,9 @@ class GatewayMetrics:
             "Requests that wait for an answer or are reading one",
             registry=registry,
         )
+        self.overview_streams = Gauge(
+            "flotilla_overview_streams", "Open streams of the overview", registry=registry
+        )
         self.gaps = Counter(
             "flotilla_stream_gaps_total",
             "Times a reader fell back to the job log because pub/sub lost a frame",

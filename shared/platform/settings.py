@@ -31,6 +31,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SettingsSourceError
 
 from shared.platform import config_file
+from shared.platform.setting_groups.client import ClientSettings
 from shared.platform.setting_groups.errors import PREFIX, SettingsError
 from shared.platform.setting_groups.every_process import EveryProcessSettings
 from shared.platform.setting_groups.fields import FieldSettings
@@ -72,6 +73,7 @@ class Settings(
     PoolSettings,
     WorkerSettings,
     SimulatedEngineSettings,
+    ClientSettings,
     FileSettings,
     BaseSettings,
 ):
@@ -218,7 +220,8 @@ def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
         if not name.startswith(PREFIX) or name.upper().startswith(_OF_A_POOL)
     }
     # The child reads the pools itself, from the same file and the same variables.
-    values = settings.model_dump(exclude_defaults=True, exclude={"pools"}) | changes
+    left_out = {"pools", *ClientSettings.model_fields}
+    values = settings.model_dump(exclude_defaults=True, exclude=left_out) | changes
     for name, value in values.items():
         if isinstance(value, tuple):
             value = ",".join(

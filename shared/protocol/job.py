@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.platform.trace_context import trace_id
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.states import JobState
 
@@ -43,6 +44,28 @@ def checked_shard(job_id: str) -> int:
     return shard
 
 
+class Origin(NamedTuple):
+    """Where a job comes from, for traces and log lines. No text has a space in it."""
+
+    traceparent: str = ""
+    """W3C trace context of the request's span; empty: the job is not traced."""
+    request_id: str = ""
+    """The client's own `x-request-id`; empty: it sent none, and the job's id takes its place."""
+
+    def pack(self) -> str:
+        """As the record and the worker's lease have it; empty if there is nothing in it."""
+        return f"{self.traceparent} {self.request_id}" if any(self) else ""
+
+    @classmethod
+    def read(cls, packed: bytes) -> Origin:
+        """The opposite of `pack`; of damaged bytes something that is not used."""
+        traceparent, _, request_id = packed.decode("ascii", "replace").partition(" ")
+        return cls(traceparent, request_id)
+
+
+NO_ORIGIN = Origin()
+
+
 class NewJob(NamedTuple):
     """A job as the gateway submits it."""
 
@@ -74,11 +97,19 @@ class NewJob(NamedTuple):
     """The job whose request it repeats; empty if it repeats none."""
     idempotency: IdempotencyKey | None = None
     """Makes a further call with the same key join this job."""
+    origin: Origin = NO_ORIGIN
+    """The request that it comes from."""
 
     @property
     def shard(self) -> int:
         """The shard that holds its keys."""
         return shard_in(self.id)
+
+    def with_request_id(self, request_id: bytes | None) -> NewJob:
+        """The job with the `x-request-id` that its client has sent, if it has."""
+        if request_id is None:
+            return self
+        return self._replace(origin=self.origin._replace(request_id=request_id.decode("ascii")))
 
 
 class LeasedJob(NamedTuple):
@@ -102,6 +133,18 @@ class LeasedJob(NamedTuple):
     """A client sees the answer grow, by the job's events."""
     waited_s: float
     """Seconds from submit to the lease, by Redis' clock."""
+    origin: Origin = NO_ORIGIN
+    """Only that of a traced job is sent to the worker."""
+
+    @property
+    def log_fields(self) -> dict[str, str | int]:
+        """What log lines about this attempt have; its number is its place in the history."""
+        fields: dict[str, str | int] = {"job_id": self.id, "attempt": self.generation}
+        if self.origin.request_id:
+            fields["request_id"] = self.origin.request_id
+        if self.origin.traceparent:
+            fields["trace_id"] = trace_id(self.origin.traceparent)
+        return fields
 
 
 class Attempt(NamedTuple):
@@ -153,6 +196,10 @@ class Job:
     """It waits to run alone: its workers were lost too often without progress."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Further headers of the response."""
+    first_output_s: float | None = None
+    """From the last lease to the first output; None: not known."""
+    origin: Origin = NO_ORIGIN
+    """The request that it comes from."""
 
     @property
     def expires_at(self) -> float | None:

@@ -33,10 +33,11 @@ REAPER: Final = "reaper"
 REAP_CLOCK: Final = "reap_clock"
 UNATTENDED: Final = "unattended"
 IDEMPOTENCY: Final = "idempotency"
+ENDED: Final = "ended"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS,
     EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
-    UNATTENDED, IDEMPOTENCY,
+    UNATTENDED, IDEMPOTENCY, ENDED,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -124,6 +125,11 @@ def parse(key: str) -> tuple[int, str, str] | None:
 def dead_letters(shard: int) -> str:
     """The stream of dead letters."""
     return f"{base(shard)}{DEAD_LETTERS}"
+
+
+def ended(shard: int) -> str:
+    """How many jobs have ended without an answer, by state."""
+    return f"{base(shard)}{ENDED}"
 
 
 def dead_letter_counts(shard: int) -> str:

@@ -16,6 +16,8 @@
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
 | `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed | emit |
 | `headers` | JSON: further headers of that answer, if it has any | emit |
+| `first_us` | from the last lease to the first output, if a worker ended the job | emit |
+| `origin` | of a traced job, or one with a request id of its client's: an `Origin` (job.py) | submit |
 
 Fields that are written together and never apart are one, a msgpack array: the cost of a hash grows
 with its fields, in time (Lua, the append-only file) and in memory.
@@ -31,14 +33,14 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from shared.protocol.job import Attempt, Job
+from shared.protocol.job import Attempt, Job, Origin
 from shared.protocol.lanes import CLIENT_LANES, SUSPECT_FROM
 from shared.protocol.packing import pack
 from shared.protocol.states import JobState
 
 SUMMARY = (
     "state", "request", "created_us", "deadline_us", "lease", "history", "finished_us",
-    "error_code", "response",
+    "error_code", "response", "first_us", "origin",
 )  # fmt: skip
 """The fields that a Job is made of, but for its result. None of them is large, as `body` may be."""
 WHOLE = (*SUMMARY, "result", "headers")
@@ -181,6 +183,8 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         created_us=created_us,
         suspect=state is JobState.QUEUED and lease is not None and lease.attempts >= SUSPECT_FROM,
         headers=reader.read_optional("headers", _read_headers) or {},
+        first_output_s=reader.read_optional("first_us", _seconds),
+        origin=Origin.read(raw.get(b"origin", b"")),
     )
 
 

@@ -28,3 +28,5 @@ class JobResult:
     completion_tokens: int
     headers: tuple[tuple[str, str], ...] = ()
     """Further headers of the response that the client gets."""
+    first_output_s: float = 0.0
+    """From the lease to the first output, by the worker's clock; 0: there was none."""

@@ -1,4 +1,4 @@
-"""A tenant's jobs, page by page. Reads neither the bodies of requests nor the answers."""
+"""The jobs of tenants, page by page. Reads neither the bodies of requests nor the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ERROR_BYTES = 1 << 16
 
 
 async def page(
-    queue: JobQueue, tenant: str, before: int | None, limit: int
+    queue: JobQueue, tenants: Sequence[str], before: int | None, limit: int
 ) -> list[tuple[int, str, Job | None]]:
     """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
 
@@ -26,14 +26,14 @@ async def page(
     deleted. Records and index entries that can't be read are set aside. Raises redis' errors if any
     server is away.
     """
-    found = await _newest(queue, tenant, before, limit)
+    found = await _newest(queue, tenants, before, limit)
     pipeline = queue.servers.pipeline()
-    for _, job_id in found:
+    for _, job_id, _ in found:
         shard = checked_shard(job_id)
         pipeline.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
     replies = await pipeline.execute(raise_on_error=False)
     rows, sweep = [], queue.servers.pipeline()
-    for (created_us, job_id), reply in zip(found, replies, strict=True):
+    for (created_us, job_id, tenant), reply in zip(found, replies, strict=True):
         job = await queue.parse_record(job_id, SUMMARY, reply)
         rows.append((created_us, job_id, job))
         if job is None:
@@ -44,17 +44,19 @@ async def page(
 
 
 async def _newest(
-    queue: JobQueue, tenant: str, before: int | None, limit: int
-) -> list[tuple[int, str]]:
-    """`(created_us, id)` of the tenant's newest jobs, from the index."""
+    queue: JobQueue, tenants: Sequence[str], before: int | None, limit: int
+) -> list[tuple[int, str, str]]:
+    """`(created_us, id, tenant)` of the tenants' newest jobs, from the indexes."""
     upper = "+inf" if before is None else f"({before}"
     pipeline = queue.servers.pipeline()
-    for shard in range(queue.shards):
+    indexes = [(shard, tenant) for shard in range(queue.shards) for tenant in tenants]
+    for shard, tenant in indexes:
         pipeline.of(shard).zrevrangebyscore(
             keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
         )
     found = []
-    for shard, members in enumerate(await pipeline.execute(raise_on_error=False)):
+    replies = await pipeline.execute(raise_on_error=False)
+    for (shard, tenant), members in zip(indexes, replies, strict=True):
         if is_wrong_type(members):
             continue  # the next job of this tenant has the key set aside
         if isinstance(members, Exception):
@@ -64,7 +66,7 @@ async def _newest(
             if shard_of(job_id) is None or not math.isfinite(score):
                 await set_aside.index_member(queue.scripts, shard, tenant, value=member)
             else:
-                found.append((int(score), job_id))
+                found.append((int(score), job_id, tenant))
     return sorted(found, reverse=True)[:limit]
 
 

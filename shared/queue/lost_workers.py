@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from shared.platform.metrics import LostWorkerMetrics
 from shared.platform.servers import shards_on
@@ -17,15 +18,23 @@ _AT_ONCE = 200
 class LostWorkers:
     """The handler for control channels without a subscriber."""
 
-    def __init__(self, queue: JobQueue, metrics: LostWorkerMetrics) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        metrics: LostWorkerMetrics,
+        on_gone: Callable[[str], None] = lambda _worker: None,
+    ) -> None:
+        """`on_gone(worker)` is called for each worker that is not connected any more."""
         self._queue = queue
         self._metrics = metrics
+        self._on_gone = on_gone
 
     async def reclaim(self, server_index: int, worker: str) -> None:
         """Take the worker's jobs of all shards of a server. Raises redis' errors.
 
         Where another process has been faster, or the worker has reconnected, nothing is left to do.
         """
+        self._on_gone(worker)
         reclaimed: dict[str, str] = {}
         for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
             more = True

@@ -311,6 +311,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _joined(so_far: Any, value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "function" in value[0]:
+        return _joined_calls(so_far or [], value)
     if value is None or so_far is None:
         return so_far if value is None else value
     if isinstance(value, str) and isinstance(so_far, str):
@@ -320,3 +322,14 @@ def _joined(so_far: Any, value: Any) -> Any:
     if isinstance(value, dict) and ("tokens" in value or "content" in value):
         return {k: _joined(so_far.get(k), v) for k, v in value.items()}
     return value
+
+
+def _joined_calls(so_far: list[Any], pieces: list[Any]) -> list[Any]:
+    """Tool calls with these pieces of their arguments added: how they are cut differs by chance."""
+    calls = {call["index"]: call for call in so_far}
+    for piece in pieces:
+        call = calls.setdefault(piece["index"], {"function": {}})
+        function = {k: _joined(call["function"].get(k), v) for k, v in piece["function"].items()}
+        known = {k: v for k, v in piece.items() if v is not None}
+        calls[piece["index"]] = call | known | {"function": call["function"] | function}
+    return list(calls.values())

@@ -217,7 +217,6 @@ def value(database: redis.Redis, key: bytes) -> Any:
     [
         *(["-m", module] for module in PROGRAMS),
         ["-c", "from gateway.cli.main import main; main()", "up"],
-        ["-c", "from gateway.cli.main import main; main()", "scale", "explain"],
     ],
 )
 def test_data_of_format_1_is_refused_and_left_as_it_is(

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from examples.hooks import guard, rag
 from tests.e2e.processes import Process, Stack
 from tests.waiting import wait_for
+from worker.hooks.examples import guard, rag
 from worker.hooks.interface import Request
 
 CHAT = "/v1/chat/completions"
@@ -81,7 +81,7 @@ def job(gateway: Process, job_id: str) -> dict[str, Any]:
 
 def test_passages_that_fit_the_question_go_in_front_of_a_chat(stack: Stack) -> None:
     gateway = stack.gateway()
-    stack.worker(hooks="before=examples.hooks.rag:retrieve", **FAST)
+    stack.worker(hooks="before=worker.hooks.examples.rag:retrieve", **FAST)
     prompts = {
         question: post(gateway, chat(question)).json()["usage"]["prompt_tokens"]
         for question in ("lease lease", "xyzzy xyzzy")
@@ -106,7 +106,7 @@ def test_retrieval_takes_the_best_passages() -> None:
 
 @pytest.mark.usefixtures("guard_url")
 def test_a_guard_refuses_requests_and_answers(stack: Stack) -> None:
-    gateway, check = stack.gateway(), "examples.hooks.guard"
+    gateway, check = stack.gateway(), "worker.hooks.examples.guard"
     stack.worker(hooks=f"before={check}:check_request,after={check}:check_answer", **FAST)
     for stream in (False, True):
         fine = post(gateway, chat("hello", stream=stream))
@@ -132,7 +132,7 @@ def test_a_guard_refuses_requests_and_answers(stack: Stack) -> None:
 @pytest.mark.usefixtures("guard_url")
 def test_a_guard_stops_a_stream_in_the_middle(stack: Stack) -> None:
     gateway = stack.gateway()
-    worker = stack.worker(hooks="after_chunk=examples.hooks.guard:check_chunks", **FAST)
+    worker = stack.worker(hooks="after_chunk=worker.hooks.examples.guard:check_chunks", **FAST)
     answer = post(gateway, chat("hello", 2000, stream=True))
     assert answer.status_code == 200
     passed = texts(answer.text)
@@ -151,7 +151,7 @@ def test_without_its_guard_nothing_is_passed_on(
 ) -> None:
     monkeypatch.setenv("GUARD_URL", "http://127.0.0.1:9/v1")
     gateway = stack.gateway()
-    stack.worker(hooks="after=examples.hooks.guard:check_answer", **FAST)
+    stack.worker(hooks="after=worker.hooks.examples.guard:check_answer", **FAST)
     answer = post(gateway, chat("hello"))
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "hook_failed"

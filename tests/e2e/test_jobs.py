@@ -325,7 +325,7 @@ def test_the_body_of_a_large_job_is_queued_unchanged(api: httpx.Client) -> None:
         ({"body": {"model": "simulated"}, "deadline_s": -1}, "deadline_s"),
         ({"body": {"model": "simulated"}, "metadata": {"a": 1}}, "metadata.a"),
         ({"body": {"model": "simulated"}, "nonsense": 1}, "nonsense"),
-        ({"body": {}}, "model"),
+        ({"body": {"model": 7}}, "model"),
     ],
 )
 def test_invalid_submissions_name_the_field(

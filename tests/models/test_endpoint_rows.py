@@ -214,6 +214,10 @@ def test_an_invocation_streams(demo: ServedModel) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_model_without_the_task_answers_as_vllm_does(embedder: ServedModel, path: str) -> None:
-    answer = _compare(embedder, path, {"messages": TALK, "prompt": "x"})
+def test_a_model_without_the_task_does_not_serve_the_route(
+    embedder: ServedModel, path: str
+) -> None:
+    body = {"model": embedder.name, "messages": TALK, "prompt": "x"}
+    answer = httpx.post(embedder.gateway_url + path, json=body, timeout=120)
     assert answer.status_code == 404
+    assert answer.json()["error"]["message"].startswith("This model does not serve POST " + path)

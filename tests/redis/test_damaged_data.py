@@ -53,7 +53,7 @@ async def others_go_on(queue: JobQueue) -> AsyncIterator[None]:
     assert await emit_and_flush(queue, leased) == {}
     assert await finish(queue, leased, 2, answer()) == "ok"
     assert [entry.end for entry in await queue.entries(job.id, 0)] == ["", "completed"]
-    assert [row[2] and row[2].state for row in await page(queue, "other", None, 10)] == [
+    assert [row[2] and row[2].state for row in await page(queue, ["other"], None, 10)] == [
         "completed"
     ]
     await depths(queue)
@@ -134,7 +134,7 @@ async def test_a_listing_shows_a_damaged_job_as_failed(
 ) -> None:
     damaged, other = await submit(queue), await submit(queue)
     damage(store, damaged, field, value)
-    rows = {job_id: job for _, job_id, job in await page(queue, TENANT, None, 10)}
+    rows = {job_id: job for _, job_id, job in await page(queue, [TENANT], None, 10)}
     assert set(rows) == {damaged.id, other.id}
     seen, sound = rows[damaged.id], rows[other.id]
     assert seen is not None
@@ -299,7 +299,7 @@ async def test_index_members_without_a_job(queue: JobQueue, store: Redis) -> Non
     for word in (keys.DEADLINES, keys.EXPIRING):
         store.zadd(keys.base(0) + word, {GARBAGE: 1, "": 2})
     store.zadd(keys.advertised(0, POOL), {GARBAGE: 9, "": 8, "w-1": 7})
-    rows = await page(queue, TENANT, None, 10)
+    rows = await page(queue, [TENANT], None, 10)
     assert [job_id for _, job_id, _ in rows] == [job.id]
     await queue.expire(0)
     await queue.sweep(0)
@@ -340,7 +340,7 @@ async def test_a_key_of_the_wrong_type_is_set_aside(
         store.rpush(key, "wrong")
     else:
         store.set(key, "wrong")
-    await page(queue, TENANT, None, 10)
+    await page(queue, [TENANT], None, 10)
     await depths(queue)
     await dead_letters.count(queue)
     waiting = await submit(queue, deadline_s=60)
@@ -409,5 +409,5 @@ async def test_two_processes_that_find_the_same_damage_set_it_aside_once(
 ) -> None:
     damaged = await submit(queue)
     damage(store, damaged, "request", GARBAGE)
-    await asyncio.gather(*(page(queue, TENANT, None, 10) for _ in range(5)))
+    await asyncio.gather(*(page(queue, [TENANT], None, 10) for _ in range(5)))
     assert (await dead_letters.count(queue)).written == {"job": 1}

@@ -117,7 +117,7 @@ async def test_a_job_lives_and_ends(old_queue: JobQueue, old_store: Redis) -> No
     subscriber.close()
     assert pending(old_store) == 0
     assert [d.waiting + d.in_progress for d in await depths(old_queue)] == [0] * 5
-    rows = await page(old_queue, TENANT, None, 10)
+    rows = await page(old_queue, [TENANT], None, 10)
     assert [job.state for _, _, job in rows if job] == ["completed", "completed"]
 
 

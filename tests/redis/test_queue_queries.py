@@ -109,7 +109,7 @@ async def test_pages_show_every_job_once_newest_first(sharded: JobQueue, limit: 
     await submit(sharded, tenant="somebody else")
     seen: list[str] = []
     before = None
-    while rows := await page(sharded, TENANT, before, limit):
+    while rows := await page(sharded, [TENANT], before, limit):
         assert len(rows) <= limit
         assert all(job is not None and job.id == each for _, each, job in rows)
         seen += [each for _, each, _ in rows]
@@ -122,13 +122,13 @@ async def test_a_page_reports_deleted_jobs_and_removes_them_from_the_index(
 ) -> None:
     jobs = [await submit(queue) for _ in range(3)]
     store.delete(keys.job(0, jobs[1].id))
-    rows = await page(queue, TENANT, None, 10)
+    rows = await page(queue, [TENANT], None, 10)
     assert [(each, job is None) for _, each, job in rows] == [
         (jobs[2].id, False),
         (jobs[1].id, True),
         (jobs[0].id, False),
     ]
-    assert len(await page(queue, TENANT, None, 10)) == 2
+    assert len(await page(queue, [TENANT], None, 10)) == 2
 
 
 def expire_record(store: Redis, job: NewJob) -> None:
@@ -227,7 +227,7 @@ def sent(store: Redis) -> int:
 async def test_no_body_is_read_to_show_jobs(queue: JobQueue, store: Redis) -> None:
     jobs = [await submit(queue, body=b"x" * 1_000_000) for _ in range(5)]
     before = sent(store)
-    rows = await page(queue, TENANT, None, 100)
+    rows = await page(queue, [TENANT], None, 100)
     shown = [job for _, _, job in rows if job is not None]
     assert {job.id for job in shown} == {job.id for job in jobs}
     assert await with_errors(queue, shown) == shown
@@ -245,7 +245,7 @@ async def test_a_list_reads_short_errors_only(queue: JobQueue, store: Redis) -> 
         await finish(queue, job, 1, dataclasses.replace(kind, body=body))
         bodies[job.id] = body
     before = sent(store)
-    shown = [job for _, _, job in await page(queue, TENANT, None, 100) if job is not None]
+    shown = [job for _, _, job in await page(queue, [TENANT], None, 100) if job is not None]
     assert {job.result for job in shown} == {b""}
     found = {bodies[job.id]: job.result for job in await with_errors(queue, shown)}
     assert found == {b'{"error": {}}': b'{"error": {}}', b"x" * 1_000_000: b"", b"fine": b""}

@@ -100,7 +100,7 @@ async def test_queries_cover_all_servers(queue: JobQueue) -> None:
     assert 0 < default.oldest_s < 60
     seen: list[str] = []
     before = None
-    while rows := await page(queue, TENANT, before, 5):
+    while rows := await page(queue, [TENANT], before, 5):
         seen += [name for _, name, _ in rows]
         before = rows[-1][0]
     assert seen == [job.id for job in reversed(jobs)]
@@ -119,14 +119,14 @@ async def test_without_one_server_the_others_jobs_go_on(
     for call in (queue.get(jobs[1].id), queue.cancel(jobs[3].id, TENANT)):
         with pytest.raises(UNAVAILABLE):
             await call
-    for half in (depths(queue), page(queue, TENANT, None, 10)):
+    for half in (depths(queue), page(queue, [TENANT], None, 10)):
         with pytest.raises(UNAVAILABLE):  # an incomplete answer is an error
             await half
     servers[AWAY].start()
 
     async def all_there() -> bool:
         try:
-            rows = await page(queue, TENANT, None, 10)
+            rows = await page(queue, [TENANT], None, 10)
         except UNAVAILABLE:
             return False
         return [name for _, name, _ in rows] == [job.id for job in reversed(jobs)]

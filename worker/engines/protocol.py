@@ -112,6 +112,9 @@ class Journal(Protocol):
         """
 
 
+NO_ROUTE = "This model does not serve"
+"""An engine's message begins with it where it has no such route: 404, or 405 for the method."""
+
 JOURNAL: ContextVar[Journal | None] = ContextVar("JOURNAL", default=None)
 """The journal of the job in whose context the engine is called. The runner sets it before it calls
 the ASGI application; tasks that the application starts inherit it."""

@@ -64,6 +64,12 @@ class ContinuedOutputBuffer(OutputBuffer):
         self.prompt_tokens = continuation.prompt_tokens
         self.completion_tokens = continuation.completion_tokens
 
+    @property
+    def new_tokens(self) -> int:
+        """See `OutputBuffer.new_tokens`."""
+        taken_over = self._continuation.completion_tokens if self._continuation else 0
+        return self.completion_tokens - taken_over
+
     def refuse(self, kind: str, reason: str) -> None:
         """The job can't be continued; nothing more of it is sent. `kind` is for the metrics."""
         if not self.refusal:

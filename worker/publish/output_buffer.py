@@ -6,6 +6,7 @@ Token path: `worker/engines/vllm/journal.py` and `stream.py` -> here ->
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class OutputBuffer(JobStream):
         "_seq",
         "completion_tokens",
         "discarded",
+        "first_output_at",
         "log_started",
         "movable",
         "prompt_tokens",
@@ -55,6 +57,8 @@ class OutputBuffer(JobStream):
         """The latest frames, those whose entries are not in the job's log yet."""
         self.log_started = False
         """This attempt's first entry is in the job's log, or on its way there."""
+        self.first_output_at: float | None = None
+        """When this attempt's first entry was sent, on the monotonic clock; None: none was."""
         self.movable = True
         """Another worker can continue the job, whatever its output is."""
         self._id = job.id
@@ -66,6 +70,11 @@ class OutputBuffer(JobStream):
         self._notified = False
         self._encoder = DeltaEncoder()
         self._notify = notify
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that this attempt has generated."""
+        return self.completion_tokens
 
     def past(self, call: int) -> Past | None:
         """See `Journal.past`."""
@@ -149,6 +158,8 @@ class OutputBuffer(JobStream):
         """Take the unflushed entries, to be written to the job's log now."""
         frames, self.unflushed = self.unflushed, []
         self.log_started = True
+        if self.first_output_at is None:  # the first entry is flushed with the step that sends it
+            self.first_output_at = time.monotonic()
         first = self._seq - len(frames) + 1
         entries = entries_of(frames, self._id, first, self.generation)
         return LogFlush(self._id, pack_segment(first, entries))

@@ -9,7 +9,7 @@ from typing import Any
 
 from shared.api.operator_actions import OperatorAction
 from shared.fleet.operation_answers import WorkerAnswer
-from worker.engines.protocol import Engine
+from worker.engines.protocol import NO_ROUTE, Engine
 from worker.run.asgi import Exchange
 
 
@@ -44,7 +44,7 @@ async def operate(
         read = json.loads(answer) if answer else None
     except ValueError:
         read = answer
-    if exchange.status == 404 and read == {"detail": "Not Found"}:
+    if exchange.status == 404 and NO_ROUTE in answer:
         return WorkerAnswer(501, _error(_missing(action)), time.monotonic() - began)
     return WorkerAnswer(exchange.status or 500, read, time.monotonic() - began)
 

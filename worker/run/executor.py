@@ -34,6 +34,7 @@ from worker.engines.protocol import Engine
 from worker.publish.publisher import Publisher
 from worker.run import stalls
 from worker.run.job_run import JobRun, Outcome
+from worker.run.run_trace import REVOKED
 from worker.run.slots import SlotAccounting
 from worker.run.totals import WorkTotals
 
@@ -188,11 +189,15 @@ class Executor:
         self._start(job)
 
     def _abort(self, job_id: str) -> None:
-        if job_id in self.runs:
-            self.runs[job_id].abort()
+        run = self.runs.get(job_id)
+        if run is not None:
+            if run.trace is not None:
+                run.trace.lease_lost(REVOKED)
+            run.abort()
 
     async def _execute(self, run: JobRun, previous: JobRun | None) -> None:
-        logs.bind_contextvars(job_id=run.job.id, attempt=run.job.attempt)
+        logs.bind_contextvars(**run.job.log_fields)
+        log.debug("leased %.3f s after submit", run.job.waited_s)
         if previous is not None and previous.task is not None:
             # The engine knows both by the same request id, and must have ended the first.
             await asyncio.wait({previous.task})
@@ -202,6 +207,11 @@ class Executor:
             log.exception("run failed")
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
+        self.totals.add_output(run)
+        ending = run.final_state or ("engine_died" if self._engine.dead else outcome.value)
+        log.debug("the run has ended: %s", ending)
+        if run.trace is not None:
+            run.trace.ended(ending, run.error_code)
         if run in self._released:
             self._released.discard(run)
         elif outcome is Outcome.RELEASE:
@@ -214,6 +224,8 @@ class Executor:
         if self.runs.get(run.job.id) is run:
             del self.runs[run.job.id]
         self._slots_changed()
+        if run.trace is not None:
+            await run.trace.write(run.buffer, self._worker_id, self._queue)
 
     def _slots_changed(self) -> None:
         self._changed.set()
@@ -222,6 +234,7 @@ class Executor:
 
     async def _release(self, run: JobRun, reason: str) -> None:
         """Release one job at once, while its last entries are still in the step log."""
+        _note_release([run], reason)
         run.abort()
         self._metrics.released.labels(reason).inc()
         with contextlib.suppress(RedisError, OSError):  # then its lease expires
@@ -242,6 +255,8 @@ class Executor:
             return
         if run.final_state == state:  # ended by this worker; the reply is on its way
             return
+        if run.trace is not None:
+            run.trace.lease_lost(state)
         self._metrics.fenced.labels(state).inc()
         # Clients cancel all the time; a job that another worker has taken is worth a warning.
         ended_by_client = state in {JobState.CANCELLED, JobState.EXPIRED}
@@ -250,7 +265,7 @@ class Executor:
             level,
             "lease lost, run aborted: the job is %s",
             state,
-            extra={"job_id": job.id, "attempt": job.attempt},
+            extra=job.log_fields,
         )
         run.abort()
 
@@ -330,6 +345,7 @@ class Executor:
         Returns the jobs' new states by id. Raises redis' errors; the jobs wait for `release_all`
         then.
         """
+        _note_release(runs, reason)
         for run in runs:
             del self.runs[run.job.id]
             self._released.add(run)
@@ -350,6 +366,7 @@ class Executor:
 
         Returns the jobs' new states by id. Raises redis' errors.
         """
+        _note_release(self.runs.values(), reason)
         for run in self.runs.values():
             run.abort(release=True)
         if self._tasks:
@@ -362,3 +379,10 @@ class Executor:
                 states |= await self._queue.release(jobs, reason, blame=blamed)
         self._metrics.released.labels(reason).inc(len(states))
         return states
+
+
+def _note_release(runs: Iterable[JobRun], reason: str) -> None:
+    """For the spans of those that are traced."""
+    for run in runs:
+        if run.trace is not None:
+            run.trace.released(reason)

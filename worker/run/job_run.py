@@ -19,6 +19,7 @@ from shared.api.endpoints import ENDPOINTS
 from shared.api.error_shapes import as_anthropic, as_anthropic_event, error_style
 from shared.api.errors import AnswerTooLarge, UnknownRoute
 from shared.api.multipart import content_type_of
+from shared.platform import tracing
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
 from shared.protocol.result import MAX_RESULT_BYTES, JobResult
@@ -32,6 +33,7 @@ from worker.publish.publisher import Publisher
 from worker.run.answer_edits import answer_edit, engine_body
 from worker.run.asgi import Exchange
 from worker.run.resume import LogQueue, continue_from_log, give_up
+from worker.run.run_trace import RunTrace
 
 log = logging.getLogger("flotilla.job")
 
@@ -73,15 +75,18 @@ class JobRun:
         self._endpoint = ENDPOINTS.get(job.endpoint)
         self._edit = edit = answer_edit(job, self._endpoint)
         self._continued: ContinuedOutputBuffer | None = None
+        self.trace = RunTrace.of(job)
+        """None: the job is not traced."""
+        notify = publisher.notify if self.trace is None else self.trace.noting(publisher.notify)
         self.buffer: OutputBuffer
         if job.generation > 1:
             self.buffer = self._continued = ContinuedOutputBuffer(
-                job, publisher.notify, edit, metrics, self.abort
+                job, notify, edit, metrics, self.abort
             )
         elif edit:
-            self.buffer = EditedOutputBuffer(job, publisher.notify, edit)
+            self.buffer = EditedOutputBuffer(job, notify, edit)
         else:
-            self.buffer = OutputBuffer(job, publisher.notify)
+            self.buffer = OutputBuffer(job, notify)
         self._engine = engine
         self._app = app or engine
         self._publisher = publisher
@@ -160,14 +165,17 @@ class JobRun:
             self._exchange.status, self._exchange.content_type = error.status, "application/json"
             self._exchange.body += error.to_openai()
             return None
-        request_id = (b"x-request-id", self.job.id.encode())
+        headers = (
+            (b"x-request-id", self.job.id.encode()),
+            *tracing.engine_headers(self.trace.ref if self.trace else None),
+        )
         try:
             await self._exchange.run(
                 self._app,
                 "POST",
                 self._endpoint.path,
                 engine_body(self.job, self._endpoint),
-                (request_id,),
+                headers,
                 self._content_type(self._endpoint),
             )
         except asyncio.CancelledError:
@@ -242,4 +250,5 @@ class JobRun:
             prompt_tokens=self.buffer.prompt_tokens,
             completion_tokens=self.buffer.completion_tokens,
             headers=headers,
+            first_output_s=(self.buffer.first_output_at or self.started) - self.started,
         )

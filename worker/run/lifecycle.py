@@ -25,7 +25,7 @@ from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.operation_answers import OperationAnswers
 from shared.fleet.pools import Pool, load_pools
 from shared.fleet.registry import Registry
-from shared.platform import logs
+from shared.platform import logs, tracing
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings, SettingsError
@@ -46,7 +46,7 @@ from worker.run.engine_call import model_cards
 from worker.run.executor import Executor
 from worker.run.health import HealthServer
 from worker.run.operations import Operations
-from worker.run.registration import LOADING_EXPIRY_S, Registration, WorkerIdTaken
+from worker.run.registration import Registration, WorkerIdTaken
 from worker.run.stalls import Stalled
 from worker.run.start_limit import StartTimeout, start_limit
 
@@ -106,7 +106,7 @@ class Worker:
             await registration.reserve_id()
         except WorkerIdTaken as error:
             raise SettingsError(str(error)) from error
-        await registration.announce_if_possible(LOADING_EXPIRY_S)
+        await registration.announce_loading()
         logs.bind_process(worker=self._id)
         log.info("%s: loading %s", self._id, _model_description(self._pool))
         began = time.monotonic()
@@ -146,6 +146,11 @@ class Worker:
             await self._queue.servers.close()
             self._engine.close()
 
+    def drain(self) -> None:
+        """Drain, as for the first signal. Does nothing if the worker drains already."""
+        if not self._stop_signals:
+            self.stop()
+
     def stop(self) -> None:
         """Drain, as for a signal; called again, end at once."""
         self._stop_signals += 1
@@ -158,6 +163,8 @@ class Worker:
         engine, registration = self._engine, self._registration
         gc.collect()
         gc.freeze()  # exclude what loading created from later collections
+        # Not before the engine is loaded, which may fork.
+        tracing.set_up(self._settings.otlp_traces_endpoint, "worker", self._id)
         registration.models = await model_cards(engine)
         registration.pool = self._pool.model_copy(
             update={"served_model_name": registration.models[0]["id"]}
@@ -235,7 +242,7 @@ class Worker:
         primary, pool = self._queue.servers.primary, self._registration.pool
         adapters = Adapters(self._engine)
         operations = Operations(
-            self._id, self._engine, executor, adapters, OperationAnswers(primary)
+            self._id, self._engine, executor, adapters, OperationAnswers(primary), self.drain
         )
         executor.control.operate = operations.receive
         desired = DesiredState(
@@ -298,7 +305,7 @@ class Worker:
 
     def _status(self) -> tuple[WorkerState, str]:
         if self._stop_signals:
-            return WorkerState.DRAINING, "received a stop signal"
+            return WorkerState.DRAINING, "was stopped, by a signal or by an operator"
         if self._executor is None:
             return WorkerState.STARTING, "loads its model"
         return self._executor.decision.state, self._executor.decision.reason

@@ -18,6 +18,7 @@ from typing import Any
 from shared.api.errors import BadRequest
 from shared.api.operator_actions import (
     ACTIONS,
+    DRAIN,
     IS_PAUSED,
     LOAD_ADAPTER,
     PAUSE,
@@ -25,6 +26,7 @@ from shared.api.operator_actions import (
     SLEEP,
     UNLOAD_ADAPTER,
     WAKE_UP,
+    WORKER_ACTIONS,
     OperatorAction,
     check_options,
 )
@@ -57,7 +59,9 @@ class Operations:
         executor: Executor,
         adapters: Adapters,
         answers: OperationAnswers,
+        stop: Callable[[], None],
     ) -> None:
+        """`stop` has the worker drain and end; it may be called again."""
         self._worker_id = worker_id
         self._engine = engine
         self._executor = executor
@@ -67,6 +71,8 @@ class Operations:
         self._waiting: asyncio.Queue[Call] = asyncio.Queue()
         self._paused = False
         self._asleep = False
+        self._stop = stop
+        self._draining = False
         self._own: dict[str, Callable[[Mapping[str, Any]], Awaitable[WorkerAnswer]]] = {
             LOAD_ADAPTER.name: self._adapters.load,
             UNLOAD_ADAPTER.name: lambda options: self._adapters.unload(options["lora_name"]),
@@ -75,6 +81,7 @@ class Operations:
             IS_PAUSED.name: self._is_paused,
             SLEEP.name: self._sleep,
             WAKE_UP.name: self._wake_up,
+            DRAIN.name: self._drain,
         }
 
     def receive(self, call_id: str, action: str, options: bytes) -> None:
@@ -97,6 +104,8 @@ class Operations:
                 extra={"operation": call_id, "status": answer.status},
             )
             await self._send(call_id, answer)
+            if self._draining:
+                self._stop()
 
     async def follow(self, *, paused: bool) -> None:
         """Claim nothing, or claim again, as is desired of the whole pool. Raises redis' errors."""
@@ -104,7 +113,7 @@ class Operations:
             await (self._pause() if paused else self._resume())
 
     async def _answer(self, name: str, raw: bytes) -> WorkerAnswer:
-        action = ACTIONS.get(name)
+        action = ACTIONS.get(name) or WORKER_ACTIONS.get(name)
         if action is None:  # a newer gateway may have sent it
             return refusal(501, f"This worker has no action {name[:64]!r}.")
         try:
@@ -131,7 +140,12 @@ class Operations:
                 log.warning("the answer to an operator call was not stored: %s", error)
                 await asyncio.sleep(_RETRY_S)
 
-    # --- pause, sleep ---
+    # --- drain, pause, sleep ---
+
+    async def _drain(self, _: Mapping[str, Any]) -> WorkerAnswer:
+        """Answer first: the process that drains ends its connections."""
+        self._draining = True
+        return WorkerAnswer(200, {"status": "draining", "jobs": len(self._executor.runs)})
 
     async def _pause(self) -> WorkerAnswer:
         await self._executor.pause(ASLEEP if self._asleep else PAUSED)

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, Registry, WorkerInfo
+from shared.fleet.registry import EXPIRY_S, HEARTBEAT_S, LOADING_EXPIRY_S, Registry, WorkerInfo
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.redis_client import RedisError
 from shared.protocol.adapter_queues import adapter_queue
@@ -29,8 +30,8 @@ log = logging.getLogger("flotilla.worker")
 
 _VERSION = version("flotilla")  # at import, because it reads files
 
-LOADING_EXPIRY_S = 3600.0
-"""A worker whose model loads longer than this looks lost."""
+_JOB_IDS = 64
+"""Most job ids in a heartbeat."""
 _RETRY_S = 0.25
 
 
@@ -114,14 +115,22 @@ class Registration:
             reason=reason,
             start_s=self._start_s,
             ages=ages(executor.runs.values()) if executor else (),
-            **(asdict(executor.totals) if executor else {}),
+            job_ids=tuple(islice(executor.runs, _JOB_IDS)) if executor else (),
+            clock_s=time.monotonic(),
+            waits=self._metrics.queue_wait.counts,
+            **(asdict(executor.totals.with_running(executor.runs.values())) if executor else {}),
         )
         await self._registry.announce(info, expiry_s=expiry_s)
 
-    async def announce_if_possible(self, expiry_s: float = EXPIRY_S) -> None:
+    async def announce_if_possible(self) -> None:
         """As `announce`, but no error if Redis is unavailable: the next heartbeat announces it."""
         with contextlib.suppress(RedisError, OSError):
-            await self.announce(expiry_s)
+            await self.announce()
+
+    async def announce_loading(self) -> None:
+        """As `announce_if_possible`, before the model is loaded."""
+        with contextlib.suppress(RedisError, OSError):
+            await self.announce(LOADING_EXPIRY_S)
 
     async def set_models(self, cards: list[dict[str, Any]]) -> None:
         """Announce these models from now on; an adapter that is gone is not known any more."""

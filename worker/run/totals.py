@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.run.job_run import JobRun
 
@@ -21,6 +21,7 @@ class WorkTotals:
     request_bytes: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    output_tokens: int = 0
 
     def add(self, run: JobRun) -> None:
         """Count a job that has ended, or was lost; released jobs do not count."""
@@ -29,6 +30,16 @@ class WorkTotals:
         self.request_bytes += len(run.job.body)
         self.prompt_tokens += run.buffer.prompt_tokens
         self.completion_tokens += run.buffer.completion_tokens
+
+    def add_output(self, run: JobRun) -> None:
+        """Count the tokens of a run that has ended, however it did."""
+        self.output_tokens += run.buffer.new_tokens
+
+    def with_running(self, runs: Iterable[JobRun]) -> WorkTotals:
+        """The same with the tokens of these runs, which have not ended."""
+        return replace(
+            self, output_tokens=self.output_tokens + sum(run.buffer.new_tokens for run in runs)
+        )
 
 
 def ages(runs: Iterable[JobRun]) -> tuple[float, ...]:

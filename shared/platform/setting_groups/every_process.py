@@ -28,6 +28,11 @@ class EveryProcessSettings(BaseModel):
     log_format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="of log lines; auto is pretty on a terminal and JSON elsewhere"
     )
+    otlp_traces_endpoint: str = Field(
+        "",
+        description="where traces go: http://collector:4318/v1/traces, or file:///a/path for lines "
+        "of OTLP as JSON. Empty: none are made. Needs the extra `tracing`",
+    )
     fast_paths: Literal["auto", "off"] = Field(
         "auto",
         description="off: never use private parts of uvicorn, redis-py or vLLM to save CPU time",
@@ -49,6 +54,15 @@ class EveryProcessSettings(BaseModel):
     def _check_url(cls, url: str) -> str:
         _server(url)
         return url
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str) -> str:
+        parts = urlsplit(endpoint)
+        complete = parts.netloc if parts.scheme in {"http", "https"} else parts.scheme == "file"
+        if endpoint and not (complete and parts.path):
+            raise ValueError("must be http://host:4318/v1/traces or file:///a/path")
+        return endpoint
 
     @field_validator("shard_redis_urls", mode="before")
     @classmethod

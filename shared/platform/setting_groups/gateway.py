@@ -136,6 +136,13 @@ class GatewaySettings(BaseModel):
         description="how long a conversation is kept after its last use, and its responses",
     )
     access_log: bool = Field(True, description="log a line for each request")
+    trace_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of requests that are traced, where there are traces; a client's own "
+        "`traceparent` comes first",
+    )
     grace_s: int = Field(
         10,
         ge=1,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shared.platform.pipelined_connection import Argument, PipelinedConnection
 from shared.protocol.advertised_slots import SlotUpdate
-from shared.protocol.job import LeasedJob, shard_in
+from shared.protocol.job import NO_ORIGIN, LeasedJob, Origin, shard_in
 from shared.protocol.lanes import SHARED_LANES
 from shared.protocol.scripts.runner import Scripts
 from shared.protocol.scripts.submit import unique_token
@@ -87,9 +87,10 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             watchers=watchers.decode(),
             watched=watched == b"1",
             waited_s=max(0, now - int(created_us)) / 1e6,
+            origin=Origin.read(origin[0]) if origin else NO_ORIGIN,
         )
         for (
             job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,
-            watched,
+            watched, *origin,
         ) in jobs
     ]  # fmt: skip

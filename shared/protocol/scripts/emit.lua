@@ -8,9 +8,9 @@
 --       there are none; pool: '' if the advertised slots stay as they are; message: '' for all frames.
 --       log flushes: flat id, segment of its log, ...
 --       results: of {id, lease_id, number of the last entry, segment before it or '', tokens generated, event,
---       error code, watchers, frame, inline, result, response, and headers if it has any}, the last two as the
---       record stores them; inline: the frame ends with the result, whose bytes the script appends (their
---       msgpack head is there).
+--       error code, watchers, frame, inline, result, response, headers or '', microseconds from the lease to the
+--       first output (0: there was none)}; response and headers are as the record stores them; inline: the frame
+--       ends with the result, whose bytes the script appends (their msgpack head is there).
 -- Reply: nil if the worker may not write until it has renewed; else flat id, state, ... of the results that
 --       came too late
 -- A job may occur in a call only once.
@@ -40,7 +40,8 @@ if new then
   for i = FIRST_MESSAGE, #ARGV, 2 do messages[ARGV[i]] = {ARGV[i + 1] == '' and frames or ARGV[i + 1]} end
 end
 
-local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers, frame, inline, result, response, headers)
+local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers, frame, inline, result, response, headers,
+                       first_us)
   local job = load_job(id, TO_END)
   if not job or not held(job, lease_id) then
     -- The reply to the first call was lost: this worker has ended the job itself.
@@ -60,9 +61,13 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
   else
     local fields = {'response', response}
     if result ~= '' then fields = {'response', response, 'result', result} end
-    if headers then
+    if headers ~= '' then
       fields[#fields + 1] = 'headers'
       fields[#fields + 1] = headers
+    end
+    if first_us > 0 then
+      fields[#fields + 1] = 'first_us'
+      fields[#fields + 1] = int(first_us)
     end
     finish(id, job, event, code, seq, fields, segment ~= '' and segment, tokens)
   end

@@ -162,11 +162,11 @@ def pack_result(
     response = ResponseInfo(
         result.status, result.content_type, result.prompt_tokens, result.completion_tokens
     )
-    packed = (
+    return (
         job.id, job.lease_id, seq, segment, result.completion_tokens, result.event,
         result.error_code, watchers, frame, inline, result.body, response.pack(),
+        pack_headers(result.headers) if result.headers else "", int(result.first_output_s * 1e6),
     )  # fmt: skip
-    return (*packed, pack_headers(result.headers)) if result.headers else packed
 
 
 def _head_of(body: bytes) -> bytes:

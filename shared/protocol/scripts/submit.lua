@@ -3,7 +3,7 @@
 -- ARGV: jobs, max_depth, lease_id_seed
 --       jobs: msgpack array, a job being {id, request (record.py), body, deadline in us from now (0: none),
 --       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
---       ms for which it is kept}; max_depth: jobs that may wait in a lane; lease_id_seed: 12
+--       ms for which it is kept (else false, false, false); origin (job.py), if it has one}; max_depth: jobs that may wait in a lane; lease_id_seed: 12
 --       characters, 4 are added for each job.
 -- Reply: flat 'ok' | 'exists' | 'full', jobs waiting in the lane (0: it need not wait), ...; or 'joined' | 'reused'
 --       (the key belongs to the same or to another body), id of the key's job, ...
@@ -76,7 +76,7 @@ local function key_user(id, idempotency_key, body_hash)
   return known[2] == body_hash and 'joined' or 'reused', known[1]
 end
 
-local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms)
+local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin)
   local idempotency_key = idempotency_name and key('idempotency', idempotency_name)
   if idempotency_key then
     local status, other_id = key_user(id, idempotency_key, body_hash)
@@ -84,7 +84,7 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   end
   -- A microsecond apart: jobs of one call keep their order and have positions of their own.
   local now = start_us + n - 1
-  local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '',
+  local job = setmetatable({n = n, id = id, body = body, watchers = gateway, watched = '', origin = origin or '',
                             created_us = int(now), attempts = 0, generation = 0}, request_of(request))
   local pool, name, depth, is_new = job.pool, job.pool .. ':' .. job.lane, 0, false
   if someone_waits[pool] == nil then
@@ -106,6 +106,10 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   job.queue, job.entry = name, call('XADD', queue_key(name), '*', 'job', id)
   job.fields = {'request', request, 'body', body, 'created_us', job.created_us, 'entry', job.entry}
   if gateway ~= '' then job.fields[9], job.fields[10] = 'watchers', gateway end
+  if origin then
+    job.fields[#job.fields + 1] = 'origin'
+    job.fields[#job.fields + 1] = origin
+  end
   if deadline > 0 then
     job.fields[#job.fields + 1] = 'deadline_us'
     job.fields[#job.fields + 1] = int(now + deadline)

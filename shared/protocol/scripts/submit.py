@@ -75,7 +75,8 @@ def parse(reply: Sequence[Any]) -> list[Submitted]:
 def pack_job(job: NewJob) -> tuple[object, ...]:
     """One job of the first argument: id, packed Request, body, deadline in us, gateway.
 
-    With an idempotency key also its name, the hash of the body, how long it is kept in ms.
+    With an idempotency key also its name, the hash of the body, how long it is kept in ms; without
+    one, but with an origin, three times False. Then the origin, if there is one.
     """
     request = (
         job.tenant,
@@ -97,14 +98,11 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
     if job.queue_deadline_s is not None:
         deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
     packed = job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
-    if job.idempotency is None:
-        return packed
-    return (
-        *packed,
-        job.idempotency.name,
-        job.idempotency.body_hash,
-        int(job.idempotency.ttl_s * 1000),
-    )
+    origin, key = job.origin.pack(), job.idempotency
+    if key is None:
+        return (*packed, False, False, False, origin) if origin else packed
+    packed_key = key.name, key.body_hash, int(key.ttl_s * 1000)
+    return (*packed, *packed_key, origin) if origin else (*packed, *packed_key)
 
 
 def _arguments(jobs: Sequence[NewJob], max_depth: int) -> tuple[Argument, ...]:

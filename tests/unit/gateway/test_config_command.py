@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import main
+from gateway.cli import main, processes
 from shared.platform.config_file import parse
 
 runner = CliRunner()
@@ -114,7 +114,7 @@ def test_up_serves_a_torchserve_file(folder: Path, monkeypatch: pytest.MonkeyPat
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr(main, "run_up", fake)
+    monkeypatch.setattr(processes, "run_up", fake)
     path = folder / "model_config.yaml"
     path.write_text("handler: {vllm_engine_config: {model: org/m, served_model_name: m}}\n")
     arguments = ["up", "--torchserve-config", str(path)]

@@ -201,7 +201,7 @@ async def test_a_malformed_chunk_during_a_replay_is_read_from_the_log(
 
 
 @pytest.mark.parametrize(
-    "journal", [7, [7], [[1]], [[0, 0, [1], "x", 5, 6]], [[0, 0, 1, 2]], [None]]
+    "journal", [7, [7], [[1]], [[0, 0, [1], "x", 5, "x", 7]], [[0, 0, 1, 2]], [None]]
 )
 async def test_malformed_deltas_are_read_from_the_log(relay: Relay, log: Log, journal: Any) -> None:
     reader, other = (

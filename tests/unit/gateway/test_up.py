@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli import main
+from gateway.cli import main, processes
 from gateway.launcher import local_redis, ports
 from gateway.launcher.console import Console
 from gateway.launcher.service import Restart, after_end, how_it_ended
@@ -235,7 +235,7 @@ def test_a_wrong_setting_is_one_line(
 def test_each_program_replaces_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[list[str], dict[str, str]]] = []
     monkeypatch.setattr(
-        main.os, "execve", lambda path, argv, environment: calls.append((argv, environment))
+        processes.os, "execve", lambda path, argv, environment: calls.append((argv, environment))
     )
     assert runner.invoke(main.app, ["gateway", "--port", "9000"]).exit_code == 0
     arguments = ["worker", "--model", "m", "--engine-args", "--max-model-len 64", "--pool", "p"]
@@ -262,7 +262,7 @@ def test_up_passes_its_flags_and_its_status(monkeypatch: pytest.MonkeyPatch) -> 
         seen.extend([settings, workers])
         return 7
 
-    monkeypatch.setattr(main, "run_up", fake)
+    monkeypatch.setattr(processes, "run_up", fake)
     result = runner.invoke(main.app, ["up", "--workers", "3", "--port", "8123"])
     assert result.exit_code == 7
     assert seen[0].port == 8123
@@ -289,7 +289,7 @@ def test_up_autoscales_the_model_that_its_workers_will_announce(
         seen.append(settings.autoscale)
         return 0
 
-    monkeypatch.setattr(main, "run_up", fake)
+    monkeypatch.setattr(processes, "run_up", fake)
     assert runner.invoke(main.app, ["up", *flags, "--autoscale", "0:3"]).exit_code == 0
     assert seen == [f"{model}=0:3"]
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from shared.platform.metrics import WorkerMetrics
 from shared.protocol.chunk_template import DeltaDecoder
-from shared.protocol.job import LeasedJob
+from shared.protocol.job import NO_ORIGIN, LeasedJob, Origin
 from shared.protocol.job_log import Entry
 from shared.protocol.result import JobResult
 from shared.protocol.scripts.emit import Step
@@ -112,6 +112,7 @@ class Bench:
         endpoint: str = CHAT,
         generation: int = 0,
         watched: bool = False,
+        origin: Origin = NO_ORIGIN,
         **body: Any,
     ) -> JobRun:
         given: dict[str, Any] = {"messages": MESSAGES}
@@ -132,6 +133,7 @@ class Bench:
             watchers="gw-1",
             watched=watched,
             waited_s=0.0,
+            origin=origin,
         )
         return JobRun(job, self.engine, self.publisher, self.metrics, self.queue, self.app)
 

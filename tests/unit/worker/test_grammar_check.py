@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from worker.engines.vllm.grammar_check import GrammarChecker, GrammarRefused
+from worker.engines.vllm import grammar_check
+from worker.engines.vllm.grammar_check import GrammarChecker, GrammarRefused, GrammarsBusy
 from worker.engines.vllm.grammar_process import CHILDREN, Limits, Try
 
 TIMEOUT_S = 1.0
@@ -137,3 +138,12 @@ async def test_a_cancelled_job_leaves_the_check_to_others(checker: GrammarChecke
     await asyncio.sleep(0.05)
     first.cancel()
     assert "1 s" in await second
+
+
+async def test_a_grammar_that_gets_no_turn_in_time_can_be_sent_again(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await checker.check(Grammar("a"))
+    monkeypatch.setattr(grammar_check, "_WAIT_S", 0.01)
+    with pytest.raises(GrammarsBusy):
+        await checker.check(Grammar("hang"))

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from shared.api.endpoints import ENDPOINTS
 from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings
-from worker.engines.protocol import Capacity
+from worker.engines.protocol import NO_ROUTE, Capacity
 from worker.engines.simulated import operator_api
 from worker.engines.simulated.audio_response import AudioResponse, read_form
 from worker.engines.simulated.chat_response import BatchChatResponse, ChatResponse
@@ -284,7 +284,7 @@ def _not_served(scope: Scope, allowed: str | None) -> Response:
     if allowed:
         status, kind, why = 405, "MethodNotAllowedError", "Method Not Allowed"
         headers = {"allow": allowed}
-    message = f"This model does not serve {scope['method']} {scope['path']}: {why}"
+    message = f"{NO_ROUTE} {scope['method']} {scope['path']}: {why}"
     return RefusedError(message, kind=kind, status=status, headers=headers).response
 
 

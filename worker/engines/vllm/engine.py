@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shared.platform import settings as environment
+from shared.platform import tracing
 from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings, SettingsError
 from worker.demo import MODEL_DIR, MODEL_NAME
@@ -44,6 +45,9 @@ DEMO_ARGS = (
     "--max-model-len 4096 --max-num-seqs 64 --enforce-eager --dtype bfloat16 "
     "--enable-auto-tool-choice --tool-call-parser hermes"
 )
+
+
+_TRACES = "--otlp-traces-endpoint"
 
 
 class VllmEngine:
@@ -148,6 +152,7 @@ class VllmEngine:
         if not settings.model:
             argv += shlex.split(DEMO_ARGS)
         argv += shlex.split(settings.engine_args)
+        argv += _tracing_args(settings)
         argv = with_gpus(argv, v.gpus)
         parser = v.make_arg_parser(v.FlexibleArgumentParser())
         parser.print_usage = lambda *_: None  # 300 lines, which would hide the error
@@ -240,6 +245,15 @@ def _import() -> SimpleNamespace:
         make_arg_parser=make_arg_parser,
         validate_parsed_serve_args=validate_parsed_serve_args,
     )
+
+
+def _tracing_args(settings: Settings) -> list[str]:
+    """Have vLLM send its own spans to where the worker's go; it can't write them to a file."""
+    endpoint = settings.otlp_traces_endpoint
+    if not endpoint.startswith("http") or _TRACES in settings.engine_args:
+        return []
+    environment.set_engine_defaults(tracing.ENGINE_VARIABLES)
+    return [_TRACES, endpoint]
 
 
 def _kv_cache_tokens(config: Any) -> int:

@@ -31,6 +31,10 @@ class GrammarRefused(ValueError):
     """The engine can't use a grammar; the text says why. VLLM answers a ValueError with 400."""
 
 
+class GrammarsBusy(Exception):
+    """Other grammars took all the time that an answer may take."""
+
+
 class GrammarChecker:
     """Tries grammars in a process that `start` forks. One for each engine."""
 
@@ -62,7 +66,7 @@ class GrammarChecker:
         self._reading = asyncio.create_task(self._read(reader))
 
     async def check(self, structured: Any) -> None:
-        """Return once the engine can use this grammar. Raises GrammarRefused.
+        """Return once the engine can use this grammar. Raises GrammarRefused and GrammarsBusy.
 
         `structured`: vLLM's StructuredOutputsParams.
         """
@@ -107,7 +111,7 @@ class GrammarChecker:
             self._writer.write(f"{head}{text}}}\n".encode())
         done, _ = await asyncio.wait({reply}, timeout=_WAIT_S)
         if not done:
-            raise GrammarRefused("Too many grammars are being compiled; try again.")
+            raise GrammarsBusy("Too many grammars are being compiled; try again.")
         return reply.result()
 
     def _keep(self, key: bytes, done: asyncio.Future[str]) -> None:

@@ -14,7 +14,7 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.protocol import JOURNAL, NO_ROUTE
 
 log = logging.getLogger("flotilla.engine")
 
@@ -41,7 +41,7 @@ def install(app: Any) -> None:
         status = HTTPStatus(error.status_code)
         text = str(error.detail)
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
-            text = f"This model does not serve {request.method} {request.url.path}: {text}"
+            text = f"{NO_ROUTE} {request.method} {request.url.path}: {text}"
         refusal = create_error_response(text, f"{status.phrase.replace(' ', '')}Error", status)
         return JSONResponse(refusal.model_dump(), status.value, error.headers)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
-from worker.engines.vllm.grammar_check import GrammarChecker
+from worker.engines.vllm.grammar_check import GrammarChecker, GrammarsBusy
 
 
 class TooManyLogprobs(ValueError):
@@ -21,11 +22,19 @@ class RequestLimits:
         self._vocab_size = vocab_size
 
     async def check(self, params: Any, prompt_tokens: int) -> None:
-        """Raises TooManyLogprobs or GrammarRefused. `params`: vLLM's SamplingParams."""
+        """Raises TooManyLogprobs, GrammarRefused, or vLLM's error with status 503.
+
+        `params`: vLLM's SamplingParams.
+        """
         if params.prompt_logprobs is not None:
             self._check_logprobs(params.prompt_logprobs, prompt_tokens)
         if params.structured_outputs is not None:
-            await self._grammars.check(params.structured_outputs)
+            try:
+                await self._grammars.check(params.structured_outputs)
+            except GrammarsBusy as error:
+                from vllm.exceptions import GracefulHTTPError
+
+                raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
 
     def _check_logprobs(self, alternatives: int, prompt_tokens: int) -> None:
         # vLLM makes an object of each on the event loop, and all other requests wait.

@@ -2,6 +2,15 @@
 local LETTER_BYTES = 4096 -- of one value; of a longer one also its length and SHA-1 are kept
 local LETTERS = 1000 -- per shard, about
 
+-- Count in a hash of counters; one that can't be used begins anew.
+local function count_in(counters, field)
+  local done = redis.pcall('HINCRBY', counters, field, 1)
+  if type(done) == 'table' and done.err then
+    redis.call('DEL', counters)
+    redis.call('HINCRBY', counters, field, 1)
+  end
+end
+
 local function dead_letter(what, id, reason, values)
   local letter = {'what', what, 'id', id, 'reason', reason}
   for name, value in pairs(values) do
@@ -13,17 +22,13 @@ local function dead_letter(what, id, reason, values)
       end
     end
   end
-  local letters, counts = base .. WORD.dead_letters, base .. WORD.dead_letter_counts
+  local letters = base .. WORD.dead_letters
   local done = redis.pcall('XADD', letters, 'MAXLEN', '~', LETTERS, '*', unpack(letter))
   if type(done) == 'table' and done.err then -- the stream itself is of the wrong type
     redis.call('DEL', letters)
     redis.call('XADD', letters, '*', unpack(letter))
   end
-  done = redis.pcall('HINCRBY', counts, what, 1)
-  if type(done) == 'table' and done.err then
-    redis.call('DEL', counts)
-    redis.call('HINCRBY', counts, what, 1)
-  end
+  count_in(base .. WORD.dead_letter_counts, what)
 end
 
 local function is_wrong_type(reply)

@@ -10,6 +10,8 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
     fields[#fields + 1] = code
   end
   redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
+  -- Completed jobs are all the others: to count them would cost each of them a command.
+  if event ~= 'complete' then count_in(base .. WORD.ended, state) end
   local last = pack_end(seq, state, tokens)
   if segment then
     call('RPUSH', log_key, segment, last)

@@ -3,7 +3,7 @@
 The index is BM25 over the paragraphs of the text files in one folder, kept in memory; for a real
 one, replace `Index`. RAG_FOLDER names the folder; the default has a few passages about Flotilla.
 
-    FLOTILLA_HOOKS=before=examples.hooks.rag:retrieve
+    FLOTILLA_HOOKS=before=worker.hooks.examples.rag:retrieve
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The model gets the conversation and answers `safe`, or `unsafe` and the categories. GUARD_URL is the
 base URL of its OpenAI API, GUARD_MODEL its name, GUARD_KEY an API key.
 
-    FLOTILLA_HOOKS=before=examples.hooks.guard:check_request,after=examples.hooks.guard:check_answer
+    HOOKS=worker.hooks.examples.guard
+    FLOTILLA_HOOKS=before=$HOOKS:check_request,after=$HOOKS:check_answer
 
 `check_chunks` in place of `check_answer`, as `after_chunk`, passes a stream on in steps: 200
 characters are held until they are checked. If the model does not answer, the request fails: nothing

@@ -1,0 +1,247 @@
+"""The commands' HTTP client: which gateway, which key, and errors with an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+from gateway.cli.exit_codes import CommandError, ExitCode, of_status
+from gateway.launcher import run_file
+from shared.client.sse import EventSplitter, field, is_comment
+from shared.client.transport import ResumingTransport
+from shared.platform.settings import SettingsError, load_settings
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_CONNECT_S = 3.0
+_SILENCE_S = 45.0
+"""A stream without a byte for so long has lost its gateway; those send comments every 10 s."""
+ATTEMPTS = 5
+"""In a row, to take up a stream of events again."""
+RETRY_S = 0.3
+
+
+class Address(NamedTuple):
+    """A gateway and the headers with which it lets a client in."""
+
+    url: str
+    headers: dict[str, str]
+
+
+class ServerEvent(NamedTuple):
+    """One server-sent event; a comment has only `comment`."""
+
+    name: str
+    data: bytes
+    id: str = ""
+    comment: str = ""
+
+    def json(self) -> Any:
+        """The data, parsed."""
+        return json.loads(self.data)
+
+
+def address(url: str | None = None, key_file: Path | None = None) -> Address:
+    """The gateway of the flag, else of FLOTILLA_URL, else of the `flotilla up` in this folder.
+
+    The key is the first line of `key_file`, else FLOTILLA_API_KEY. Raises CommandError.
+    """
+    try:
+        settings = load_settings(url=url)
+        key = settings.api_key.get_secret_value()
+        if key_file is not None:
+            key = (key_file.read_text().split("\n") or [""])[0].strip()
+    except (SettingsError, OSError, UnicodeDecodeError) as error:
+        raise CommandError(str(error), ExitCode.USAGE) from error
+    if not key.isascii() or not key.isprintable():
+        raise CommandError("the API key has other characters than ASCII", ExitCode.USAGE)
+    run = run_file.running() if not settings.url else None
+    found = settings.url or (run.gateway_url if run else DEFAULT_URL)
+    if not found.startswith(("http://", "https://")):
+        raise CommandError(
+            f"a gateway's URL is http://host:port, not {found!r}: --url, FLOTILLA_URL",
+            ExitCode.USAGE,
+        )
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return Address(found.removesuffix("/").removesuffix("/v1"), headers)
+
+
+class GatewayClient:
+    """One gateway. Every method raises CommandError for an answer that is no success."""
+
+    def __init__(self, where: Address, timeout_s: float = 30.0) -> None:
+        """`timeout_s`: for each answer that is no stream."""
+        self.url = where.url
+        self.where = where
+        self._timeout_s = timeout_s
+        limits = httpx.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S))
+        secure = where.url.startswith("https:")  # loading certificates takes a while
+        try:
+            self._http = httpx.Client(
+                base_url=where.url, headers=where.headers, timeout=limits, verify=secure
+            )
+        except httpx.InvalidURL as error:
+            raise CommandError(f"{where.url}: {error}", ExitCode.USAGE) from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The JSON of a GET; parameters that are None are left out."""
+        params = {name: value for name, value in query.items() if value is not None}
+        return _json(self.send("GET", path, params=params))
+
+    def of_job(self, job_id: str, part: str = "") -> Any:
+        """A job or a part of it (`/why`, `/timeline`); an operator finds every tenant's."""
+        try:
+            return self.get(f"/jobs/{quote(job_id)}{part}")
+        except CommandError as error:
+            if error.code is not ExitCode.NOT_FOUND:
+                raise
+            with contextlib.suppress(CommandError):
+                return self.get(f"/admin/jobs/{quote(job_id)}{part}")
+            raise
+
+    def post(
+        self,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+    ) -> Any:
+        """The JSON of a POST, with a JSON body unless it is None; `wait_s`: as for `send`."""
+        return _json(self.send("POST", path, body=body, headers=headers, wait_s=wait_s))
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+        any_status: bool = False,
+    ) -> httpx.Response:
+        """The whole answer, with `any_status` also one that is no success.
+
+        `wait_s`: how long the gateway itself may wait before it answers.
+        """
+        limits = httpx.Timeout(self._timeout_s + wait_s, connect=min(self._timeout_s, _CONNECT_S))
+        try:
+            answer = self._http.request(
+                method, path, json=body, params=params, headers=headers, timeout=limits
+            )
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+        if not any_status:
+            raise_for(answer)
+        return answer
+
+    @contextlib.contextmanager
+    def stream(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[httpx.Response, Iterator[ServerEvent]]]:
+        """An answer of server-sent events, and its events as they come."""
+        limits = httpx.Timeout(_SILENCE_S, connect=min(self._timeout_s, _CONNECT_S))
+        try:
+            with self._http.stream(
+                method, path, json=body, headers=headers, timeout=limits
+            ) as answer:
+                raise_for(answer)
+                yield answer, _events(answer)
+        except httpx.HTTPError as error:
+            raise self._lost(error) from error
+
+    def follow(self, path: str, after: str = "") -> Iterator[ServerEvent]:
+        """The events of a path up to its end, over as many connections as it takes."""
+        failures = 0
+        while True:
+            headers = {"last-event-id": after} if after else {}
+            try:
+                with self.stream("GET", path, headers=headers) as (_, events):
+                    for event in events:
+                        failures, after = 0, event.id or after
+                        yield event
+                return
+            except CommandError as error:
+                failures += 1
+                if error.code is not ExitCode.UNREACHABLE or failures >= ATTEMPTS:
+                    raise
+                time.sleep(RETRY_S * failures)
+
+    def resuming(self) -> httpx.Client:
+        """A client for `/v1` calls whose streams survive the loss of a connection."""
+        return httpx.Client(
+            base_url=self.url,
+            headers=self.where.headers,
+            transport=ResumingTransport([self.url]),
+            timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
+        )
+
+    def _lost(self, error: httpx.HTTPError) -> CommandError:
+        if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
+            return CommandError(
+                f"{self.url} has not answered within {self._timeout_s:g} s (--timeout)",
+                ExitCode.TIMED_OUT,
+            )
+        why = str(error) or type(error).__name__
+        return CommandError(
+            f"no gateway answers at {self.url}: {why}; start one with `flotilla up`, or name "
+            "another with --url",
+            ExitCode.UNREACHABLE,
+        )
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise CommandError(f"{answer.url} has answered with something else than JSON") from error
+
+
+def raise_for(answer: httpx.Response) -> None:
+    """Raise CommandError if the answer is no success."""
+    if not answer.is_success:
+        answer.read()
+        raise _failure(answer)
+
+
+def _failure(answer: httpx.Response) -> CommandError:
+    """The error of the gateway, in OpenAI's shape, or whatever a proxy has answered."""
+    code = of_status(answer.status_code)
+    try:
+        error = answer.json()["error"]
+        message, name = str(error["message"]), error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return CommandError(f"{answer.url} has answered with status {answer.status_code}", code)
+    if name == "unknown_route":
+        message, code = (
+            f"this gateway has no {answer.url.path}: it is of an older release",
+            ExitCode.FAILED,
+        )
+    return CommandError(message, code, answer.content)
+
+
+def _events(answer: httpx.Response) -> Iterator[ServerEvent]:
+    splitter = EventSplitter()
+    for data in answer.iter_raw():
+        for block in splitter.feed(data):
+            yield parse_event(block)
+
+
+def parse_event(block: bytes) -> ServerEvent:
+    """One block of a stream of events."""
+    if is_comment(block):
+        return ServerEvent("", b"", comment=block.decode(errors="replace").strip(": \r\n"))
+    name, event_id = field(block, b"event"), field(block, b"id")
+    return ServerEvent(
+        name.decode(errors="replace"), field(block, b"data"), event_id.decode(errors="replace")
+    )

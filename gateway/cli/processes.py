@@ -1,0 +1,200 @@
+"""`flotilla up`, `gateway`, `worker` and `maintenance`: the processes of a fleet.
+
+Every flag is one of the settings in shared/platform/settings.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli import config as config_command
+from gateway.cli.command import examples
+from gateway.cli.exit_codes import ExitCode
+from gateway.cli.terminal import alone_in_foreground
+from gateway.launcher import run_file
+from gateway.launcher.up import up as run_up
+from shared.fleet.pools import load_pools
+from shared.platform.settings import Settings, SettingsError, load_settings, to_environment
+
+app = typer.Typer()
+
+Config = config_command.Config
+Host = Annotated[str | None, typer.Option(help="Address that the gateway listens on.")]
+Port = Annotated[int | None, typer.Option(help="Port that the gateway listens on.")]
+RedisUrl = Annotated[str | None, typer.Option(help="The fleet's Redis.")]
+OwnRedisUrl = Annotated[
+    str | None, typer.Option(help="A running Redis; without it one is started.")
+]
+KeysFile = Annotated[Path | None, typer.Option(help="API keys, `key` or `name:key`, one a line.")]
+Model = Annotated[str | None, typer.Option(help="Hub id or folder; without it the demo model.")]
+ModelName = Annotated[str | None, typer.Option(help="The model's name for clients.")]
+Engine = Annotated[str | None, typer.Option(help="vllm, or simulated (for load tests).")]
+EngineArgs = Annotated[str | None, typer.Option(help="vLLM's own arguments, as one string.")]
+Pool = Annotated[str | None, typer.Option(help="Name of the pool; its workers share a queue.")]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+
+
+@app.command(epilog=examples("flotilla up", "flotilla up --model Qwen/Qwen3-0.6B --workers 2"))
+def up(
+    model: Model = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of workers; 1 by default.")
+    ] = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(metavar="MIN:MAX", help="Let the autoscaler decide the number of workers."),
+    ] = None,
+    engine: Engine = None,
+    engine_args: EngineArgs = None,
+    served_model_name: ModelName = None,
+    host: Host = None,
+    port: Port = None,
+    redis_url: OwnRedisUrl = None,
+    config: Config = None,
+    torchserve_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Serve what this TorchServe model_config.yaml does."),
+    ] = None,
+) -> None:
+    """Run the whole fleet on this machine: Redis, gateway and workers. Ctrl-C stops it."""
+    if workers is not None and autoscale is not None:
+        raise typer.BadParameter("use either --workers or --autoscale", param_hint="--autoscale")
+    if torchserve_config is not None:
+        config = _converted(torchserve_config, config)
+    flags = {
+        "config": config,
+        "model": model,
+        "engine": engine,
+        "engine_args": engine_args,
+        "served_model_name": served_model_name,
+        "host": host,
+        "port": port,
+        "redis_url": redis_url,
+    }
+    settings = _settings(**flags)
+    if settings.pools and (workers is not None or autoscale is not None):
+        raise typer.BadParameter(
+            f"{settings.config} has the numbers of workers, `workers` of each pool",
+            param_hint="--autoscale" if workers is None else "--workers",
+        )
+    if autoscale is not None:
+        settings = _settings(
+            **flags, autoscale=f"{load_pools(settings).own.served_model_name}={autoscale}"
+        )
+    try:
+        with alone_in_foreground():
+            status = asyncio.run(run_up(settings, workers or 1))
+    except SettingsError as error:
+        print(f"flotilla up: {error}", file=sys.stderr)
+        status = ExitCode.USAGE
+    raise typer.Exit(status)
+
+
+@app.command(
+    epilog=examples("flotilla gateway", "flotilla gateway --host 0.0.0.0 --api-keys-file keys.txt")
+)
+def gateway(
+    host: Host = None,
+    port: Port = None,
+    redis_url: RedisUrl = None,
+    api_keys_file: KeysFile = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> None:
+    """Run the gateway: the OpenAI-compatible HTTP API."""
+    settings = _settings(
+        config=config,
+        host=host,
+        port=port,
+        redis_url=redis_url,
+        api_keys_file=api_keys_file,
+        log_level=log_level,
+    )
+    _become("gateway", settings)
+
+
+@app.command(
+    epilog=examples(
+        "flotilla worker",
+        'flotilla worker --model Qwen/Qwen3-8B --engine-args "--max-num-seqs 256"',
+    )
+)
+def worker(
+    model: Model = None,
+    served_model_name: ModelName = None,
+    engine: Engine = None,
+    engine_args: EngineArgs = None,
+    pool: Pool = None,
+    worker_id: Annotated[
+        str | None, typer.Option(help="Id of this worker process, never used twice.")
+    ] = None,
+    worker_host: Annotated[str | None, typer.Option(help="Address of its health page.")] = None,
+    worker_port: Annotated[int | None, typer.Option(help="Port of its health page.")] = None,
+    redis_url: RedisUrl = None,
+    log_level: LogLevel = None,
+    config: Config = None,
+) -> None:
+    """Run one worker: it hosts vLLM and takes jobs."""
+    settings = _settings(
+        config=config,
+        model=model,
+        served_model_name=served_model_name,
+        engine=engine,
+        engine_args=engine_args,
+        pool=pool,
+        worker_id=worker_id,
+        worker_host=worker_host,
+        worker_port=worker_port,
+        redis_url=redis_url,
+        log_level=log_level,
+    )
+    _become("worker", settings)
+
+
+@app.command(
+    epilog=examples(
+        "flotilla maintenance", "flotilla maintenance --redis-url redis://10.0.0.5:6379/0"
+    )
+)
+def maintenance(
+    redis_url: RedisUrl = None, log_level: LogLevel = None, config: Config = None
+) -> None:
+    """Run the maintenance process: repairs, clean-up, the autoscaler. One is enough."""
+    settings = _settings(config=config, redis_url=redis_url, log_level=log_level)
+    _become("gateway.maintenance", settings)
+
+
+def _converted(model_config: Path, config: Path | None) -> Path:
+    """The path of the flotilla.yaml that is made of TorchServe's file."""
+    if config is not None:
+        raise typer.BadParameter(
+            "use either --config or --torchserve-config; `flotilla config from-torchserve` makes "
+            "one file of the other",
+            param_hint="--torchserve-config",
+        )
+    text = config_command.converted(model_config)
+    run_file.FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = run_file.FOLDER / "torchserve.yaml"
+    path.write_text(text)
+    return path
+
+
+def _settings(**flags: Any) -> Settings:
+    try:
+        return load_settings(**flags)
+    except SettingsError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(ExitCode.USAGE) from error
+
+
+def _become(module: str, settings: Settings) -> None:
+    """Replace this process, so that signals and the exit status are the program's own."""
+    os.execve(  # noqa: S606
+        sys.executable, [sys.executable, "-m", module], to_environment(settings)
+    )

@@ -1,0 +1,1 @@
+"""`flotilla top`: the fleet in the terminal, live."""

@@ -1,0 +1,101 @@
+"""`flotilla workers`: which there are, how they are, and drain one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from gateway.cli.command import Session, gateway_command
+from gateway.cli.completion import worker_ids
+from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.options import Reason
+from gateway.cli.output import duration, figure, level, note, state, table
+from gateway.cli.queues import OPERATION_S
+from gateway.cli.worker_order import urgency
+
+app = typer.Typer(help="Workers: list, drain.", no_args_is_help=True)
+_POLL_S = 1.0
+
+
+@gateway_command(app, "ls", "flotilla workers ls", "flotilla workers ls --pool qwen --json")
+def ls(
+    session: Session,
+    pool: Annotated[str | None, typer.Option(help="Only those of this pool.")] = None,
+) -> None:
+    """List the workers, the unhealthy ones first, and what is wrong with them."""
+    overview = session.client.get("/admin/overview")
+    workers = [each for each in overview["workers"] if pool in (None, each["pool"])]
+    wrong = [each for each in overview["verdict"]["problems"] if each.get("worker")]
+    body = {"object": "list", "data": workers, "problems": wrong}
+    session.show(body, lambda body: _page(body["data"], body["problems"]))
+
+
+@gateway_command(
+    app, "drain", "flotilla workers drain w-3", "flotilla workers drain w-3 --wait 120"
+)
+def drain(
+    session: Session,
+    workers: Annotated[list[str], typer.Argument(metavar="WORKER", autocompletion=worker_ids)],
+    wait: Annotated[float, typer.Option(min=0, help="Wait so many seconds for their end.")] = 0.0,
+    reason: Reason = "",
+) -> ExitCode:
+    """Stop workers gently: they claim nothing more, hand their jobs over, and end."""
+    given = {"reason": reason} if reason else {}
+    for worker in workers:
+        done = session.client.post(
+            f"/admin/workers/{quote(worker)}/drain", given, wait_s=OPERATION_S
+        )
+        if session.as_json:
+            session.line(done)
+        else:
+            print(f"{worker}: draining")
+    if wait:
+        _await_end(session, set(workers), wait)
+    return ExitCode.OK
+
+
+def _await_end(session: Session, workers: set[str], wait_s: float) -> None:
+    until = time.monotonic() + wait_s
+    session.on_interrupt = f"{', '.join(sorted(workers))} go on draining."
+    while workers:
+        seen = session.client.get("/admin/overview")["workers"]
+        workers &= {each["id"] for each in seen if not each["lost"]}
+        if workers and time.monotonic() > until:
+            raise CommandError(
+                f"not ended within {wait_s:g} s: {', '.join(sorted(workers))}", ExitCode.TIMED_OUT
+            )
+        if workers:
+            time.sleep(_POLL_S)
+    note("all have ended")
+
+
+def worker_table(workers: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """The workers, the unhealthy ones first."""
+    columns = ("WORKER", "STATE", "POOL", "BUSY>", "KV>", "TOK/S>", "HEARTBEAT>", "ENGINE", "DOING")
+    return table(columns, map(_row, sorted(workers, key=urgency)))
+
+
+def _row(worker: Mapping[str, Any]) -> Sequence[Any]:
+    kv = worker.get("kv_use")
+    return (
+        worker["id"],
+        state("lost" if worker["lost"] else worker["state"]),
+        worker["pool"],
+        f"{worker['busy']}/{worker['slots']}",
+        "" if kv is None else f"{kv:.0%}",
+        figure(worker.get("output_tokens_per_s")),
+        duration(worker.get("heartbeat_age_s")),
+        worker["engine"],
+        " ".join(filter(None, (worker.get("phase"), duration(worker.get("phase_s"))))),
+    )
+
+
+def _page(workers: Sequence[Any], problems: Sequence[Any]) -> RenderableType:
+    lines = [level(each["level"], each["sentence"]) for each in problems]
+    return Group(*lines, worker_table(workers) if workers else Text("There is no worker."))

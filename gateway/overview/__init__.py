@@ -1,0 +1,1 @@
+"""The overview: the state of the fleet for people, read once a second while viewers are there."""

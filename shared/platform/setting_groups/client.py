@@ -1,0 +1,18 @@
+"""Settings of the commands that call a gateway."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field, SecretStr
+
+
+class ClientSettings(BaseModel):
+    """Settings that only the command line reads."""
+
+    url: str = Field(
+        "",
+        description="the gateway that commands call; empty: that of the `flotilla up` in the "
+        "current folder, else http://127.0.0.1:8000",
+    )
+    api_key: SecretStr = Field(
+        SecretStr(""), description="the API key that commands send; empty: none"
+    )

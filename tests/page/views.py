@@ -1,0 +1,33 @@
+"""The page's views and their dialogs, and how a test gets there."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Page, expect
+
+from tests.page.browser import Tab
+from tests.page.jobs import FAILED
+
+VIEWS = {
+    "fleet": "#fleet",
+    "jobs": "#jobs",
+    "a job": f"#jobs?job={FAILED}",
+    "workers": "#workers",
+    "dead letters": "#dead",
+    "playground": "#playground",
+    "keys": "#keys",
+}
+"""By name: the address."""
+_LEVELS = re.compile("ok|warning|problem")
+
+
+def show(tab: Tab, view: str) -> Page:
+    """Open a view and wait until its figures are there."""
+    page = tab.page
+    page.goto(f"{tab.url}/{VIEWS[view]}")
+    expect(page.locator("#verdict")).to_have_attribute("data-level", _LEVELS)
+    if view == "a job":
+        expect(page.locator("dialog[open]")).to_contain_text(FAILED[:12])
+    page.wait_for_function("document.fonts.status === 'loaded'")
+    return page

@@ -1,0 +1,85 @@
+"""Where a job comes from, from its submission to its worker and its record."""
+
+from __future__ import annotations
+
+import redis as sync_redis
+
+from shared.platform.trace_context import new_trace
+from shared.protocol import keys
+from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
+from shared.protocol.frames import decode_control
+from shared.protocol.idempotency import IdempotencyKey
+from shared.protocol.job import NO_ORIGIN, Origin
+from shared.protocol.scripts import acquire
+from shared.queue.job_queue import JobQueue
+from tests.redis.conftest import LEASE_S, POOL, WORKER, ChannelSubscriber, claim_one, lease, submit
+
+TRACED = Origin(new_trace().traceparent, "req-7")
+
+
+async def origin_in_record(queue: JobQueue, job_id: str) -> Origin:
+    job = await queue.get(job_id)
+    assert job is not None
+    return job.origin
+
+
+async def test_a_claimed_job_names_the_request_that_it_comes_from(queue: JobQueue) -> None:
+    leased = await lease(queue, origin=TRACED)
+    assert leased.origin == TRACED
+    assert await origin_in_record(queue, leased.id) == TRACED
+    fields = leased.log_fields
+    assert (fields["job_id"], fields["attempt"]) == (leased.id, 1)
+    assert (fields["request_id"], fields["trace_id"]) == ("req-7", TRACED.traceparent[3:35])
+
+
+async def test_it_does_so_in_each_of_its_leases(queue: JobQueue) -> None:
+    leased = await lease(queue, origin=TRACED)
+    await queue.release([leased], "drained", blame=False)
+    again = await claim_one(queue)
+    assert (again.generation, again.origin) == (2, TRACED)
+
+
+async def test_a_job_that_is_leased_as_it_is_submitted_names_it_too(
+    queue: JobQueue, store: sync_redis.Redis
+) -> None:
+    subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
+    slots = SlotUpdate(POOL, keys.advertiser(WORKER, LEASE_S), 4, UNKNOWN)
+    await acquire.call(queue.scripts, 0, worker=WORKER, count=4, lease_s=LEASE_S, slots=slots)
+    name = IdempotencyKey.of("tenant", "/jobs", "key", b"body")
+    jobs = [
+        await submit(queue, origin=origin, idempotency=key)
+        for origin, key in ((TRACED, None), (TRACED, name), (NO_ORIGIN, None))
+    ]
+    messages = subscriber.messages()
+    subscriber.close()
+    leased = [job for raw in messages for job in acquire.parse_jobs(*decode_control(raw)[1])]
+    assert [job.id for job in leased] == [job.id for job in jobs]
+    assert [job.origin for job in leased] == [TRACED, TRACED, NO_ORIGIN]
+
+
+async def test_without_a_trace_the_worker_gets_what_it_got_before_there_were_traces(
+    queue: JobQueue, store: sync_redis.Redis
+) -> None:
+    """Workers of the release before this field read exactly ten values."""
+    subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
+    slots = SlotUpdate(POOL, keys.advertiser(WORKER, LEASE_S), 4, UNKNOWN)
+    await acquire.call(queue.scripts, 0, worker=WORKER, count=4, lease_s=LEASE_S, slots=slots)
+    job = await submit(queue, origin=Origin(request_id="abc-7"))
+    (message,) = subscriber.messages()
+    subscriber.close()
+    _, (_, _, leased) = decode_control(message)
+    assert len(leased) == 10
+    assert await origin_in_record(queue, job.id) == Origin("", "abc-7")
+    untraced = await submit(queue)
+    assert not store.hexists(keys.job(0, untraced.id), "origin")
+    assert await origin_in_record(queue, untraced.id) == NO_ORIGIN
+
+
+async def test_a_damaged_origin_does_not_damage_the_job(
+    queue: JobQueue, store: sync_redis.Redis
+) -> None:
+    leased = await lease(queue)
+    store.hset(keys.job(0, leased.id), "origin", b"\xff\xfe no origin")
+    job = await queue.get(leased.id)
+    assert job is not None
+    assert job.id == leased.id

@@ -1,0 +1,160 @@
+"""Objects as the gateway's routes return them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NOW = 1_790_000_000.0
+
+
+def job(job_id: str = "job_1", **changes: Any) -> dict[str, Any]:
+    return {
+        "id": job_id,
+        "object": "job",
+        "state": "completed",
+        "endpoint": "/v1/chat/completions",
+        "model": "qwen",
+        "pool": "qwen",
+        "lane": "default",
+        "stream": False,
+        "metadata": {"team": "search"},
+        "created_at": NOW,
+        "started_at": NOW + 0.5,
+        "finished_at": NOW + 3.0,
+        "deadline_at": None,
+        "expires_at": None,
+        "retried_from": None,
+        "attempts": [
+            {"worker": "w-1", "started_at": NOW + 0.5, "ended_at": NOW + 3, "outcome": "completed",
+             "entries": 3}
+        ],
+        "usage": {"prompt_tokens": 4, "completion_tokens": 21, "total_tokens": 25},
+        "status_code": 200,
+        "error": None,
+        "links": {},
+        **changes,
+    }  # fmt: skip
+
+
+def jobs(*data: dict[str, Any], cursor: str | None = None) -> dict[str, Any]:
+    return {"object": "list", "data": list(data), "has_more": bool(cursor), "next_cursor": cursor}
+
+
+TIMELINE = {
+    "object": "timeline",
+    "job": "job_1",
+    "events": [
+        {"at": NOW, "event": "submitted", "worker": "", "text": "submitted"},
+        {"at": NOW + 0.5, "event": "claimed", "worker": "w-1", "text": "w-1 has claimed it"},
+    ],
+    "spans": [],
+}
+WHY = {
+    "object": "why",
+    "sentence": "It waits for a free slot: position 3.",
+    "facts": [{"name": "position", "text": "3 in lane default"}],
+}
+
+
+def worker(worker_id: str = "w-1", **changes: Any) -> dict[str, Any]:
+    return {
+        "id": worker_id,
+        "pool": "qwen",
+        "state": "ready",
+        "phase": "",
+        "phase_s": None,
+        "engine": "vllm 0.32.0",
+        "slots": 64,
+        "busy": 40,
+        "kv_use": 0.61,
+        "heartbeat_age_s": 0.4,
+        "output_tokens_per_s": 1900.0,
+        "jobs": ["job_1"],
+        "adapters": [],
+        "lost": False,
+        **changes,
+    }
+
+
+LOST = {
+    "kind": "worker_lost",
+    "level": "problem",
+    "sentence": "w-3 was lost 42 s ago; 61 jobs were requeued.",
+    "since": NOW - 42,
+    "pool": "qwen",
+    "worker": "w-3",
+    "action": {
+        "text": "Drain w-3",
+        "method": "POST",
+        "path": "/admin/workers/w-3/drain",
+        "body": {},
+    },
+    "runbook": "FlotillaWorkersLost",
+}
+LATENCY = {"p50": 0.09, "p95": 0.3, "p99": 1.5}
+
+
+def overview(*problems: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    good = {"level": "ok", "sentence": "Healthy. 2 workers, 80 of 128 slots busy."}
+    bad = {"level": "problem", "sentence": "1 problem: a worker is lost."}
+    return {
+        "object": "overview",
+        "at": NOW,
+        "gateway": {"id": "gw-1", "version": "0.1.0"},
+        "engines": ["vllm 0.32.0 (cpu)"],
+        "simulated": False,
+        "verdict": {**(bad if problems else good), "since": None, "problems": list(problems)},
+        "rates": {
+            "submitted": 31.0, "completed": 31.0, "failed": 0.0, "cancelled": None,
+            "prompt_tokens": 900.0, "output_tokens": 37_000.0,
+        },
+        "pools": [
+            {
+                "pool": "qwen", "models": ["qwen3-8b"], "paused": False, "intake_stopped": False,
+                "waiting": 9, "running": 80, "slots": 128, "workers_ready": 2,
+                "oldest_wait_s": 0.4, "estimated_wait_s": 0.3,
+                "lanes": [{"lane": "priority", "waiting": 2}, {"lane": "default", "waiting": 7}],
+                "tenants": [], "scale": None,
+            }
+        ],
+        "workers": [worker(), worker("w-2")],
+        "latency": {"ttft_s": LATENCY, "itl_s": LATENCY, "queue_wait_s": None, "e2e_s": LATENCY},
+        "history": {"step_s": 5},
+        "dead_letters": 3,
+        "redis": {"ok": True, "used_memory": 123_000_000, "max_memory": 0},
+        **changes,
+    }  # fmt: skip
+
+
+LETTER = {
+    "id": "000-1790000000000-0",
+    "object": "dead_letter",
+    "created_at": NOW,
+    "what": "attempts",
+    "reason": "3 workers were lost with it",
+    "subject": "job_1",
+    "job_id": "job_1",
+    "job": {"tenant": "team", "pool": "qwen", "model": "qwen", "endpoint": "/v1/chat/completions"},
+    "attempts": [
+        {"worker": "w-1", "started_at": NOW, "ended_at": NOW + 2, "outcome": "lost", "entries": 0}
+    ],
+    "replayable": True,
+    "values": {"body": "{}"},
+}
+SCALE = {
+    "pool": "qwen",
+    "model": "org/qwen",
+    "wanted": 1,
+    "reason": "1 is the minimum",
+    "wait_s": 1.5,
+    "decided_at": NOW,
+    "age_s": 2.0,
+    "silent": False,
+    "workers": {"ready": 1},
+    "limits": {"min": 1, "max": 4, "target_wait_s": 5.0, "utilization": 0.8, "down_after_s": 60.0,
+               "idle_s": 300.0},
+    "inputs": {"waiting": 2, "waiting_tokens": 7.0, "oldest_s": 0.4, "running": 1,
+               "arrivals_per_s": 0.5, "job_s": 1.5, "job_tokens": 2.0, "start_s": 40.0, "slots": 8,
+               "ready": 1, "starting": 0, "draining": 0},
+    "history": [{"at_s": NOW, "before": None, "wanted": 1, "reason": "1 is the minimum"}],
+}  # fmt: skip

@@ -1,0 +1,135 @@
+"""Which gateway a command calls, with which key, and how it ends if that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.client import DEFAULT_URL, address, parse_event
+from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.launcher import run_file
+from tests.redis_server import free_port
+from tests.unit.gateway.cli.conftest import Flotilla
+from tests.unit.gateway.cli.samples import job, jobs
+from tests.unit.gateway.cli.stub import Answer, StubGateway, error
+
+
+def test_the_order_in_which_a_gateway_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert address().url == DEFAULT_URL
+    (folder / ".flotilla").mkdir()
+    run = folder / ".flotilla"
+    with run_file.written(run, redis_url="redis://r", gateway_url="http://here:1"):
+        assert address().url == "http://here:1"
+        monkeypatch.setenv("FLOTILLA_URL", "http://variable:2/")
+        assert address().url == "http://variable:2"
+        assert address("http://flag:3/v1").url == "http://flag:3"
+
+
+def test_the_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert address().headers == {}
+    monkeypatch.setenv("FLOTILLA_API_KEY", "variable")
+    assert address().headers == {"authorization": "Bearer variable"}
+    file = folder / "key"
+    file.write_text("file\nanother\n")
+    assert address(None, file).headers == {"authorization": "Bearer file"}
+    file.write_text("sch\u00f6n")
+    with pytest.raises(CommandError) as caught:
+        address(None, file)
+    assert caught.value.code is ExitCode.USAGE
+    with pytest.raises(CommandError):
+        address(None, folder / "missing")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"pid": 1}', '{"pid": "1", "redis_url": "x"}', '{"pid": 99999999}']
+)
+def test_an_unusable_run_file(folder: Path, text: str) -> None:
+    (folder / ".flotilla").mkdir()
+    (folder / ".flotilla" / "run.json").write_text(text)
+    assert address().url == DEFAULT_URL
+
+
+def test_the_key_is_sent(
+    flotilla: Flotilla, stub: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.answers["GET /jobs"] = jobs()
+    monkeypatch.setenv("FLOTILLA_API_KEY", "secret")
+    assert flotilla("jobs", "ls").exit_code == 0
+    assert stub.requests[0].headers["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, 2),
+        (401, 4),
+        (403, 4),
+        (404, 3),
+        (409, 4),
+        (422, 2),
+        (429, 4),
+        (500, 1),
+        (503, 4),
+        (504, 6),
+    ],
+)
+def test_an_error_has_an_exit_code_and_one_line(
+    flotilla: Flotilla, stub: StubGateway, status: int, code: int
+) -> None:
+    stub.answers["GET /jobs/job_1"] = error("It is so.", status, "some_code")
+    if status == 404:
+        stub.answers["GET /admin/jobs/job_1"] = error("Not here either.", 403)
+    result = flotilla("jobs", "show", "job_1")
+    assert (result.exit_code, result.stderr) == (code, "flotilla: It is so.\n")
+    result = flotilla("jobs", "show", "job_1", "--json")
+    assert result.exit_code == code
+    assert '"some_code"' in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_answer_of_a_proxy(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /jobs"] = Answer(b"<html>", 502, "text/html")
+    result = flotilla("jobs", "ls")
+    assert result.exit_code == 1
+    assert "status 502" in result.stderr
+    stub.answers["GET /jobs"] = Answer(b"<html>", 200, "text/html")
+    assert "something else than JSON" in flotilla("jobs", "ls").stderr
+
+
+def test_an_older_gateway(flotilla: Flotilla) -> None:
+    result = flotilla("keys")
+    assert result.exit_code == 1
+    assert result.stderr == "flotilla: this gateway has no /admin/keys: it is of an older release\n"
+
+
+def test_no_gateway(flotilla: Flotilla) -> None:
+    result = flotilla("jobs", "ls", "--url", f"http://127.0.0.1:{free_port()}")
+    assert result.exit_code == 5
+    assert result.stderr.startswith("flotilla: no gateway answers at http://127.0.0.1:")
+    assert "`flotilla up`, or name another with --url" in result.stderr
+
+
+def test_wrong_addresses_and_settings(flotilla: Flotilla, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flotilla("jobs", "ls", "--url", "localhost:8000").exit_code == 2
+    monkeypatch.setenv("FLOTILLA_URLL", "x")
+    result = flotilla("jobs", "ls")
+    assert result.exit_code == 2
+    assert "did you mean FLOTILLA_URL?" in result.stderr
+
+
+def test_text_of_clients_does_not_reach_the_terminal_as_it_is(
+    flotilla: Flotilla, stub: StubGateway
+) -> None:
+    stub.answers["GET /jobs"] = jobs(job(model="\x1b[2Jevil\nline"))
+    shown = flotilla("jobs", "ls").stdout
+    assert "\x1b" not in shown
+    assert "evil line" in shown
+
+
+def test_events() -> None:
+    assert parse_event(b": queued, position 3\n\n").comment == "queued, position 3"
+    event = parse_event(b'retry: 1000\nevent: delta\nid: 4.2\ndata: {"a": 1}\n\n')
+    assert (event.name, event.id, event.json(), event.comment) == ("delta", "4.2", {"a": 1}, "")

@@ -1,0 +1,92 @@
+"""Every command: a help text with two examples that parse, the same names for the same options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from gateway.cli.exit_codes import MEANINGS, ExitCode
+from gateway.cli.main import app
+from tests.test_architecture import ROOT as FOLDER
+
+README = (FOLDER / "README.md").read_text()
+ROOT = typer.main.get_command(app)
+PROCESSES = {"up", "gateway", "worker", "maintenance"}
+"""They run until they are stopped, and print logs."""
+TEXT_ONLY = {"config from-torchserve"}
+"""It prints a file."""
+
+
+def commands(command: Any = ROOT, name: str = "") -> Iterator[tuple[str, Any]]:
+    for each, sub in getattr(command, "commands", {}).items():
+        full = f"{name} {each}".strip()
+        if hasattr(sub, "commands"):
+            yield from commands(sub, full)
+        else:
+            yield full, sub
+
+
+COMMANDS = dict(commands())
+
+
+def example_lines(command: Any) -> list[str]:
+    _, *lines = [part.strip() for part in (command.epilog or "").split("\n\n")]
+    return lines
+
+
+def test_all_commands_are_there() -> None:
+    expected = (
+        "up gateway worker maintenance chat submit top doctor keys",
+        "ls show timeline why follow result cancel retry",
+    )
+    assert set(COMMANDS) >= {
+        *expected[0].split(),
+        *(f"jobs {name}" for name in expected[1].split()),
+        *(f"dead {name}" for name in ("ls", "show", "replay", "drop")),
+        *(f"workers {name}" for name in ("ls", "drain")),
+        *(f"queue {name}" for name in ("ls", "pause", "resume")),
+        *(f"scale {name}" for name in ("explain", "set")),
+        *(f"config {name}" for name in ("check", "show", "from-torchserve")),
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_a_help_text_and_two_examples_of_itself(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help
+    lines = example_lines(command)
+    assert len(lines) == 2, lines
+    for line in lines:
+        words = shlex.split(line.partition(" > ")[0])
+        assert words[: len(name.split()) + 1] == ["flotilla", *name.split()]
+        command.make_context(name, words[len(name.split()) + 1 :])  # raises if it does not parse
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - PROCESSES - TEXT_ONLY))
+def test_a_command_can_print_json(name: str) -> None:
+    options = {option for param in COMMANDS[name].params for option in param.opts}
+    assert "--json" in options
+    if not name.startswith("config"):
+        assert {"--url", "--api-key-file", "--timeout"} <= options
+
+
+def test_the_help_and_the_readme_list_the_exit_codes() -> None:
+    assert set(MEANINGS) == set(ExitCode)
+    readme = " ".join(README.split())
+    for code, text in MEANINGS.items():
+        assert f"{code.value} {text}" in ROOT.epilog
+        assert f"{code.value} {text}" in readme
+
+
+def test_the_commands_of_the_readme_parse() -> None:
+    lines = re.findall(r"^flotilla (?!(?:up|gateway|worker|maintenance)\b).*", README, re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        _, *words = shlex.split(line, comments=True)
+        name = next(each for each in (" ".join(words[:2]), words[0]) if each in COMMANDS)
+        COMMANDS[name].make_context(name, words[len(name.split()) :])

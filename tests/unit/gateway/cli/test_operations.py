@@ -1,0 +1,168 @@
+"""`flotilla workers`, `queue`, `scale`, `dead`, `keys`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.gateway.cli.conftest import Flotilla
+from tests.unit.gateway.cli.samples import LETTER, LOST, SCALE, job, jobs, overview, worker
+from tests.unit.gateway.cli.stub import Answer, StubGateway, error
+
+
+def test_workers_lists_the_unhealthy_ones_first(flotilla: Flotilla, stub: StubGateway) -> None:
+    lost = worker("w-3", lost=True, state="lost", heartbeat_age_s=42.0)
+    starting = worker("w-4", state="starting", phase="loading weights", phase_s=41.0, kv_use=None)
+    workers = [worker(), lost, starting]
+    stub.answers["GET /admin/overview"] = overview(LOST, workers=workers)
+    lines = flotilla("workers", "ls").stdout.splitlines()
+    assert lines[0] == LOST["sentence"]
+    assert [line.split()[0] for line in lines[1:]] == ["WORKER", "w-3", "w-4", "w-1"]
+    assert lines[2].split()[:5] == ["w-3", "lost", "qwen", "40/64", "61%"]
+    assert lines[3].endswith("loading weights 41 s")
+    assert flotilla("workers", "ls", "--pool", "other").stdout.endswith("There is no worker.\n")
+    body = json.loads(flotilla("workers", "ls", "--json").stdout)
+    assert [row["id"] for row in body["data"]] == ["w-1", "w-3", "w-4"]
+    assert body["problems"] == [LOST]
+
+
+def test_drain(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["POST /admin/workers/w-1/drain"] = {"object": "operation", "outcome": "done"}
+    stub.answers["GET /admin/overview"] = [overview(), overview(workers=[worker("w-2")])]
+    result = flotilla("workers", "drain", "w-1", "--wait", "30", "--reason", "update")
+    assert (result.exit_code, result.stdout) == (0, "w-1: draining\n")
+    assert result.stderr == "all have ended\n"
+    assert stub.requests[0].body == {"reason": "update"}
+    stub.answers["POST /admin/workers/w-9/drain"] = error(
+        "There is no worker 'w-9'.", 404, "not_found"
+    )
+    assert flotilla("workers", "drain", "w-9").exit_code == 3
+
+
+def test_queue(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /admin/overview"] = overview()
+    head, row = flotilla("queue", "ls").stdout.splitlines()
+    assert head.split()[:4] == ["POOL", "MODELS", "STATE", "WAITING"]
+    assert row.split() == [
+        "qwen", "qwen3-8b", "open", "9", "priority", "2,", "default", "7", "0.4", "s", "0.3", "s",
+        "80/128", "2",
+    ]  # fmt: skip
+
+
+def test_pause_and_resume(flotilla: Flotilla, stub: StubGateway) -> None:
+    done = {"object": "operation", "pool": "qwen", "outcome": "done", "workers": []}
+    stub.answers["GET /admin/pools"] = {"data": [{"id": "qwen"}]}
+    stub.answers["POST /admin/pools/qwen/pause"] = done
+    stub.answers["POST /admin/pools/qwen/resume"] = done
+    result = flotilla("queue", "pause", "--intake", "--reason", "full")
+    assert (result.exit_code, result.stdout) == (0, "qwen: pause done\n")
+    assert result.stderr == "New requests are refused, until `flotilla queue resume`.\n"
+    assert stub.requests[-1].body == {"intake": True, "reason": "full"}
+    assert flotilla("queue", "resume", "qwen").stdout == "qwen: resume done\n"
+    stub.answers["GET /admin/pools"] = {"data": [{"id": "a"}, {"id": "b"}]}
+    result = flotilla("queue", "pause")
+    assert (result.exit_code, result.stderr) == (2, "flotilla: name a pool: a, b\n")
+
+
+def test_scale_explain(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /admin/autoscale"] = {"object": "list", "data": [SCALE]}
+    stub.answers["GET /autoscale/alias"] = {"pool": "qwen"}
+    for name in ("org/qwen", "qwen", "alias"):
+        shown = flotilla("scale", "explain", name)
+        assert shown.exit_code == 0, shown.stderr
+        for part in (
+            "org/qwen (pool qwen)",
+            "wanted   1 worker, of 1 to 4",
+            "actual   1 ready",
+            "because  1 is the minimum",
+            "2 jobs waiting, about 7 tokens, the oldest for 0.4 s; 1 job running",
+            "a job takes 1.5 s and 2 tokens",
+            "a worker runs 8 jobs at once",
+            "a worker takes 40 s to start",
+            "80% of the slots are busy in steady load",
+            "-> 1 ",
+        ):
+            assert part in shown.stdout, part
+    (pool,) = json.loads(flotilla("scale", "explain", "--json").stdout)["data"]
+    assert pool == SCALE
+
+
+def test_scale_explain_without_an_autoscaler(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /admin/autoscale"] = {"object": "list", "data": []}
+    shown = flotilla("scale", "explain")
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("No autoscaler decides for this fleet: start it with")
+    message = "There is no pool or model named 'other'."
+    stub.answers["GET /autoscale/other"] = error(message, 404, "not_found")
+    shown = flotilla("scale", "explain", "other")
+    assert (shown.exit_code, shown.stderr) == (3, f"flotilla: {message}\n")
+
+
+def test_scale_set(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /admin/autoscale"] = {"object": "list", "data": [SCALE]}
+    stub.answers["PUT /models/org/qwen"] = Answer({"status": "Processing worker updates..."}, 202)
+    assert flotilla("scale", "set", "qwen", "--min", "2").exit_code == 0
+    assert stub.requests[-1].path == "/models/org/qwen?min_worker=2&max_worker=4"
+    assert flotilla("scale", "set", "qwen").exit_code == 2
+
+
+def test_dead(flotilla: Flotilla, stub: StubGateway) -> None:
+    letter = LETTER["id"]
+    stub.answers["GET /admin/dead"] = jobs(LETTER)
+    stub.answers[f"GET /admin/dead/{letter}"] = LETTER
+    row = flotilla("dead", "ls", "--what", "attempts").stdout.splitlines()[1]
+    assert row.split()[:2] == [letter, "attempts"]
+    assert row.endswith("yes     3 workers were lost with it")
+    assert stub.requests[-1].path == "/admin/dead?what=attempts&limit=20"
+    shown = flotilla("dead", "show", letter).stdout
+    for part in ("team", "w-1     2.0 s  lost", "body: {}", "possible"):
+        assert part in shown, part
+
+
+def test_replay_and_drop(flotilla: Flotilla, stub: StubGateway) -> None:
+    letter = LETTER["id"]
+    stub.answers["GET /admin/dead"] = [
+        jobs(LETTER, LETTER | {"replayable": False, "id": "b"}, cursor="c"),
+        jobs(),
+    ]
+    stub.answers[f"POST /admin/dead/{letter}/replay"] = Answer({"job_id": "job_9"}, 202)
+    stub.answers[f"DELETE /admin/dead/{letter}"] = {"deleted": True}
+    assert flotilla("dead", "replay", letter).stdout == f"{letter}: replayed as job_9\n"
+    assert flotilla("dead", "drop", letter, "missing").exit_code == 7
+    assert flotilla("dead", "replay").exit_code == 2
+    assert flotilla("dead", "replay", "--all", "--dry-run").stdout == f"{letter}\n"
+    stub.answers["GET /admin/dead"] = jobs(LETTER)
+    assert flotilla("dead", "replay", "--all").exit_code == 2  # can't ask
+    assert flotilla("dead", "replay", "--all", "--yes").exit_code == 0
+
+
+def test_keys(flotilla: Flotilla, stub: StubGateway) -> None:
+    usage = {
+        "since": 0,
+        "requests": 12,
+        "failed": 1,
+        "prompt_tokens": 9,
+        "completion_tokens": 25_000,
+    }
+    row = {"name": "ci", "tenant": "team", "operator": True, "keys": 1, "jobs_kept": 3,
+           "last_job_at": None, "usage": usage}  # fmt: skip
+    stub.answers["GET /admin/keys"] = {"object": "list", "data": [row]}
+    shown = flotilla("keys").stdout.splitlines()[1].split()
+    assert shown == ["ci", "team", "yes", "1", "3", "12", "1", "9", "25.0k"]
+    stub.answers["GET /admin/keys"] = {"object": "list", "data": []}
+    assert flotilla("keys").stdout.startswith("No keys are configured")
+
+
+@pytest.mark.parametrize(
+    ("incomplete", "expected"), [("", ["job_1", "other"]), ("job", ["job_1"]), ("x", [])]
+)
+def test_completion(
+    flotilla: Flotilla, stub: StubGateway, incomplete: str, expected: list[str]
+) -> None:
+    from gateway.cli import completion
+
+    stub.answers["GET /jobs"] = jobs(job(), job("other"))
+    assert completion.job_ids(incomplete) == expected
+    stub.close()
+    assert completion.job_ids(incomplete) == []

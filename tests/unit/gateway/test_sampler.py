@@ -1,0 +1,116 @@
+"""The overview is taken once a second for all viewers together, and never without one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from gateway.overview.sampler import Sampler
+from tests.waiting import eventually
+
+INTERVAL_S = 0.03
+
+
+class Source:
+    """Counts how often it is read; `error` is raised, if set."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.error: Exception | None = None
+
+    async def take(self) -> dict[str, Any]:
+        self.reads += 1
+        if self.error:
+            raise self.error
+        return {"number": self.reads}
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+async def sampler(source: Source) -> AsyncIterator[Sampler]:
+    sampler = Sampler(source.take, INTERVAL_S, linger_s=2 * INTERVAL_S)
+    yield sampler
+    await sampler.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await eventually(holds, "it holds")
+
+
+async def task_ended(sampler: Sampler) -> None:
+    await until(lambda: sampler._task is not None and sampler._task.done())
+
+
+async def read(sampler: Sampler, times: int) -> list[int]:
+    found: list[int] = []
+    async with aclosing(sampler.follow()) as stream:
+        async for data in stream:
+            found.append(json.loads(data)["number"])
+            if len(found) == times:
+                break
+    return found
+
+
+async def test_fifty_viewers_cost_as_many_readings_as_one(sampler: Sampler, source: Source) -> None:
+    found = await asyncio.gather(*(read(sampler, 5) for _ in range(50)))
+    assert all(each == found[0] for each in found)
+    assert source.reads <= 6
+    assert sampler.viewers == 0
+
+
+async def test_nothing_is_read_without_a_viewer(sampler: Sampler, source: Source) -> None:
+    await asyncio.sleep(3 * INTERVAL_S)
+    assert source.reads == 0
+    await read(sampler, 2)
+    await task_ended(sampler)
+    reads = source.reads
+    await asyncio.sleep(3 * INTERVAL_S)
+    assert source.reads == reads
+
+
+async def test_a_single_request_gets_a_fresh_one_and_those_beside_it_the_same(
+    sampler: Sampler, source: Source
+) -> None:
+    found = await asyncio.gather(*(sampler.latest() for _ in range(20)))
+    assert set(found) == {b'{"number": 1}'}
+    await task_ended(sampler)
+    again = json.loads(await sampler.latest())["number"]
+    assert again > 1
+
+
+async def test_a_viewer_after_a_pause_does_not_get_the_old_one(
+    sampler: Sampler, source: Source
+) -> None:
+    await read(sampler, 1)
+    await task_ended(sampler)
+    await asyncio.sleep(2 * INTERVAL_S)
+    (number,) = await read(sampler, 1)
+    assert number == source.reads
+
+
+async def test_an_error_does_not_end_the_streams(sampler: Sampler, source: Source) -> None:
+    reading = asyncio.create_task(read(sampler, 3))
+    await until(lambda: source.reads >= 1)
+    source.error = RuntimeError("broken")
+    await asyncio.sleep(2 * INTERVAL_S)
+    source.error = None
+    assert len(await reading) == 3
+
+
+async def test_close_ends_the_streams(sampler: Sampler) -> None:
+    reading = asyncio.create_task(read(sampler, 1000))
+    await until(lambda: sampler.viewers == 1)
+    await sampler.close()
+    await asyncio.wait_for(reading, 5)

@@ -1,0 +1,138 @@
+"""What has happened to a job, in events and spans, and why it is where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.jobs.timeline import spans, timeline
+from gateway.jobs.why import PoolSituation, explain
+from shared.protocol.job import Job
+from shared.protocol.states import JobState
+from tests.unit.gateway.jobs import NOW, attempt, job
+
+POOL = PoolSituation(running=4, slots=4, workers=2)
+
+
+def shown(found: Job) -> list[tuple[str, float, float | None, int, str]]:
+    """The spans with times after NOW."""
+    return [
+        (s.name, s.start - NOW, None if s.end is None else s.end - NOW, s.attempt, s.worker)
+        for s in spans(found)
+    ]
+
+
+def events(found: Job) -> list[tuple[str, str]]:
+    return [(each["event"], each["text"]) for each in timeline(found)["events"]]
+
+
+def why(found: Job, pool: PoolSituation = POOL, position: int | None = None, **more: Any) -> str:
+    wait_s, message = more.get("wait_s"), more.get("message", "")
+    explanation = explain(found, pool, position, wait_s, message, NOW)
+    assert all(name and text for name, text in explanation.facts)
+    return explanation.sentence
+
+
+def test_a_queued_job_waits() -> None:
+    assert shown(job()) == [("queue", -10, None, 1, "")]
+    assert [name for name, _ in events(job())] == ["submitted", "queued"]
+
+
+def test_a_completed_job_has_prefill_and_decode() -> None:
+    done = job(
+        state=JobState.COMPLETED,
+        attempts=(attempt("w-1", -8, -1, "completed"),),
+        finished_at=NOW - 1,
+        first_output_s=0.5,
+        usage={"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8},
+    )
+    assert shown(done) == [
+        ("queue", -10, -8, 1, ""),
+        ("prefill", -8, -7.5, 1, "w-1"),
+        ("decode", -7.5, -1, 1, "w-1"),
+    ]
+    assert events(done) == [
+        ("submitted", "Submitted by team to the lane default of the pool qwen."),
+        ("queued", "No worker had a free slot: it waited."),
+        ("claimed", "w-1 claimed it after 2.0 s in the queue."),
+        ("first_token", "First output, 500 ms after the claim."),
+        ("completed", "Completed after 9.0 s, 5 tokens."),
+    ]
+    assert why(done) == "It completed 9.0 s after it was submitted."
+
+
+def test_a_job_that_a_second_worker_continued() -> None:
+    moved = job(
+        state=JobState.IN_PROGRESS,
+        attempts=(
+            attempt("w-1", -10, -6, "worker_lost", 7),
+            attempt("w-2", -5, None, "in_progress"),
+        ),
+    )
+    assert shown(moved) == [
+        ("run", -10, -6, 1, "w-1"),
+        ("pause", -6, -5, 2, ""),
+        ("run", -5, None, 2, "w-2"),
+    ]
+    assert events(moved)[1:] == [
+        ("claimed", "w-1 claimed it at once."),
+        (
+            "pause",
+            "w-1 was lost; 7 entries of output are kept. The job waits for another worker.",
+        ),
+        (
+            "resumed",
+            "Attempt 2: w-2 continues behind entry 7 of its log, after a pause of 1.0 s.",
+        ),
+    ]
+    assert why(moved) == "It does not wait: w-2 has run it for 5.0 s. It is attempt 2."
+
+
+def test_a_job_that_was_handed_over_waits_again() -> None:
+    waits = job(attempts=(attempt("w-1", -9, -6, "handed_over", 2),), suspect=False)
+    assert shown(waits) == [
+        ("queue", -10, -9, 1, ""),
+        ("run", -9, -6, 1, "w-1"),
+        ("pause", -6, None, 2, ""),
+    ]
+    assert "hand_over" in [name for name, _ in events(waits)]
+
+
+def test_a_job_that_expired_in_the_queue_or_failed_after_a_loss() -> None:
+    expired = job(state=JobState.EXPIRED, finished_at=NOW - 4, error_code="queue_deadline_exceeded")
+    assert shown(expired) == [("queue", -10, -4, 1, "")]
+    assert "no worker was free" in why(expired)
+    failed = job(
+        state=JobState.FAILED,
+        finished_at=NOW - 4,
+        error_code="too_many_attempts",
+        attempts=(attempt("w-1", -9, -4, "worker_lost", 0),),
+    )
+    assert shown(failed)[-1][0] in ("run", "pause")
+    assert "dead letter" in why(failed)
+    refused = job(
+        state=JobState.FAILED, finished_at=NOW, error_code="rejected", status=400, attempts=()
+    )
+    assert "The answer says: bad field" in why(refused, message="bad field")
+
+
+def test_why_a_job_waits() -> None:
+    assert why(job(), position=3, wait_s=4.2) == (
+        "It has waited 10.0 s because all 4 slots of the pool qwen are taken and 2 jobs are "
+        "before it. It should start in about 4.2 s."
+    )
+    paused = PoolSituation(0, 4, 2, paused=True)
+    assert "an operator has paused the pool qwen" in why(job(), paused, 1)
+    none = PoolSituation(0, 0, 0, wait_reason="no worker runs")
+    assert why(job(), none, 1) == "It has waited 10.0 s because in the pool qwen no worker runs."
+    assert "2 workers were lost with it" in why(
+        job(
+            suspect=True,
+            attempts=(
+                attempt("w-1", -9, -8, "worker_lost", 0),
+                attempt("w-2", -7, -6, "worker_lost", 0),
+            ),
+        )
+    )
+    free = PoolSituation(1, 4, 2)
+    assert "1 job is before it in the lane default" in why(job(), free, 2)
+    assert "a worker takes it now" in why(job(), free, 1)

@@ -1,0 +1,89 @@
+"""Which workers count as lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.jobs.worker_losses import KEPT_S, WorkerLosses
+from shared.fleet.registry import EXPIRY_S, Heartbeat, WorkerInfo
+from shared.protocol.states import WorkerState
+
+
+def heartbeat(worker_id: str, age_s: float = 0.5, **changes: Any) -> Heartbeat:
+    fields: dict[str, Any] = {
+        "id": worker_id,
+        "pool": "p",
+        "state": WorkerState.READY,
+        "engine": "simulated",
+        "models": ("m",),
+        "slots": 4,
+        "running": 2,
+        "jobs": 2,
+        "kv_usage": 0.1,
+        "host": "h",
+        "pid": 1,
+        "version": "0",
+        "metrics_port": 0,
+    }
+    return Heartbeat(WorkerInfo(**(fields | changes)), age_s)
+
+
+def test_a_worker_that_leaves_in_order_is_not_lost() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a"), heartbeat("b")], 100)
+    losses.gone("b", 101)
+    losses.update([heartbeat("a")], 102)
+    assert not losses.lost
+
+
+def test_a_killed_worker_is_lost_before_its_entry_expires_and_after() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a"), heartbeat("b")], 100)
+    losses.gone("b", 100.5)
+    losses.update([heartbeat("a"), heartbeat("b", 1.5)], 101)
+    assert not losses.lost, "it may reconnect"
+    losses.update([heartbeat("a"), heartbeat("b", 3.5)], 103)
+    assert losses.lost["b"].since_s == 100.5
+    losses.update([heartbeat("a")], 112)
+    assert set(losses.lost) == {"b"}
+    losses.update([heartbeat("a")], 101 + KEPT_S)
+    assert not losses.lost
+
+
+def test_a_worker_without_the_detector_is_lost_when_its_entry_has_expired() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a"), heartbeat("b", 1.0)], 100)
+    losses.update([heartbeat("a"), heartbeat("b", EXPIRY_S - 0.2)], 108.8)
+    losses.update([heartbeat("a")], 110)
+    assert losses.lost["b"].since_s == 99
+
+
+def test_a_worker_that_reconnects_is_not_lost() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a", 1.0)], 100)
+    losses.gone("a", 100.2)
+    losses.update([heartbeat("a", 0.3)], 102)
+    losses.update([heartbeat("a", 4.0)], 106)
+    assert not losses.lost
+
+
+def test_a_loss_ends_when_the_pool_has_as_many_workers_again() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a"), heartbeat("b")], 100)
+    losses.gone("b", 100.5)
+    losses.update([heartbeat("a"), heartbeat("b", 3.5)], 103)
+    assert losses.lost
+    losses.update([heartbeat("a"), heartbeat("c", state=WorkerState.STARTING)], 112)
+    assert losses.lost
+    losses.update([heartbeat("a"), heartbeat("c")], 114)
+    assert not losses.lost
+
+
+def test_the_same_worker_is_back() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a")], 100)
+    losses.gone("a", 100.5)
+    losses.update([heartbeat("a", 3.5)], 103)
+    assert losses.lost
+    losses.update([heartbeat("a", 0.2, state=WorkerState.STARTING)], 106)
+    assert not losses.lost

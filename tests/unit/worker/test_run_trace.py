@@ -1,0 +1,134 @@
+"""The spans of one run: which are written, by which worker, and what the engine gets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from shared.platform import tracing
+from shared.platform.settings import Settings
+from shared.platform.trace_context import new_trace
+from shared.protocol.job import Origin
+from tests.spans import Span, read_spans
+from tests.unit.worker.bench import Bench
+from worker.engines.simulated.engine import SimulatedEngine
+from worker.run.job_run import JobRun
+from worker.run.run_trace import REVOKED
+
+REQUEST = new_trace()
+TRACED = Origin(REQUEST.traceparent, "req-7")
+NO_QUEUE: Any = None
+"""Only a job that was leased before is looked up."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[Path]:
+    """Where this process writes its spans."""
+    path = tmp_path / "spans.jsonl"
+    tracing.set_up(f"file://{path}", "worker", "w-1")
+    yield path
+    tracing.shut_down()
+
+
+class Engine(SimulatedEngine):
+    """Keeps the headers of the last request."""
+
+    headers: dict[bytes, bytes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers = dict(scope["headers"])
+        await super().__call__(scope, receive, send)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    engine = Engine(Settings(sim_step_ms=1, sim_step_us_per_seq=0, sim_prefill_us_per_token=0))
+    await engine.start()
+    bench = Bench(engine)
+    yield bench
+    engine.close()
+    await bench.close()
+
+
+async def written(path: Path, run: JobRun) -> list[Span]:
+    assert run.trace is not None
+    await run.trace.write(run.buffer, "w-1", NO_QUEUE)
+    tracing.shut_down()
+    return read_spans(path)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_run_has_the_spans_of_its_attempt(file: Path, bench: Bench, stream: bool) -> None:
+    run = bench.run(origin=TRACED, stream=stream, max_tokens=8, ignore_eos=True)
+    assert run.trace is not None
+    await run.execute()
+    run.trace.ended(run.final_state, run.error_code)
+    spans = {span.name: span for span in await written(file, run)}
+    assert list(spans) == ["queue", "attempt", "prefill", "decode"]
+    attempt, prefill, decode = spans["attempt"], spans["prefill"], spans["decode"]
+    assert {span.trace for span in spans.values()} == {TRACED.traceparent[3:35]}
+    request = TRACED.traceparent[36:52]
+    assert [spans[name].parent for name in ("queue", "attempt")] == [request, request]
+    assert [prefill.parent, decode.parent] == [attempt.id, attempt.id]
+    assert attempt.began_ns == prefill.began_ns <= prefill.ended_ns == decode.began_ns
+    assert decode.ended_ns == attempt.ended_ns
+    assert attempt.attributes["flotilla.outcome"] == "completed"
+    assert attempt.attributes["gen_ai.usage.output_tokens"] == 8
+    assert not attempt.failed
+    expected = f"00-{attempt.trace}-{attempt.id}-01".encode()
+    assert bench.engine.headers[b"traceparent"] == expected
+
+
+async def test_the_engine_is_not_to_record_a_job_that_is_not_traced(
+    file: Path, bench: Bench
+) -> None:
+    run = bench.run(max_tokens=2)
+    assert run.trace is None
+    await run.execute()
+    assert bench.engine.headers[b"traceparent"].endswith(b"-00")
+
+
+async def test_without_tracing_a_traced_job_has_no_spans(bench: Bench) -> None:
+    run = bench.run(origin=TRACED, max_tokens=2)
+    assert run.trace is None
+    await run.execute()
+    assert b"traceparent" not in bench.engine.headers
+
+
+@pytest.mark.parametrize("state", ["queued", "in_progress", "failed"])
+async def test_the_next_worker_writes_an_attempt_that_was_taken_from_this_one(
+    file: Path, bench: Bench, state: str
+) -> None:
+    run = bench.run(origin=TRACED)
+    assert run.trace is not None
+    run.trace.lease_lost(state)
+    run.trace.ended("lost", "")
+    assert await written(file, run) == []
+
+
+@pytest.mark.parametrize("state", ["cancelled", "expired", REVOKED])
+async def test_a_job_that_was_ended_by_others_has_not_failed(
+    file: Path, bench: Bench, state: str
+) -> None:
+    run = bench.run(origin=TRACED)
+    assert run.trace is not None
+    run.trace.lease_lost(state)
+    run.trace.ended("lost", "")
+    (attempt,) = [span for span in await written(file, run) if span.name == "attempt"]
+    assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (state, False)
+
+
+@pytest.mark.parametrize(("reason", "failed"), [("drained", False), ("engine_died", True)])
+async def test_a_released_attempt_has_the_reason_of_the_history(
+    file: Path, bench: Bench, reason: str, failed: bool
+) -> None:
+    run = bench.run(origin=TRACED)
+    assert run.trace is not None
+    run.trace.released(reason)
+    run.trace.ended("release", "")
+    (attempt,) = [span for span in await written(file, run) if span.name == "attempt"]
+    assert (attempt.attributes["flotilla.outcome"], attempt.failed) == (reason, failed)

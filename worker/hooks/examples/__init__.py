@@ -1,0 +1,1 @@
+"""Hooks to copy from: retrieval before the model, checks of requests and answers."""

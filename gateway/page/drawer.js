@@ -30,7 +30,7 @@ class Drawer {
     this.state = h("span", { class: "pill" });
     this.why = h("p", { class: "why", "data-why": "" }, "…");
     this.facts = h("dl", { class: "facts" });
-    this.bar = s("svg", { class: "timeline", viewBox: "0 0 600 34", preserveAspectRatio: "none", role: "img" });
+    this.bar = s("svg", { class: "timeline", viewBox: "0 0 600 34", preserveAspectRatio: "none", role: "img", "aria-label": "Timeline" });
     this.key = h("p", { class: "timeline-key" });
     this.events = h("ol", { class: "events" });
     this.attempts = h("tbody");

@@ -30,6 +30,11 @@ export function duration(value) {
   return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
 }
 
+/** A duration without tenths. */
+export function whole(value) {
+  return value < 59.5 ? `${Math.max(1, Math.round(value))} s` : duration(value);
+}
+
 /** A duration in one unit, for tables: "9.8 s", "59.9 min", "24.0 h". */
 export function short(value) {
   if (!known(value) || value < 59.5) return duration(value);

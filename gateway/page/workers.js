@@ -19,6 +19,8 @@ export function workersPanel(wide) {
     update(overview) {
       none.hidden = overview.workers.length > 0;
       const sorted = [...overview.workers].sort(byNeed);
+      const usual = Object.fromEntries(sorted.filter((each) => each.start_s).map((each) => [each.pool, each.start_s]));
+      for (const worker of sorted) worker.usual_s = usual[worker.pool];
       list(rows, sorted, (worker) => worker.id, (worker) => workerRow(worker, wide));
     },
   };
@@ -57,10 +59,10 @@ function workerRow(first, wide) {
     update(worker) {
       const shown = worker.lost ? "lost" : worker.state;
       attr(row.element, "data-state", shown);
-      attr(row.element, "title", worker.engine);
+      attr(row.element, "title", [worker.engine, worker.reason].filter(Boolean).join(": "));
       put(state, shown);
       attr(state, "data-level", level(worker));
-      put(phase, [worker.phase, worker.phase ? duration(worker.phase_s) : ""].filter((text) => text && text !== "–").join(" "));
+      put(phase, phaseOf(worker));
       cells.update(worker);
       busy.set(count(worker.busy));
       put(of, `busy of ${count(worker.slots)}`);
@@ -76,9 +78,15 @@ function workerRow(first, wide) {
   return row;
 }
 
+/** "loading the model 41 s, usually 55 s" */
+function phaseOf({ phase, phase_s: lasts, usual_s: usual }) {
+  if (!phase || typeof lasts !== "number") return phase || "";
+  return `${phase} ${duration(lasts)}${usual ? `, usually ${duration(usual)}` : ""}`;
+}
+
 function level(worker) {
-  if (worker.lost || ["failed", "dead"].includes(worker.state)) return "problem";
-  return worker.state === "ready" ? "plain" : "warning";
+  if (worker.lost) return "problem";
+  return ["ready", "busy"].includes(worker.state) ? "plain" : "warning";
 }
 
 /** One cell for each slot, in rows: two paths, so that a thousand slots cost two elements. */

@@ -69,7 +69,7 @@ def test_a_dropped_stream_is_resumed_without_a_gap(page: Page) -> None:
 def test_two_answers_come_side_by_side(page: Page) -> None:
     page.get_by_label("Compare two models").check()
     page.get_by_label("Second model", exact=True).select_option("simulated")
-    page.get_by_label("Most tokens").fill("8")
+    page.get_by_label("Max tokens").fill("8")
     page.get_by_role("button", name="Send").click()
     for number in (0, 1):
         expect(page.locator(".stream-state").nth(number)).to_have_text("Complete.", timeout=15_000)

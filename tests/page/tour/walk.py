@@ -102,7 +102,7 @@ class Walk:
         self._keys("gf")
         running = self._terminals.begin(bench)
         page.wait_for_function(
-            f"document.querySelector('[data-pool={POOL}]')?.textContent.match(/[1-9]\\d/)"
+            f"document.querySelector('[data-pool={POOL}]')?.textContent.match(/waiting\\s*[2-9]\\d/)"
         )
         self._picture(page, "04-load")
         return self._terminals.end(running, bench)

@@ -53,6 +53,7 @@ def test_nothing_is_cut_off_on_good_and_bad_days(
     page = show(open_tab(stand_in.url, width=width), "fleet")
     _drawn(page, stand_in)
     assert page.evaluate("measured.cutOff()") == []
+    assert page.evaluate("measured.mistakes()") == []
 
 
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
@@ -63,6 +64,7 @@ def test_nothing_is_cut_off_in_a_view(
     page = show(open_tab(stand_in.url, width=width), view)
     _drawn(page, stand_in)
     assert page.evaluate("measured.cutOff()") == []
+    assert page.evaluate("measured.mistakes()") == []
 
 
 def _drawn(page: Page, stand_in: StandIn) -> None:

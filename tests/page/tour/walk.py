@@ -185,5 +185,6 @@ class Walk:
 
     def _picture(self, page: Page, name: str) -> None:
         assert page.evaluate("measured.cutOff()") == [], f"in the picture {name}"
+        assert page.evaluate("measured.mistakes()") == [], f"in the picture {name}"
         page.screenshot(path=self._pictures / f"{name}.png", animations="disabled")
         self.taken.append(f"{name}.png")

@@ -101,9 +101,8 @@ class Walk:
         page = self._page
         self._keys("gf")
         running = self._terminals.begin(bench)
-        page.wait_for_function(
-            f"document.querySelector('[data-pool={POOL}]')?.textContent.match(/waiting\\s*[2-9]\\d/)"
-        )
+        pool = page.locator(f"[data-pool={POOL}]")
+        expect(pool).to_contain_text(re.compile(r"waiting\s*[2-9]\d"), timeout=60_000)
         self._picture(page, "04-load")
         return self._terminals.end(running, bench)
 

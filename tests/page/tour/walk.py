@@ -110,10 +110,8 @@ class Walk:
         (kill,) = minute.commands
         page = self._page
         running = self._terminals.begin(kill)
-        expect(page.locator("#verdict")).to_have_attribute(
-            "data-level", re.compile("problem|warning"), timeout=60_000
-        )
-        expect(page.locator("#verdict")).to_contain_text("lost")
+        lost = page.locator("#verdict[data-level=problem]", has_text="lost")
+        expect(lost).to_be_visible(timeout=60_000)
         self._picture(page, "05-worker-lost")
         output = self._terminals.end(running, kill)
         assert re.search(r"Failed requests:\s+0\b", output), output

@@ -2,7 +2,7 @@
 #   make up ARGS='--workers 2 --model Qwen/Qwen3-0.6B'    make test ARGS=tests/unit
 
 .DEFAULT_GOAL := help
-.PHONY: help up install check test test-models test-page test-clients test-compose lint load faults tour clean
+.PHONY: help up install check test test-models test-page test-clients test-compose lint docs load faults tour clean
 # Only the installer reads this one; Flotilla refuses FLOTILLA_ variables that are no settings.
 unexport FLOTILLA_BACKEND
 
@@ -52,6 +52,13 @@ lint: install ## style, types, docstrings and the rules of the architecture
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pytest -q tests/test_architecture.py
+
+docs: install ## the documentation as a site, .cache/site/index.html; works without a network
+	@.venv/bin/python -c 'import material' 2>/dev/null || \
+		.venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts \
+			-c compose/constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict -f docs/mkdocs.yml
+	@echo 'docs: open .cache/site/index.html'
 
 load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin/python -m load_tests -h`)
 	@.venv/bin/python -c 'import matplotlib' 2>/dev/null || \

@@ -37,8 +37,8 @@ def ls(
     """List dead letters, newest first."""
     body = session.client.get("/admin/dead", what=what, limit=limit)
     session.show(body, lambda body: _table(body["data"]))
-    if body["has_more"] and not session.as_json:
-        note("there are more: --limit")
+    if not session.as_json and (body["has_more"] or not body["data"]):
+        note("there are more: --limit" if body["has_more"] else "no dead letter")
 
 
 @gateway_command(

@@ -83,6 +83,9 @@ def _fields(job: Object) -> Iterable[Sequence[Any]]:
             f"{each['worker']} ({each['outcome'] or 'runs'})" for each in job.get("attempts") or []
         ),
         "retried from": job.get("retried_from"),
+        "tenant": job.get("tenant"),
+        "request id": job.get("request_id"),
+        "trace id": job.get("trace_id"),
         "metadata": ", ".join(f"{name}={value}" for name, value in job["metadata"].items()),
         "error": " ".join(str(error[key]) for key in ("code", "message") if error.get(key)),
     }

@@ -39,7 +39,10 @@ def ls(
     """List jobs, newest first; words select them."""
     chosen = " ".join(words or ()) or None
     while True:
-        session.show(_listed(session, chosen, limit), lambda body: job_table(body["data"]))
+        body = _listed(session, chosen, limit)
+        session.show(body, lambda body: job_table(body["data"]))
+        if not body["data"] and not session.as_json:
+            note("no job")
         if not watch:
             return
         time.sleep(2)

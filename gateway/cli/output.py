@@ -63,8 +63,10 @@ def line(text: Any) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
-    """A table without borders; `COLUMN>` is aligned to the right."""
-    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    """A table without borders; `COLUMN>` is aligned to the right. Empty names: no head."""
+    made = Table(
+        box=None, pad_edge=False, header_style="bold", show_edge=False, show_header=any(columns)
+    )
     for number, column in enumerate(columns):
         right = column.endswith(">")
         made.add_column(

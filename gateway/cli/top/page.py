@@ -66,13 +66,13 @@ def head(overview: Object, age_s: float) -> list[RenderableType]:
     if overview["simulated"]:
         lines.append(Text("SIMULATED engine: no model runs, every answer is made up", "yellow"))
     mark = "" if verdict["level"] == "ok" else "! "
-    since = verdict.get("since")
-    age = f" (for {duration(overview['at'] - since)})" if since else ""
-    lines.append(level(verdict["level"], f"{mark}{verdict['sentence']}{age}"))
+    lines.append(level(verdict["level"], f"{mark}{verdict['sentence']}"))
     for problem in verdict["problems"][:_MAX_PROBLEMS]:
         action = (problem.get("action") or {}).get("text")
-        text = problem["sentence"] + (f"  Do: {action}" if action else "")
-        lines.append(level(problem["level"], f"  {text}"))
+        parts = ["" if problem["sentence"] in verdict["sentence"] else problem["sentence"]]
+        parts += [f"Do: {action}"] if action else []
+        text = "  ".join(part for part in parts if part)
+        lines += [level(problem["level"], f"  {text}")] if text else []
     return [*lines, _flow(overview), _latency(overview["latency"]), pool_table(overview["pools"])]
 
 
@@ -157,6 +157,8 @@ def _workers(shown: Shown) -> RenderableType:
 def _worker(worker: Object) -> Sequence[RenderableType]:
     kv = worker.get("kv_use")
     doing = [worker.get("phase") or worker.get("reason"), duration(worker.get("phase_s"))]
+    if worker["lost"]:
+        doing = []
     return (
         Text(line(worker["id"])),
         state("lost" if worker["lost"] else worker["state"]),

@@ -24,7 +24,9 @@ class EveryProcessSettings(BaseModel):
         description="Redis servers of the shards, comma separated; shard n is on the n-th, "
         "modulo their number. Empty: all are on the fleet's Redis",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="the least severe log lines that are written"
+    )
     log_format: Literal["auto", "json", "pretty"] = Field(
         "auto", description="of log lines; auto is pretty on a terminal and JSON elsewhere"
     )

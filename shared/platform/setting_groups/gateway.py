@@ -20,8 +20,10 @@ _TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 class GatewaySettings(BaseModel):
     """Settings that only the gateway reads."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    host: str = Field(
+        "127.0.0.1", description="address that it listens on; others than loopback need API keys"
+    )
+    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         (), description="`name:key` or `key`, comma separated (in a secret file also one a line)"
     )
@@ -34,7 +36,7 @@ class GatewaySettings(BaseModel):
     default_model: str = Field(
         "", description="for requests that name no model; empty: the only one, if there is one"
     )
-    max_body_bytes: int = Field(8 << 20, ge=1024)
+    max_body_bytes: int = Field(8 << 20, ge=1024, description="size limit of a JSON body")
     max_upload_bytes: int = Field(
         26 << 20,
         ge=1024,

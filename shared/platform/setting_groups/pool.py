@@ -20,7 +20,9 @@ _RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 class PoolSettings(BaseModel):
     """Settings of the process's own pool, and of the pools that it autoscales."""
 
-    engine: Literal["vllm", "simulated"] = "vllm"
+    engine: Literal["vllm", "simulated"] = Field(
+        "vllm", description="simulated: answers without a model, for load and fault tests"
+    )
     model: str = Field("", description="hub id or folder; empty: the demo model")
     served_model_name: str = Field(
         "", description="the model's names for clients, comma separated; empty: its own"

@@ -77,16 +77,22 @@ class PoolEntry(BaseModel):
         default_factory=dict, description="sampling parameters of requests that set none"
     )
     workers: int | None = Field(None, ge=0, le=MAX_WORKERS, description="a fixed number; default 1")
-    min_workers: int | None = Field(None, ge=0, le=MAX_WORKERS)
+    min_workers: int | None = Field(
+        None, ge=0, le=MAX_WORKERS, description="fewest workers; default 1"
+    )
     max_workers: int | None = Field(
         None, ge=1, le=MAX_WORKERS, description="more than `min_workers`: the autoscaler decides"
     )
-    autoscale: AutoscaleEntry = AutoscaleEntry()
+    autoscale: AutoscaleEntry = Field(
+        AutoscaleEntry(), description="what the autoscaler aims at in this pool"
+    )
     startup_timeout_s: float | None = Field(None, gt=0)
     max_queue_depth: int | None = Field(None, ge=1)
-    deadline_s: Seconds | None = Field(None, description="of jobs that set none, as the next two")
-    queue_deadline_s: Seconds | None = None
-    run_deadline_s: Seconds | None = None
+    deadline_s: Seconds | None = Field(
+        None, description="of jobs that set none, from submit to the end"
+    )
+    queue_deadline_s: Seconds | None = Field(None, description="from submit to the first start")
+    run_deadline_s: Seconds | None = Field(None, description="from the first start to the end")
     allow_fields: Names = Field((), description="fields of requests that are refused by default")
     hooks: Names = Field(
         (), description="`before=module:function` and others, called by workers around the engine"

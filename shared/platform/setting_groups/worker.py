@@ -12,8 +12,8 @@ _WORKER_ID = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 class WorkerSettings(BaseModel):
     """Settings that only a worker reads."""
 
-    worker_id: str = ""
-    worker_host: str = "127.0.0.1"
+    worker_id: str = Field("", description="unique in the fleet; empty: made of the host's name")
+    worker_host: str = Field("127.0.0.1", description="address for health and metrics")
     worker_port: int = Field(
         8100, ge=0, le=65535, description="port for health and metrics; 0: any free one"
     )
@@ -53,10 +53,12 @@ class WorkerSettings(BaseModel):
 class SimulatedEngineSettings(BaseModel):
     """Settings of the simulated engine, which only load and fault tests use."""
 
-    sim_max_num_seqs: int = Field(256, ge=1)
-    sim_kv_tokens: int = Field(1 << 20, ge=1)
-    sim_max_model_len: int = Field(8192, ge=1)
-    sim_prefill_us_per_token: float = Field(20.0, ge=0)
+    sim_max_num_seqs: int = Field(256, ge=1, description="sequences in one step: its slots")
+    sim_kv_tokens: int = Field(1 << 20, ge=1, description="tokens that its KV cache holds")
+    sim_max_model_len: int = Field(8192, ge=1, description="tokens of a prompt and its answer")
+    sim_prefill_us_per_token: float = Field(
+        20.0, ge=0, description="microseconds of prefill for one token of a prompt"
+    )
     sim_step_ms: float = Field(10.0, ge=0, description="shortest step")
     sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
     sim_max_loras: int = Field(4, ge=0, description="LoRA adapters in one step; 0: takes none")

@@ -32,6 +32,12 @@ def test_ls_sends_the_filter_and_reads_as_many_pages_as_it_takes(
     assert second.endswith("&limit=20&cursor=7")
 
 
+def test_ls_of_nothing(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /jobs"] = jobs()
+    assert flotilla("jobs", "ls").stderr == "no job\n"
+    assert flotilla("jobs", "ls", "--json").stderr == ""
+
+
 def test_ls_as_json_is_the_body(flotilla: Flotilla, stub: StubGateway) -> None:
     stub.answers["GET /jobs"] = jobs(job())
     assert json.loads(flotilla("jobs", "ls", "--json").stdout) == jobs(job())

@@ -146,6 +146,8 @@ def test_a_bad_day_says_what_to_do() -> None:
     assert page[1].startswith("SIMULATED")
     assert page[2] == "! 1 problem: a worker is lost."
     assert page[3] == f"  {LOST['sentence']}  Do: Drain w-3"
+    same = BAD | {"verdict": {**BAD["verdict"], "sentence": LOST["sentence"]}}
+    assert drawn(once(same))[2] == "  Do: Drain w-3"  # the sentence is not repeated
     rows = [line for line in page if line.startswith("w-")]
     assert rows[0].startswith("w-3     lost   |xxxx")
 

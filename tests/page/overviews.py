@@ -253,13 +253,13 @@ def incident() -> Overview:
             "path": "/admin/workers/w-3/drain",
             "body": {},
         },
-        runbook="worker-lost",
+        runbook="compose/observability/runbooks.md#flotillaworkerslost",
     )
     slow = problem(
         "slow",
         "Pool qwen: the oldest job waits 9.8 s; the autoscaler wants 6 workers, the limit is 5.",
         level="warning",
-        runbook="long-wait",
+        runbook="compose/observability/runbooks.md#flotillaqueuewaitlong",
     )
     workers = [worker(number) for number in range(1, 5)]
     workers[2] = worker(3, state="lost", lost=True, heartbeat_age_s=42.0, kv_use=None, busy=61)

@@ -30,7 +30,7 @@ export function start() {
     parts.facts.replaceChildren(...facts());
     problems(parts.problems);
     const dead = feed.overview?.dead_letters;
-    put(badge, dead > 99 ? "99+" : dead || "");
+    put(badge, dead > 99 ? "99+" : dead || "\u00a0");
     announce(parts.announcement, level, sentence);
     document.title = level === "ok" || level === "unknown" ? "Flotilla" : `${WORDS[level]}: Flotilla`;
   });

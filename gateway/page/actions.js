@@ -61,7 +61,7 @@ export function bulk(verb, filter, after) {
   const name = verb[0].toUpperCase() + verb.slice(1);
   confirm({
     title: `${name} jobs`, verb: name, danger: verb === "cancel", after,
-    text: filter ? `All jobs that match “${filter}”.` : "All jobs: there is no filter.",
+    text: `All jobs that match “${filter}”.`,
     preview: async () => {
       const found = await call(path, { method: "POST", body: { filter, dry_run: true } });
       const ids = (found.ids || []).slice(0, PREVIEWED).map(shortId).join(", ");

@@ -65,6 +65,5 @@ function help() {
   const rows = (pairs, tag) => h("dl", { class: "help" },
     pairs.flatMap(([term, text]) => [h("dt", null, h(tag, null, term)), h("dd", null, text)]));
   show(dialog("Keyboard and filter", { class: "question" }, rows(HELP, "kbd"),
-    h("h3", null, "The filter of jobs"), rows(FILTER, "code"),
-    h("p", null, h("a", { href: "docs" }, "The API"), ", with every route and field.")));
+    h("h3", null, "The filter of jobs"), rows(FILTER, "code")));
 }

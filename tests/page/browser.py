@@ -51,6 +51,8 @@ def launched() -> Iterator[Browser | None]:
 class Tab:
     """One page in a context of its own (own storage), and its faults.
 
+    Playwright's `wait_for_function` does not work in it: the page's policy has no `unsafe-eval`.
+
     A fault is a message on the console at the level of an error (a breach of the
     Content-Security-Policy is one), an exception, or a request to another host than the gateway's.
     """

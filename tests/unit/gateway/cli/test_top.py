@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -206,9 +207,12 @@ def test_in_a_terminal(stub: StubGateway) -> None:
         "FLOTILLA_URL": stub.url, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120",
         "LINES": "40",
     }  # fmt: skip
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execve(sys.executable, [sys.executable, "-c", code, "top"], environment)
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "top"],
+        stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True,
+    )  # fmt: skip
+    os.close(end)
     try:
         expect(terminal, "a worker is lost")
         for keys, text in (
@@ -222,18 +226,13 @@ def test_in_a_terminal(stub: StubGateway) -> None:
             expect(terminal, text)
         os.write(terminal, b"q")
         until = time.monotonic() + DEADLINE_S
-        ended, status = 0, 0
-        while not ended and time.monotonic() < until:
+        while process.poll() is None and time.monotonic() < until:
             read(terminal, 0.05)
-            ended, status = os.waitpid(pid, os.WNOHANG)
-        assert ended, "it has not ended"
-        assert os.waitstatus_to_exitcode(status) == 0
+        assert process.poll() == 0
         assert "GET /jobs?filter=tenant%3A%2A&limit=50" in [line for line, _ in stub.sent()]
-        pid = 0
     finally:
-        if pid:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
+        process.kill()
+        process.wait()
         os.close(terminal)
 
 

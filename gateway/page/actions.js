@@ -32,7 +32,7 @@ export function pause(pool, paused) {
 export function drain(worker) {
   confirm({
     title: `Drain ${worker}`, verb: "Drain", danger: true,
-    text: "The worker claims no more jobs, hands those in progress over to workers with free slots, finishes the others and ends. Its supervisor may start it again.",
+    text: "The worker claims no more jobs, hands those in progress over to workers with free slots, finishes the others and ends.",
     run: async (reason) => {
       await call(`/admin/workers/${encodeURIComponent(worker)}/drain`, posted(reason));
       return `Worker ${worker} drains.`;

@@ -13,7 +13,6 @@ const HELP = [
   ["g p", "playground"], ["g k", "keys"],
   ["!", "go to what is wrong"],
   ["Enter", "open the job of the row, send the prompt"],
-  ["Esc", "close a dialog"],
   ["?", "this help"],
 ];
 const FILTER = [

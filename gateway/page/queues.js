@@ -10,7 +10,7 @@ const LANES = ["priority", "default", "flex"];
 /** `{element, update(overview)}` */
 export function queuesPanel() {
   const pools = h("div", { class: "pools" });
-  const none = h("p", { class: "empty" }, "There is no pool yet. A worker that has loaded its model makes one: flotilla worker --model NAME.");
+  const none = h("p", { class: "empty" }, "There is no pool yet. A worker makes one: flotilla worker --model NAME.");
   const element = panel("queues", "Queue", "/admin/pools", "flotilla queue ls", pools, none);
   return {
     element,

@@ -12,7 +12,7 @@ const SHOWN_JOBS = 6;
 /** `{element, update(overview)}`. `wide`: with engine, adapters and jobs. */
 export function workersPanel(wide) {
   const rows = h("ul", { class: "workers" });
-  const none = h("p", { class: "empty" }, "No worker is there. New requests wait in the queue until one is: flotilla worker --model NAME.");
+  const none = h("p", { class: "empty" }, "No worker is there; requests wait for one: flotilla worker --model NAME.");
   const element = panel("workers", "Workers", "/admin/overview", "flotilla workers ls", rows, none);
   return {
     element,

@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Playwright,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -20,6 +28,8 @@ ARGUMENTS = (
     "--disable-dev-shm-usage",
     "--font-render-hinting=none",  # the same widths on every machine
 )
+_DEADLINE_MS = 20_000
+expect.set_options(timeout=_DEADLINE_MS)
 MEASURE = Path(__file__).parent / "measure.js"
 
 
@@ -80,7 +90,7 @@ class Tab:
             timezone_id="UTC",
             reduced_motion="reduce",
         )
-        self._context.set_default_timeout(20_000)
+        self._context.set_default_timeout(_DEADLINE_MS)
         self._context.add_init_script(path=MEASURE)
         self.page: Page = self._context.new_page()
         self.page.on("console", self._on_console)

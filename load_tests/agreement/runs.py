@@ -19,6 +19,8 @@ from load_tests.systems.system import System
 from worker.demo import MODEL_DIR
 
 _TIMEOUT_S = 600.0
+_WARM_UPS = 2
+"""Requests before the measured ones: `flotilla bench` tries a server with as many."""
 _FLOTILLA = [sys.executable, "-c", "from gateway.cli.main import main; main()"]
 
 
@@ -74,7 +76,7 @@ def run_vllm(system: System, model: str, setup: Setup, seed: int) -> dict[str, A
     command += ["--model", model, "--tokenizer", str(MODEL_DIR), "--temperature", "0"]
     command += ["--dataset-name", "sharegpt", "--dataset-path", str(prompts), "--disable-shuffle"]
     command += ["--sharegpt-output-len", str(setup.output_tokens), "--seed", str(seed)]
-    command += ["--percentile-metrics", "ttft,tpot,itl,e2el"]
+    command += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--num-warmups", str(_WARM_UPS)]
     command += ["--save-result", "--result-dir", str(result.parent)]
     return _run([*command, "--result-filename", result.name], result, setup)
 

@@ -42,7 +42,8 @@ LAYERS: dict[str, set[str]] = {
     "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
     "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},
     "gateway/launcher": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/maintenance"},
-    "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
+    "gateway/bench": {"shared/client"},
+    "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/bench", "gateway/launcher"},
     CONTEXT: {
         PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/overview",
         "gateway/streaming",

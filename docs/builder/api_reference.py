@@ -70,7 +70,7 @@ def schemas_page(description: Schema) -> str:
         if schema.get("description"):
             parts.append(plain(f"{schema['description']}\n"))
         if fields := list(_fields(schema)):
-            parts.append(table(("field", "type", ""), fields))
+            parts.append(table(("field", "type", "meaning"), fields))
         else:
             parts.append(f"{_type(schema, '')}\n")
     return "\n".join(parts)
@@ -90,7 +90,7 @@ def _call(method: str, path: str, operation: Schema) -> str:
         for each in operation.get("parameters", ())
     ]
     if parameters:
-        lines.append(table(("parameter", "in", "type", ""), parameters))
+        lines.append(table(("parameter", "in", "type", "meaning"), parameters))
     if "requestBody" in operation:
         lines += ["Body: " + _contents(operation["requestBody"]["content"]), ""]
     answers, codes = [], []

@@ -85,7 +85,7 @@ def _inherited(group: type[BaseModel], name: str) -> str:
 
 def _table(settings: Iterator[Row], heading: str, prefix: str) -> str:
     rows = ((f"`{prefix}{row.name.upper() if prefix else row.name}`", *row[1:]) for row in settings)
-    return table((heading, "values", "default", ""), rows)
+    return table((heading, "values", "default", "meaning"), rows)
 
 
 def _values(name: str, schema: dict[str, Any]) -> str:

@@ -109,6 +109,20 @@ class GatewayClient:
                 return self.get(f"/admin/jobs/{quote(job_id)}{part}")
             raise
 
+    def act_on_job(self, action: str, job_id: str, body: Any = None) -> Any:
+        """Cancel or retry a job; an operator every tenant's, then the answer is a bulk action's."""
+        try:
+            return self.post(f"/jobs/{quote(job_id)}/{action}", body)
+        except CommandError as error:
+            if error.code is not ExitCode.NOT_FOUND or body is not None:
+                raise
+            request = {"filter": f"tenant:* id:{job_id}", "dry_run": False}
+            with contextlib.suppress(CommandError):
+                done = self.post(f"/admin/jobs/{action}", request)
+                if done["matched"]:
+                    return done
+            raise
+
     def post(
         self,
         path: str,

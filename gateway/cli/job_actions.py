@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
@@ -91,9 +89,9 @@ def _by_id(
     for job in jobs:
         try:
             if dry_run:
-                done = session.client.get(f"/jobs/{job}")
+                done = session.client.of_job(job)
             else:
-                done = _act(session, action, job, body)
+                done = session.client.act_on_job(action, job, body)
         except CommandError as error:
             failures.append(error)
             note(f"flotilla: {job}: {error}")
@@ -105,21 +103,6 @@ def _by_id(
     if failures and len(failures) == len(jobs):
         return failures[0].code
     return ExitCode.PARTIAL if failures else ExitCode.OK
-
-
-def _act(session: Session, action: str, job: str, body: Any) -> Any:
-    """The action on one job; an operator may name any tenant's."""
-    try:
-        return session.client.post(f"/jobs/{quote(job)}/{action}", body)
-    except CommandError as error:
-        if error.code is not ExitCode.NOT_FOUND or body is not None:
-            raise
-        request = {"filter": f"tenant:* id:{job}", "dry_run": False}
-        with contextlib.suppress(CommandError):
-            done = session.client.post(f"/admin/jobs/{action}", request)
-            if done["matched"]:
-                return done
-        raise
 
 
 def _outcome(action: str, job: str, done: Any) -> str:

@@ -14,26 +14,17 @@ _MAX_TEXT = 2000
 Object = Mapping[str, Any]
 
 
-def job_table(jobs: Iterable[Object]) -> RenderableType:
-    """A list of jobs."""
-    columns = (
-        "JOB",
-        "STATE",
-        "MODEL",
-        "LANE",
-        "AGE>",
-        "WAIT>",
-        "TOKENS>",
-        "TRY>",
-        "WORKER",
-        "ERROR",
-    )
-    return table(columns, map(_row, jobs))
+def job_table(jobs: Sequence[Object]) -> RenderableType:
+    """A list of jobs, with their tenants if there are several."""
+    several = len({job.get("tenant") for job in jobs}) > 1
+    columns = ["JOB", "STATE", "MODEL", "LANE", "AGE>", "WAIT>", "TOKENS>", "TRY>", "WORKER"]
+    tenant = ["TENANT"] if several else []
+    return table([*columns, *tenant, "ERROR"], (_row(job, with_tenant=several) for job in jobs))
 
 
-def _row(job: Object) -> Sequence[Any]:
+def _row(job: Object, *, with_tenant: bool) -> Sequence[Any]:
     attempts = job.get("attempts") or []
-    usage = job.get("usage") or {}
+    usage, error = job.get("usage") or {}, job.get("error") or {}
     waited = since(job["created_at"], job.get("started_at") or job.get("finished_at"))
     position = job.get("position")
     return (
@@ -46,7 +37,8 @@ def _row(job: Object) -> Sequence[Any]:
         usage.get("completion_tokens", ""),
         len(attempts) or "",
         job.get("worker") or (attempts[-1]["worker"] if attempts else ""),
-        (job.get("error") or {}).get("code") or (job.get("error") or {}).get("message", ""),
+        *([job.get("tenant")] if with_tenant else ()),
+        error.get("code") or error.get("message", ""),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli import (
+    bench,
     chat,
     config,
     dead,
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (processes, chat, submit, top, doctor, keys):
+for group in (processes, chat, submit, top, bench, doctor, keys):
     app.add_typer(group.app)  # without a name its commands are the app's
 jobs.app.add_typer(job_actions.app)
 app.add_typer(jobs.app, name="jobs")

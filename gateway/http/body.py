@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -55,52 +55,59 @@ async def read_body(
     Raises UnsupportedMediaType, BodyTooLarge, BodyTimeout, and BadRequest.
     """
     headers = dict(scope["headers"])
+    _check_type(headers, kind)
+    announced = headers.get(b"content-length", b"0")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    whole = buffered_body(receive)
+    if whole is not None:  # the usual case, and a timeout costs more than all of this
+        if len(whole) > max_bytes:
+            raise _too_large(max_bytes)
+        return whole
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _received(receive, max_bytes)
+    except TimeoutError as error:
+        raise BodyTimeout(f"The body did not arrive within {timeout_s:.0f} s.") from error
+
+
+def _check_type(headers: Mapping[bytes, bytes], kind: BodyKind) -> None:
+    """Raise UnsupportedMediaType or BadRequest for a body that can't be read."""
     media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if media_type != _MEDIA_TYPES[kind]:
         # vLLM accepts no other type either; and a page of another site can't send JSON without a
         # CORS preflight request, which is not answered.
-        expected, sent = (
-            _MEDIA_TYPES[kind].decode(),
-            repr(media_type[:64]) if media_type else "none",
-        )
+        expected = _MEDIA_TYPES[kind].decode()
+        sent = repr(media_type[:64]) if media_type else "none"
         form = "a form with a file" if kind is BodyKind.MULTIPART else "JSON"
         raise UnsupportedMediaType(
             f"Send the body as {form}, with the header `Content-Type: {expected}`; "
             f"the content type of this request is {sent}."
         )
-    too_large = BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
     if encoding != "identity":
         raise BadRequest(
             f"`Content-Encoding: {encoding[:32]}` is not supported; send the body uncompressed."
         )
-    announced = headers.get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > max_bytes:
-        raise too_large
-    whole = buffered_body(receive)
-    if whole is not None:  # the usual case, and a timeout costs more than all of this
-        if len(whole) > max_bytes:
-            raise too_large
-        return whole
-    parts = []
-    size = 0
-    try:
-        async with asyncio.timeout(timeout_s):
-            more = True
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise BadRequest(
-                        "The client closed the connection before the body was complete."
-                    )
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > max_bytes:
-                    raise too_large
-                more = message.get("more_body", False)
-    except TimeoutError as error:
-        raise BodyTimeout(f"The body did not arrive within {timeout_s:.0f} s.") from error
+
+
+async def _received(receive: Receive, max_bytes: int) -> bytes:
+    """The parts of a body that comes in several. Raises BodyTooLarge and BadRequest."""
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("The client closed the connection before the body was complete.")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        more = message.get("more_body", False)
     return b"".join(parts)
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
 
 
 async def parse_json(body: bytes, limits: Limits, use: Callable[[dict[str, Any]], T]) -> T:

@@ -77,10 +77,8 @@ def _of_workers(state: FleetState) -> Iterator[Problem]:
 
 def _lost(worker: WorkerView, since_s: float, waiting: int, now_s: float) -> Problem:
     info = worker.info
-    jobs = "It ran no jobs."
-    if info.jobs:
-        moved = "job was" if info.jobs == 1 else "jobs were"
-        jobs = f"About {info.jobs} {moved} given back to the queue; {waiting} wait now."
+    had = f", {info.jobs} at its last heartbeat," if info.jobs else ""
+    jobs = f"Its jobs{had} went back to the queue; {waiting} wait now."
     return Problem(
         "worker_lost",
         PROBLEM,

@@ -80,7 +80,7 @@ def redis_state(eviction: EvictionMonitor, error: str, since_s: float | None) ->
 
 def worker_views(fleet: FleetView, rates: Mapping[str, float]) -> list[WorkerView]:
     """The workers that are there and those that were lost lately, by id."""
-    lost = fleet.losses.lost
+    lost, ended = fleet.losses.lost, fleet.losses.ended
     views = {
         worker.id: WorkerView(
             worker,
@@ -89,6 +89,7 @@ def worker_views(fleet: FleetView, rates: Mapping[str, float]) -> list[WorkerVie
             rates.get(worker.id),
         )
         for worker, age_s in fleet.heartbeats
+        if worker.id in lost or worker.id not in ended
     }
     for worker_id, each in lost.items():
         age_s = max(0.0, fleet.now_s() - each.since_s)
@@ -104,6 +105,7 @@ def pool_states(
 ) -> list[PoolState]:
     """Every pool that has a model, a worker or a queue. `max_depth`: of a pool's lanes."""
     now_s = fleet.now_s()
+    gone = {*fleet.losses.lost, *fleet.losses.ended}
     models: dict[str, set[str]] = {}
     for name, model in fleet.models.items():
         models.setdefault(pool_of(model.pool), set()).add(name)
@@ -111,7 +113,7 @@ def pool_states(
     found = []
     for pool in sorted(names):
         own = [lane for lane in lanes if pool_of(lane.pool) == pool]
-        workers = [w for w in fleet.workers_of(pool) if w.id not in fleet.losses.lost]
+        workers = [w for w in fleet.workers_of(pool) if w.id not in gone]
         serving = [worker for worker in workers if worker.state.serving]
         waiting = sum(lane.waiting for lane in own)
         scale = fleet.scales.get(pool)

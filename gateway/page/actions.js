@@ -32,7 +32,7 @@ export function pause(pool, paused) {
 export function drain(worker) {
   confirm({
     title: `Drain ${worker}`, verb: "Drain", danger: true,
-    text: "The worker claims no more jobs, hands those in progress over to workers with free slots, finishes the others and ends. Its supervisor may start it again.",
+    text: "The worker claims no more jobs, hands those in progress over to workers with free slots, finishes the others and ends.",
     run: async (reason) => {
       await call(`/admin/workers/${encodeURIComponent(worker)}/drain`, posted(reason));
       return `Worker ${worker} drains.`;
@@ -61,7 +61,7 @@ export function bulk(verb, filter, after) {
   const name = verb[0].toUpperCase() + verb.slice(1);
   confirm({
     title: `${name} jobs`, verb: name, danger: verb === "cancel", after,
-    text: filter ? `All jobs that match “${filter}”.` : "All jobs: there is no filter.",
+    text: `All jobs that match “${filter}”.`,
     preview: async () => {
       const found = await call(path, { method: "POST", body: { filter, dry_run: true } });
       const ids = (found.ids || []).slice(0, PREVIEWED).map(shortId).join(", ");

@@ -1,7 +1,7 @@
 /** The view #dead: jobs that are out of attempts and data that could not be read, by their reason. */
 
 import { call } from "./api.js";
-import { confirm, notice } from "./dialog.js";
+import { confirm } from "./dialog.js";
 import { button, copyButton, h, list, put } from "./dom.js";
 import { clock, jobsAt, plural, shortId } from "./format.js";
 
@@ -115,7 +115,6 @@ function each(verb, { letters }, reload) {
           failed.push(error.message);
         }
       }
-      if (failed.length) notice(failed[0], true);
       if (!done && failed.length) throw new Error(failed[0]);
       return `${plural(done, "letter")} ${verb === "replay" ? "replayed" : "dropped"}${failed.length ? `, ${failed.length} not: ${failed[0]}` : ""}.`;
     },

@@ -29,13 +29,12 @@ export function dialog(title, props, ...children) {
 }
 
 /** Show what has happened at the lower edge, until the next message. */
-export function notice(text, failed = false) {
+export function notice(text) {
   const element = document.getElementById("notice");
-  element.classList.toggle("failed", failed);
   put(element, text);
   element.hidden = !text;
   clearTimeout(element.timer);
-  if (text && !failed) element.timer = setTimeout(() => (element.hidden = true), 8000);
+  element.timer = setTimeout(() => (element.hidden = true), 8000);
 }
 
 /**

@@ -1,5 +1,6 @@
 /** Elements: made, changed only where they differ, and kept in lists by key. */
 
+const kept = new WeakMap(); // the rows of each list
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An element. `props`: `on...` are listeners, `class` and the rest attributes; null leaves one out. */
@@ -40,10 +41,10 @@ export function put(element, text) {
 /**
  * Make the children of `parent` those of `items`, in their order.
  *
- * `make(item)` returns `{element, update(item)}` for a key that is new; the parent keeps it.
+ * `make(item)` returns `{element, update(item)}` for a key that is new.
  */
 export function list(parent, items, key, make) {
-  const before = parent.rows || new Map();
+  const before = kept.get(parent) || new Map();
   const now = new Map();
   const names = new Set(items.map(key));
   for (const [name, row] of before) if (!names.has(name)) row.element.remove();
@@ -56,7 +57,7 @@ export function list(parent, items, key, make) {
     if (row.element === place) place = place.nextSibling;
     else parent.insertBefore(row.element, place);
   }
-  parent.rows = now;
+  kept.set(parent, now);
 }
 
 /** A number in a box of reserved width, so that nothing moves when it grows. */

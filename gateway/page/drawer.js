@@ -30,7 +30,7 @@ class Drawer {
     this.state = h("span", { class: "pill" });
     this.why = h("p", { class: "why", "data-why": "" }, "…");
     this.facts = h("dl", { class: "facts" });
-    this.bar = s("svg", { class: "timeline", viewBox: "0 0 600 34", preserveAspectRatio: "none", role: "img" });
+    this.bar = s("svg", { class: "timeline", viewBox: "0 0 600 34", preserveAspectRatio: "none", role: "img", "aria-label": "Timeline" });
     this.key = h("p", { class: "timeline-key" });
     this.events = h("ol", { class: "events" });
     this.attempts = h("tbody");
@@ -137,7 +137,7 @@ class Drawer {
       ...Object.entries(job.metadata || {}),
     ];
     this.about.replaceChildren(...about.filter(([, value]) => value)
-      .map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+      .map(([name, value]) => h("div", { class: name === "Error" ? "all" : null }, h("dt", null, name), h("dd", null, value))));
     list(this.attempts, (job.attempts || []).map((attempt, number) => ({ ...attempt, number: number + 1 })),
       (attempt) => attempt.number, attemptRow);
   }

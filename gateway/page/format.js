@@ -23,16 +23,21 @@ export function rate(value) {
 export function duration(value) {
   if (!known(value)) return NONE;
   if (value < 0.9995) return value > 0 && value < 0.01 ? `${ONE.format(value * 1e3)} ms` : `${Math.round(value * 1e3)} ms`;
-  if (value < 59.95) return `${ONE.format(value)} s`;
+  if (value < 59.5) return `${(value < 9.95 ? ONE : WHOLE).format(value)} s`;
   value = Math.round(value);
   if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
   if (value < 86400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
   return `${Math.floor(value / 86400)} d ${Math.floor((value % 86400) / 3600)} h`;
 }
 
+/** A duration without tenths. */
+export function whole(value) {
+  return value < 59.5 ? `${Math.max(1, Math.round(value))} s` : duration(value);
+}
+
 /** A duration in one unit, for tables: "9.8 s", "59.9 min", "24.0 h". */
 export function short(value) {
-  if (!known(value) || value < 59.95) return duration(value);
+  if (!known(value) || value < 59.5) return duration(value);
   return value < 3597 ? `${ONE.format(value / 60)} min` : `${ONE.format(value / 3600)} h`;
 }
 

@@ -39,10 +39,10 @@ class Jobs {
     const form = h("form", { role: "search", onsubmit: (event) => { event.preventDefault(); this.go(); } },
       h("label", { class: "unseen", for: "filter" }, "Filter of jobs"), this.search,
       h("button", { type: "submit", class: "primary" }, "Filter"));
+    this.bulk = ["Cancel", "Retry"].map((verb) =>
+      button(`${verb} matching …`, () => bulk(verb.toLowerCase(), this.filter, () => this.load())));
     const actions = h("div", { class: "buttons" },
-      button("Cancel matching …", () => bulk("cancel", this.filter, () => this.load())),
-      button("Retry matching …", () => bulk("retry", this.filter, () => this.load())),
-      copyButton("Copy link", () => location.href),
+      this.bulk,
       copyButton("curl", () => `curl -s '${location.origin}${this.path()}'`),
       copyButton("CLI", () => `flotilla jobs ls${this.filter ? ` --filter '${this.filter}'` : ""}`),
       h("label", { class: "check" }, this.live, "refresh every 5 s"));
@@ -66,6 +66,10 @@ class Jobs {
     if (filter !== this.filter) {
       this.filter = this.search.value = filter;
       for (const chip of this.quick.children) attr(chip, "aria-current", chip.dataset.filter === filter ? "true" : null);
+      for (const each of this.bulk) {
+        each.disabled = !filter;
+        attr(each, "title", filter ? null : "Type in a filter first");
+      }
       this.load();
     }
     if (this.drawer && this.drawer.dataset.shown !== job) {
@@ -116,10 +120,9 @@ class Jobs {
     }
   }
 
-  /** That an operator sees the own tenant's jobs only, where others are there. */
   hint() {
     const others = feed.overview && feed.overview.pools.some((pool) => (pool.tenants || []).length > 1);
-    return others && !/tenant:/.test(this.filter) ? " These are your key's jobs; tenant:* shows those of all tenants." : "";
+    return others && !/tenant:/.test(this.filter) ? " They are your key's; tenant:* shows all." : "";
   }
 }
 

@@ -13,7 +13,6 @@ const HELP = [
   ["g p", "playground"], ["g k", "keys"],
   ["!", "go to what is wrong"],
   ["Enter", "open the job of the row, send the prompt"],
-  ["Esc", "close a dialog"],
   ["?", "this help"],
 ];
 const FILTER = [
@@ -65,6 +64,5 @@ function help() {
   const rows = (pairs, tag) => h("dl", { class: "help" },
     pairs.flatMap(([term, text]) => [h("dt", null, h(tag, null, term)), h("dd", null, text)]));
   show(dialog("Keyboard and filter", { class: "question" }, rows(HELP, "kbd"),
-    h("h3", null, "The filter of jobs"), rows(FILTER, "code"),
-    h("p", null, h("a", { href: "docs" }, "The API"), ", with every route and field.")));
+    h("h3", null, "The filter of jobs"), rows(FILTER, "code")));
 }

@@ -21,7 +21,7 @@ export function keysView(main) {
       const { data } = await call("/admin/keys");
       body.replaceChildren(...data.map(tenantRow));
       const since = data.map((each) => each.usage?.since).filter(Boolean);
-      put(note, `Usage is that of the jobs that are still kept${since.length ? `, since ${clock(Math.min(...since))}` : ""}. Keys are set with FLOTILLA_API_KEYS; they are not shown.`);
+      put(note, `Usage is that of the jobs that are still kept${since.length ? `, since ${clock(Math.min(...since))}` : ""}. FLOTILLA_API_KEYS has the keys.`);
     } catch (error) {
       put(note, error.message);
     }

@@ -1,7 +1,7 @@
 /** Latency: the percentiles of the jobs that ended in the last minutes. */
 
-import { figure, h, panel, put } from "./dom.js";
-import { short } from "./format.js";
+import { attr, figure, h, panel, put } from "./dom.js";
+import { clock, short } from "./format.js";
 
 const ROWS = [
   ["ttft_s", "First token", "TTFT: from submit to the first token"],
@@ -16,16 +16,18 @@ export function latencyPanel() {
   const figures = ROWS.map(() => PERCENTILES.map(() => figure()));
   const note = h("p", { class: "note" });
   const head = h("tr", null, h("td"), PERCENTILES.map((text) => h("th", { scope: "col" }, text)));
-  const body = ROWS.map(([, title, meaning], row) => h("tr", null,
-    h("th", { scope: "row", title: meaning }, title), figures[row].map((each) => h("td", null, each.element))));
+  const names = ROWS.map(([, title]) => h("th", { scope: "row" }, title));
+  const body = ROWS.map((_, row) => h("tr", null, names[row], figures[row].map((each) => h("td", null, each.element))));
   const element = panel("latency", "Latency", "/admin/overview", "flotilla top",
     h("table", { class: "latency" }, h("thead", null, head), h("tbody", null, body)), note);
   return {
     element,
     update({ latency }) {
-      ROWS.forEach(([name], row) => PERCENTILES.forEach((p, column) =>
-        figures[row][column].set(short(latency?.[name]?.[p]))));
-      put(note, `Of ${latency?.source || "the jobs that ended in the last minutes"}.`);
+      ROWS.forEach(([name, , meaning], row) => {
+        attr(names[row], "title", `${meaning}; of ${latency.source?.[name] || "the last minutes"}`);
+        PERCENTILES.forEach((p, column) => figures[row][column].set(short(latency[name]?.[p])));
+      });
+      put(note, latency.since ? `Since ${clock(latency.since)}.` : "Since the processes began.");
     },
   };
 }

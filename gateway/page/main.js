@@ -39,21 +39,21 @@ function render(focus) {
   const [title, view] = VIEWS[name];
   main.replaceChildren(h("h2", { class: "unseen" }, title));
   main.dataset.view = name;
+  if (focus) {
+    main.focus({ preventScroll: true }); // a view may put it elsewhere
+    scrollTo(0, 0);
+  }
   const made = view(main, params);
   shown = typeof made === "function" ? { name, end: made } : { name, ...made };
   for (const link of document.querySelectorAll("nav a")) {
     attr(link, "aria-current", link.hash === `#${name}` ? "page" : null);
-  }
-  if (focus) {
-    main.focus({ preventScroll: true });
-    scrollTo(0, 0);
   }
 }
 
 function askForKey(why = "") {
   if (document.getElementById("key-dialog")) return;
   const field = h("input", { type: "password", name: "key", autocomplete: "off", spellcheck: "false" });
-  const made = dialog("API key", { id: "key-dialog", class: "question" },
+  const made = dialog("Sign in", { id: "key-dialog", class: "question" },
     h("form", { method: "dialog", onsubmit: (event) => {
       event.preventDefault();
       made.close();

@@ -40,8 +40,8 @@ class Playground {
       h("div", { class: "row" }, h("label", null, "Model", this.models[0]), this.second,
         h("label", { class: "check" }, this.compare, "Compare two models")),
       h("label", null, "Prompt", this.prompt),
-      h("div", { class: "row" }, h("label", null, "System prompt", this.system),
-        h("label", null, "Temperature", this.temperature), h("label", null, "Most tokens", this.most), h("label", null, "Lane", this.lane)),
+      h("label", null, "System prompt", this.system),
+      h("div", { class: "row" }, h("label", null, "Temperature", this.temperature), h("label", null, "Max tokens", this.most), h("label", null, "Lane", this.lane)),
       h("div", { class: "buttons" }, this.send, this.drop, this.resume), this.failure);
     const languages = h("div", { class: "copies", role: "group", "aria-label": "Language" },
       LANGUAGES.map((name) => button(name, () => { this.language = name; this.code(); }, { class: "quiet", "data-language": name })),

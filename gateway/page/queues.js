@@ -10,7 +10,7 @@ const LANES = ["priority", "default", "flex"];
 /** `{element, update(overview)}` */
 export function queuesPanel() {
   const pools = h("div", { class: "pools" });
-  const none = h("p", { class: "empty" }, "There is no pool yet. A worker that has loaded its model makes one: flotilla worker --model NAME.");
+  const none = h("p", { class: "empty" }, "There is no pool yet. A worker makes one: flotilla worker --model NAME.");
   const element = panel("queues", "Queue", "/admin/pools", "flotilla queue ls", pools, none);
   return {
     element,
@@ -33,6 +33,7 @@ function poolCard(first) {
   const lanes = h("ul", { class: "lanes", "aria-label": `Lanes of ${name}` });
   const tenants = h("ul", { class: "tenants", "aria-label": `Tenants of ${name}` });
   const models = h("span", { class: "models" });
+  const reason = h("p", { class: "reason" });
   const term = (text, value) => h("div", null, h("dt", null, text), h("dd", null, value));
   const row = {
     pool: first,
@@ -43,7 +44,7 @@ function poolCard(first) {
         h("div", null, of, h("dd", null, running.element)),
         term("oldest wait", oldest.element),
         term("wait of a new job", estimate.element)),
-      h("div", { class: "split" }, lanes, tenants)),
+      reason, h("div", { class: "split" }, lanes, tenants)),
     update(pool) {
       row.pool = pool;
       waiting.set(count(pool.waiting));
@@ -54,6 +55,7 @@ function poolCard(first) {
       put(state, stateOf(pool));
       attr(state, "data-level", stopped(pool) || !pool.workers_ready ? "warning" : "plain");
       put(toggle, `${stopped(pool) ? "Resume" : "Pause"} ${name}`);
+      put(reason, pool.wait_reason || "");
       put(models, pool.models.filter((model) => model !== name).join(", "));
       row.most = Math.max(1, ...pool.lanes.map((lane) => lane.waiting));
       list(lanes, ordered(pool.lanes), (lane) => lane.lane, (lane) => laneRow(lane, row));
@@ -72,7 +74,8 @@ function stateOf(pool) {
 }
 
 function ordered(lanes) {
-  return [...lanes].sort((one, other) => LANES.indexOf(one.lane) - LANES.indexOf(other.lane));
+  const shown = lanes.filter(({ lane, waiting }) => waiting || LANES.includes(lane));
+  return shown.sort((one, other) => LANES.indexOf(one.lane) - LANES.indexOf(other.lane));
 }
 
 function busiest(tenants) {

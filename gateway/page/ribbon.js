@@ -3,7 +3,7 @@
 import { act } from "./actions.js";
 import { attr, button, h, list, put } from "./dom.js";
 import { feed, now, watch } from "./feed.js";
-import { bytes, clock, duration, plural } from "./format.js";
+import { bytes, clock, plural, whole } from "./format.js";
 
 const SHAPES = {
   ok: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2z",
@@ -30,7 +30,7 @@ export function start() {
     parts.facts.replaceChildren(...facts());
     problems(parts.problems);
     const dead = feed.overview?.dead_letters;
-    put(badge, dead > 99 ? "99+" : dead || "");
+    put(badge, dead > 99 ? "99+" : dead || "\u00a0");
     announce(parts.announcement, level, sentence);
     document.title = level === "ok" || level === "unknown" ? "Flotilla" : `${WORDS[level]}: Flotilla`;
   });
@@ -47,7 +47,7 @@ function sentenceNow() {
   }
   if (!feed.overview) return feed.error || "Connecting to the gateway.";
   if (feed.state === "stale" || feed.state === "connecting") {
-    const old = duration(Math.round((Date.now() - feed.receivedAt) / 1e3));
+    const old = whole((Date.now() - feed.receivedAt) / 1e3);
     return `No data for ${old}. What is shown is of ${clock(feed.overview.at)}. Connecting again. ${feed.error}`;
   }
   return feed.overview.verdict.sentence;
@@ -65,7 +65,7 @@ function facts() {
     overview.simulated ? h("strong", { class: "simulated" }, "simulated engine: no real answers") : null,
     h("span", null, overview.engines.join(", ") || "no engine"),
     paused.length ? h("a", { href: "#fleet" }, `paused: ${paused.join(", ")}`) : null,
-    ended ? h("span", { title: ended.sentence }, `recovered ${clock(ended.ended)} after ${duration(ended.ended - ended.since)}`) : null,
+    ended ? h("span", { title: ended.sentence }, `recovered ${clock(ended.ended)} after ${whole(ended.ended - ended.since)}`) : null,
     h("span", { title: gateway.id }, `gateway ${gateway.version}`),
     h("time", null, clock(overview.at)),
     h("span", null, redis.ok ? `Redis ${memory}` : "Redis is away"),
@@ -91,7 +91,7 @@ function problems(element) {
         put(word, WORDS[problem.level] || "Note");
         // The verdict's sentence has the worst one already.
         put(text, feed.overview.verdict.sentence.startsWith(problem.sentence) ? "" : problem.sentence);
-        put(since, problem.since ? `Since ${clock(problem.since)} (${duration(Math.max(1, Math.round(now() - problem.since)))}).` : "");
+        put(since, problem.since ? `Since ${clock(problem.since)} (${whole(now() - problem.since)}).` : "");
         go.hidden = !problem.action;
         if (problem.action) put(go, `${problem.action.text} …`);
         const link = /^(https?:\/\/|\/)/.test(problem.runbook || "");

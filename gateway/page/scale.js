@@ -9,7 +9,7 @@ const SHOWN = 5;
 /** `{element, update(overview)}` */
 export function scalePanel() {
   const pools = h("div");
-  const none = h("p", { class: "empty" }, "No pool is scaled. Start the fleet with a range: flotilla up --autoscale 0:3.");
+  const none = h("p", { class: "empty" }, "No pool is scaled: flotilla up --autoscale 0:3");
   const element = panel("scale", "Autoscaler", "/admin/autoscale", "flotilla scale explain", pools, none);
   return {
     element,

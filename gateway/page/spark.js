@@ -1,10 +1,12 @@
 /** A small line of the last minutes. */
 
 import { attr, h, put, s } from "./dom.js";
-import { rate } from "./format.js";
+import { count, rate } from "./format.js";
 
 const WIDTH = 180;
 const HEIGHT = 28;
+
+const shown = (value) => (Number.isInteger(value) ? count(value) : rate(value));
 
 /** `{element, set(values, stepS)}`. `name` is read to those who can't see the line. */
 export function spark(name) {
@@ -39,8 +41,8 @@ export function spark(name) {
       const seconds = Math.max(0, values.length - 1) * stepS;
       const long = seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
       put(span, values.length > 1 ? `last ${long}` : "");
-      put(most, known.length ? `most ${rate(Math.max(...known))}` : "");
-      put(title, `${name}, last ${long}: now ${rate(values.at(-1))}, most ${rate(known.length ? Math.max(...known) : null)}`);
+      put(most, known.length ? `most ${shown(Math.max(...known))}` : "");
+      put(title, `${name}, last ${long}: now ${shown(values.at(-1))}`);
     },
   };
 }

@@ -5,19 +5,22 @@ import { attr, bar, button, figure, h, list, panel, put, s } from "./dom.js";
 import { age, count, duration, allJobsAt, percent, plural, rate, shortId } from "./format.js";
 
 const CELL = 10;
-const PER_ROW = 32;
+const SIDE = 8;
+const PER_ROW = 64;
 const SHOWN_JOBS = 6;
 
 /** `{element, update(overview)}`. `wide`: with engine, adapters and jobs. */
 export function workersPanel(wide) {
   const rows = h("ul", { class: "workers" });
-  const none = h("p", { class: "empty" }, "No worker is there. New requests wait in the queue until one is: flotilla worker --model NAME.");
+  const none = h("p", { class: "empty" }, "No worker is there; requests wait for one: flotilla worker --model NAME.");
   const element = panel("workers", "Workers", "/admin/overview", "flotilla workers ls", rows, none);
   return {
     element,
     update(overview) {
       none.hidden = overview.workers.length > 0;
       const sorted = [...overview.workers].sort(byNeed);
+      const usual = Object.fromEntries(sorted.filter((each) => each.start_s).map((each) => [each.pool, each.start_s]));
+      for (const worker of sorted) worker.usual_s = usual[worker.pool];
       list(rows, sorted, (worker) => worker.id, (worker) => workerRow(worker, wide));
     },
   };
@@ -45,21 +48,21 @@ function workerRow(first, wide) {
   const row = {
     element: h("li", { class: "worker", "data-worker": id, "data-state": first.state },
       h("div", { class: "who" }, h("h3", null, id), state, phase),
-      cells.element,
       h("div", { class: "gauges" },
         h("div", { class: "cell" }, of, h("a", { href: allJobsAt(`state:in_progress worker:${id}`) }, busy.element)),
         named("KV cache", h("span", { class: "kv" }, kv.element, kvText.element)),
         named("tokens / s", tokens.element),
         named("heartbeat", heartbeat.element),
         go),
+      cells.element,
       more ? more.element : null),
     update(worker) {
       const shown = worker.lost ? "lost" : worker.state;
       attr(row.element, "data-state", shown);
-      attr(row.element, "title", worker.engine);
+      attr(row.element, "title", [worker.engine, worker.reason].filter(Boolean).join(": "));
       put(state, shown);
       attr(state, "data-level", level(worker));
-      put(phase, [worker.phase, worker.phase ? duration(worker.phase_s) : ""].filter((text) => text && text !== "–").join(" "));
+      put(phase, phaseOf(worker));
       cells.update(worker);
       busy.set(count(worker.busy));
       put(of, `busy of ${count(worker.slots)}`);
@@ -75,9 +78,15 @@ function workerRow(first, wide) {
   return row;
 }
 
+/** "loading the model 41 s, usually 55 s" */
+function phaseOf({ phase, phase_s: lasts, usual_s: usual }) {
+  if (!phase || typeof lasts !== "number") return phase || "";
+  return `${phase} ${duration(lasts)}${usual ? `, usually ${duration(usual)}` : ""}`;
+}
+
 function level(worker) {
-  if (worker.lost || ["failed", "dead"].includes(worker.state)) return "problem";
-  return worker.state === "ready" ? "plain" : "warning";
+  if (worker.lost) return "problem";
+  return ["ready", "busy"].includes(worker.state) ? "plain" : "warning";
 }
 
 /** One cell for each slot, in rows: two paths, so that a thousand slots cost two elements. */
@@ -94,14 +103,9 @@ function slotCells(id) {
       if (what === drawn) return;
       drawn = what;
       const rows = Math.max(1, Math.ceil(slots / PER_ROW));
-      const size = rows > 2 ? CELL * (2 / rows) ** 0.5 : CELL;
-      const perRow = Math.ceil(slots / Math.ceil(slots / Math.floor((PER_ROW * CELL) / size))) || 1;
-      const height = Math.ceil(Math.max(1, slots) / perRow) * size;
-      attr(element, "viewBox", `0 0 ${PER_ROW * CELL} ${Math.max(height, CELL)}`);
-      const side = (size * 0.8).toFixed(1);
-      const shape = lost ? `l${side} ${side}m0-${side}l-${side} ${side}` : `h${side}v${side}h-${side}z`;
-      const cell = (index) =>
-        `M${((index % perRow) * size).toFixed(1)} ${(Math.floor(index / perRow) * size).toFixed(1)}${shape}`;
+      attr(element, "viewBox", `0 0 ${PER_ROW * CELL} ${rows * CELL}`);
+      const shape = lost ? `l${SIDE} ${SIDE}m0-${SIDE}l-${SIDE} ${SIDE}` : `h${SIDE}v${SIDE}h-${SIDE}z`;
+      const cell = (index) => `M${(index % PER_ROW) * CELL} ${Math.floor(index / PER_ROW) * CELL}${shape}`;
       const used = Math.min(busy, slots);
       attr(filled, "d", Array.from({ length: used }, (_, index) => cell(index)).join(""));
       attr(free, "d", Array.from({ length: Math.max(0, slots - used) }, (_, index) => cell(used + index)).join(""));

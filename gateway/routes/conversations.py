@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.context import Gateway, GatewayDep, TenantDep
@@ -12,13 +12,12 @@ from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.query import known_only
 from gateway.jobs import response_items
 from gateway.jobs.response_items import Item
+from gateway.routes.item_query import IncludedDep, ItemQueryDep
 from shared.api.endpoint import BodyKind
 from shared.api.errors import BadRequest, NotFound
 
 router = APIRouter(prefix="/v1/conversations", tags=["OpenAI"], dependencies=[known_only])
 
-Include = Annotated[list[str] | None, Query()]
-IncludeList = Annotated[list[str] | None, Query(alias="include[]")]
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
@@ -73,8 +72,7 @@ async def add_items(
     request: Request,
     gateway: GatewayDep,
     tenant: TenantDep,
-    include: Include = None,
-    include_list: IncludeList = None,
+    included: IncludedDep,
 ) -> dict[str, Any]:
     """Add `items` at the end of a conversation."""
     sent = await _body(request, gateway)
@@ -90,16 +88,12 @@ async def list_items(
     conversation_id: str,
     gateway: GatewayDep,
     tenant: TenantDep,
-    after: Annotated[str, Query(max_length=128)] = "",
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
-    include: Include = None,
-    include_list: IncludeList = None,
+    query: ItemQueryDep,
 ) -> dict[str, Any]:
     """The items of a conversation, a page of them."""
     conversation = await gateway.conversations.get(tenant, conversation_id)
     items = await gateway.conversations.items(conversation)
-    return response_items.page(items, after=after, limit=limit, descending=order == "desc")
+    return query.page(items)
 
 
 @router.get("/{conversation_id}/items/{item_id}", response_model=None)
@@ -108,8 +102,7 @@ async def get_item(
     item_id: str,
     gateway: GatewayDep,
     tenant: TenantDep,
-    include: Include = None,
-    include_list: IncludeList = None,
+    included: IncludedDep,
 ) -> Item:
     """One item of a conversation."""
     conversation = await gateway.conversations.get(tenant, conversation_id)

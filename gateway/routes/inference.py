@@ -1,8 +1,9 @@
 """The endpoints: queue a request as a job and answer with the job's output; or resume an answer.
 
-A request's path: `gateway/http` -> here -> `jobs/admission.py` -> `jobs/job_factory.py` ->
-`jobs/submitter.py`. The answer comes from `streaming/answer.py`. Every token passes this
-application's `send`, so it is plain ASGI in front of FastAPI and not a route of it.
+A request's path: `gateway/http` -> here -> `new_call.py` -> `jobs/admission.py` ->
+`jobs/job_factory.py` -> `jobs/submitter.py`. The answer comes from `streaming/answer.py`. Every
+token passes this application's `send`, so it is plain ASGI in front of FastAPI and not a route of
+it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fastapi import APIRouter, FastAPI
 from starlette.types import Receive, Scope, Send
@@ -20,28 +21,22 @@ from starlette.types import Receive, Scope, Send
 from gateway.context import Gateway
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.body import Limits, parse_json, read_body
-from gateway.http.call_headers import call_headers
 from gateway.http.errors import error_response, to_flotilla_error
-from gateway.http.form import parse_form, without_boundary
 from gateway.http.middleware import new_request_id, sent_request_id
-from gateway.http.prefer import Prefer
-from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.routes import job_stream, predictions, response_stream
+from gateway.routes.new_call import NewCall, new_call
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
 from gateway.streaming.stored_answer import StoredAnswer
-from shared.api.endpoint import BodyKind, Endpoint
+from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import StreamReset
 from shared.platform import logs, request_span
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import UNAVAILABLE
-from shared.platform.settings import Settings
-from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job
 from shared.queue.lost_attempts import write_lost_attempts
 
@@ -154,33 +149,8 @@ class InferenceApp:
     ) -> JobAnswer | StoredAnswer:
         tenant = await self._authenticator.tenant(scope)
         gateway: Gateway = self._fastapi.state.gateway
-        settings = gateway.settings
-        body, request = await _read_request(endpoint, scope, receive, settings)
-        sent = call_headers(scope["headers"])
-        model = await admit(gateway.fleet, request, sent.model_version)
-        key = sent.idempotency_key and IdempotencyKey.of(
-            tenant,
-            scope["path"],
-            sent.idempotency_key,
-            without_boundary(body) if endpoint.body is BodyKind.MULTIPART else body,
-        )
-        response = request.response
-        if response is not None:
-            body = await gateway.responses.body(tenant, response)
-        prefer = _applicable(sent.prefer, request)
-        on_disconnect = sent.on_disconnect or request.on_disconnect or ("keep" if prefer else "")
-        job = gateway.factory.attached(
-            endpoint, tenant, model, request, body, on_disconnect, key or None
-        )
-        if sent.queue_deadline_s or sent.run_deadline_s:
-            job = job._replace(
-                queue_deadline_s=sent.queue_deadline_s or job.queue_deadline_s,
-                run_deadline_s=sent.run_deadline_s or job.run_deadline_s,
-            )
-        background = response is not None and response.options.background
-        if response is not None:
-            job = await gateway.responses.kept(job, response)
-        job = job.with_request_id(request_id)
+        call = await new_call(gateway, endpoint, scope, receive, tenant, request_id)
+        job, prefer = call.job, call.prefer
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
         )
@@ -195,25 +165,12 @@ class InferenceApp:
         # Not awaited: if the queue refuses the job, the reader fails.
         queued = gateway.submitter.submit(job, on_error=on_error)
         reader.queued = queued
-        if key:
-            joined = await _joined_job(gateway, queued, reader)
-            if joined is not None:
-                gateway.relay.close(reader)
-                logs.bind_contextvars(job_id=joined.id)
-                if background and not joined.stream:
-                    return await response_stream.queued_answer(
-                        gateway, joined, request_id, [_REPLAYED]
-                    )
-                return await job_stream.answer_of(
-                    gateway,
-                    joined,
-                    StreamPosition(),
-                    received,
-                    request_id,
-                    [_REPLAYED],
-                    prefer=prefer,
-                )
-        if background:
+        joined = await _joined_job(gateway, queued, reader) if call.keyed else None
+        if joined is not None:
+            gateway.relay.close(reader)
+            logs.bind_contextvars(job_id=joined.id)
+            return await _replayed(gateway, joined, call, received, request_id)
+        if call.background:
             return await response_stream.background_answer(
                 gateway, job, queued, reader, received, request_id
             )
@@ -222,31 +179,6 @@ class InferenceApp:
                 gateway.streams, job, queued, reader, received, request_id, prefer
             )
         return JobAnswer(gateway.streams, job, queued, reader, received, request_id)
-
-
-async def _read_request(
-    endpoint: Endpoint, scope: Scope, receive: Receive, settings: Settings
-) -> tuple[bytes, CheckedRequest]:
-    """The body of a request, and what the gateway needs of it. Raises as read_body, parse_json,
-    parse_form and check_request."""
-
-    def check(fields: Mapping[str, Any]) -> CheckedRequest:
-        return check_request(endpoint, fields, settings)
-
-    with_file = endpoint.body is BodyKind.MULTIPART
-    most_bytes = settings.max_upload_bytes if with_file else settings.max_body_bytes
-    body = await read_body(scope, receive, endpoint.body, most_bytes, settings.body_timeout_s)
-    if with_file:
-        return body, await parse_form(body, scope, check)
-    limits = Limits(settings.max_body_values, settings.max_body_objects)
-    return body, await parse_json(body, limits, check)
-
-
-def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None:
-    """The preference, unless the answer begins at once anyway: a stream, a background response."""
-    if prefer is None or (request.response is not None and request.response.options.background):
-        return None
-    return None if request.stream and not prefer.respond_async else prefer
 
 
 def _resumption(scope: Scope) -> Callable[..., Awaitable[JobAnswer]] | None:
@@ -280,6 +212,18 @@ async def _joined_job(
     except BaseException:
         gateway.relay.close(reader)
         raise
+
+
+async def _replayed(
+    gateway: Gateway, joined: Job, call: NewCall, received: float, request_id: bytes | None
+) -> JobAnswer | StoredAnswer:
+    """The answer of the job that an earlier request with the same idempotency key has made."""
+    if call.background and not joined.stream:
+        return await response_stream.queued_answer(gateway, joined, request_id, [_REPLAYED])
+    start = StreamPosition()
+    return await job_stream.answer_of(
+        gateway, joined, start, received, request_id, [_REPLAYED], prefer=call.prefer
+    )
 
 
 def _unreachable() -> NoReturn:

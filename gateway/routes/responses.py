@@ -6,7 +6,7 @@ in response_stream.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
@@ -15,12 +15,10 @@ from gateway.http.query import known_only
 from gateway.jobs import response_items
 from gateway.jobs.response_object import response_object
 from gateway.jobs.stored_response import stored_response
+from gateway.routes.item_query import IncludedDep, ItemQueryDep
 from shared.api.errors import BadRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], dependencies=[known_only])
-
-Include = Annotated[list[str] | None, Query()]
-IncludeList = Annotated[list[str] | None, Query(alias="include[]")]
 
 
 @router.get("/{response_id}", response_model=None)
@@ -28,10 +26,9 @@ async def retrieve(
     response_id: str,
     gateway: GatewayDep,
     tenant: TenantDep,
+    included: IncludedDep,
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0)] = None,
-    include: Include = None,
-    include_list: IncludeList = None,
     include_obfuscation: bool | None = None,
 ) -> dict[str, Any]:
     """The response now; with `stream=true` its events behind number `starting_after`, then live."""
@@ -66,13 +63,9 @@ async def input_items(
     response_id: str,
     gateway: GatewayDep,
     tenant: TenantDep,
-    after: Annotated[str, Query(max_length=128)] = "",
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
-    include: Include = None,
-    include_list: IncludeList = None,
+    query: ItemQueryDep,
 ) -> dict[str, Any]:
     """The items that the response was made from, with those of the responses before it."""
     stored = await stored_response(gateway.queue, tenant, response_id)
     items = response_items.shown(await stored.input_items(), stored.job.id)
-    return response_items.page(items, after=after, limit=limit, descending=order == "desc")
+    return query.page(items)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from worker.engines.simulated.generation import Generation
-from worker.engines.simulated.request import ChatBody, sampling
+from worker.engines.simulated.request import ChatBody
+from worker.engines.simulated.sampling import sampling
 
 
 async def expected_text(body: dict[str, Any]) -> str:

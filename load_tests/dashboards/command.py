@@ -26,13 +26,15 @@ from load_tests.systems.system import System
 HELP = "what open dashboards cost a gateway and Redis"
 
 MAX_CORE_SHARE = 0.05
-MAX_COMMANDS_FACTOR = 1.05
+MAX_COMMANDS_FACTOR = 1.15
 """How much more often than one stream many may ask Redis: a reading more or less at the edges."""
 _TIMING = EngineTiming(step_ms=2000, step_us_per_seq=0, max_num_seqs=64)
 _WORKERS = 2
 _JOBS = 200
 _TOKENS = 8000
 _SETTLE_S = 2.0
+_OF_THE_OVERVIEW = ("xinfo|stream", "xpending")
+"""Commands that nothing else sends here; the others vary with what the workers do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +55,9 @@ class DashboardCost:
     """Share of one core."""
     redis_core: float
     commands_per_s: float
+    """All commands, the workers' too."""
+    overview_commands_per_s: float
+    """Commands that only the overview sends here."""
     events_per_stream_s: float
     bytes_per_event: float
 
@@ -109,18 +114,22 @@ async def _measure(fleet: _BusyFleet, streams: int, seconds: float) -> Dashboard
             await stack.enter_async_context(viewer)
         await asyncio.sleep(_SETTLE_S)
         began = time.monotonic()
-        before = gateway.cpu_s(), redis.cpu_s(), fleet.redis_counters()["commands"]
+        before, commands_before = (gateway.cpu_s(), redis.cpu_s()), fleet.redis_counters()
         seen = [(viewer.events, viewer.bytes) for viewer in viewers]
         await asyncio.sleep(seconds)
         passed_s = time.monotonic() - began
-        after = gateway.cpu_s(), redis.cpu_s(), fleet.redis_counters()["commands"]
+        after, commands = (gateway.cpu_s(), redis.cpu_s()), fleet.redis_counters()
         events = sum(viewer.events for viewer in viewers) - sum(n for n, _ in seen)
         size = sum(viewer.bytes for viewer in viewers) - sum(n for _, n in seen)
     return DashboardCost(
         streams=streams,
         gateway_core=(after[0] - before[0]) / passed_s,
         redis_core=(after[1] - before[1]) / passed_s,
-        commands_per_s=(after[2] - before[2]) / passed_s,
+        commands_per_s=(commands["commands"] - commands_before["commands"]) / passed_s,
+        overview_commands_per_s=sum(
+            commands.get(name, 0.0) - commands_before.get(name, 0.0) for name in _OF_THE_OVERVIEW
+        )
+        / passed_s,
         events_per_stream_s=events / passed_s / streams if streams else 0.0,
         bytes_per_event=size / events if events else 0.0,
     )
@@ -159,6 +168,7 @@ def _median(costs: Sequence[DashboardCost]) -> DashboardCost:
         gateway_core=of("gateway_core"),
         redis_core=of("redis_core"),
         commands_per_s=of("commands_per_s"),
+        overview_commands_per_s=of("overview_commands_per_s"),
         events_per_stream_s=of("events_per_stream_s"),
         bytes_per_event=of("bytes_per_event"),
     )
@@ -166,7 +176,13 @@ def _median(costs: Sequence[DashboardCost]) -> DashboardCost:
 
 def table(costs: Sequence[DashboardCost]) -> Table:
     """One row for each number of streams."""
-    head = ["dashboards", "gateway\n% of a core", "Redis\n% of a core", "Redis\ncommands/s"]
+    head = [
+        "dashboards",
+        "gateway\n% of a core",
+        "Redis\n% of a core",
+        "Redis\ncommands/s",
+        "of the\noverview",
+    ]
     head += ["events/s\nof each", "bytes\nper event"]
     rows = [
         [
@@ -174,6 +190,7 @@ def table(costs: Sequence[DashboardCost]) -> Table:
             f"{cost.gateway_core:.1%}",
             f"{cost.redis_core:.1%}",
             f"{cost.commands_per_s:.0f}",
+            f"{cost.overview_commands_per_s:.1f}",
             f"{cost.events_per_stream_s:.2f}",
             f"{cost.bytes_per_event:.0f}",
         ]
@@ -186,8 +203,7 @@ def evaluate(costs: Sequence[DashboardCost]) -> tuple[bool, str]:
     """Whether the limits are kept, and a sentence. `costs`: of 0, 1 and many streams."""
     none, one, many = costs
     share = many.gateway_core - none.gateway_core
-    own = one.commands_per_s - none.commands_per_s
-    factor = (many.commands_per_s - none.commands_per_s) / own if own > 0 else 1.0
+    factor = many.overview_commands_per_s / (one.overview_commands_per_s or 1.0)
     good = share <= MAX_CORE_SHARE and factor <= MAX_COMMANDS_FACTOR
     return good, (
         f"{many.streams} dashboards cost {share:.1%} of a gateway's core (limit "

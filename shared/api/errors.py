@@ -21,6 +21,7 @@
     ├── UnsupportedMediaType   415
     ├── AnswerTooLarge         400
     ├── NotRepeatable          409
+    ├── WorkerNotReady         409
     ├── IdempotencyKeyReused   422
     ├── JobFailed              500
     │   ├── WorkerLost         500
@@ -37,6 +38,7 @@
     ├── OperationFailed        502
     │   └── OperationIncomplete 504
     ├── QueueFull              503
+    ├── IntakeStopped          503
     ├── NoWorker               503
     ├── AutoscalerSilent       503
     ├── RedisUnavailable       503

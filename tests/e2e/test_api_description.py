@@ -99,7 +99,7 @@ def test_every_operation_describes_its_errors_and_its_key(described: dict[str, A
         for operation in operations.values():
             assert "HTTPValidationError" not in str(operation["responses"])
             assert {"4XX", "5XX"} <= set(operation["responses"])
-            probe = path in {"/healthz", "/readyz", "/health", "/ping"}
+            probe = path in {"/", "/healthz", "/readyz", "/health", "/ping"}
             assert operation.get("security") == (None if probe else [{"key": []}]), path
 
 

@@ -72,8 +72,11 @@ def test_why_a_job_waits_and_how_to_stop_and_resume(flotilla: Flotilla) -> None:
     assert flotilla("queue", "pause", "--reason", "test").stdout == "simulated: pause done\n"
     try:
         job = flotilla("submit", "hello", key="k-team").stdout.strip()
-        assert "paused" in flotilla("jobs", "why", job, key="k-team").stdout
-        assert "PAUSED" in flotilla("queue", "ls").stdout
+        wait_for(
+            lambda: "paused" in flotilla("jobs", "why", job, key="k-team").stdout,
+            "the gateway has read it",
+        )
+        wait_for(lambda: "PAUSED" in flotilla("queue", "ls").stdout, "the overview has it")
         assert "no. 1, " in flotilla("jobs", "ls", "state:queued", key="k-team").stdout
         flotilla("jobs", "result", job, "--wait", "0.1", key="k-team", code=6)
         shown = flotilla("jobs", "cancel", "--filter", "tenant:* state:queued", "--dry-run").stdout
@@ -94,20 +97,24 @@ def test_intake_is_stopped(flotilla: Flotilla) -> None:
         assert "flotilla: " in flotilla("submit", "hello", key="k-team", code=4).stderr
     finally:
         flotilla("queue", "resume", "simulated")
+    wait_for(lambda: "open" in flotilla("queue", "ls").stdout, "the gateway has read it")
     flotilla("submit", "hello", "--wait", "30", key="k-team")
 
 
 def test_what_an_operator_sees(flotilla: Flotilla) -> None:
-    row = flotilla("workers", "ls").stdout.splitlines()[1]
-    assert row.split()[:3] == ["w-1", "ready", "simulated"]
+    def rows() -> list[list[str]]:
+        return [line.split()[:3] for line in flotilla("workers", "ls").stdout.splitlines()]
+
+    # The overview may show for a second what the tests before have done.
+    wait_for(lambda: ["w-1", "ready", "simulated"] in rows(), "the worker is ready")
     page = flotilla("top", "--once").stdout
     assert "SIMULATED engine" in page
     assert "w-1" in page
     assert flotilla("dead", "ls").stdout.split()[0] == "LETTER"
     assert {"team", "other", "ops"} <= set(flotilla("keys").stdout.split())
-    found = flotilla("doctor").stdout
-    assert "FAIL" not in found
-    assert "engine is SIMULATED" in found
+    found = json.loads(flotilla("doctor", "--json").stdout)["data"]
+    assert {each["level"] for each in found if each["check"] != "engine"} <= {"ok", "warning"}
+    assert [each["level"] for each in found if each["check"] == "engine"] == ["warning"]
     assert flotilla("scale", "explain").stdout.startswith("No autoscaler decides")
     flotilla("workers", "ls", key="k-team", code=4)
     flotilla("jobs", "ls", key="wrong", code=4)

@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Playwright,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 NAMES = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -20,6 +28,8 @@ ARGUMENTS = (
     "--disable-dev-shm-usage",
     "--font-render-hinting=none",  # the same widths on every machine
 )
+_DEADLINE_MS = 20_000
+expect.set_options(timeout=_DEADLINE_MS)
 MEASURE = Path(__file__).parent / "measure.js"
 
 
@@ -51,6 +61,8 @@ def launched() -> Iterator[Browser | None]:
 class Tab:
     """One page in a context of its own (own storage), and its faults.
 
+    Playwright's `wait_for_function` does not work in it: the page's policy has no `unsafe-eval`.
+
     A fault is a message on the console at the level of an error (a breach of the
     Content-Security-Policy is one), an exception, or a request to another host than the gateway's.
     """
@@ -78,7 +90,7 @@ class Tab:
             timezone_id="UTC",
             reduced_motion="reduce",
         )
-        self._context.set_default_timeout(20_000)
+        self._context.set_default_timeout(_DEADLINE_MS)
         self._context.add_init_script(path=MEASURE)
         self.page: Page = self._context.new_page()
         self.page.on("console", self._on_console)

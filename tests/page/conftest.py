@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("playwright", reason="the extra `page` is not installed: make test-page")
-
-from tests.page.browser import NAMES, Tab, launched
-from tests.page.stand_in import StandIn
-
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-OpenTab = Callable[..., Tab]
+    from tests.page.browser import Tab
+    from tests.page.stand_in import StandIn
+
+OpenTab = Callable[..., "Tab"]
+_MISSING = [name for name in ("playwright", "axe_playwright_python") if find_spec(name) is None]
+collect_ignore_glob = ["*.py"] if _MISSING else []
+
+
+def pytest_report_header() -> str | None:
+    """Why nothing is collected here."""
+    if _MISSING:
+        return f"tests/page: not collected without {', '.join(_MISSING)}: make test-page"
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One headless Chromium for all tests of this process."""
+    from tests.page.browser import NAMES, launched
+
     with launched() as browser:
         if browser is None:
             pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed, nor $CHROMIUM set")
@@ -37,6 +47,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def open_tab(browser: Browser) -> Iterator[OpenTab]:
     """Makes a tab: `open_tab(url, width=..., scheme="dark")`. At the end no tab may have faults."""
+    from tests.page.browser import Tab
+
     tabs: list[Tab] = []
 
     def make(url: str, **options: Any) -> Tab:
@@ -52,6 +64,8 @@ def open_tab(browser: Browser) -> Iterator[OpenTab]:
 
 @pytest.fixture(scope="session")
 def _stand_in() -> Iterator[StandIn]:
+    from tests.page.stand_in import StandIn
+
     with StandIn() as stand_in:
         yield stand_in
 

@@ -70,6 +70,12 @@
     return found;
   }
 
+  // Text that a program has made of a value it did not expect.
+  function mistakes() {
+    const text = document.body.innerText;
+    return text.match(/.*(\[object |\bundefined\b|\bNaN\b|\bnull\b|\bInfinity\b).*/g) || [];
+  }
+
   const CONTROLS =
     "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex]";
 
@@ -106,6 +112,7 @@
         return { name: name(node), box: [x, y + scrollY, width, height].map(Math.round) };
       }),
     cutOff,
+    mistakes,
     // Marks the controls; `focused` then says which of them has the focus.
     mark() {
       document.activeElement?.blur();

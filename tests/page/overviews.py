@@ -153,6 +153,13 @@ def quantiles(p50: float, p95: float, p99: float) -> dict[str, float]:
     return {"p50": p50, "p95": p95, "p99": p99}
 
 
+def latencies(known: dict[str, Any]) -> dict[str, Any]:
+    """The same percentiles for all four times, and where they come from."""
+    names = ("ttft_s", "itl_s", "queue_wait_s", "e2e_s")
+    sources = dict.fromkeys(names, "jobs that ended in the last 5 minutes")
+    return dict.fromkeys(names, known) | {"since": AT - 300, "source": sources}
+
+
 def overview(**changes: Any) -> Overview:
     """A good day with four workers; `changes` replace members."""
     return {
@@ -172,7 +179,8 @@ def overview(**changes: Any) -> Overview:
         },
         "pools": [pool()],
         "workers": [worker(number) for number in range(1, 5)],
-        "latency": {
+        "latency": latencies({})
+        | {
             "ttft_s": quantiles(0.09, 0.21, 0.41),
             "itl_s": quantiles(0.018, 0.031, 0.038),
             "queue_wait_s": quantiles(0.1, 0.3, 0.4),
@@ -204,7 +212,7 @@ def empty() -> Overview:
         rates=dict.fromkeys(overview()["rates"], 0.0),
         pools=[],
         workers=[],
-        latency=dict.fromkeys(overview()["latency"], nothing),
+        latency=latencies(nothing),
         history={"step_s": 5, "waiting": [], "running": [], "output_tokens": [], "submitted": []},
         dead_letters=0,
         redis={"ok": True, "used_memory": 1_000_000, "max_memory": 0},
@@ -245,13 +253,13 @@ def incident() -> Overview:
             "path": "/admin/workers/w-3/drain",
             "body": {},
         },
-        runbook="worker-lost",
+        runbook="compose/observability/runbooks.md#flotillaworkerslost",
     )
     slow = problem(
         "slow",
         "Pool qwen: the oldest job waits 9.8 s; the autoscaler wants 6 workers, the limit is 5.",
         level="warning",
-        runbook="long-wait",
+        runbook="compose/observability/runbooks.md#flotillaqueuewaitlong",
     )
     workers = [worker(number) for number in range(1, 5)]
     workers[2] = worker(3, state="lost", lost=True, heartbeat_age_s=42.0, kv_use=None, busy=61)
@@ -325,7 +333,7 @@ def huge() -> Overview:
         },
         pools=pools,
         workers=workers,
-        latency=dict.fromkeys(overview()["latency"], quantiles(3_599.99, 86_399.9, 172_800.0)),
+        latency=latencies(quantiles(3_599.99, 86_399.9, 172_800.0)),
         history=history(1e5),
         dead_letters=LARGE,
         redis={"ok": True, "used_memory": 512_000_000_000, "max_memory": 1_024_000_000_000},
@@ -366,9 +374,7 @@ def growing(share: float) -> Overview:
             )
             for number in range(1, 5)
         ],
-        latency=dict.fromkeys(
-            overview()["latency"], quantiles(share**3 * 599, share**3 * 3599, share**3 * 86_399)
-        ),
+        latency=latencies(quantiles(share**3 * 599, share**3 * 3599, share**3 * 86_399)),
         history=history(share),
         dead_letters=to(LARGE),
     )

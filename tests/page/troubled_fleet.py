@@ -50,8 +50,8 @@ class TroubledFleet:
         long = [submit(url, prompt=f"long {n}", max_tokens=_LONG) for n in range(2 * SLOTS)]
         wait_for(lambda: _states(url, long) == {"in_progress"}, "the long jobs run")
         waiting = submit(url, prompt="short", max_tokens=3)
-        # The gateway has to have had the worker's figures before they stop coming.
-        wait_for(lambda: _workers(url).get("w-lost") is not None, "the overview has the worker")
+        # The overview has to have its heartbeat with its jobs before heartbeats stop.
+        wait_for(lambda: _busy(url, "w-lost") == SLOTS, "the overview has the worker's jobs")
         lost.kill()
         return cls(gateway, "w-healthy", "w-lost", waiting, failed)
 
@@ -108,5 +108,6 @@ def _states(url: str, jobs: list[str]) -> set[str]:
     return {_state(url, job_id) for job_id in jobs}
 
 
-def _workers(url: str) -> dict[str, Any]:
-    return {worker["id"]: worker for worker in get(url, "/admin/overview")["workers"]}
+def _busy(url: str, worker_id: str) -> int:
+    workers = {worker["id"]: worker for worker in get(url, "/admin/overview")["workers"]}
+    return int(workers[worker_id]["busy"]) if worker_id in workers else 0

@@ -29,5 +29,5 @@ def show(tab: Tab, view: str) -> Page:
     expect(page.locator("#verdict")).to_have_attribute("data-level", _LEVELS)
     if view == "a job":
         expect(page.locator("dialog[open]")).to_contain_text(FAILED[:12])
-    page.wait_for_function("document.fonts.status === 'loaded'")
+    page.evaluate("document.fonts.ready.then(() => true)")
     return page

@@ -124,15 +124,17 @@ def _ended(
     inline: bool,
     body: bytes,
     packed: bytes,
-    headers: bytes = b"{}",
+    headers: bytes,
+    first_us: int,
 ) -> SentResult:
     ending = ResponseInfo(*msgpack.unpackb(packed))
     assert tokens == ending.completion_tokens
+    assert first_us >= 0
     answer = JobResult(
         event=JobEvent(event.decode()),
         error_code=code.decode(),
         body=body,
-        headers=tuple(json.loads(headers).items()),
+        headers=tuple(json.loads(headers or b"{}").items()),
         **ending._asdict(),
     )
     return SentResult(lease_id.decode(), seq, segment, watchers.decode(), answer)

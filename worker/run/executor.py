@@ -64,7 +64,18 @@ class Executor:
         kv_high_watermark: float,
         app: ASGIApp | None = None,
     ) -> None:
+        self._queue = queue
+        self._engine = engine
+        self._app = app
+        self._metrics = metrics
+        self._pool = pool
+        self._worker_id = worker_id
+        self._lease_s = lease_s
         self.runs: dict[str, JobRun] = {}
+        self._to_release: list[JobRun] = []
+        self._released: set[JobRun] = set()  # those that their engine has not aborted yet
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
         self.totals = WorkTotals()
         self.slots = SlotAccounting(engine, self.runs, kv_high_watermark)
         self.adapter_queues = AdapterQueues(
@@ -85,51 +96,42 @@ class Executor:
             self.on_lease_lost,
         )
         self.publisher = Publisher(queue, metrics, self.lease, self.advertised_slots)
-        self.control = ControlChannel(
-            queue,
-            self.advertised_slots,
-            pool=pool,
-            worker_id=worker_id,
-            start=self._start,
-            abort=self._abort,
-            known_jobs=lambda: [*self.runs, *(run.job.id for run in self._to_release)],
-            malformed=MalformedValues(metrics.malformed),
-        )
-        self._queue = queue
-        self._engine = engine
-        self._app = app
-        self._metrics = metrics
-        self._pool = pool
-        self._worker_id = worker_id
-        self._lease_s = lease_s
-        self._to_release: list[JobRun] = []
-        self._released: set[JobRun] = set()  # those that their engine has not aborted yet
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
+        self.control = self._control_channel()
+        self.isolation = self.slots.isolation = self._isolation()
         self._blocking = [connections.connect_blocking(url) for url in urls]
-        self.isolation = self.slots.isolation = Isolation(
-            queue,
-            self.advertised_slots,
-            pool=pool,
-            worker=worker_id,
-            lease_s=lease_s,
-            start=self._start_suspect,
-            runs=lambda: {job_id: run.buffer.log_started for job_id, run in self.runs.items()},
-            claiming=lambda: sum(claimer.requested for claimer in self._claimers),
-            usable=lambda: not (engine.dead or self.slots.paused),
-            on_end=self._slots_changed,
-        )
         self._consumers = [self._consumer(index) for index, _ in enumerate(urls)]
         self._claimers = [
             Claimer(consumer, self._decide, self._start) for consumer in self._consumers
         ]
         self._last_step = time.monotonic()
         engine.on_step = self._on_step
-        # Computed at each scrape: between two claims nothing else would update them.
-        slots = engine.capacity.max_num_seqs
-        metrics.slots.labels("busy").set_function(lambda: engine.load().unfinished)
-        metrics.slots.labels("free").set_function(lambda: max(0, slots - engine.load().unfinished))
-        metrics.kv_usage.set_function(lambda: engine.load().kv_usage)
+        _export_load(engine, metrics)
+
+    def _control_channel(self) -> ControlChannel:
+        return ControlChannel(
+            self._queue,
+            self.advertised_slots,
+            pool=self._pool,
+            worker_id=self._worker_id,
+            start=self._start,
+            abort=self._abort,
+            known_jobs=lambda: [*self.runs, *(run.job.id for run in self._to_release)],
+            malformed=MalformedValues(self._metrics.malformed),
+        )
+
+    def _isolation(self) -> Isolation:
+        return Isolation(
+            self._queue,
+            self.advertised_slots,
+            pool=self._pool,
+            worker=self._worker_id,
+            lease_s=self._lease_s,
+            start=self._start_suspect,
+            runs=lambda: {job_id: run.buffer.log_started for job_id, run in self.runs.items()},
+            claiming=lambda: sum(claimer.requested for claimer in self._claimers),
+            usable=lambda: not (self._engine.dead or self.slots.paused),
+            on_end=self._slots_changed,
+        )
 
     def _consumer(self, server_index: int) -> QueueConsumer:
         return QueueConsumer(
@@ -386,3 +388,11 @@ def _note_release(runs: Iterable[JobRun], reason: str) -> None:
     for run in runs:
         if run.trace is not None:
             run.trace.released(reason)
+
+
+def _export_load(engine: Engine, metrics: WorkerMetrics) -> None:
+    """Compute the engine's load at each scrape: between two claims nothing else updates it."""
+    slots = engine.capacity.max_num_seqs
+    metrics.slots.labels("busy").set_function(lambda: engine.load().unfinished)
+    metrics.slots.labels("free").set_function(lambda: max(0, slots - engine.load().unfinished))
+    metrics.kv_usage.set_function(lambda: engine.load().kv_usage)

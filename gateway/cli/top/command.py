@@ -71,8 +71,8 @@ def _run(feed: Feed, screen: Screen) -> None:
                 match effect:
                     case Quit():
                         return
-                    case Call(path, _, done):
-                        feed.call(path, done)
+                    case Call():
+                        feed.call(effect)
                     case Describe(job):
                         feed.describe(job)
 

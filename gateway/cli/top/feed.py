@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,10 +17,12 @@ from gateway.cli.client import Address, GatewayClient
 from gateway.cli.exit_codes import CommandError
 from gateway.cli.job_text import timeline, why_text
 from gateway.cli.output import level
+from gateway.cli.top.screen import Call
 
 _RETRY_S = 1.0
 _JOBS_S = 2.0
 _JOBS = 50
+_DRAIN_S = 120.0
 
 
 @dataclass
@@ -61,9 +64,9 @@ class Feed:
         self.details = Text(f"{job_id} ...")
         self._apart(lambda client: self._describe(client, job_id))
 
-    def call(self, path: str, done: str) -> None:
-        """POST to a path; the message says how it went."""
-        self._apart(lambda client: self._call(client, path, done))
+    def call(self, call: Call) -> None:
+        """Carry out what a key has asked for; the message says how it went."""
+        self._apart(lambda client: self._call(client, call))
 
     def _apart(self, work: Callable[[GatewayClient], None]) -> None:
         def run() -> None:
@@ -80,10 +83,13 @@ class Feed:
         except CommandError as error:
             self.details = level("problem", str(error))
 
-    def _call(self, client: GatewayClient, path: str, done: str) -> None:
+    def _call(self, client: GatewayClient, call: Call) -> None:
         try:
-            client.post(path)
-            self.message = done
+            if call.action == "drain":
+                client.post(f"/admin/workers/{quote(call.subject)}/drain", wait_s=_DRAIN_S)
+            else:
+                client.act_on_job(call.action, call.subject)
+            self.message = call.done
         except CommandError as error:
             self.message = str(error)
         self._jobs_due.set()
@@ -109,7 +115,9 @@ class Feed:
             words = self.jobs_filter
             if words is not None:
                 try:
-                    page = client.get("/jobs", filter=words or None, limit=_JOBS)
+                    # Only operators get the overview, so the jobs of all tenants can be shown.
+                    every = words if "tenant:" in words else f"{words} tenant:*".strip()
+                    page = client.get("/jobs", filter=every, limit=_JOBS)
                     if words == self.jobs_filter:
                         self.jobs, self.jobs_error = page["data"], ""
                 except CommandError as error:

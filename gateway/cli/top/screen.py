@@ -37,9 +37,12 @@ class View(StrEnum):
 
 
 class Call(NamedTuple):
-    """A call of the gateway that a key asks for, once it is confirmed."""
+    """A change that a key asks for, once it is confirmed."""
 
-    path: str
+    action: str
+    """`cancel`, `retry` or `drain`."""
+    subject: str
+    """The id of the job, or of the worker."""
     question: str
     done: str
 
@@ -177,9 +180,9 @@ def _act(screen: Screen, key: str, ids: Sequence[str]) -> tuple[Screen, Effect]:
         shown = replace(screen, view=View.DETAILS, subject=chosen)
         return shown, Describe(chosen) if is_job else None
     calls = {
-        "c": Call(f"/jobs/{chosen}/cancel", f"Cancel {chosen}?", f"{chosen} is cancelled"),
-        "r": Call(f"/jobs/{chosen}/retry", f"Retry {chosen} as a new job?", f"{chosen} is retried"),
-        "x": Call(f"/admin/workers/{chosen}/drain", f"Drain {chosen}?", f"{chosen} drains"),
+        "c": Call("cancel", chosen, f"Cancel {chosen}?", f"{chosen} is cancelled"),
+        "r": Call("retry", chosen, f"Retry {chosen} as a new job?", f"{chosen} is retried"),
+        "x": Call("drain", chosen, f"Drain {chosen}?", f"{chosen} drains"),
     }
     if is_job == (key == "x"):
         need = "worker" if key == "x" else "job"

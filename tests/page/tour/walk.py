@@ -101,9 +101,8 @@ class Walk:
         page = self._page
         self._keys("gf")
         running = self._terminals.begin(bench)
-        page.wait_for_function(
-            f"document.querySelector('[data-pool={POOL}]')?.textContent.match(/[1-9]\\d/)"
-        )
+        pool = page.locator(f"[data-pool={POOL}]")
+        expect(pool).to_contain_text(re.compile(r"waiting\s*[2-9]\d"), timeout=60_000)
         self._picture(page, "04-load")
         return self._terminals.end(running, bench)
 
@@ -111,10 +110,8 @@ class Walk:
         (kill,) = minute.commands
         page = self._page
         running = self._terminals.begin(kill)
-        expect(page.locator("#verdict")).to_have_attribute(
-            "data-level", re.compile("problem|warning"), timeout=60_000
-        )
-        expect(page.locator("#verdict")).to_contain_text("lost")
+        lost = page.locator("#verdict[data-level=problem]", has_text="lost")
+        expect(lost).to_be_visible(timeout=60_000)
         self._picture(page, "05-worker-lost")
         output = self._terminals.end(running, kill)
         assert re.search(r"Failed requests:\s+0\b", output), output
@@ -184,6 +181,7 @@ class Walk:
             self._page.keyboard.press(key)
 
     def _picture(self, page: Page, name: str) -> None:
-        assert page.evaluate("measured.cutOff()") == [], f"in the picture {name}"
+        wrong = page.evaluate("[...measured.cutOff(), ...measured.mistakes()]")
+        assert wrong == [], f"in the picture {name}: {wrong}"
         page.screenshot(path=self._pictures / f"{name}.png", animations="disabled")
         self.taken.append(f"{name}.png")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
 from docs.builder import (
     api_reference,
@@ -92,11 +93,12 @@ async def test_every_call_and_every_body_is_on_its_page() -> None:
 
 def test_every_command_is_on_the_page() -> None:
     page = command_reference.page(app)
-    for command in app.registered_commands:
-        name = command.name or command.callback.__name__  # type: ignore[union-attr]
-        assert f"## `flotilla {name}`\n" in page
-    for group in app.registered_groups:
-        assert f"## `flotilla {group.name or group.typer_instance.info.name}`\n" in page
+    waiting = [("flotilla", get_command(app))]
+    while waiting:
+        name, command = waiting.pop()
+        assert re.search(rf"^#+ `{name}`$", page, re.MULTILINE)
+        for part, each in getattr(command, "commands", {}).items():
+            waiting.append((f"{name} {part}", each))
 
 
 def diagrams() -> list[str]:

@@ -117,8 +117,8 @@ def test_a_lost_worker_is_named_with_its_effect() -> None:
     lost = worker("w-3", lost_since_s=NOW - 42, jobs=61)
     state = fleet(pool(lanes=[lane()]), workers=[worker("w-1"), lost])
     assert verdict_of(state) == (
-        "The worker w-3 was lost 42.0 s ago. About 61 jobs were given back to the queue; 9 wait "
-        "now. Start it again, or let its supervisor do it."
+        "The worker w-3 was lost 42.0 s ago. Its jobs, 61 at its last heartbeat, went back to the "
+        "queue; 9 wait now. Start it again, or let its supervisor do it."
     )
     (problem,) = find_problems(state)
     assert (problem.worker, problem.since) == ("w-3", NOW - 42)

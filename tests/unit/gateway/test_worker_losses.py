@@ -41,8 +41,6 @@ def test_a_killed_worker_is_lost_before_its_entry_expires_and_after() -> None:
     losses.update([heartbeat("a"), heartbeat("b")], 100)
     losses.gone("b", 100.5)
     losses.update([heartbeat("a"), heartbeat("b", 1.5)], 101)
-    assert not losses.lost, "it may reconnect"
-    losses.update([heartbeat("a"), heartbeat("b", 3.5)], 103)
     assert losses.lost["b"].since_s == 100.5
     losses.update([heartbeat("a")], 112)
     assert set(losses.lost) == {"b"}
@@ -58,11 +56,14 @@ def test_a_worker_without_the_detector_is_lost_when_its_entry_has_expired() -> N
     assert losses.lost["b"].since_s == 99
 
 
-def test_a_worker_that_reconnects_is_not_lost() -> None:
+def test_a_worker_that_reconnects_is_not_lost_any_more() -> None:
     losses = WorkerLosses()
     losses.update([heartbeat("a", 1.0)], 100)
     losses.gone("a", 100.2)
+    losses.update([heartbeat("a", 1.5)], 100.5)
+    assert losses.lost
     losses.update([heartbeat("a", 0.3)], 102)
+    assert not losses.lost
     losses.update([heartbeat("a", 4.0)], 106)
     assert not losses.lost
 
@@ -71,12 +72,27 @@ def test_a_loss_ends_when_the_pool_has_as_many_workers_again() -> None:
     losses = WorkerLosses()
     losses.update([heartbeat("a"), heartbeat("b")], 100)
     losses.gone("b", 100.5)
-    losses.update([heartbeat("a"), heartbeat("b", 3.5)], 103)
+    losses.update([heartbeat("a"), heartbeat("b", 1.5)], 101)
     assert losses.lost
     losses.update([heartbeat("a"), heartbeat("c", state=WorkerState.STARTING)], 112)
     assert losses.lost
     losses.update([heartbeat("a"), heartbeat("c")], 114)
     assert not losses.lost
+
+
+def test_a_worker_that_was_replaced_at_once_does_not_come_back_while_its_entry_expires() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a"), heartbeat("b")], 100)
+    losses.gone("b", 100.5)
+    losses.update([heartbeat("a"), heartbeat("b", 1.5), heartbeat("c")], 102)
+    assert set(losses.lost) == {"b"}, "it is shown for some seconds"
+    losses.update([heartbeat("a"), heartbeat("b", 6.5), heartbeat("c")], 106.5)
+    losses.update([heartbeat("a"), heartbeat("b", 7.5), heartbeat("c")], 107.5)
+    assert not losses.lost
+    assert losses.ended == {"b"}
+    losses.update([heartbeat("a"), heartbeat("c")], 112)
+    assert not losses.lost
+    assert not losses.ended
 
 
 def test_the_same_worker_is_back() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +22,7 @@ from worker.engines.simulated import operator_api
 from worker.engines.simulated.audio_response import AudioResponse, read_form
 from worker.engines.simulated.chat_response import BatchChatResponse, ChatResponse
 from worker.engines.simulated.completion_response import CompletionResponse
+from worker.engines.simulated.delivery import DEAD
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation
 from worker.engines.simulated.messages_response import (
     CountTokensBody,
@@ -30,16 +30,12 @@ from worker.engines.simulated.messages_response import (
     MessagesResponse,
     count_tokens,
 )
+from worker.engines.simulated.model_cards import model_cards
 from worker.engines.simulated.pooling_api import POOLING, Call, invocation
 from worker.engines.simulated.pooling_response import PoolingResponse
-from worker.engines.simulated.request import (
-    BatchChatBody,
-    ChatBody,
-    CompletionBody,
-    RefusedError,
-    parse,
-)
-from worker.engines.simulated.response import DEAD, GenerationResponse
+from worker.engines.simulated.refusal import RefusedError
+from worker.engines.simulated.request import BatchChatBody, ChatBody, CompletionBody, parse
+from worker.engines.simulated.response import GenerationResponse
 from worker.engines.simulated.response_request import ResponseBody
 from worker.engines.simulated.responses_response import ResponsesResponse
 
@@ -124,7 +120,13 @@ class SimulatedApi:
         elif scope["path"] == "/health":
             response = Response(status_code=503 if self._engine.dead else 200)
         elif scope["path"] == "/v1/models":
-            response = JSONResponse(self._models())
+            cards = model_cards(
+                self._names,
+                self._root,
+                self._engine.capacity.max_model_len,
+                self._operators.adapters,
+            )
+            response = JSONResponse(cards)
         elif scope["path"] in operator_api.ROUTES:
             try:
                 response = await self._operators.answer(Request(scope, receive))
@@ -240,41 +242,6 @@ class SimulatedApi:
             raise RefusedError(message, "model", kind="NotFoundError", status=404)
         given = getattr(body, "request_id", "")
         return headers.get("x-request-id") or given or uuid.uuid4().hex[:16]
-
-    def _models(self) -> dict[str, Any]:
-        now = int(time.time())
-        permission = {
-            "id": f"modelperm-{uuid.uuid4().hex[:16]}",
-            "object": "model_permission",
-            "created": now,
-            "allow_create_engine": False,
-            "allow_sampling": True,
-            "allow_logprobs": True,
-            "allow_search_indices": False,
-            "allow_view": True,
-            "allow_fine_tuning": False,
-            "organization": "*",
-            "group": None,
-            "is_blocking": False,
-        }
-        cards = [
-            {
-                "id": name,
-                "object": "model",
-                "created": now,
-                "owned_by": "simulated",
-                "root": self._root,
-                "parent": None,
-                "max_model_len": self._engine.capacity.max_model_len,
-                "permission": [permission],
-            }
-            for name in self._names
-        ]
-        adapters = [
-            cards[0] | {"id": name, "root": path, "parent": self._name, "max_model_len": None}
-            for name, path in self._operators.adapters.items()
-        ]
-        return {"object": "list", "data": [*cards, *adapters]}
 
 
 def _not_served(scope: Scope, allowed: str | None) -> Response:

@@ -12,19 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Message, Send
 
 from worker.engines.protocol import JOURNAL
-from worker.engines.simulated.generation import (
-    Delta,
-    Disconnected,
-    EngineDeadError,
-    Generation,
-    Prompt,
-)
-from worker.engines.simulated.request import Body, RefusedError, room, sampling
-from worker.engines.simulated.response import DEAD
+from worker.engines.simulated.delivery import DONE, event_bytes, event_stream, part, whole
+from worker.engines.simulated.generation import Delta, Generation, Prompt
+from worker.engines.simulated.refusal import RefusedError
+from worker.engines.simulated.request import Body
+from worker.engines.simulated.sampling import room, sampling
 
 _BYTES_PER_S = 32_000
 _ID_PREFIXES = {"transcription": "transcribe", "translation": "translate"}
@@ -71,10 +67,8 @@ class AudioResponse:
 
     async def send_stream(self, send: Send) -> None:
         """Send the response as server-sent events, each in a body message of its own."""
-        content_type = (b"content-type", b"text/event-stream; charset=utf-8")
-        await send({"type": "http.response.start", "status": 200, "headers": [content_type]})
         n_generated = 0
-        try:
+        async with event_stream(send, last=DONE):
             while deltas := await self.generation.next_deltas():
                 for delta in deltas:
                     n_generated += len(delta.token_ids)
@@ -87,32 +81,23 @@ class AudioResponse:
                     "completion_tokens": n_generated,
                 }
                 await send(self._chunk([], usage=usage))
-        except Disconnected:
-            return
-        except EngineDeadError:
-            await send(_event(json.dumps(DEAD)))
-        await send(_event("[DONE]"))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def full(self) -> Response:
-        """The response in one piece; 200 and `null` for a client that has disconnected, as vLLM."""
-        try:
-            deltas = await self.generation.next_deltas()
-        except EngineDeadError:
-            return JSONResponse(DEAD, 500)
-        except Disconnected:
-            return JSONResponse(None)
+        """The response in one piece."""
+        return await whole(self.generation, self._body)
+
+    def _body(self, deltas: list[Delta]) -> dict[str, Any]:
         text = "".join(delta.text for delta in deltas)
         if not self._verbose:
             usage = {"usage": {"type": "duration", "seconds": math.ceil(self._seconds)}}
-            return JSONResponse({"text": text, **(usage if self._with_usage else {})})
+            return {"text": text, **(usage if self._with_usage else {})}
         segment = {"id": 0, "start": 0.0, "end": self._seconds, "text": text}
-        whole = {"duration": self._seconds, "language": "en", "text": text}
-        return JSONResponse({**whole, "segments": [segment], "words": None})
+        described = {"duration": self._seconds, "language": "en", "text": text}
+        return {**described, "segments": [segment], "words": None}
 
     def _chunk(self, choices: list[Any], **more: Any) -> Message:
         chunk = {**self._head, "model": self._model, "choices": choices, **more}
-        return _event(json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+        return part(event_bytes(json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))))
 
 
 async def read_form(form: FormData) -> tuple[AudioBody, bytes]:
@@ -139,8 +124,3 @@ def _choice(delta: Delta) -> dict[str, Any]:
     if delta.finish_reason is not None:
         choice |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
     return choice
-
-
-def _event(data: str) -> Message:
-    body = f"data: {data}\n\n".encode()
-    return {"type": "http.response.body", "body": body, "more_body": True}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from worker.engines.simulated.generation import Delta
-from worker.engines.simulated.request import CompletionBody, room
+from worker.engines.simulated.request import CompletionBody
 from worker.engines.simulated.response import GenerationResponse, ranked_tokens
+from worker.engines.simulated.sampling import room
 
 
 class CompletionResponse(GenerationResponse):

@@ -12,15 +12,11 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Send
 
 from worker.engines.protocol import JOURNAL
-from worker.engines.simulated.generation import (
-    Delta,
-    Disconnected,
-    EngineDeadError,
-    Generation,
-    Prompt,
-)
-from worker.engines.simulated.request import Body, Message, bad_value, room, sampling
-from worker.engines.simulated.response import DEAD
+from worker.engines.simulated.delivery import DEAD, event_stream, part, whole
+from worker.engines.simulated.generation import Delta, Generation, Prompt
+from worker.engines.simulated.refusal import bad_value
+from worker.engines.simulated.request import Body, Message
+from worker.engines.simulated.sampling import room, sampling
 
 _MAX_STOPS = 4
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
@@ -90,9 +86,8 @@ class MessagesResponse:
 
     async def send_stream(self, send: Send) -> None:
         """Send the response as server-sent events, each in a body message of its own."""
-        content_type = (b"content-type", b"text/event-stream; charset=utf-8")
-        await send({"type": "http.response.start", "status": 200, "headers": [content_type]})
-        try:
+        error = {"type": "internal_error", "message": "The engine is dead."}
+        async with event_stream(send, dead=_event("error", error=error)):
             deltas = await self.generation.next_deltas()
             await send(_event("message_start", message=self._message([], None)))
             open_block = False
@@ -102,25 +97,17 @@ class MessagesResponse:
                         await send(event)
                     open_block = open_block or bool(delta.text)
                 deltas = await self.generation.next_deltas()
-        except Disconnected:
-            return
-        except EngineDeadError:
-            error = {"type": "internal_error", "message": "The engine is dead."}
-            await send(_event("error", error=error))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def full(self) -> Response:
-        """The response in one piece; 200 and `null` for a client that has disconnected, as vLLM."""
-        try:
-            deltas = await self.generation.next_deltas()
-        except EngineDeadError:
-            return JSONResponse({"type": "error", "error": DEAD["error"]}, 500)
-        except Disconnected:
-            return JSONResponse(None)
+        """The response in one piece."""
+        dead = {"type": "error", "error": DEAD["error"]}
+        return await whole(self.generation, self._body, dead)
+
+    def _body(self, deltas: list[Delta]) -> dict[str, Any]:
         self._n_generated = len(deltas)
         text = "".join(delta.text for delta in deltas)
         message = self._message([{"type": "text", "text": text}], deltas[-1])
-        return JSONResponse({name: value for name, value in message.items() if value is not None})
+        return {name: value for name, value in message.items() if value is not None}
 
     def _message(self, content: list[dict[str, str]], last: Delta | None) -> dict[str, Any]:
         reason = _stop(last) if last else {"stop_reason": None, "stop_sequence": None}
@@ -165,5 +152,4 @@ def _stop(last: Delta) -> dict[str, str | None]:
 
 def _event(name: str, **fields: Any) -> AsgiMessage:
     data = json.dumps({"type": name, **fields}, ensure_ascii=False, separators=(",", ":"))
-    body = f"event: {name}\ndata: {data}\n\n".encode()
-    return {"type": "http.response.body", "body": body, "more_body": True}
+    return part(f"event: {name}\ndata: {data}\n\n".encode())

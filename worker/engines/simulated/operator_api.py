@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from shared.api.operator_actions import ACTIONS
-from worker.engines.simulated.request import RefusedError
+from worker.engines.simulated.refusal import RefusedError
 
 ROUTES = {action.engine_path: action.method for action in ACTIONS.values() if action.engine_path}
 

@@ -7,13 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from worker.engines.simulated.generation import Prompt
-from worker.engines.simulated.request import (
-    Message,
-    RefusedError,
-    bad_value,
-    conversation_prompt,
-    missing,
-)
+from worker.engines.simulated.refusal import RefusedError, bad_value, missing
+from worker.engines.simulated.request import Message, conversation_prompt
 
 _Conversation = list[Message]
 

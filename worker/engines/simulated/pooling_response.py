@@ -18,15 +18,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
 from worker.engines.protocol import JOURNAL
-from worker.engines.simulated.generation import (
-    Disconnected,
-    EngineDeadError,
-    Generation,
-    Prompt,
-    Sampling,
-)
-from worker.engines.simulated.request import bad_value
-from worker.engines.simulated.response import DEAD
+from worker.engines.simulated.delivery import whole
+from worker.engines.simulated.generation import Generation, Prompt, Sampling
+from worker.engines.simulated.refusal import bad_value
 
 DIMENSIONS = 16
 _ONE_STEP = Sampling(n=1, seed=None, stop=(), include_stop=False, ignore_eos=True, min_tokens=0)
@@ -65,14 +59,8 @@ class PoolingResponse:
         raise AssertionError("these endpoints do not stream")
 
     async def full(self) -> Response:
-        """The response in one piece; 200 and `null` for a client that has disconnected, as vLLM."""
-        try:
-            await self.generation.next_deltas()
-        except EngineDeadError:
-            return JSONResponse(DEAD, 500)
-        except Disconnected:
-            return JSONResponse(None)
-        return self._answer()
+        """The response in one piece."""
+        return await whole(self.generation, lambda _: self._answer())
 
 
 def embedding(prompt: Prompt) -> list[float]:

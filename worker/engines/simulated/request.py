@@ -1,4 +1,4 @@
-"""Requests to the simulated engine: their fields, and vLLM's errors for invalid ones.
+"""Requests to the simulated engine: their fields.
 
 Fields that vLLM implements and this engine does not (`echo`, structured output, prompt logprobs)
 are refused with 400 rather than ignored. Unknown fields are ignored, as in vLLM.
@@ -7,17 +7,13 @@ are refused with 400 rather than ignored. Unknown fields are ignored, as in vLLM
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
-from starlette.responses import JSONResponse
 
-from worker.engines.simulated.generation import TOKENS, Prompt, Sampling
+from worker.engines.simulated.generation import Prompt
+from worker.engines.simulated.refusal import RefusedError, bad_value, invalid_body
 
-_MAX_LOGPROBS = 20
-_MAX_N = 16384
 _MAX_STOPS = 4
 _NOT_SIMULATED = (
     "echo",
@@ -27,29 +23,6 @@ _NOT_SIMULATED = (
     "suffix",
     "use_beam_search",
 )
-_UNION_BRANCH = re.compile(r"^str$|[\[({]")
-"""Parts of an error's location that pydantic adds for a union; vLLM removes them too."""
-
-
-class RefusedError(Exception):
-    """The request is invalid; `response` is vLLM's answer to it."""
-
-    def __init__(
-        self,
-        message: str,
-        param: str | None = None,
-        *,
-        kind: str = "BadRequestError",
-        status: int = 400,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.response = JSONResponse(error_body(message, kind, param, status), status, headers)
-
-
-def error_body(message: str, kind: str, param: str | None, code: int) -> dict[str, Any]:
-    """The JSON of an error in vLLM's shape."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class StreamOptions(BaseModel):
@@ -210,14 +183,14 @@ def parse_as(body_type: type[AnyBodyT], content_type: str, raw: bytes) -> AnyBod
 def _load(content_type: str, raw: bytes) -> Any:
     """The JSON of a body. Raises RefusedError."""
     if content_type.lower().partition(";")[0] != "application/json":
-        raise _invalid(["Unsupported Media Type: Only 'application/json' is allowed"])
+        raise invalid_body(["Unsupported Media Type: Only 'application/json' is allowed"])
     if not raw:
-        raise _invalid([{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
+        raise invalid_body([{"type": "missing", "loc": (), "msg": "Field required", "input": None}])
     try:
         return json.loads(raw)
     except json.JSONDecodeError as error:
         fault = {"type": "json_invalid", "loc": (error.pos,), "msg": "JSON decode error"}
-        raise _invalid([{**fault, "input": {}, "ctx": {"error": error.msg}}]) from error
+        raise invalid_body([{**fault, "input": {}, "ctx": {"error": error.msg}}]) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("There was an error parsing the body") from error
 
@@ -226,95 +199,4 @@ def _validate(body_type: type[AnyBodyT], data: Any) -> AnyBodyT:
     try:
         return body_type.model_validate(data, from_attributes=True)
     except ValidationError as error:
-        raise _invalid(error.errors(include_url=False)) from error
-
-
-def missing(name: str) -> RefusedError:
-    """The error for a field that has to be there."""
-    fault = {"type": "missing", "loc": (name,), "msg": "Field required", "input": {}}
-    return _invalid([fault])
-
-
-def sampling(body: Body, logprobs: int | None) -> Sampling:
-    """The sampling parameters; raises RefusedError in the order and words of vLLM's own."""
-    n = 1 if body.n is None else body.n
-    temperature = 1.0 if body.temperature is None else body.temperature
-    top_p = 1.0 if body.top_p is None else body.top_p
-    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    if not 1 <= n <= _MAX_N:
-        bound = "at least 1" if n < 1 else f"at most {_MAX_N}"
-        raise RefusedError(f"n must be {bound}, got {n}.")
-    if temperature < 0:
-        message = f"temperature must be non-negative, got {temperature}."
-        raise bad_value(message, "temperature", temperature)
-    if not 0 < top_p <= 1:
-        raise bad_value(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
-    if "" in stops:
-        raise RefusedError("stop cannot contain an empty string.")
-    if temperature == 0 and n > 1:
-        raise RefusedError(f"n must be 1 when using greedy sampling, got {n}.")
-    if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
-        wanted = len(TOKENS) if logprobs == -1 else logprobs
-        message = (
-            f"Requested sample logprobs of {wanted}, which is greater than max allowed: "
-            f"{_MAX_LOGPROBS}"
-        )
-        raise bad_value(message, "logprobs", wanted)
-    return Sampling(
-        n=n,
-        seed=body.seed,
-        stop=stops,
-        include_stop=body.include_stop_str_in_output,
-        ignore_eos=body.ignore_eos,
-        min_tokens=body.min_tokens,
-    )
-
-
-def room(prompt: Prompt, max_tokens: int | None, max_model_len: int) -> int:
-    """How many tokens the answer may have; raises RefusedError, as vLLM does, if there are none."""
-    if max_tokens is not None and max_tokens > max_model_len:
-        message = (
-            f"max_tokens={max_tokens} cannot be greater than max_model_len={max_model_len}. "
-            "Please request fewer output tokens."
-        )
-        raise bad_value(message, "max_tokens", max_tokens)
-    if prompt.n_tokens > max_model_len:
-        message = (
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
-            f"contains {prompt.n_tokens} input tokens, which exceeds this limit even without any "
-            "output tokens. Please reduce the length of the input prompt."
-        )
-        raise bad_value(message, "input_tokens", prompt.n_tokens)
-    left = max_model_len - prompt.n_tokens
-    left = left if max_tokens is None else min(left, max_tokens)
-    if left < 1:
-        raise bad_value(f"max_tokens must be at least 1, got {left}.", "max_tokens", left)
-    return left
-
-
-def bad_value(message: str, param: str, value: object = None) -> RefusedError:
-    """The error for a field's invalid value, in vLLM's shape."""
-    given = "" if value is None else f", value={value}"
-    return RefusedError(f"{message} (parameter={param}{given})", param)
-
-
-def _invalid(errors: Iterable[Any]) -> RefusedError:
-    """From pydantic's errors, from dicts like them, or from plain lines."""
-    lines, params = [], []
-    for error in errors:
-        line = error
-        if isinstance(error, dict):
-            path = ["body", *(str(p) for p in error["loc"] if not _UNION_BRANCH.search(str(p)))]
-            params.append(".".join(path))
-            line = {**error, "loc": params[-1], "input": _summary(error["input"])}
-        lines.append(f"  {line}")
-    label = "error" if len(lines) == 1 else "errors"
-    message = "\n".join([f"{len(lines)} validation {label}:", *lines[:10]])
-    return RefusedError(message, params[0] if params else None, kind="Bad Request")
-
-
-def _summary(value: object) -> str:
-    if isinstance(value, list | dict):
-        return f"<{type(value).__name__} of {len(value)} items>"
-    text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}...[truncated]"
+        raise invalid_body(error.errors(include_url=False)) from error

@@ -12,32 +12,15 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring as quote
 from typing import Any, ClassVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Message, Send
 
 from worker.engines.protocol import JOURNAL
-from worker.engines.simulated.generation import (
-    TOKENS,
-    Delta,
-    Disconnected,
-    EngineDeadError,
-    Generation,
-    Prompt,
-)
-from worker.engines.simulated.request import (
-    Body,
-    StreamOptions,
-    error_body,
-    sampling,
-)
+from worker.engines.simulated.delivery import DONE, event_bytes, event_stream, part, whole
+from worker.engines.simulated.generation import TOKENS, Delta, Generation, Prompt
+from worker.engines.simulated.request import Body, StreamOptions
+from worker.engines.simulated.sampling import sampling
 
-DEAD = error_body(
-    "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-    "InternalServerError",
-    None,
-    500,
-)
-"""The body of a dead engine's responses."""
 _FINGERPRINT = "simulated"
 _TEXT_SENTINEL = "\0"
 """Marks where a delta's text goes in a chunk template; no id or name contains it."""
@@ -89,9 +72,7 @@ class GenerationResponse(ABC):
 
     async def send_stream(self, send: Send) -> None:
         """Send the response as server-sent events, each in a body message of its own."""
-        content_type = (b"content-type", b"text/event-stream; charset=utf-8")
-        await send({"type": "http.response.start", "status": 200, "headers": [content_type]})
-        try:
+        async with event_stream(send, last=DONE):
             deltas = await self.generation.next_deltas()
             for chunk in self._opening_chunks():
                 await send(_event(_dump(chunk)))
@@ -105,21 +86,12 @@ class GenerationResponse(ABC):
                 usage = self._usage(self._prompts, sum(self._n_tokens))
                 last = {"choices": [], "usage": usage, "system_fingerprint": _FINGERPRINT}
                 await send(_event(_dump({**self._head, **last})))
-        except Disconnected:
-            return
-        except EngineDeadError:
-            await send(_event(json.dumps(DEAD)))
-        await send(_event("[DONE]"))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def full(self) -> Response:
-        """The response in one piece; 200 and `null` for a client that has disconnected, as vLLM."""
-        try:
-            deltas = await self.generation.next_deltas()
-        except EngineDeadError:
-            return JSONResponse(DEAD, 500)
-        except Disconnected:
-            return JSONResponse(None)
+        """The response in one piece."""
+        return await whole(self.generation, self._body)
+
+    def _body(self, deltas: list[Delta]) -> dict[str, Any]:
         by_choice: list[list[Delta]] = [[] for _ in self._n_tokens]
         for delta in deltas:
             by_choice[delta.choice].append(delta)
@@ -131,7 +103,7 @@ class GenerationResponse(ABC):
             "system_fingerprint": _FINGERPRINT,
             "usage": {**self._usage(self._prompts, len(deltas)), **details},
         }
-        return JSONResponse({**body, **self._trailing_fields()})
+        return {**body, **self._trailing_fields()}
 
     def _make_templates(self) -> list[tuple[str, str]]:
         """By choice, a chunk before and after its text; empty if chunks differ in more."""
@@ -152,7 +124,7 @@ class GenerationResponse(ABC):
         if delta.finish_reason is not None:
             return False
         assert self.generation.journal is not None, "checked before the interceptor was set"
-        self.generation.journal.chunk(_event_bytes(self._encode(delta)))
+        self.generation.journal.chunk(event_bytes(self._encode(delta)))
         return True
 
     def _encode(self, delta: Delta) -> str:
@@ -212,12 +184,4 @@ def _dump(value: dict[str, Any]) -> str:
 
 
 def _event(data: str) -> Message:
-    return {
-        "type": "http.response.body",
-        "body": _event_bytes(data),
-        "more_body": True,
-    }
-
-
-def _event_bytes(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
+    return part(event_bytes(data))

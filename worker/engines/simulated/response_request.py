@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from worker.engines.simulated.generation import Prompt
-from worker.engines.simulated.request import Body, RefusedError, bad_value
+from worker.engines.simulated.refusal import RefusedError, bad_value
+from worker.engines.simulated.request import Body
 
 
 class ResponseBody(Body):

@@ -12,14 +12,14 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Send
 
 from worker.engines.protocol import JOURNAL
-from worker.engines.simulated.generation import Delta, Disconnected, EngineDeadError, Generation
-from worker.engines.simulated.request import room, sampling
-from worker.engines.simulated.response import DEAD
+from worker.engines.simulated.delivery import event_stream, part, whole
+from worker.engines.simulated.generation import Delta, Generation
 from worker.engines.simulated.response_request import ResponseBody
+from worker.engines.simulated.sampling import room, sampling
 
 _PLACE = {"output_index": 0, "content_index": 0}
 
@@ -42,28 +42,14 @@ class ResponsesResponse:
 
     async def send_stream(self, send: Send) -> None:
         """Send the response's events, each in a body message of its own."""
-        content_type = (b"content-type", b"text/event-stream; charset=utf-8")
-        await send({"type": "http.response.start", "status": 200, "headers": [content_type]})
         deltas: list[Delta] = []
-        try:
+        async with event_stream(send):
             async for event in self._events(deltas):
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        except Disconnected:
-            return
-        except EngineDeadError:
-            error = f"data: {json.dumps(DEAD)}\n\n".encode()
-            await send({"type": "http.response.body", "body": error, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await send(part(event))
 
     async def full(self) -> Response:
         """The response in one piece."""
-        try:
-            deltas = await self.generation.next_deltas()
-        except EngineDeadError:
-            return JSONResponse(DEAD, 500)
-        except Disconnected:
-            return JSONResponse(None)
-        return JSONResponse(self._response(deltas))
+        return await whole(self.generation, self._response)
 
     async def _events(self, deltas: list[Delta]) -> AsyncIterator[bytes]:
         new = await self.generation.next_deltas()

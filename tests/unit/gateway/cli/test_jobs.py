@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gateway.cli.client import GatewayClient
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import NOW, TIMELINE, WHY, job, jobs
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error, events
@@ -30,6 +32,26 @@ def test_ls_sends_the_filter_and_reads_as_many_pages_as_it_takes(
     first, second = (request.path for request in stub.requests)
     assert first == "/jobs?filter=state%3Afailed%2Ccompleted+since%3A1h&limit=100"
     assert second.endswith("&limit=20&cursor=7")
+
+
+def test_ls_of_several_tenants_names_them(flotilla: Flotilla, stub: StubGateway) -> None:
+    stub.answers["GET /jobs"] = jobs(job(tenant="a"), job(tenant="b"))
+    head, *rows = flotilla("jobs", "ls", "tenant:*").stdout.splitlines()
+    assert head.split()[-2:] == ["TENANT", "ERROR"]
+    assert [row.split()[-1] for row in rows] == ["a", "b"]
+
+
+def test_ctrl_c_leaves_a_sentence(
+    flotilla: Flotilla, stub: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GatewayClient, "follow", interrupted)
+    stub.answers["POST /jobs"] = Answer(job(state="queued"), 202)
+    result = flotilla("submit", "hello", "--follow")
+    assert result.exit_code == 130
+    assert "Interrupted. job_1 goes on; `flotilla jobs follow job_1`" in result.stderr
 
 
 def test_ls_of_nothing(flotilla: Flotilla, stub: StubGateway) -> None:

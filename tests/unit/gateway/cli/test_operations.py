@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from gateway.cli.main import app
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import LETTER, LOST, SCALE, job, jobs, overview, worker
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error
@@ -152,6 +154,15 @@ def test_keys(flotilla: Flotilla, stub: StubGateway) -> None:
     assert shown == ["ci", "team", "yes", "1", "3", "12", "1", "9", "25.0k"]
     stub.answers["GET /admin/keys"] = {"object": "list", "data": []}
     assert flotilla("keys").stdout.startswith("No keys are configured")
+
+
+def test_the_shell_gets_proposals(flotilla: Flotilla) -> None:
+    del flotilla  # its settings
+    environment = {
+        "_FLOTILLA_COMPLETE": "complete_bash", "COMP_WORDS": "flotilla jobs ca", "COMP_CWORD": "2"
+    }  # fmt: skip
+    shown = CliRunner().invoke(app, [], env=environment, prog_name="flotilla")
+    assert (shown.exit_code, shown.stdout.split()) == (0, ["cancel"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""A new request to an endpoint: read, checked, admitted, and made a job that is not queued yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from starlette.types import Receive, Scope
+
+from gateway.context import Gateway
+from gateway.http.body import Limits, parse_json, read_body
+from gateway.http.call_headers import call_headers
+from gateway.http.form import parse_form, without_boundary
+from gateway.http.prefer import Prefer
+from gateway.jobs.admission import CheckedRequest, admit, check_request
+from shared.api.endpoint import BodyKind, Endpoint
+from shared.platform.settings import Settings
+from shared.protocol.idempotency import IdempotencyKey
+from shared.protocol.job import NewJob
+
+
+class NewCall(NamedTuple):
+    """A request's job, and how the request is to be answered."""
+
+    job: NewJob
+    prefer: Prefer | None
+    background: bool
+    """The answer is a response in the background."""
+    keyed: bool
+    """It has an idempotency key: the queue may have its job already."""
+
+
+async def new_call(
+    gateway: Gateway,
+    endpoint: Endpoint,
+    scope: Scope,
+    receive: Receive,
+    tenant: str,
+    request_id: bytes | None,
+) -> NewCall:
+    """Read a tenant's request. Raises as read_body, parse_json, parse_form, check_request and
+    admit."""
+    body, request = await _read(endpoint, scope, receive, gateway.settings)
+    sent = call_headers(scope["headers"])
+    model = await admit(gateway.fleet, request, sent.model_version)
+    key = sent.idempotency_key and IdempotencyKey.of(
+        tenant,
+        scope["path"],
+        sent.idempotency_key,
+        without_boundary(body) if endpoint.body is BodyKind.MULTIPART else body,
+    )
+    response = request.response
+    if response is not None:
+        body = await gateway.responses.body(tenant, response)
+    prefer = _applicable(sent.prefer, request)
+    on_disconnect = sent.on_disconnect or request.on_disconnect or ("keep" if prefer else "")
+    job = gateway.factory.attached(
+        endpoint, tenant, model, request, body, on_disconnect, key or None
+    )
+    if sent.queue_deadline_s or sent.run_deadline_s:
+        job = job._replace(
+            queue_deadline_s=sent.queue_deadline_s or job.queue_deadline_s,
+            run_deadline_s=sent.run_deadline_s or job.run_deadline_s,
+        )
+    if response is not None:
+        job = await gateway.responses.kept(job, response)
+    background = response is not None and response.options.background
+    return NewCall(job.with_request_id(request_id), prefer, background, bool(key))
+
+
+async def _read(
+    endpoint: Endpoint, scope: Scope, receive: Receive, settings: Settings
+) -> tuple[bytes, CheckedRequest]:
+    """The body of a request, and what the gateway needs of it. Raises as read_body, parse_json,
+    parse_form and check_request."""
+
+    def check(fields: Mapping[str, Any]) -> CheckedRequest:
+        return check_request(endpoint, fields, settings)
+
+    with_file = endpoint.body is BodyKind.MULTIPART
+    most_bytes = settings.max_upload_bytes if with_file else settings.max_body_bytes
+    body = await read_body(scope, receive, endpoint.body, most_bytes, settings.body_timeout_s)
+    if with_file:
+        return body, await parse_form(body, scope, check)
+    limits = Limits(settings.max_body_values, settings.max_body_objects)
+    return body, await parse_json(body, limits, check)
+
+
+def _applicable(prefer: Prefer | None, request: CheckedRequest) -> Prefer | None:
+    """The preference, unless the answer begins at once anyway: a stream, a background response."""
+    if prefer is None or (request.response is not None and request.response.options.background):
+        return None
+    return None if request.stream and not prefer.respond_async else prefer

@@ -1,0 +1,1 @@
+"""`agree`: `flotilla bench` beside `vllm bench serve`, on the same servers."""

@@ -77,16 +77,15 @@ class JobRun:
         self._continued: ContinuedOutputBuffer | None = None
         self.trace = RunTrace.of(job)
         """None: the job is not traced."""
-        notify = publisher.notify if self.trace is None else self.trace.noting(publisher.notify)
         self.buffer: OutputBuffer
         if job.generation > 1:
             self.buffer = self._continued = ContinuedOutputBuffer(
-                job, notify, edit, metrics, self.abort
+                job, publisher.notify, edit, metrics, self.abort
             )
         elif edit:
-            self.buffer = EditedOutputBuffer(job, notify, edit)
+            self.buffer = EditedOutputBuffer(job, publisher.notify, edit)
         else:
-            self.buffer = OutputBuffer(job, notify)
+            self.buffer = OutputBuffer(job, publisher.notify)
         self._engine = engine
         self._app = app or engine
         self._publisher = publisher

@@ -7,8 +7,7 @@ attempts just before this one whose workers were lost.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from time import time
+from time import monotonic, time
 
 from shared.platform import tracing
 from shared.platform.redis_client import UNAVAILABLE
@@ -32,7 +31,7 @@ class RunTrace:
         self._parent = parent
         self._job = job
         self._leased_at = time()
-        self._first_output_at = 0.0
+        self._leased = monotonic()
         self._ended_at = 0.0
         self._outcome = ""
         self._error = ""
@@ -44,15 +43,6 @@ class RunTrace:
         traceparent = job.origin.traceparent
         parent = parse(traceparent) if traceparent and tracing.is_on() else None
         return None if parent is None else cls(job, parent)
-
-    def noting(self, notify: Callable[[OutputBuffer], None]) -> Callable[[OutputBuffer], None]:
-        """`notify` for the run's buffer, which notes when the first output came."""
-
-        def noting(buffer: OutputBuffer) -> None:
-            self._first_output_at = self._first_output_at or time()
-            notify(buffer)
-
-        return noting
 
     def lease_lost(self, state: str) -> None:
         """The job is not this worker's any more; `state` is its state now.
@@ -108,8 +98,8 @@ class RunTrace:
         }
         whole = (self._leased_at, self._ended_at)
         tracing.write("attempt", self.ref, self._parent, whole, {**ids, **outcome}, self._error)
-        first = self._first_output_at
-        prefill = (self._leased_at, first or self._ended_at)
-        tracing.write("prefill", self.ref.child(), self.ref, prefill)
-        if first:
-            tracing.write("decode", self.ref.child(), self.ref, (first, self._ended_at))
+        first, ended_at = buffer.first_output_at, self._ended_at
+        prefilled_at = ended_at if first is None else self._leased_at + first - self._leased
+        tracing.write("prefill", self.ref.child(), self.ref, (self._leased_at, prefilled_at))
+        if first is not None:
+            tracing.write("decode", self.ref.child(), self.ref, (prefilled_at, ended_at))

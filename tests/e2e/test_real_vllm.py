@@ -346,7 +346,7 @@ async def test_vllms_own_metrics_are_exported_too(vllm_engine: Engine) -> None:
 def readme_examples() -> list[tuple[str, str]]:
     """`(language, code)` of the examples that need nothing but a running fleet."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    section = readme.split("## Ask it something")[1].split("\n## ")[0]
+    section = readme.split("## Ask it something")[1].split("\n### Command line")[0]
     return re.findall(r"```(sh|python)\n(.*?)```", section, re.DOTALL)
 
 

@@ -136,6 +136,8 @@ class JobRun:
         self._metrics.job_seconds.observe(time.monotonic() - self.started)
         if outcome != "ok":
             log.info("result not stored: the job is already %s", outcome)
+            if outcome == self.final_state:  # `Executor.on_lease_lost` counts the other states
+                self._metrics.fenced.labels(outcome).inc()
             return Outcome.LOST
         return Outcome.FINISHED
 

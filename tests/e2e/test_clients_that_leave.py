@@ -223,13 +223,14 @@ def test_a_killed_gateway(stack: Stack, other: Process) -> None:
 def test_a_stopped_gateway_leaves_its_jobs_to_clients_that_come_back(
     stack: Stack, other: Process
 ) -> None:
-    stopped = stack.gateway(disconnect_grace_s=GRACE_S, grace_s=1)
+    grace_s = 4 * GRACE_S  # the process may need a second to end
+    stopped = stack.gateway(disconnect_grace_s=grace_s, grace_s=1)
     with reading(stopped) as (job_id, had):
         stopped.terminate()
         stopped.popen.wait(20)
     with httpx.stream("GET", resume_path(other, job_id, had), timeout=20) as answer:
         assert answer.status_code == 200
-        until = time.monotonic() + GRACE_S * 2
+        until = time.monotonic() + grace_s * 2
         for _ in answer.iter_raw():
             if time.monotonic() > until:
                 break

@@ -182,7 +182,7 @@ def test_routes_with_vllms_names_give_vllms_answers(fleet: Fleet) -> None:
     assert fleet.operator.get("/is_paused").json() == {"is_paused": False}
     assert fleet.operator.get("/server_info").json()["vllm_config"] == "simulated"
     assert fleet.operator.post("/sleep?level=x").status_code == 400
-    assert fleet.operator.post("/pause?pool=nobody").status_code == 404
+    assert fleet.operator.post("/pause?pool=unknown").status_code == 404
     assert fleet.operator.get("/sleep").status_code == 405
 
 
@@ -205,7 +205,7 @@ def test_only_an_operators_key_may_call_them(fleet: Fleet, method: str, path: st
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
-        ("/admin/pools/nobody/pause", {}, 404),
+        ("/admin/pools/unknown/pause", {}, 404),
         ("/admin/pools/simulated/fly", {}, 404),
         ("/admin/pools/simulated/pause", {"mode": "abort"}, 400),
         ("/admin/pools/simulated/pause?x=1", {}, 400),

@@ -5,13 +5,13 @@ In both cases there is no gap, no repetition, and no good end of an answer that 
 worker that continues the job of another one writes under the next generation: then, and whenever
 Redis may have lost writes, the log is read from its first entry on and compared with what the
 client has had, by a running CRC-32. So a log in which other entries have taken the place of
-delivered ones is never continued.
+delivered ones is never continued. It may be read in parts, so that a long log needs little memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from gateway.streaming.log_event import LogEvent, ReadMode
@@ -25,12 +25,22 @@ MALFORMED = (ValueError, TypeError, LookupError)
 """What reading a malformed journal or chunk raises."""
 
 
+class _Delivered(NamedTuple):
+    """What the client has had while the log is compared with it."""
+
+    seq: int
+    """Number of the last entry."""
+    crc32: int | None
+    """Of the entries up to it; None: not known."""
+
+
 class EntryOrder:
     """The position of one client in the log of its job."""
 
     __slots__ = (
         "_crc32",
         "_decoder",
+        "_delivered",
         "_start",
         "_tokens",
         "_whole",
@@ -42,7 +52,7 @@ class EntryOrder:
     def __init__(self, after: int) -> None:
         """The client has the entries up to number `after` already."""
         self.last_seq = after
-        """The last entry that was delivered or buffered."""
+        """The last entry that was delivered, buffered or compared."""
         self.generation = 0
         """Of the lease under which the last entries were written; 0: not known yet."""
         self.ended = False
@@ -51,7 +61,13 @@ class EntryOrder:
         self._tokens = 0  # in the entries behind `_start`
         self._decoder = DeltaDecoder()  # as it is behind entry `last_seq`
         self._crc32: int | None = None if after else 0  # of the entries up to `last_seq`
+        self._delivered: _Delivered | None = None  # as long as `last_seq` has not reached it
         self._whole = after > 0  # the next replay reads the log from its first entry on
+
+    @property
+    def delivered_seq(self) -> int:
+        """The last entry that was delivered or buffered."""
+        return self.last_seq if self._delivered is None else self._delivered.seq
 
     # --- live frames ---
 
@@ -98,7 +114,7 @@ class EntryOrder:
 
         That is so as long as nothing was delivered. Else the log has to be read.
         """
-        if self.last_seq or generation < self.generation:
+        if self.delivered_seq or generation < self.generation:
             return False
         self.generation = generation
         return True
@@ -111,57 +127,60 @@ class EntryOrder:
 
     def begin_replay(self) -> int:
         """Number of the entry behind which the log is to be read now."""
-        whole, self._whole = self._whole, False
-        return 0 if whole else self.last_seq
+        if self._whole:
+            self._whole = False
+            if self._delivered is None and self.last_seq:
+                self._delivered = _Delivered(self.last_seq, self._crc32)
+            self.last_seq, self._crc32, self._decoder = 0, 0, DeltaDecoder()
+        return self.last_seq
 
     def check_last(self, last: Entry | None) -> None:
         """Raise StreamReset if the log, whose last entry this is, lacks what was delivered.
 
         An end with the number of an entry that was delivered shows that the log lacks that entry.
         """
-        stops_short = last is None or last.seq < self.last_seq
-        if stops_short or (last and last.end and last.seq == self.last_seq and not self.ended):
+        delivered = self.delivered_seq
+        stops_short = last is None or last.seq < delivered
+        if stops_short or (last and last.end and last.seq == delivered and not self.ended):
             raise _lacks_entries()
 
     def add_part(
-        self, mode: ReadMode, after: int, generation: int, entries: Sequence[Entry]
+        self, mode: ReadMode, generation: int, entries: Sequence[Entry], *, more: bool = False
     ) -> list[LogEvent]:
         """The events of `entries` that were not delivered yet.
 
-        `entries` are all of those behind number `after`: 0, or that of the last delivered one.
-        `generation` is that of the job's latest lease. Raises StreamReset if the log lacks entries,
-        has other ones than those that were delivered, or can't be decoded.
+        `entries` are those behind the number that `begin_replay` has returned, all of them unless
+        there are `more`. `generation` is that of the job's latest lease. Raises StreamReset if the
+        log lacks entries, has other ones than those that were delivered, or can't be decoded.
         """
         if any(entry.lost for entry in entries):
             raise StreamReset("The log of this job has lost entries.")
-        last = after + len(entries)
-        if last < self.last_seq:
-            raise _lacks_entries()
-        delivered = self._crc32
-        if after == 0:
-            self._crc32, self._decoder = 0, DeltaDecoder()
         events = []
         try:
             for entry in entries:
                 event = self._event(mode, entry)
-                if entry.seq > self.last_seq:
+                self.last_seq = entry.seq
+                if self._delivered is None:
                     self._tokens += tokens_in(entry.journal)
                     events.append(event)
-                elif entry.seq == self.last_seq:
-                    self._check_same(delivered, entry)
+                elif entry.seq == self._delivered.seq:
+                    self._check_same(self._delivered, entry)
+                    self._delivered = None
         except MALFORMED as error:
             raise StreamReset("The log of this job can't be decoded.") from error
-        self.last_seq, self.generation = last, generation
+        if self._delivered is not None and not more:
+            raise _lacks_entries()
+        self.generation = generation
         if entries and entries[-1].end:
             self._check_tokens(entries[-1].tokens)
             self.ended = True
         return events
 
-    def _check_same(self, delivered: int | None, last: Entry) -> None:
-        """`last` is the last delivered entry, as the log has it; `delivered` is None at a start."""
+    def _check_same(self, delivered: _Delivered, last: Entry) -> None:
+        """`last` is the last delivered entry, as the log has it."""
         if bool(last.end) != self.ended:
             raise _lacks_entries()
-        if delivered is not None and delivered != self._crc32:
+        if delivered.crc32 is not None and delivered.crc32 != self._crc32:
             raise StreamReset("The log of this job has other entries than its client has got.")
 
     def _event(self, mode: ReadMode, entry: Entry) -> LogEvent:

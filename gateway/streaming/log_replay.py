@@ -33,10 +33,10 @@ class Replayed(NamedTuple):
 async def replay(
     source: LogSource, job_id: str, mode: ReadMode, order: EntryOrder, most_bytes: int
 ) -> Replayed:
-    """The events that follow those in `order`, which is moved on.
+    """The events that follow those in `order`, which is moved on; none while the log is compared.
 
-    `most_bytes`: of the log, about. A log that has to be compared from its first entry on is read
-    whole. Raises redis' errors, and StreamReset if the log does not go on where `order` stands.
+    `most_bytes`: of the log, about. Raises redis' errors, and StreamReset if the log does not go on
+    where `order` stands.
     """
     if mode is ReadMode.END:
         last = await source.last_entry(job_id)
@@ -45,14 +45,14 @@ async def replay(
         return Replayed([LogEvent(last.seq, FrameKind.ENDED, b"")] if last and ended else [])
     after = order.begin_replay()
     try:
-        most = most_bytes if after == order.last_seq else None
-        generation, entries, more = await source.read_log(job_id, after, most)
+        generation, entries, more = await source.read_log(job_id, after, most_bytes)
         if after and generation != order.generation:
-            after = 0
-            generation, entries, more = await source.read_log(job_id, after, None)
+            order.read_whole()
+            after = order.begin_replay()
+            generation, entries, more = await source.read_log(job_id, after, most_bytes)
         if after and not entries:
             order.check_last(await source.last_entry(job_id))
     except (RedisError, OSError):
         order.read_whole()  # the Redis that answers next may have lost writes
         raise
-    return Replayed(order.add_part(mode, after, generation, entries), more)
+    return Replayed(order.add_part(mode, generation, entries, more=more), more)

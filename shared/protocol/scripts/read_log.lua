@@ -5,35 +5,51 @@
 --       most_bytes: of segments; '' for all. At least one with entries that the reader lacks is returned.
 -- Reply: {generation of its latest lease ('' if there is no such job), 1 if there is more else 0, segment...},
 --       the segments in their order; the first may begin with entries that the reader has
-local id, after, most_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local log, segments = key('log', id), {}
-local many, damaged = after and 8 or 1, false
-repeat
-  segments = call('LRANGE', log, -many, -1)
-  damaged = false
-  for _, segment in ipairs(segments) do
-    if not read_segment(segment) then
-      set_aside_segment(id, segment, 'unreadable segment')
-      damaged = true
-    end
-  end
-  local enough = #segments < many or not after or read_segment(segments[1]) and read_segment(segments[1]) <= after + 1
-  if enough and not damaged then break end
-  if not damaged then many = many * 8 end
-until false
-local more = 0
-if most_bytes then
-  local part, size = {}, 0
-  for _, segment in ipairs(segments) do
-    local first, count = read_segment(segment)
-    if first + count > after + 1 then
-      if size > 0 and size + #segment > most_bytes then more = 1; break end
-      size = size + #segment
-    end
-    part[#part + 1] = segment
-  end
-  segments = part
+local id, after, most_bytes = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]) or math.huge
+local log, segments, more, damaged = key('log', id), {}, 0, false
+local WINDOW = 8
+
+-- The first and last entry of a segment; one that can't be read is set aside.
+local function bounds(segment)
+  local first, count = read_segment(segment)
+  if first then return first, first + count - 1 end
+  set_aside_segment(id, segment, 'unreadable segment')
+  damaged = true
+  return 0, 0
 end
+
+-- Index of a segment such that those before it have nothing behind entry `after`.
+local function start_index()
+  if not after then return -1 end
+  local low, high = 0, call('LLEN', log) - 1
+  while high - low >= WINDOW do
+    local middle = math.ceil((low + high) / 2)
+    if bounds(call('LINDEX', log, middle)) <= after + 1 then low = middle else high = middle - 1 end
+  end
+  return low
+end
+
+-- Read segments from this index on, until there are enough.
+local function read_from(index)
+  local size = 0
+  repeat
+    local window = call('LRANGE', log, index, after and index + WINDOW - 1 or -1)
+    for _, segment in ipairs(window) do
+      local _, last = bounds(segment)
+      if after and last > after then
+        if size > 0 and size + #segment > most_bytes then more = 1; return end
+        size = size + #segment
+      end
+      segments[#segments + 1] = segment
+    end
+    index = index + WINDOW
+  until #window < WINDOW
+end
+
+repeat
+  segments, more, damaged = {}, 0, false
+  read_from(start_index())
+until not damaged
 local job = load_job(id, {})
 if more == 0 and job and FROM.complete[job.state] then
   local from, last = 1, segments[#segments]

@@ -38,6 +38,20 @@ def deliver(order: EntryOrder, mode: ReadMode, *live: Entry) -> None:
             order.next_deltas(entry.seq, entry.journal, entry.items)
 
 
+def replay(
+    order: EntryOrder, mode: ReadMode, generation: int, log: list[Entry], at_once: int = 1000
+) -> list[LogEvent]:
+    """Read the log in parts of so many entries; `log` may begin with entries that are skipped."""
+    events: list[LogEvent] = []
+    while True:
+        after = order.begin_replay()
+        rest = [entry for entry in log if entry.seq > after]
+        more = len(rest) > at_once
+        events += order.add_part(mode, generation, rest[:at_once], more=more)
+        if not more:
+            return events
+
+
 def numbers(events: Sequence[LogEvent]) -> list[int]:
     return [event.seq for event in events]
 
@@ -63,7 +77,7 @@ def test_a_malformed_chunk_is_not_counted_as_delivered() -> None:
     assert order.last_seq == 1
     order.read_whole()
     assert order.begin_replay() == 0
-    assert numbers(order.add_part(CHUNKS, 0, 1, entries(1, 3))) == [2, 3]
+    assert numbers(replay(order, CHUNKS, 1, entries(1, 3))) == [2, 3]
 
 
 def test_a_replay_reads_what_was_not_delivered_unless_the_whole_log_is_wanted() -> None:
@@ -72,7 +86,25 @@ def test_a_replay_reads_what_was_not_delivered_unless_the_whole_log_is_wanted() 
     assert order.begin_replay() == 3
     order.read_whole()
     assert order.begin_replay() == 0
-    assert order.begin_replay() == 3
+    order.add_part(CHUNKS, 1, entries(1, 2), more=True)
+    assert order.begin_replay() == 2, "what was compared is not read again"
+    assert numbers(order.add_part(CHUNKS, 1, entries(3, 2), more=True)) == [4]
+    assert order.begin_replay() == 4
+
+
+def test_a_comparison_that_is_interrupted_begins_again() -> None:
+    order = following()
+    deliver(order, CHUNKS, *entries(1, 4))
+    order.read_whole()
+    assert order.begin_replay() == 0
+    order.add_part(CHUNKS, 1, entries(1, 2), more=True)
+    assert (order.last_seq, order.delivered_seq) == (2, 4)
+    assert not order.accept(2), "entries were delivered"
+    order.read_whole()
+    assert order.begin_replay() == 0
+    changed = [Entry(1, (b"one",), 5, ""), *entries(2, 3)]
+    with pytest.raises(StreamReset):
+        order.add_part(CHUNKS, 1, changed)
 
 
 def test_a_request_for_the_whole_log_during_a_replay_is_kept() -> None:
@@ -80,7 +112,7 @@ def test_a_request_for_the_whole_log_during_a_replay_is_kept() -> None:
     deliver(order, CHUNKS, *entries(1, 3))
     assert order.begin_replay() == 3
     order.read_whole()  # the connection to Redis was lost while the log was being read
-    order.add_part(CHUNKS, 3, 1, entries(4, 1))
+    order.add_part(CHUNKS, 1, entries(4, 1))
     assert order.begin_replay() == 0
 
 
@@ -88,19 +120,20 @@ def test_a_request_for_the_whole_log_during_a_replay_is_kept() -> None:
 def test_a_reader_from_the_middle_reads_the_whole_log_first(mode: ReadMode) -> None:
     order = EntryOrder(3)
     assert order.begin_replay() == 0
-    assert numbers(order.add_part(mode, 0, 1, entries(1, 4))) == [4]
+    assert numbers(replay(order, mode, 1, entries(1, 4))) == [4]
     order.read_whole()
     assert order.begin_replay() == 0
-    assert numbers(order.add_part(mode, 0, 2, entries(1, 5))) == [5]
+    assert numbers(replay(order, mode, 2, entries(1, 5))) == [5]
     changed = [*entries(1, 1), Entry(2, (b"two",), 5, ""), *entries(3, 3)]
+    order.read_whole()
     with pytest.raises(StreamReset):
-        order.add_part(mode, 0, 2, changed)
+        replay(order, mode, 2, changed)
 
 
 def test_a_part_of_the_log_continues_live_frames_and_is_continued_by_them() -> None:
     order = following()
     deliver(order, CHUNKS, *entries(1, 1))
-    events = order.add_part(CHUNKS, 1, 1, entries(2, 2))
+    events = replay(order, CHUNKS, 1, entries(2, 2))
     assert [(event.seq, event.payload) for event in events] == [(2, b"2"), (3, b"3")]
     assert order.next_chunk(4, 1, 5, [b"4"]) == b"4"
     order.next_end(5, 4)
@@ -112,12 +145,12 @@ def test_a_part_of_the_log_continues_live_frames_and_is_continued_by_them() -> N
 def test_an_end_with_another_number_of_tokens_is_an_error(generated: int, live: bool) -> None:
     order = following()
     if live:
-        order.add_part(CHUNKS, 0, 1, entries(1, 2))
+        replay(order, CHUNKS, 1, entries(1, 2))
         with pytest.raises(StreamReset):
             order.next_end(3, generated)
     else:
         with pytest.raises(StreamReset):
-            order.add_part(CHUNKS, 0, 1, entries(1, 2, "completed", generated))
+            replay(order, CHUNKS, 1, entries(1, 2, "completed", generated))
     assert not order.ended
 
 
@@ -132,18 +165,19 @@ def test_frames_of_another_lease_follow_at_once_only_if_nothing_was_delivered(
     delivered: int, known: int, generation: int, accepted: bool
 ) -> None:
     order = following(known)
-    order.add_part(CHUNKS, 0, known, entries(1, delivered))
+    replay(order, CHUNKS, known, entries(1, delivered))
     assert order.accept(generation) is accepted
     assert order.generation == (generation if accepted else known)
 
 
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
 @pytest.mark.parametrize("delivered", [1, 3, 5])
-def test_a_later_lease_continues_the_same_log(mode: ReadMode, delivered: int) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 1000])
+def test_a_later_lease_continues_the_same_log(mode: ReadMode, delivered: int, at_once: int) -> None:
     order = following()
     deliver(order, mode, *entries(1, delivered))
     order.read_whole()
-    events = order.add_part(mode, order.begin_replay(), 2, entries(1, 5))
+    events = replay(order, mode, 2, entries(1, 5), at_once)
     assert numbers(events) == list(range(delivered + 1, 6))
     assert order.generation == 2
     deliver(order, mode, *entries(6, 1))
@@ -155,8 +189,9 @@ CHANGED: list[Sequence[Item]] = [(b"x",), (b"", b"2"), ((0, 0), b"2"), (), (b"2"
 
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
 @pytest.mark.parametrize("n_entries", [3, 4])
+@pytest.mark.parametrize("at_once", [1, 2, 1000])
 def test_another_entry_in_place_of_a_delivered_one_is_an_error(
-    mode: ReadMode, n_entries: int
+    mode: ReadMode, n_entries: int, at_once: int
 ) -> None:
     for at in (1, 2, 3):
         for items in CHANGED if mode is CHUNKS else CHANGED[:1]:
@@ -166,7 +201,7 @@ def test_another_entry_in_place_of_a_delivered_one_is_an_error(
             log[at - 1] = Entry(at, items, 5, "")
             order.read_whole()
             with pytest.raises(StreamReset):
-                order.add_part(mode, order.begin_replay(), 1, log)
+                replay(order, mode, 1, log, at_once)
 
 
 def test_the_same_text_in_other_entries_is_another_log() -> None:
@@ -174,7 +209,7 @@ def test_the_same_text_in_other_entries_is_another_log() -> None:
     deliver(order, CHUNKS, Entry(1, (b"a",), 5, ""), Entry(2, (b"bc",), 5, ""))
     order.read_whole()
     with pytest.raises(StreamReset):
-        order.add_part(CHUNKS, 0, 1, [Entry(1, (b"ab",), 5, ""), Entry(2, (b"c",), 5, "")])
+        replay(order, CHUNKS, 1, [Entry(1, (b"ab",), 5, ""), Entry(2, (b"c",), 5, "")])
 
 
 def test_chunks_with_several_items_and_without_any_are_compared() -> None:
@@ -187,7 +222,7 @@ def test_chunks_with_several_items_and_without_any_are_compared() -> None:
     ]
     deliver(order, CHUNKS, *log)
     order.read_whole()
-    assert order.add_part(CHUNKS, 0, 2, log) == []
+    assert replay(order, CHUNKS, 2, log) == []
 
 
 # --- what the log lacks ---
@@ -195,15 +230,16 @@ def test_chunks_with_several_items_and_without_any_are_compared() -> None:
 
 @pytest.mark.parametrize("mode", [CHUNKS, DELTAS])
 @pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("at_once", [1, 1000])
 def test_a_log_that_is_shorter_than_what_was_delivered_is_an_error(
-    mode: ReadMode, count: int
+    mode: ReadMode, count: int, at_once: int
 ) -> None:
     for end in ("", "failed") if count < 2 else ("",):
         order = following()
         deliver(order, mode, *entries(1, 3))
         order.read_whole()
         with pytest.raises(StreamReset):
-            order.add_part(mode, 0, 1, entries(1, count, end))
+            replay(order, mode, 1, entries(1, count, end), at_once)
 
 
 def test_an_end_in_place_of_a_delivered_entry_is_an_error() -> None:
@@ -211,7 +247,7 @@ def test_an_end_in_place_of_a_delivered_entry_is_an_error() -> None:
     deliver(order, CHUNKS, *entries(1, 2), Entry(3, (), None, ""))
     order.read_whole()
     with pytest.raises(StreamReset):
-        order.add_part(CHUNKS, 0, 1, entries(1, 2, "failed"))
+        replay(order, CHUNKS, 1, entries(1, 2, "failed"))
 
 
 def test_an_entry_in_place_of_a_delivered_end_is_an_error() -> None:
@@ -219,14 +255,15 @@ def test_an_entry_in_place_of_a_delivered_end_is_an_error() -> None:
     deliver(order, CHUNKS, *entries(1, 2))
     order.next_end(3, 2)
     order.read_whole()
-    assert order.add_part(CHUNKS, 0, 1, entries(1, 2, "completed", 2)) == []
+    assert replay(order, CHUNKS, 1, entries(1, 2, "completed", 2)) == []
+    order.read_whole()
     with pytest.raises(StreamReset):
-        order.add_part(CHUNKS, 0, 1, entries(1, 3))
+        replay(order, CHUNKS, 1, entries(1, 3))
 
 
 def test_the_last_entry_shows_whether_the_log_lacks_delivered_ones() -> None:
     order = following()
-    order.add_part(CHUNKS, 0, 1, entries(1, 3))
+    replay(order, CHUNKS, 1, entries(1, 3))
     order.check_last(entries(3, 1)[0])
     for last in (None, entries(2, 1)[0], Entry(3, (), None, "failed")):
         with pytest.raises(StreamReset):
@@ -235,17 +272,17 @@ def test_the_last_entry_shows_whether_the_log_lacks_delivered_ones() -> None:
 
 def test_a_log_with_lost_entries_is_an_error() -> None:
     with pytest.raises(StreamReset):
-        following().add_part(CHUNKS, 0, 1, [Entry(1, (), None, "", lost=True)])
+        replay(following(), CHUNKS, 1, [Entry(1, (), None, "", lost=True)])
 
 
 def test_a_log_that_can_not_be_decoded_is_an_error() -> None:
     with pytest.raises(StreamReset):
-        following().add_part(CHUNKS, 0, 1, [Entry(1, (3,), 5, "")])  # type: ignore[arg-type]
+        replay(following(), CHUNKS, 1, [Entry(1, (3,), 5, "")])  # type: ignore[arg-type]
 
 
 def test_the_end_in_the_log_is_an_event() -> None:
     order = following()
-    events = order.add_part(DELTAS, 0, 1, entries(1, 1, "completed", 1))
+    events = replay(order, DELTAS, 1, entries(1, 1, "completed", 1))
     assert [(event.kind, event.last) for event in events] == [
         (FrameKind.DELTAS, False),
         (FrameKind.ENDED, True),

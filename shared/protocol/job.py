@@ -134,7 +134,6 @@ class LeasedJob(NamedTuple):
     waited_s: float
     """Seconds from submit to the lease, by Redis' clock."""
     origin: Origin = NO_ORIGIN
-    """Only that of a traced job is sent to the worker."""
 
     @property
     def log_fields(self) -> dict[str, str | int]:

@@ -57,20 +57,23 @@ async def test_a_job_that_is_leased_as_it_is_submitted_names_it_too(
     assert [job.origin for job in leased] == [TRACED, TRACED, NO_ORIGIN]
 
 
-async def test_without_a_trace_the_worker_gets_what_it_got_before_there_were_traces(
+async def test_a_worker_gets_the_request_id_of_a_client_for_its_log_lines(
     queue: JobQueue, store: sync_redis.Redis
 ) -> None:
-    """Workers of the release before this field read exactly ten values."""
     subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
     slots = SlotUpdate(POOL, keys.advertiser(WORKER, LEASE_S), 4, UNKNOWN)
     await acquire.call(queue.scripts, 0, worker=WORKER, count=4, lease_s=LEASE_S, slots=slots)
     job = await submit(queue, origin=Origin(request_id="abc-7"))
     (message,) = subscriber.messages()
-    subscriber.close()
-    _, (_, _, leased) = decode_control(message)
-    assert len(leased) == 10
-    assert await origin_in_record(queue, job.id) == Origin("", "abc-7")
+    _, parts = decode_control(message)
+    (leased,) = acquire.parse_jobs(*parts)
+    assert leased.origin == await origin_in_record(queue, job.id) == Origin("", "abc-7")
+    assert leased.log_fields == {"job_id": job.id, "attempt": 1, "request_id": "abc-7"}
     untraced = await submit(queue)
+    (message,) = subscriber.messages()
+    subscriber.close()
+    _, (_, _, pushed) = decode_control(message)
+    assert len(pushed) == 10, "it costs nothing without one"
     assert not store.hexists(keys.job(0, untraced.id), "origin")
     assert await origin_in_record(queue, untraced.id) == NO_ORIGIN
 

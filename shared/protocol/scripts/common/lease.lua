@@ -47,7 +47,6 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields)
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
   local leased = {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
-  -- Only of a traced job: workers of releases before this element was added can't read it.
-  if string.find(job.origin, '^%x') then leased[11] = job.origin end
+  if job.origin ~= '' then leased[11] = job.origin end
   return leased
 end

@@ -220,7 +220,9 @@ def _make_gateway(
         relay=relay,
         streams=streams,
         fleet=fleet,
-        operations=OperatorCalls(servers, fleet, metrics, settings.operation_timeout_s),
+        operations=OperatorCalls(
+            servers, fleet, metrics, settings.operation_timeout_s, sampler.outdate
+        ),
         sampler=sampler,
         tenants=tenants,
         eviction=eviction_monitor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gateway.jobs.fleet_view import FleetView
@@ -31,10 +31,17 @@ class OperatorCalls:
     """Carries out what operators ask for. The methods raise redis' errors."""
 
     def __init__(
-        self, servers: Servers, fleet: FleetView, metrics: GatewayMetrics, timeout_s: float
+        self,
+        servers: Servers,
+        fleet: FleetView,
+        metrics: GatewayMetrics,
+        timeout_s: float,
+        on_change: Callable[[], None],
     ) -> None:
-        """`timeout_s`: for the answers of all workers of a pool together."""
+        """`timeout_s`: for the answers of all workers of a pool together. `on_change` is called
+        when a call has changed the fleet."""
         self._fleet = fleet
+        self._on_change = on_change
         self._metrics = metrics
         self._broadcast = Broadcast(servers, fleet, timeout_s)
         self._desired = DesiredPools(servers.primary)
@@ -104,7 +111,7 @@ class OperatorCalls:
                 done = await self._broadcast.send(pool, action, options)
         if action in (PAUSE, RESUME):
             await self._fleet.refresh()
-        self._log(done, options, tenant, reason)
+        self._changed(done, options, tenant, reason)
         return done
 
     async def _of_gateways(self, pool: str, action: OperatorAction) -> Operation:
@@ -128,10 +135,13 @@ class OperatorCalls:
                 f"The worker {worker.id} is {worker.state} and can't be drained now; to end it, "
                 "stop its process."
             )
-        self._log(done, {}, tenant, reason)
+        self._changed(done, {}, tenant, reason)
         return done
 
-    def _log(self, done: Operation, options: Mapping[str, Any], tenant: str, reason: str) -> None:
+    def _changed(
+        self, done: Operation, options: Mapping[str, Any], tenant: str, reason: str
+    ) -> None:
+        self._on_change()
         self._metrics.operator_calls.labels(done.action, done.outcome).inc()
         audit.info(
             "operator call %s on the pool %s: %s",

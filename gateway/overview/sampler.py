@@ -7,6 +7,7 @@ them than for one, except for sending.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -41,6 +42,7 @@ class Sampler:
         self._task: asyncio.Task[None] | None = None
         self._latest: tuple[float, bytes] | None = None  # when it was taken, monotonic
         self._changed = asyncio.Event()
+        self._outdated = asyncio.Event()
         self._closed = False
         self._warn = logs.RareWarning(log)
 
@@ -80,6 +82,11 @@ class Sampler:
         finally:
             self._viewers -= 1
 
+    def outdate(self) -> None:
+        """The fleet was changed by a call: `latest` returns nothing that was read before now."""
+        self._latest = None
+        self._outdated.set()
+
     async def close(self) -> None:
         """End all streams and the task."""
         self.end_streams()
@@ -109,13 +116,17 @@ class Sampler:
     async def _run(self) -> None:
         while not self._closed and (self._viewers or time.monotonic() < self._linger_until):
             began = time.monotonic()
+            self._outdated.clear()
             try:
                 data = json.dumps(await self._take(), ensure_ascii=False, allow_nan=False).encode()
-                self._latest = time.monotonic(), data
-                self._changed.set()
-                self._changed = asyncio.Event()
+                if not self._outdated.is_set():
+                    self._latest = time.monotonic(), data
+                    self._changed.set()
+                    self._changed = asyncio.Event()
             except Exception as error:
                 # One that fails always would end the streams silently: they show their age instead.
                 self._warn("the overview could not be made: %r", error)
                 log.debug("the overview could not be made", exc_info=True)
-            await asyncio.sleep(max(0.0, began + self._interval_s - time.monotonic()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, began + self._interval_s - time.monotonic())):
+                    await self._outdated.wait()

@@ -114,3 +114,32 @@ async def test_close_ends_the_streams(sampler: Sampler) -> None:
     await until(lambda: sampler.viewers == 1)
     await sampler.close()
     await asyncio.wait_for(reading, 5)
+
+
+async def test_after_a_change_nothing_that_was_read_before_is_served(source: Source) -> None:
+    sampler = Sampler(source.take, interval_s=60)
+    assert json.loads(await sampler.latest()) == {"number": 1}
+    assert json.loads(await sampler.latest()) == {"number": 1}
+    sampler.outdate()
+    assert json.loads(await sampler.latest()) == {"number": 2}
+    await sampler.close()
+
+
+async def test_a_reading_during_which_the_fleet_was_changed_is_not_served() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    numbers = iter(range(10))
+
+    async def take() -> dict[str, Any]:
+        number = next(numbers)
+        begun.set()
+        if not number:
+            await go_on.wait()
+        return {"number": number}
+
+    sampler = Sampler(take, interval_s=60)
+    asking = asyncio.create_task(sampler.latest())
+    await begun.wait()
+    sampler.outdate()
+    go_on.set()
+    assert json.loads(await asking) == {"number": 1}
+    await sampler.close()

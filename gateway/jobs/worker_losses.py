@@ -1,7 +1,8 @@
 """Which workers were lost: they ended without leaving the registry. Pure: heartbeats in.
 
 A worker that ends in order deletes its entry. One that was killed leaves the entry to expire, and
-its connection to Redis is gone at once, which the detector finds.
+its connection to Redis is gone at once, which the detector finds. One that ends because of a
+failure, of its engine for example, leaves an entry that says so.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class WorkerLosses:
 
     def _entry_seen(self, worker: WorkerInfo, announced_s: float) -> None:
         self._known[worker.id] = worker, announced_s
+        if worker.failure:
+            self._gone[worker.id] = announced_s
         gone_s = self._gone.get(worker.id)
         if gone_s is not None and announced_s > gone_s:
             del self._gone[worker.id]  # it is connected again
@@ -92,6 +95,6 @@ class WorkerLosses:
 
     def _lose(self, worker: WorkerInfo, since_s: float) -> None:
         known = worker.id in self.lost or worker.id in self._over
-        if worker.state is not WorkerState.DRAINING and not known:
+        if (worker.failure or worker.state is not WorkerState.DRAINING) and not known:
             serving = max(1, self._serving[worker.pool])
             self.lost[worker.id] = LostWorker(worker, since_s, serving)

@@ -116,7 +116,7 @@ def _worker(view: WorkerView, adapters: Collection[str]) -> dict[str, Any]:
         "id": info.id,
         "pool": info.pool,
         "state": "lost" if lost else info.state,
-        "reason": info.reason,
+        "reason": info.failure or info.reason,
         "phase": "" if lost else _PHASES.get(info.state, ""),
         "phase_s": round(view.age_s, 1) if loads else None,
         "engine": info.engine,

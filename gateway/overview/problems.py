@@ -79,11 +79,12 @@ def _lost(worker: WorkerView, since_s: float, waiting: int, now_s: float) -> Pro
     info = worker.info
     had = f", {info.jobs} at its last heartbeat," if info.jobs else ""
     jobs = f"Its jobs{had} went back to the queue; {waiting} wait now."
+    ago = f"{duration(now_s - since_s)} ago"
+    what = f"has failed {ago}: {info.failure}." if info.failure else f"was lost {ago}."
     return Problem(
         "worker_lost",
         PROBLEM,
-        f"The worker {info.id} was lost {duration(now_s - since_s)} ago. {jobs} Start it again, or "
-        "let its supervisor do it.",
+        f"The worker {info.id} {what} {jobs} Start it again, or let its supervisor do it.",
         since_s,
         info.pool,
         info.id,

@@ -70,6 +70,8 @@ class WorkerInfo:
     """Tokens generated since its start, those of running jobs included."""
     waits: tuple[int, ...] = ()
     """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
+    failure: str = ""
+    """Why it has ended; empty as long as it lives. One that ends in good order has no entry."""
 
 
 class Heartbeat(NamedTuple):
@@ -78,6 +80,11 @@ class Heartbeat(NamedTuple):
     worker: WorkerInfo
     age_s: float
     """Time since the worker wrote it, by Redis' clock."""
+
+
+def living(heartbeats: Iterable[Heartbeat]) -> list[WorkerInfo]:
+    """The workers without those that have failed."""
+    return [each.worker for each in heartbeats if not each.worker.failure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +210,15 @@ class Registry:
         pipe.srem(keys.WORKERS, worker_id)
         await pipe.execute()
 
+    async def release_id(self, worker_id: str, process: str) -> None:
+        """Another process may take the id; the worker's last announcement stays until it expires.
+
+        `process` is what the id was reserved for.
+        """
+        key = keys.life(worker_id)
+        if await self._redis.get(key) == process.encode():
+            await self._redis.delete(key)
+
     async def register_models(
         self, pool: str, cards: list[dict[str, Any]], version: str = "", weight: int = 100
     ) -> None:
@@ -246,10 +262,10 @@ class Registry:
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers whose announcement has not expired, by id. Malformed entries are skipped."""
-        return [heartbeat.worker for heartbeat in await self.heartbeats()]
+        return living(await self.heartbeats())
 
     async def heartbeats(self) -> list[Heartbeat]:
-        """As `workers`, with the age of each announcement."""
+        """As `workers`, with the age of each announcement, and with workers that have failed."""
         ids = await self._worker_ids()
         pipe = self._redis.pipeline(transaction=False)
         for worker_id in ids:

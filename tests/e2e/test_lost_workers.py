@@ -202,7 +202,10 @@ def test_a_worker_whose_engine_dies_releases_its_jobs_and_exits_with_an_error(
     whole = Call(gateway, request("whole", max_tokens=400, ignore_eos=True))
     streamed = Call(gateway, request("streamed", max_tokens=400, ignore_eos=True, stream=True))
     assert worker.popen.wait(30) == 1
+    problem = wait_for(lambda: lost_worker(gateway), "operators are told")
+    assert "its engine died" in problem
     survivor = stack.worker(**FAST)
+    wait_for(lambda: not lost_worker(gateway), "another one has taken its place")
     for call in (whole, streamed):
         call.join(30)
         assert call.status == 200
@@ -212,6 +215,13 @@ def test_a_worker_whose_engine_dies_releases_its_jobs_and_exits_with_an_error(
     assert streamed.lines[-1] == "data: [DONE]"
     assert streamed.text == done["text"]
     assert survivor.metric("flotilla_tokens_taken_over_total") >= 40
+
+
+def lost_worker(gateway: Process) -> str:
+    """The overview's sentence about a lost worker; empty if none is."""
+    verdict = httpx.get(f"{gateway.url}/admin/overview").json()["verdict"]
+    found = [p["sentence"] for p in verdict["problems"] if p["kind"] == "worker_lost"]
+    return str(found[0]) if found else ""
 
 
 def test_a_hung_engine_loses_its_jobs(stack: Stack) -> None:

@@ -73,6 +73,22 @@ async def test_a_worker_that_leaves_is_gone_at_once(registry: Registry, store: R
     assert store.keys() == []
 
 
+async def test_a_worker_that_has_failed_is_shown_until_its_entry_expires_and_its_id_is_free(
+    registry: Registry,
+) -> None:
+    assert await registry.reserve("w-1", "first")
+    await registry.announce(replace(INFO, failure="its engine died"))
+    await registry.release_id("w-1", "another process")
+    assert not await registry.reserve("w-1", "second")
+    await registry.release_id("w-1", "first")
+    assert await registry.workers() == []
+    (failed,) = await registry.heartbeats()
+    assert failed.worker.failure == "its engine died"
+    assert await registry.reserve("w-1", "second")
+    await registry.announce(INFO)
+    assert await registry.workers() == [INFO]
+
+
 async def test_models_stay_when_their_workers_go(registry: Registry) -> None:
     cards = [{"id": "b", "max_model_len": 9}, {"id": "a", "parent": None}]
     await registry.register_models("pool", cards)

@@ -109,7 +109,7 @@ class Worker:
         await registration.announce_loading()
         logs.bind_process(worker=self._id)
         log.info("%s: loading %s", self._id, _model_description(self._pool))
-        began = time.monotonic()
+        began, failure = time.monotonic(), ""
         try:
             with start_limit(self._pool.startup_timeout_s) as limit:
                 await self._unless_stopped(limit.wait(self._engine.start()))
@@ -121,6 +121,7 @@ class Worker:
             return 1
         except EngineDied:
             log.error("the engine is dead")
+            failure = "its engine died"
             return await self._end_at_once("engine_died", blame=True)
         except Stalled as error:
             log.error("%s: this worker ends", error)
@@ -134,14 +135,15 @@ class Worker:
             return await self._end_at_once("id_taken", blame=False)
         except SettingsError:
             raise
-        except Exception:
+        except Exception as error:
             log.exception("the worker failed")
+            failure = f"{type(error).__name__}, see its log" if self.serving else ""
             await end(self._tasks)
             return 1
         else:
             return await self._drain()
         finally:
-            await registration.leave()
+            await registration.leave(failure)
             await self._queue.close()
             await self._queue.servers.close()
             self._engine.close()

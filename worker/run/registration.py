@@ -90,8 +90,11 @@ class Registration:
         except (RedisError, OSError) as error:
             log.warning("worker id not reserved, the next heartbeat tries again: %s", error)
 
-    async def announce(self, expiry_s: float = EXPIRY_S) -> None:
-        """Write the worker's entry, which expires after `expiry_s`. Raises redis' errors."""
+    async def announce(self, expiry_s: float = EXPIRY_S, failure: str = "") -> None:
+        """Write the worker's entry, which expires after `expiry_s`. Raises redis' errors.
+
+        `failure`: why the worker ends, other than in good order.
+        """
         state, reason = self._status()
         for each in WorkerState:
             self._metrics.state.labels(each).set(each is state)
@@ -118,6 +121,7 @@ class Registration:
             job_ids=tuple(islice(executor.runs, _JOB_IDS)) if executor else (),
             clock_s=time.monotonic(),
             waits=self._metrics.queue_wait.counts,
+            failure=failure,
             **(asdict(executor.totals.with_running(executor.runs.values())) if executor else {}),
         )
         await self._registry.announce(info, expiry_s=expiry_s)
@@ -171,10 +175,17 @@ class Registration:
                 log.warning("heartbeat failed: %s", error)
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def leave(self) -> None:
-        """Remove the worker's entries, if Redis is available; else they expire."""
+    async def leave(self, failure: str = "") -> None:
+        """Remove the worker's entries, if Redis is available; else they expire.
+
+        With a `failure` the last announcement says so and stays until it expires: operators see it.
+        """
         with contextlib.suppress(RedisError, OSError):
-            await self._registry.leave(self.worker_id, self._process)
+            if not failure:
+                await self._registry.leave(self.worker_id, self._process)
+            elif await self._registry.reserve(self.worker_id, self._process):
+                await self.announce(failure=failure)
+                await self._registry.release_id(self.worker_id, self._process)
 
 
 def _process_age_s() -> float | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gateway.jobs.worker_losses import KEPT_S, WorkerLosses
 from shared.fleet.registry import EXPIRY_S, Heartbeat, WorkerInfo
 from shared.protocol.states import WorkerState
@@ -46,6 +48,27 @@ def test_a_killed_worker_is_lost_before_its_entry_expires_and_after() -> None:
     assert set(losses.lost) == {"b"}
     losses.update([heartbeat("a")], 101 + KEPT_S)
     assert not losses.lost
+
+
+@pytest.mark.parametrize("state", [WorkerState.READY, WorkerState.DRAINING])
+def test_a_worker_that_has_failed_is_lost_until_it_runs_again(state: WorkerState) -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("a"), heartbeat("b")], 100)
+    failed = heartbeat("b", state=state, failure="its engine died")
+    losses.update([heartbeat("a"), failed], 101)
+    assert losses.lost["b"].worker.failure == "its engine died"
+    assert "b" in losses.ended
+    losses.update([heartbeat("a")], 112)
+    assert set(losses.lost) == {"b"}
+    losses.update([heartbeat("a"), heartbeat("b")], 113)
+    assert not losses.lost
+    assert not losses.ended
+
+
+def test_a_failure_before_the_first_look_is_seen() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("b", 3, failure="its engine died")], 100)
+    assert losses.lost["b"].since_s == 97
 
 
 def test_a_worker_without_the_detector_is_lost_when_its_entry_has_expired() -> None:

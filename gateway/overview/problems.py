@@ -78,9 +78,10 @@ def _of_workers(state: FleetState) -> Iterator[Problem]:
 def _lost(worker: WorkerView, since_s: float, waiting: int, now_s: float) -> Problem:
     info = worker.info
     had = f", {info.jobs} at its last heartbeat," if info.jobs else ""
-    jobs = f"Its jobs{had} went back to the queue; {waiting} wait now."
+    now = "1 waits" if waiting == 1 else f"{waiting} wait"
+    jobs = f"Its jobs{had} went back to the queue; {now} now."
     ago = f"{duration(now_s - since_s)} ago"
-    what = f"has failed {ago}: {info.failure}." if info.failure else f"was lost {ago}."
+    what = f"failed {ago}: {info.failure}." if info.failure else f"was lost {ago}."
     return Problem(
         "worker_lost",
         PROBLEM,

@@ -124,6 +124,15 @@ def test_a_lost_worker_is_named_with_its_effect() -> None:
     assert (problem.worker, problem.since) == ("w-3", NOW - 42)
 
 
+def test_the_failure_of_a_worker_is_named() -> None:
+    failed = worker("w-3", lost_since_s=NOW - 2, jobs=0, failure="its engine died")
+    state = fleet(pool(lanes=[lane(waiting=1)]), workers=[worker("w-1"), failed])
+    assert verdict_of(state) == (
+        "The worker w-3 failed 2.0 s ago: its engine died. Its jobs went back to the queue; "
+        "1 waits now. Start it again, or let its supervisor do it."
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

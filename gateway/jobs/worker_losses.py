@@ -84,6 +84,8 @@ class WorkerLosses:
         self._known[worker.id] = worker, announced_s
         if worker.failure:
             self._gone[worker.id] = announced_s
+            if (loss := self.lost.get(worker.id)) is not None:  # the detector was faster
+                self.lost[worker.id] = loss._replace(worker=worker)
         gone_s = self._gone.get(worker.id)
         if gone_s is not None and announced_s > gone_s:
             del self._gone[worker.id]  # it is connected again

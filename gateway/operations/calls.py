@@ -111,7 +111,7 @@ class OperatorCalls:
                 done = await self._broadcast.send(pool, action, options)
         if action in (PAUSE, RESUME):
             await self._fleet.refresh()
-        self._changed(done, options, tenant, reason)
+        self._record(done, options, tenant, reason)
         return done
 
     async def _of_gateways(self, pool: str, action: OperatorAction) -> Operation:
@@ -135,10 +135,10 @@ class OperatorCalls:
                 f"The worker {worker.id} is {worker.state} and can't be drained now; to end it, "
                 "stop its process."
             )
-        self._changed(done, {}, tenant, reason)
+        self._record(done, {}, tenant, reason)
         return done
 
-    def _changed(
+    def _record(
         self, done: Operation, options: Mapping[str, Any], tenant: str, reason: str
     ) -> None:
         self._on_change()

@@ -15,8 +15,8 @@ from shared.queue.job_queue import LogPart
 class LogSource(Protocol):
     """The queue, as far as it is read here. The methods raise redis' errors."""
 
-    async def read_log(self, job_id: str, after: int, most_bytes: int | None) -> LogPart:
-        """The entries behind number `after`; with `most_bytes` perhaps not all of them."""
+    async def read_log(self, job_id: str, after: int, most_bytes: int) -> LogPart:
+        """The entries behind number `after`, or a part of them of about `most_bytes`."""
 
     async def last_entry(self, job_id: str) -> Entry | None:
         """The last entry; None if there is none."""

@@ -21,7 +21,7 @@ from shared.protocol import keys
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.frames import FrameKind, encode, entry_of
 from shared.protocol.job import LeasedJob
-from shared.protocol.job_log import Delta, Entry, pack_segment, read_journal
+from shared.protocol.job_log import Delta, Entry, pack_segment, parse_segments, read_journal
 from shared.protocol.record import read_lease
 from shared.protocol.scripts.emit import Fenced, Step, make_step
 from shared.protocol.scripts.renew import Renewal
@@ -125,6 +125,53 @@ async def test_log_and_step_log_are_one_wherever_the_log_ends(
             reads += 1
         assert read == whole
         assert reads == {1: len(cuts), 10_000: 1}.get(most_bytes, reads)
+
+
+def fill_log(store: Redis, job: LeasedJob, n_entries: int, chance: random.Random) -> list[bytes]:
+    """Put segments of one to three entries into the job's log; returns them."""
+    segments: list[bytes] = []
+    first = 1
+    while first <= n_entries:
+        last = min(n_entries, first + chance.randint(0, 2))
+        outputs = [output(job, seq, str(seq)) for seq in range(first, last + 1)]
+        segments.append(segment(outputs, first).segment)
+        first = last + 1
+    store.rpush(keys.log(0, job.id), *segments)
+    return segments
+
+
+async def test_a_long_log_is_read_in_parts_from_any_entry_on(queue: JobQueue, store: Redis) -> None:
+    job = await lease(queue)
+    fill_log(store, job, 100, random.Random(1))
+    numbers = list(range(1, 101))
+    for after in range(103):
+        for most_bytes in (1, 200, 100_000):
+            read: list[int] = []
+            more = True
+            while more:
+                at = read[-1] if read else after
+                _, entries, more = await queue.read_log(job.id, at, most_bytes)
+                assert entries or not more, "each part has an entry that the reader lacks"
+                read += [entry.seq for entry in entries]
+            assert read == numbers[after:]
+
+
+@pytest.mark.parametrize("damaged", range(0, 40, 3))
+async def test_an_unreadable_segment_of_a_long_log_is_lost_and_the_rest_is_read(
+    queue: JobQueue, store: Redis, damaged: int
+) -> None:
+    job = await lease(queue)
+    segments = fill_log(store, job, 90, random.Random(2))
+    assert len(segments) > 40
+    store.lset(keys.log(0, job.id), damaged, b"x")
+    found = await queue.entries(job.id, 0)
+    assert [entry.seq for entry in found] == list(range(1, 91))
+    lost = [entry.seq for entry in found if entry.lost]
+    first = parse_segments([segments[damaged]])[0].seq
+    assert lost == [entry.seq for entry in parse_segments([segments[damaged]])]
+    assert store.llen(keys.log(0, job.id)) == len(segments) - 1
+    rest = await queue.entries(job.id, first + 5)
+    assert [entry.seq for entry in rest] == list(range(first + 6, 91))
 
 
 async def test_a_number_of_any_size_is_read(queue: JobQueue) -> None:

@@ -32,7 +32,7 @@ class Log:
         self.encoder = DeltaEncoder()
         self.reads: list[int] = []
         self.at_once = 0
-        """How many entries a reader gets that wants the log in parts; 0: all."""
+        """How many entries a reader gets in one part of the log; 0: all."""
         self.broken: Exception | None = None
         self.while_reading: Callable[[], object] = lambda: None
 
@@ -65,14 +65,14 @@ class Log:
             if seq in numbers
         ]
 
-    async def read_log(self, job_id: str, after: int, most_bytes: int | None) -> LogPart:
+    async def read_log(self, job_id: str, after: int, most_bytes: int) -> LogPart:
         assert job_id == JOB
         self.reads.append(after)
         found = self.entries[after:]
         self.while_reading()
         if self.broken is not None:
             raise self.broken
-        if most_bytes is not None and self.at_once:
+        if self.at_once:
             return LogPart(self.generation, found[: self.at_once], len(found) > self.at_once)
         return LogPart(self.generation, found)
 

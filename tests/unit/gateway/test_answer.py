@@ -41,7 +41,7 @@ class Queue:
         self.unwatched: list[str] = []
         self.job: Job | None = None
 
-    async def read_log(self, job_id: str, after: int, most_bytes: int | None) -> LogPart:
+    async def read_log(self, job_id: str, after: int, most_bytes: int) -> LogPart:
         return LogPart(1, self.log[after:])
 
     async def last_entry(self, job_id: str) -> Entry | None:

@@ -65,6 +65,17 @@ def test_a_worker_that_has_failed_is_lost_until_it_runs_again(state: WorkerState
     assert not losses.ended
 
 
+def test_the_reason_stays_where_the_lost_connection_is_found_before_the_failure() -> None:
+    losses = WorkerLosses()
+    losses.update([heartbeat("b")], 100)
+    losses.gone("b", 100.1)
+    losses.update([heartbeat("b", 1)], 100.5)
+    losses.update([heartbeat("b", 0.3, failure="its engine died")], 101)
+    losses.update([], 112)
+    lost = losses.lost["b"]
+    assert (lost.worker.failure, lost.since_s) == ("its engine died", 100.1)
+
+
 def test_a_failure_before_the_first_look_is_seen() -> None:
     losses = WorkerLosses()
     losses.update([heartbeat("b", 3, failure="its engine died")], 100)

@@ -15,7 +15,14 @@ from shared.api.errors import BadRequest, ModelNotFound, NoWorker
 from shared.fleet.desired_pool import DesiredPools, Switches
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
-from shared.fleet.registry import HEARTBEAT_S, Heartbeat, ModelInfo, Registry, WorkerInfo, living
+from shared.fleet.registry import (
+    HEARTBEAT_S,
+    Heartbeat,
+    ModelInfo,
+    Registry,
+    WorkerInfo,
+    without_failed,
+)
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.platform.redis_client import RedisError
 from shared.protocol.adapter_queues import pool_of
@@ -113,7 +120,7 @@ class FleetView:
 
     def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
         self.heartbeats = heartbeats
-        self.workers = living(heartbeats)
+        self.workers = without_failed(heartbeats)
         self._durations.update(self.workers, time.monotonic())
 
     async def model(self, name: str, version: str = "") -> ModelInfo:

@@ -2,7 +2,7 @@
 
 A worker that ends in order deletes its entry. One that was killed leaves the entry to expire, and
 its connection to Redis is gone at once, which the detector finds. One that ends because of a
-failure, of its engine for example, leaves an entry that says so.
+failure, of its engine for example, leaves an entry with the reason.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class WorkerLosses:
         self._known[worker.id] = worker, announced_s
         if worker.failure:
             self._gone[worker.id] = announced_s
-            if (loss := self.lost.get(worker.id)) is not None:  # the detector was faster
+            if (loss := self.lost.get(worker.id)) is not None:  # found by its lost connection
                 self.lost[worker.id] = loss._replace(worker=worker)
         gone_s = self._gone.get(worker.id)
         if gone_s is not None and announced_s > gone_s:

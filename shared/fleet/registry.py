@@ -29,7 +29,7 @@ LOADING_EXPIRY_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker says of itself."""
+    """A worker's announcement."""
 
     id: str
     pool: str
@@ -71,7 +71,7 @@ class WorkerInfo:
     waits: tuple[int, ...] = ()
     """Its histogram of queue waits since its start: jobs in each of the metric's buckets."""
     failure: str = ""
-    """Why it has ended; empty as long as it lives. One that ends in good order has no entry."""
+    """Why it has ended; empty while it runs. One that ends in good order deletes its entry."""
 
 
 class Heartbeat(NamedTuple):
@@ -82,8 +82,8 @@ class Heartbeat(NamedTuple):
     """Time since the worker wrote it, by Redis' clock."""
 
 
-def living(heartbeats: Iterable[Heartbeat]) -> list[WorkerInfo]:
-    """The workers without those that have failed."""
+def without_failed(heartbeats: Iterable[Heartbeat]) -> list[WorkerInfo]:
+    """The workers that have not failed."""
     return [each.worker for each in heartbeats if not each.worker.failure]
 
 
@@ -262,7 +262,7 @@ class Registry:
 
     async def workers(self) -> list[WorkerInfo]:
         """The workers whose announcement has not expired, by id. Malformed entries are skipped."""
-        return living(await self.heartbeats())
+        return without_failed(await self.heartbeats())
 
     async def heartbeats(self) -> list[Heartbeat]:
         """As `workers`, with the age of each announcement, and with workers that have failed."""

@@ -178,7 +178,8 @@ class Registration:
     async def leave(self, failure: str = "") -> None:
         """Remove the worker's entries, if Redis is available; else they expire.
 
-        With a `failure` the last announcement says so and stays until it expires: operators see it.
+        With a `failure` the last announcement names it and stays until it expires, for operators; the
+        id is free at once.
         """
         with contextlib.suppress(RedisError, OSError):
             if not failure:

@@ -178,8 +178,8 @@ class Registration:
     async def leave(self, failure: str = "") -> None:
         """Remove the worker's entries, if Redis is available; else they expire.
 
-        With a `failure` the last announcement names it and stays until it expires, for operators; the
-        id is free at once.
+        With a `failure`, the last announcement names it for operators and stays until it expires;
+        the id is free at once.
         """
         with contextlib.suppress(RedisError, OSError):
             if not failure:

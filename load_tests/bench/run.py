@@ -106,8 +106,7 @@ def _measure(
 
 def _report(results: Results, path: Path, *, markdown: bool) -> int:
     figures = Figures(results)
-    with_peers = _WITH_PEERS or any(SYSTEMS[name].is_peer for name in figures.systems)
-    target_results = evaluate(figures, peers=with_peers)
+    target_results = evaluate(figures)
     print(f"\n{report.heading(figures)}")
     for table in report.tables(figures, target_results):
         print(f"\n{table.render(markdown=markdown)}")

@@ -39,7 +39,7 @@ class Target:
     unit: str = ""
     """Unit of the figure; empty for a ratio."""
     peer: str = ""
-    """The other project's system with which the figure compares; empty: none."""
+    """The system with which the figure compares; empty: `direct`, or none."""
 
     @property
     def digits(self) -> int:
@@ -70,7 +70,9 @@ def _front(point: str, peer: str = "") -> Figure:
     return lambda figures: figures.ratio(point, PRODUCT, "front_us")
 
 
-def _total(point: str) -> Figure:
+def _total(point: str, peer: str = "") -> Figure:
+    if peer:
+        return lambda figures: figures.ratio(point, PRODUCT, "total_us", "total_us", peer)
     return lambda figures: figures.ratio(point, PRODUCT, "total_us")
 
 
@@ -90,6 +92,8 @@ def _log_bytes(figures: Figures) -> Spread | None:
 
 RUST, STACK, LITELLM = "rust-router", "production-stack", "litellm"
 """The peers' names as systems."""
+BEFORE = "flotilla-before"
+"""Another checkout of Flotilla as a system."""
 
 TARGETS = (
     Target("CPU per token, front / direct", 0.50, 0.40, _front("c64")),
@@ -107,6 +111,10 @@ TARGETS = (
         0.015,
         _front("req64", LITELLM),
         peer=LITELLM,
+    ),
+    Target("CPU per token, total / before", 1.03, 1.0, _total("c64", BEFORE), peer=BEFORE),
+    Target(
+        "CPU per short request, total / before", 1.03, 1.0, _total("req64", BEFORE), peer=BEFORE
     ),
     Target("TTFT p50 over direct, c=1", 1.0, 0.5, _added_ttft("c1"), "ms"),
     Target("TTFT p50 over direct, c=64", 0.0, -0.5, _added_ttft("c64"), "ms"),
@@ -127,9 +135,10 @@ TARGETS = (
 )
 
 
-def evaluate(figures: Figures, *, peers: bool) -> list[TargetResult]:
-    """Compare a run with all targets; with those that compare with peers only if `peers`."""
-    return [_evaluate(target, figures) for target in TARGETS if peers or not target.peer]
+def evaluate(figures: Figures) -> list[TargetResult]:
+    """Compare a run with all targets but those of a peer that was not measured."""
+    measured = {"", *figures.systems}
+    return [_evaluate(target, figures) for target in TARGETS if target.peer in measured]
 
 
 def last_line(results: list[TargetResult]) -> str:

@@ -2,15 +2,19 @@
 
 `flotilla-2gw` has two gateways, `flotilla-2redis` two Redis servers with one shard each.
 `flotilla-plain` has FLOTILLA_FAST_PATHS=off. `flotilla-tcp` reaches Redis by TCP instead of a Unix
-socket, as on separate machines or containers.
+socket, as on separate machines or containers. `flotilla-before` runs another checkout of Flotilla:
+the environment variable BEFORE names its folder, in which `make install` was run.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, ClassVar
 
 from load_tests.harness.http import free_port
 from load_tests.harness.redis_server import RedisServer
+from load_tests.systems.peer_install import UnavailableError
 from load_tests.systems.system import System
 from shared.protocol import keys
 
@@ -41,6 +45,19 @@ class Flotilla(System):
     def log_bytes(self) -> float:
         """Return the bytes of Redis memory that all job logs take."""
         return sum(map(_log_bytes, self.redis))
+
+
+class FlotillaBefore(Flotilla):
+    """Another checkout, to compare a change with the state before it in the same rounds."""
+
+    name = "flotilla-before"
+    python = Path(os.environ.get("BEFORE", "")) / ".venv/bin/python"
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Raises UnavailableError if BEFORE is not set or has nothing installed."""
+        if "BEFORE" not in os.environ or not cls.python.exists():
+            raise UnavailableError("BEFORE must name a folder of Flotilla with a .venv")
 
 
 class FlotillaPlain(Flotilla):

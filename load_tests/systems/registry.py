@@ -5,6 +5,7 @@ from __future__ import annotations
 from load_tests.systems.direct import Direct
 from load_tests.systems.flotilla import (
     Flotilla,
+    FlotillaBefore,
     FlotillaPlain,
     FlotillaTcp,
     FlotillaTwoGateways,
@@ -19,6 +20,7 @@ OWN = (
     Direct,
     Lean,
     Flotilla,
+    FlotillaBefore,
     FlotillaPlain,
     FlotillaTcp,
     FlotillaTwoGateways,

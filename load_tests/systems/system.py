@@ -6,6 +6,7 @@ role `front`.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
@@ -31,6 +32,9 @@ class System(ABC):
 
     requests_divisor: ClassVar[int] = 1
     """Divides the number of requests of each point, for a system that is many times slower."""
+
+    python: ClassVar[Path] = Path(sys.executable)
+    """Runs gateway and worker; the checkout that is installed there is the one measured."""
 
     is_peer: ClassVar[bool] = False
     """Another project's; left out with one line if it can't be installed."""
@@ -94,7 +98,8 @@ class System(ABC):
         Waits at most `ready_s` seconds. Raises ProcessError.
         """
         environment = self.flotilla_environment(**settings)
-        process = self._processes.start(label, role, python_command(module), environment)
+        command = [str(self.python), "-P", "-m", module]
+        process = self._processes.start(label, role, command, environment)
         self.processes.append(process)
         wait_for(
             lambda: responds_ok(ready_port, "/readyz"), f"{label} is ready", [process], ready_s

@@ -14,8 +14,8 @@ MACHINE = {"date": "today"}
 FRONT = "CPU per token, front / direct"
 
 
-def verdicts(rounds: list[Measurement], *, peers: bool = False) -> dict[str, Verdict]:
-    results = evaluate(Figures(Results(MACHINE, rounds)), peers=peers)
+def verdicts(rounds: list[Measurement]) -> dict[str, Verdict]:
+    results = evaluate(Figures(Results(MACHINE, rounds)))
     return {item.target.name: item.verdict for item in results}
 
 
@@ -32,16 +32,26 @@ def test_a_figure_that_was_not_measured_has_no_verdict() -> None:
     assert set(found.values()) == {Verdict.NOT_MEASURED}
 
 
-def test_peers_are_compared_only_on_request() -> None:
-    peer_names = {target.name for target in TARGETS if target.peer}
-    assert peer_names
-    assert not peer_names & set(verdicts([direct(100)]))
-    assert peer_names < set(verdicts([direct(100)], peers=True))
+@pytest.mark.parametrize("peer", {target.peer for target in TARGETS if target.peer})
+def test_a_peer_is_compared_only_if_it_was_measured(peer: str) -> None:
+    of_peer = {target.name for target in TARGETS if target.peer == peer}
+    assert not of_peer & set(verdicts([direct(100)]))
+    assert of_peer < set(verdicts([direct(100), measurement(peer, 0, {"gateway": 1})]))
+
+
+def test_flotilla_is_compared_with_the_checkout_before() -> None:
+    rounds = [
+        flotilla(50, 10, 20),
+        measurement("flotilla-before", 0, {"gateway": 40, "engine": 40}),
+    ]
+    assert verdicts(rounds)["CPU per token, total / before"] is Verdict.GOAL
+    rounds[1] = measurement("flotilla-before", 0, {"gateway": 37, "engine": 40})
+    assert verdicts(rounds)["CPU per token, total / before"] is Verdict.MISSED
 
 
 def test_flotillas_front_is_compared_with_a_peers_front() -> None:
     router = measurement("rust-router", 0, {"gateway": 61, "engine": 100})
-    found = verdicts([direct(100), flotilla(50, 10, 20), router], peers=True)
+    found = verdicts([direct(100), flotilla(50, 10, 20), router])
     assert found["CPU per token, front / rust-router"] is Verdict.MET
 
 
@@ -53,7 +63,7 @@ def test_latency_is_a_difference_to_direct() -> None:
 
 def test_the_last_line_names_figure_and_limit() -> None:
     results = Results(MACHINE, [direct(100), flotilla(60, 10, 20)])
-    missed = last_line(evaluate(Figures(results), peers=False))
+    missed = last_line(evaluate(Figures(results)))
     assert missed == ("TARGETS missed: CPU per token, front / direct 0.70, limit 0.5"), (
         "total is 0.90 and within 1.00"
     )
@@ -61,14 +71,14 @@ def test_the_last_line_names_figure_and_limit() -> None:
 
 def test_the_last_line_of_a_run_that_meets_all_targets() -> None:
     results = Results(MACHINE, [direct(100), flotilla(20, 10, 20)], {"flotilla": {"gateway": 9e3}})
-    line = last_line(evaluate(Figures(results), peers=False))
+    line = last_line(evaluate(Figures(results)))
     assert line.startswith("TARGETS met, but not measured: CPU per short request")
     assert "memory" not in line
 
 
 def test_tables_have_a_row_for_every_system_and_target() -> None:
     figures = Figures(Results(MACHINE, [direct(100), flotilla(20, 10, 30)]))
-    results = evaluate(figures, peers=False)
+    results = evaluate(figures)
     growth, main, targets = tables(figures, results)
     assert [row[0] for row in main.rows] == ["direct", "flotilla"]
     assert len(growth.rows) == 2
@@ -82,5 +92,5 @@ def test_tables_have_a_row_for_every_system_and_target() -> None:
 def test_a_small_figure_has_three_decimals() -> None:
     proxy = measurement("litellm", 0, {"gateway": 1000, "engine": 100})
     results = Figures(Results(MACHINE, [direct(100), flotilla(32, 10, 20), proxy]))
-    missed = last_line(evaluate(results, peers=True))
+    missed = last_line(evaluate(results))
     assert missed.startswith("TARGETS missed: CPU per token, front / litellm 0.042, limit 0.04")

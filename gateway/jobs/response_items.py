@@ -65,15 +65,18 @@ def with_references(items: Sequence[Item], history: Sequence[Item]) -> list[Item
     """
     if not any(item.get("type") == _REFERENCE for item in items):
         return list(items)
-    known = {item.get("id"): item for item in history}
+    known = {item["id"]: item for item in history if isinstance(item.get("id"), str)}
     found = []
     for item in items:
         if item.get("type") != _REFERENCE:
             found.append(item)
-        elif item.get("id") in known:
-            found.append(known[item["id"]])
-        else:
-            raise BadRequest(f"Item with id {str(item.get('id'))[:64]!r} not found.", "input")
+            continue
+        item_id = item.get("id")
+        if not isinstance(item_id, str):
+            raise BadRequest("The `id` of an item_reference must be a text.", "input")
+        if item_id not in known:
+            raise BadRequest(f"Item with id {item_id[:64]!r} not found.", "input")
+        found.append(known[item_id])
     return found
 
 

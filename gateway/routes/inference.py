@@ -219,7 +219,7 @@ async def _replayed(
 ) -> JobAnswer | StoredAnswer:
     """The answer of the job that an earlier request with the same idempotency key has made."""
     if call.background and not joined.stream:
-        return await response_stream.queued_answer(gateway, joined, request_id, [_REPLAYED])
+        return await response_stream.replayed_answer(gateway, joined, request_id, [_REPLAYED])
     start = StreamPosition()
     return await job_stream.answer_of(
         gateway, joined, start, received, request_id, [_REPLAYED], prefer=call.prefer

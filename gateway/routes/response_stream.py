@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.types import Scope
@@ -26,7 +27,7 @@ from gateway.streaming.stored_answer import StoredAnswer
 from shared.api.errors import BadRequest
 from shared.protocol.job import Job, NewJob
 from shared.protocol.response_id import response_id
-from shared.protocol.response_opening import opening
+from shared.protocol.response_opening import opening, unfinished
 from shared.protocol.states import JobState
 
 _PATH = re.compile(r"/v1/responses/([^/]+)")
@@ -86,7 +87,9 @@ async def background_answer(
         try:
             if not job.stream:
                 gateway.relay.close(reader)
-                return await queued_answer(gateway, job, request_id)
+                # `queued`, as OpenAI and vLLM answer, although a worker may have it already.
+                begun = unfinished(job.id, job.body, "queued") | {"model": job.model}
+                return _stored_answer(job, begun, request_id)
             position, first = BEHIND_OPENING, opening(job.id, job.body)
         except BaseException:
             gateway.relay.close(reader)
@@ -96,16 +99,25 @@ async def background_answer(
     )
 
 
-async def queued_answer(
+async def replayed_answer(
     gateway: Gateway,
+    job: Job,
+    request_id: bytes | None,
+    headers: Sequence[tuple[bytes, bytes]],
+) -> StoredAnswer:
+    """The response of an earlier request as it is now, as the answer to a repeated one."""
+    stored = await stored_response(gateway.queue, job.tenant, response_id(job.id))
+    shown = await response_object(gateway.queue, stored)
+    return _stored_answer(job, shown, request_id, headers)
+
+
+def _stored_answer(
     job: NewJob | Job,
+    response: dict[str, Any],
     request_id: bytes | None,
     headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> StoredAnswer:
-    """The response now, as the answer to the request for it."""
-    stored = await stored_response(gateway.queue, job.tenant, response_id(job.id))
-    shown = await response_object(gateway.queue, stored)
-    body = json.dumps(shown, ensure_ascii=False).encode()
+    body = json.dumps(response, ensure_ascii=False).encode()
     return StoredAnswer(job, 200, body, request_id, headers)
 
 

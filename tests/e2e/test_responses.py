@@ -128,7 +128,7 @@ def test_a_background_response_answers_at_once_and_is_polled_elsewhere(fleet: Fl
         extra_body={"ignore_eos": True},
     )
     assert time.monotonic() - began < 1.5
-    assert made.status in ("queued", "in_progress")
+    assert made.status == "queued"  # also where a worker begins it at once
     assert made.background is True
     assert made.output == []
     final = ended(fleet.other, made.id)

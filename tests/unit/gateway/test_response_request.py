@@ -98,6 +98,16 @@ def test_a_reference_stands_for_an_item_of_the_history() -> None:
         request.body_behind([], 10)
 
 
+@pytest.mark.parametrize("item_id", [["x"], {"x": 1}, 7, None])
+def test_an_item_with_an_id_that_is_no_text_breaks_no_reference(item_id: Any) -> None:
+    given = [{"type": "item_reference", "id": "msg_1"}]
+    request = response_request({"input": given, "conversation": "conv_1"})
+    body = request.body_behind([MESSAGE | {"id": item_id}, OUTPUT], 10)
+    assert for_the_engine(body)["input"][2] == OUTPUT
+    with pytest.raises(BadRequest, match="must be a text"):
+        response_request({"input": [{"type": "item_reference", "id": item_id}]})
+
+
 def test_a_conversation_has_a_greatest_length() -> None:
     request = response_request({"input": "x", "previous_response_id": "resp_1"})
     with pytest.raises(BadRequest) as caught:
@@ -118,6 +128,8 @@ def test_a_conversation_has_a_greatest_length() -> None:
         ({"conversation": "c", "previous_response_id": "r"}, "previous_response_id"),
         ({"previous_input_messages": [{}], "previous_response_id": "r"}, "previous_response_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": ["x"]}]}, "input"),
+        ({"input": [{"type": "item_reference"}]}, "input"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:

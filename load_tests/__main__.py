@@ -6,7 +6,6 @@ import argparse
 import sys
 from typing import Protocol, cast
 
-from load_tests.agreement import command as agreement
 from load_tests.autoscale import command as autoscale
 from load_tests.bench import compare, run
 from load_tests.dashboards import command as dashboards
@@ -39,7 +38,6 @@ COMMANDS = {
     "faults": cast(Command, faults),
     "rolling": cast(Command, rolling),
     "vllm": cast(Command, vllm),
-    "agree": cast(Command, agreement),
 }
 
 

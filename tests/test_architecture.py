@@ -42,8 +42,7 @@ LAYERS: dict[str, set[str]] = {
     "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
     "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},
     "gateway/launcher": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/maintenance"},
-    "gateway/bench": {"shared/client"},
-    "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/bench", "gateway/launcher"},
+    "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     CONTEXT: {
         PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/overview",
         "gateway/streaming",

@@ -20,6 +20,7 @@ from shared.platform.settings import SettingsError, load_settings
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _CONNECT_S = 3.0
+_PAGE = 100
 _SILENCE_S = 45.0
 """A stream without a byte for so long has lost its gateway; those send comments every 10 s."""
 ATTEMPTS = 5
@@ -97,6 +98,17 @@ class GatewayClient:
         """The JSON of a GET; parameters that are None are left out."""
         params = {name: value for name, value in query.items() if value is not None}
         return _json(self.send("GET", path, params=params))
+
+    def list_jobs(self, words: str | None, limit: int) -> dict[str, Any]:
+        """One list of at most `limit` jobs that match a filter, over as many pages as it takes."""
+        jobs: list[Any] = []
+        cursor, more = None, True
+        while more and len(jobs) < limit:
+            size = min(_PAGE, limit - len(jobs))
+            page = self.get("/jobs", filter=words, limit=size, cursor=cursor)
+            jobs += page["data"]
+            cursor, more = page["next_cursor"], page["has_more"]
+        return {"object": "list", "data": jobs, "has_more": more, "next_cursor": cursor}
 
     def of_job(self, job_id: str, part: str = "") -> Any:
         """A job or a part of it (`/why`, `/timeline`); an operator finds every tenant's."""

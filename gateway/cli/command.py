@@ -76,12 +76,14 @@ def examples(*commands: str) -> str:
 
 
 def gateway_command(
-    app: typer.Typer, name: str, *commands: str
+    app: typer.Typer, name: str, *commands: str, passes_on: bool = False
 ) -> Callable[
     [Callable[Concatenate[Session, P], ExitCode | None]],
     Callable[Concatenate[Session, P], ExitCode | None],
 ]:
     """Register a function whose first parameter is a Session; `commands` are examples of it.
+
+    With `passes_on` unknown options go to the function's list of arguments.
 
     The options of the gateway and `--json` come from here. Errors end the command with their exit
     code; what the function returns is the exit code otherwise.
@@ -111,7 +113,8 @@ def gateway_command(
             return_annotation=None,
         )
         run.__annotations__ = {each.name: each.annotation for each in parameters}
-        app.command(name, epilog=examples(*commands))(run)
+        context = {"ignore_unknown_options": passes_on}
+        app.command(name, epilog=examples(*commands), context_settings=context)(run)
         return function
 
     return register

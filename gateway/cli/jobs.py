@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,7 +25,6 @@ Words = Annotated[
         "also tenant:NAME.",
     ),
 ]
-_PAGE = 100
 _WAIT_S = 30.0
 
 
@@ -39,7 +38,7 @@ def ls(
     """List jobs, newest first; words select them."""
     chosen = " ".join(words or ()) or None
     while True:
-        body = _listed(session, chosen, limit)
+        body = session.client.list_jobs(chosen, limit)
         session.show(body, lambda body: job_table(body["data"]))
         if not body["data"] and not session.as_json:
             note("no job")
@@ -47,19 +46,6 @@ def ls(
             return
         time.sleep(2)
         print()
-
-
-def _listed(session: Session, chosen: str | None, limit: int) -> dict[str, Any]:
-    """One list of at most `limit` jobs, over as many pages as it takes."""
-    jobs: list[Any] = []
-    cursor, more = None, True
-    while more and len(jobs) < limit:
-        size = min(_PAGE, limit - len(jobs))
-        query = {"filter": chosen, "limit": size, "cursor": cursor}
-        page = session.client.get("/jobs", **query)
-        jobs += page["data"]
-        cursor, more = page["next_cursor"], page["has_more"]
-    return {"object": "list", "data": jobs, "has_more": more, "next_cursor": cursor}
 
 
 @gateway_command(

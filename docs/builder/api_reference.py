@@ -41,7 +41,7 @@ _BODIES = "schemas.md"
 async def description() -> Schema:
     """The description that a gateway without API keys serves."""
     transport = httpx.ASGITransport(create_app(Settings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.get("/openapi.json")
         answer.raise_for_status()
         return answer.json()  # type: ignore[no-any-return]

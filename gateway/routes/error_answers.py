@@ -17,6 +17,7 @@ Kind = type[FlotillaError]
 
 _EVERYWHERE: tuple[Kind, ...] = (
     errors.BadRequest,
+    errors.UnknownHost,
     errors.MethodNotAllowed,
     errors.HeadersTimeout,
     errors.HeadersTooLarge,
@@ -28,7 +29,6 @@ _FROM_REDIS: tuple[Kind, ...] = (errors.RedisUnavailable,)
 _OF_A_BODY: tuple[Kind, ...] = (
     errors.BodyTimeout,
     errors.BodyTooLarge,
-    errors.UnsupportedMediaType,
     errors.IdempotencyKeyReused,
     errors.ModelNotFound,
     errors.NoWorker,
@@ -41,7 +41,6 @@ _OF_AN_OPERATION: tuple[Kind, ...] = (
     errors.NoWorker,
     errors.BodyTimeout,
     errors.BodyTooLarge,
-    errors.UnsupportedMediaType,
     errors.OperationFailed,
     errors.OperationIncomplete,
 )
@@ -50,6 +49,8 @@ _OF_AN_OPERATION: tuple[Kind, ...] = (
 def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     """The errors of one operation. `public`: it needs no key."""
     yield from _EVERYWHERE
+    if method not in ("get", "head", "options"):
+        yield from (errors.ForeignSite, errors.UnsupportedMediaType)
     if not public:
         yield from _WITH_A_KEY
         yield from _FROM_REDIS
@@ -79,7 +80,6 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     if method == "post" and path.startswith("/v1/conversations"):
         yield errors.BodyTimeout
         yield errors.BodyTooLarge
-        yield errors.UnsupportedMediaType
     if path.endswith(("/retry", "/replay", "/request")):
         yield errors.NotRepeatable
     if path.endswith("/drain"):

@@ -23,6 +23,7 @@ from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
 from gateway.http.errors import error_response, to_flotilla_error
 from gateway.http.middleware import new_request_id, sent_request_id
+from gateway.http.web_pages import WebPages
 from gateway.routes import job_stream, predictions, response_stream
 from gateway.routes.new_call import NewCall, new_call
 from gateway.streaming.answer import JobAnswer
@@ -33,7 +34,7 @@ from gateway.streaming.received_events import StreamPosition
 from gateway.streaming.stored_answer import StoredAnswer
 from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import StreamReset
+from shared.api.errors import FlotillaError, StreamReset
 from shared.platform import logs, request_span
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import UNAVAILABLE
@@ -55,24 +56,33 @@ class InferenceApp:
         authenticator: Authenticator,
         metrics: GatewayMetrics,
         access: AccessLog,
+        web_pages: WebPages,
     ) -> None:
         self._fastapi = fastapi
+        self._web_pages = web_pages
         self._authenticator = authenticator
         self.metrics = metrics
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http":
-            request_span.begin(scope["headers"])
-        endpoint = ENDPOINTS.get(scope["path"]) if scope["type"] == "http" else None
+        if scope["type"] != "http":
+            await self._fastapi(scope, receive, send)
+            return
+        received = time.monotonic()
+        request_span.begin(scope["headers"])
+        endpoint = ENDPOINTS.get(scope["path"])
+        try:
+            self._web_pages.check(scope, checks_type=endpoint is None)
+        except FlotillaError as error:
+            await self._refuse(error, scope, receive, send, received)
+            return
         resume = None
         if endpoint is None or scope["method"] != "POST":
-            resume = _resumption(scope) if scope["type"] == "http" else None
+            resume = _resumption(scope)
             if resume is None and not predictions.is_prediction(scope):
                 await self._fastapi(scope, receive, send)
                 return
-        received = time.monotonic()
         request_id = sent_request_id(scope["headers"])
         answer_send = send
         try:
@@ -91,11 +101,7 @@ class InferenceApp:
                     )
                 answer = await self._submit(endpoint, scope, receive, received, request_id)
         except Exception as error:
-            failure, request_id = to_flotilla_error(error), request_id or new_request_id()
-            refusal = error_response(failure, self.metrics, scope, (b"x-request-id", request_id))
-            await refusal(scope, receive, send)
-            code = failure.code or failure.type
-            self._access.record(scope, failure.status, received, request_id, error=code)
+            await self._refuse(to_flotilla_error(error), scope, receive, send, received)
             return
         try:
             await answer(scope, receive, answer_send)
@@ -110,6 +116,15 @@ class InferenceApp:
                 job_id=answer.job_id,
                 error=answer.error,
             )
+
+    async def _refuse(
+        self, error: FlotillaError, scope: Scope, receive: Receive, send: Send, received: float
+    ) -> None:
+        request_id = sent_request_id(scope["headers"]) or new_request_id()
+        refusal = error_response(error, self.metrics, scope, (b"x-request-id", request_id))
+        await refusal(scope, receive, send)
+        code = error.code or error.type
+        self._access.record(scope, error.status, received, request_id, error=code)
 
     async def _write_lost_attempts(self, answer: JobAnswer | StoredAnswer) -> None:
         """Of a traced job that has failed because its workers were lost: no further one does it."""

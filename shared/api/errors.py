@@ -6,6 +6,8 @@
     │   └── ConversationLocked 400
     ├── Unauthorized           401
     ├── AdminOnly              403
+    ├── UnknownHost            403
+    ├── ForeignSite            403
     ├── NotFound               404
     ├── ModelNotFound          404
     ├── UnknownRoute           404
@@ -120,6 +122,18 @@ class AdminOnly(FlotillaError):
     """The route is for operators, and the key is not one of theirs."""
 
     status, code, type = 403, "admin_only", "invalid_request_error"
+
+
+class UnknownHost(FlotillaError):
+    """A gateway without keys was addressed by a name that may be a web page's own."""
+
+    status, code, type = 403, "unknown_host", "invalid_request_error"
+
+
+class ForeignSite(FlotillaError):
+    """A web page of another site tries to change something."""
+
+    status, code, type = 403, "foreign_site", "invalid_request_error"
 
 
 class NotFound(FlotillaError):

@@ -36,7 +36,7 @@ async def serving(redis_server: RedisServer) -> AsyncIterator[httpx.AsyncClient]
         fastapi.router.lifespan_context(fastapi),
         httpx.AsyncClient(
             transport=httpx.ASGITransport(app),  # type: ignore[arg-type]
-            base_url="http://gateway",
+            base_url="http://localhost",
         ) as client,
     ):
         yield client

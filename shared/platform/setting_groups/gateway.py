@@ -14,6 +14,7 @@ from pydantic_settings import NoDecode
 from shared.platform.setting_groups.errors import PREFIX, SettingsError
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 
 
@@ -32,6 +33,12 @@ class GatewaySettings(BaseModel):
         (),
         description="API keys of operators, written alike: only these may use /admin and vLLM's "
         "routes for operators",
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="further host names of the gateway, comma separated, without port. Without API "
+        "keys it answers only to these, to `localhost` and to IP addresses; web pages of these "
+        "hosts may call it",
     )
     default_model: str = Field(
         "", description="for requests that name no model; empty: the only one, if there is one"
@@ -171,6 +178,20 @@ class GatewaySettings(BaseModel):
         for key in keys:
             _split_key(key.get_secret_value())
         return keys
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: Any) -> Any:
+        names = value.split(",") if isinstance(value, str) else value
+        return tuple(str(name).strip().lower() for name in names if str(name).strip())
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not _HOST.fullmatch(name):
+                raise ValueError(f"{name[:64]!r} is no host name: without scheme, port and `*`")
+        return names
 
     def tenants(self) -> Mapping[str, str]:
         """SHA-256 of each API key (hex) -> the tenant it stands for. Keys themselves are not kept.

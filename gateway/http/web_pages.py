@@ -1,0 +1,118 @@
+"""What web pages may ask of a gateway: its own page all, those of other sites to change nothing.
+
+A browser sends what any page asks of it to every address that its machine reaches, so also to a
+gateway without keys on 127.0.0.1. Three checks, each for one way to do that:
+
+1. **Host**, without keys: a page whose own name resolves to the gateway's address (DNS rebinding)
+   is of the same origin for the browser. That name is in `Host`, so only the machine's own names,
+   IP addresses and `FLOTILLA_ALLOWED_HOSTS` are answered. With keys such a page has none to send.
+2. **Origin and Sec-Fetch-Site** of what changes something: a page of another site can send it, but
+   not read the answer. The browser says where it comes from; other clients send neither header.
+3. **Content type** of what changes something, without keys: the three types that a page may send
+   across sites without asking first, and a body without a type, are refused, also where no body is
+   read.
+
+Where a body is read, its type is checked with keys, too (body.py); two endpoints take forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+from starlette.types import Scope
+
+from shared.api.errors import ForeignSite, UnknownHost, UnsupportedMediaType
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_ACROSS_SITES = frozenset(
+    {b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"}
+)
+_LOOPBACK = frozenset({"127.0.0.1", "[::1]", "localhost"})
+
+
+class WebPages:
+    """Refuses requests of pages that are not the gateway's."""
+
+    def __init__(self, allowed_hosts: Iterable[str], *, with_keys: bool) -> None:
+        """`allowed_hosts`: further names of this gateway, in lower case and without a port."""
+        self._allowed = frozenset(allowed_hosts)
+        self._with_keys = with_keys
+
+    def check(self, scope: Scope, *, checks_type: bool) -> None:
+        """Raises UnknownHost, ForeignSite, UnsupportedMediaType.
+
+        `checks_type`: the content type of this request is not checked by what reads its body.
+        """
+        changes = scope["method"] not in _SAFE_METHODS
+        if self._with_keys and not changes:
+            return
+        host, origin, site, media_type, has_body = b"", b"", b"", b"", False
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value
+                if not self._with_keys:
+                    self._check_host(value)
+            elif name == b"origin":
+                origin = value
+            elif name == b"sec-fetch-site":
+                site = value
+            elif name == b"content-type":
+                media_type = value
+            elif name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
+                has_body = True
+        if changes and (origin or site):
+            self._check_site(host, origin, site)
+        if changes and checks_type and not self._with_keys:
+            _check_type(media_type, has_body=has_body)
+
+    def _check_host(self, value: bytes) -> None:
+        name = _name_in(value)
+        if name in _LOOPBACK or name in self._allowed or _is_address(name):
+            return
+        raise UnknownHost(
+            f"This gateway has no API keys, so it answers only to the names of its machine "
+            f"(127.0.0.1, localhost, an IP address) and to those in FLOTILLA_ALLOWED_HOSTS; the "
+            f"`Host` of this request is {name[:64]!r}."
+        )
+
+    def _check_site(self, host: bytes, origin: bytes, site: bytes) -> None:
+        # Where a browser says it itself, that counts: a proxy may have changed `Host`.
+        if site in (b"same-origin", b"none"):
+            return
+        where = origin.rpartition(b"://")[2].lower()
+        if where and not site and where == host.lower():
+            return
+        if _name_in(where) in self._allowed:
+            return
+        page = f", {origin[:64].decode('latin-1')!r}," if origin else ""
+        raise ForeignSite(
+            f"This request comes from a web page of another site{page} and may not change anything "
+            "here. If that page may, name its host in FLOTILLA_ALLOWED_HOSTS."
+        )
+
+
+def _check_type(value: bytes, *, has_body: bool) -> None:
+    media_type = value.partition(b";")[0].strip().lower()
+    if media_type in _ACROSS_SITES or (has_body and not media_type):
+        sent = repr(media_type.decode("latin-1")) if media_type else "none"
+        raise UnsupportedMediaType(
+            "Send a body as JSON, with the header `Content-Type: application/json`; the content "
+            f"type of this request is {sent}."
+        )
+
+
+def _name_in(host: bytes) -> str:
+    """The name in `name:port`, in lower case; of an IPv6 address with its brackets."""
+    name = host.decode("latin-1").lower()
+    end = name.rfind(":")
+    return name[:end] if end > name.rfind("]") else name
+
+
+def _is_address(name: str) -> bool:
+    """No page of another site is at an address that is typed as an address: there is no name."""
+    try:
+        ip_address(name[1:-1] if name.startswith("[") and name.endswith("]") else name)
+    except ValueError:
+        return False
+    return True

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -47,14 +45,9 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_the_files_are_what_the_generator_writes(tmp_path: Path) -> None:
-    command = [sys.executable, "-B", str(GRAFANA / "generate"), str(tmp_path)]
-    subprocess.run(command, check=True, timeout=30)
-    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert written == {
-        path.name: path.read_text() for path in (GRAFANA / "dashboards").iterdir()
-    }, "run: python compose/observability/grafana/generate"
-    assert set(written) == {f"{name}.json" for name in NAMES}
+def test_every_dashboard_is_tested() -> None:
+    found = {path.name for path in (GRAFANA / "dashboards").iterdir()}
+    assert found == {f"{name}.json" for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -134,6 +134,7 @@ class LeasedJob(NamedTuple):
     waited_s: float
     """Seconds from submit to the lease, by Redis' clock."""
     origin: Origin = NO_ORIGIN
+    tenant: str = ""
 
     @property
     def log_fields(self) -> dict[str, str | int]:

@@ -64,6 +64,7 @@ async def test_a_claimed_job_and_its_record(queue: JobQueue) -> None:
     job = await submit(queue, body=b"\x00\xff", endpoint="/e")
     leased = await claim_one(queue)
     assert (leased.id, leased.body, leased.endpoint) == (job.id, b"\x00\xff", "/e")
+    assert leased.tenant == TENANT
     assert (leased.attempt, leased.shard, leased.stream, len(leased.lease_id)) == (1, 0, True, 16)
     assert 0 <= leased.waited_s < 60
     seen = await queue.get(job.id)

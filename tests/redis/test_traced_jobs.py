@@ -12,7 +12,16 @@ from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import NO_ORIGIN, Origin
 from shared.protocol.scripts import acquire
 from shared.queue.job_queue import JobQueue
-from tests.redis.conftest import LEASE_S, POOL, WORKER, ChannelSubscriber, claim_one, lease, submit
+from tests.redis.conftest import (
+    LEASE_S,
+    POOL,
+    TENANT,
+    WORKER,
+    ChannelSubscriber,
+    claim_one,
+    lease,
+    submit,
+)
 
 TRACED = Origin(new_trace().traceparent, "req-7")
 
@@ -67,13 +76,14 @@ async def test_a_worker_gets_the_request_id_of_a_client_for_its_log_lines(
     (message,) = subscriber.messages()
     _, parts = decode_control(message)
     (leased,) = acquire.parse_jobs(*parts)
+    assert leased.tenant == TENANT
     assert leased.origin == await origin_in_record(queue, job.id) == Origin("", "abc-7")
     assert leased.log_fields == {"job_id": job.id, "attempt": 1, "request_id": "abc-7"}
     untraced = await submit(queue)
     (message,) = subscriber.messages()
     subscriber.close()
     _, (_, _, pushed) = decode_control(message)
-    assert len(pushed) == 10, "it costs nothing without one"
+    assert pushed[10:] == [b"", TENANT.encode()], "it costs a byte without one"
     assert not store.hexists(keys.job(0, untraced.id), "origin")
     assert await origin_in_record(queue, untraced.id) == NO_ORIGIN
 

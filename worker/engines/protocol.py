@@ -120,6 +120,18 @@ JOURNAL: ContextVar[Journal | None] = ContextVar("JOURNAL", default=None)
 the ASGI application; tasks that the application starts inherit it."""
 
 
+class JobFacts(NamedTuple):
+    """What an engine gets to know of a job beside its request."""
+
+    tenant: str = ""
+    suspicious: bool = False
+    """A worker was lost before the job had made output."""
+
+
+JOB: ContextVar[JobFacts] = ContextVar("JOB", default=JobFacts())  # noqa: B039, it is immutable
+"""Of the job in whose context the engine is called; set and inherited as JOURNAL is."""
+
+
 class Engine(Protocol):
     """One continuous batch: a GPU, a tensor-parallel group, or a CPU."""
 

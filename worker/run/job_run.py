@@ -24,7 +24,7 @@ from shared.platform.metrics import WorkerMetrics
 from shared.protocol.job import LeasedJob
 from shared.protocol.result import MAX_RESULT_BYTES, JobResult
 from shared.protocol.states import JobEvent, JobState, after
-from worker.engines.protocol import JOURNAL, Engine
+from worker.engines.protocol import JOB, JOURNAL, Engine, JobFacts
 from worker.publish.answer_edit import EditedOutputBuffer
 from worker.publish.continued_output import ContinuedOutputBuffer
 from worker.publish.error_event import is_error
@@ -124,6 +124,7 @@ class JobRun:
             return Outcome.RELEASE
         self.has_begun = True
         JOURNAL.set(self.buffer)
+        JOB.set(JobFacts(self.job.tenant, self.job.attempt > 1))
         if self._continued is None:
             # A job that has ended since it was leased (a deadline) never reaches the engine.
             failure = None if self.buffer.discarded else await self._call_engine()

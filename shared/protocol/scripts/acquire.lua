@@ -4,7 +4,7 @@
 --       lease_id_seed: 12 characters, 4 are added for each job; slots: to advertise, `count` included;
 --       acknowledged: what the worker believes to be left of the slots it advertised last ('': unknown).
 -- Reply: {now_us, advertised, fence_token, 1 if suspects wait, job...}; a job: {id, lease_id, generation,
---       attempt, created_us, stream, endpoint, body, watchers, watched, and its origin if it has one}
+--       attempt, created_us, stream, endpoint, body, watchers, watched, origin, tenant}
 -- Slots are advertised only where no job is left waiting (submit.lua).
 -- Invariant: reading and leasing are one step, so no worker ever holds an entry that it has no slot for.
 local pool, worker, count, lease_ms, seed = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]

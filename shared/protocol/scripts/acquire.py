@@ -87,10 +87,11 @@ def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[
             watchers=watchers.decode(),
             watched=watched == b"1",
             waited_s=max(0, now - int(created_us)) / 1e6,
-            origin=Origin.read(origin[0]) if origin else NO_ORIGIN,
+            origin=Origin.read(rest[0]) if rest and rest[0] else NO_ORIGIN,
+            tenant=rest[1].decode() if len(rest) > 1 else "",
         )
         for (
             job_id, lease_id, generation, attempt, created_us, stream, endpoint, body, watchers,
-            watched, *origin,
+            watched, *rest,
         ) in jobs
     ]  # fmt: skip

@@ -10,16 +10,27 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from worker.engines.vllm import grammar_check
-from worker.engines.vllm.grammar_check import GrammarChecker, GrammarRefused, GrammarsBusy
-from worker.engines.vllm.grammar_process import CHILDREN, Limits, Try
+from tests.waiting import eventually
+from worker.engines.vllm import trials
+from worker.engines.vllm.grammar_check import Compile, GrammarChecker, GrammarRefused
+from worker.engines.vllm.trial_process import Limits
+from worker.engines.vllm.trials import AT_ONCE, MAX_WAITING, TrialsBusy
 
 TIMEOUT_S = 1.0
+
+
+def count(folder: Path) -> int:
+    return len(list(folder.iterdir()))
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 @dataclass
@@ -30,7 +41,7 @@ class Grammar:
     _backend: str | None = None
 
 
-def prepare() -> Try:
+def prepare() -> Compile:
     """A compiler whose behaviour is the grammar's text."""
     tried = 0
 
@@ -41,6 +52,9 @@ def prepare() -> Try:
         what = grammar["regex"]
         if what == "wrong":
             return "it is wrong", ""
+        if what.startswith("mark"):
+            Path(what.split()[1]).touch()
+            time.sleep(60)
         if what.startswith("sleep"):
             time.sleep(60)
         while what.startswith("hang"):
@@ -69,9 +83,9 @@ async def checker() -> AsyncIterator[GrammarChecker]:
     checker.close()
 
 
-async def refusal(checker: GrammarChecker, text: str) -> str:
+async def refusal(checker: GrammarChecker, text: str, tenant: str = "") -> str:
     with pytest.raises(GrammarRefused) as refused:
-        await checker.check(Grammar(text))
+        await checker.check(Grammar(text), tenant)
     return str(refused.value)
 
 
@@ -109,11 +123,11 @@ async def test_results_are_kept(checker: GrammarChecker) -> None:
 async def test_grammars_that_never_end_do_not_hold_up_others_for_long(
     checker: GrammarChecker,
 ) -> None:
-    hanging = [asyncio.create_task(refusal(checker, f"hang {i}")) for i in range(CHILDREN - 1)]
+    hanging = [asyncio.create_task(refusal(checker, f"hang {i}")) for i in range(AT_ONCE - 1)]
     await checker.check(Grammar("a"))
     assert not hanging[0].done()
     began = time.monotonic()
-    await asyncio.gather(*hanging, *(refusal(checker, f"hang, too {i}") for i in range(CHILDREN)))
+    await asyncio.gather(*hanging, *(refusal(checker, f"hang, too {i}") for i in range(AT_ONCE)))
     assert time.monotonic() - began < 9
 
 
@@ -127,7 +141,7 @@ async def test_the_engine_uses_the_library_of_its_first_grammar(checker: Grammar
 async def test_without_the_process_vllm_alone_checks(checker: GrammarChecker) -> None:
     waiting = asyncio.create_task(checker.check(Grammar("hang")))
     await asyncio.sleep(0)
-    os.kill(checker.pid, signal.SIGKILL)
+    os.kill(checker.trials.pid, signal.SIGKILL)
     await waiting
     await checker.check(Grammar("wrong"))
 
@@ -144,6 +158,47 @@ async def test_a_grammar_that_gets_no_turn_in_time_can_be_sent_again(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await checker.check(Grammar("a"))
-    monkeypatch.setattr(grammar_check, "_WAIT_S", 0.01)
-    with pytest.raises(GrammarsBusy):
+    monkeypatch.setattr(trials, "WAIT_S", 0.01)
+    with pytest.raises(TrialsBusy):
         await checker.check(Grammar("hang"))
+
+
+async def test_slow_grammars_of_one_tenant_delay_those_of_another_by_one_compile(
+    checker: GrammarChecker,
+) -> None:
+    slow = [asyncio.create_task(refusal(checker, f"hang {i}", "a")) for i in range(48)]
+    await asyncio.sleep(0)
+    tried = asyncio.create_task(checker.check(Grammar("small"), "b"))
+    await asyncio.wait({*slow, tried}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait_for(tried, 60)  # it is tried as soon as one of them has ended
+    assert sum(task.done() for task in slow) <= 2 * AT_ONCE
+    for task in slow:
+        task.cancel()
+
+
+async def test_what_nobody_waits_for_is_not_tried(checker: GrammarChecker, tmp_path: Path) -> None:
+    slow = [asyncio.create_task(refusal(checker, f"mark {tmp_path}/{i}")) for i in range(48)]
+
+    async def running() -> bool:
+        return count(tmp_path) == AT_ONCE
+
+    await eventually(running, "as many as may run at once")
+    for task in slow:
+        task.cancel()
+    await checker.check(Grammar("small"))
+    assert count(tmp_path) == AT_ONCE
+    assert children_of(checker.trials.pid) == []
+
+
+async def test_a_tenant_has_a_bounded_number_of_grammars_waiting(checker: GrammarChecker) -> None:
+    slow = [
+        asyncio.create_task(refusal(checker, f"hang {i}", "a"))
+        for i in range(AT_ONCE + MAX_WAITING)
+    ]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(TrialsBusy):
+        await checker.check(Grammar("one more"), "a")
+    await checker.check(Grammar("small"), "b")
+    for task in slow:
+        task.cancel()

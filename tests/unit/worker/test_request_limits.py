@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from worker.engines.protocol import JOB, JobFacts
 from worker.engines.vllm.request_limits import RequestLimits, TooManyLogprobs
 
 
@@ -16,8 +17,8 @@ class Grammars:
     def __init__(self) -> None:
         self.checked: list[Any] = []
 
-    async def check(self, structured: Any) -> None:
-        self.checked.append(structured)
+    async def check(self, structured: Any, tenant: str) -> None:
+        self.checked.append((structured, tenant))
 
 
 def params(prompt_logprobs: int | None = None, structured: Any = None) -> Any:
@@ -40,5 +41,6 @@ async def test_grammars() -> None:
     limits = RequestLimits(grammars, 1000, 500)  # type: ignore[arg-type]
     await limits.check(params(), 5)
     assert grammars.checked == []
+    JOB.set(JobFacts("team"))
     await limits.check(params(structured="a grammar"), 5)
-    assert grammars.checked == ["a grammar"]
+    assert grammars.checked == [("a grammar", "team")]

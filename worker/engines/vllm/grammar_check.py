@@ -1,72 +1,58 @@
 """Checks a request's grammar (regular expression, schema, choice, ...) before vLLM gets it.
 
 vLLM converts grammars on the event loop and compiles them in its engine, without a limit. Here a
-grammar that is new is tried in another process first (grammar_process.py); the results are kept.
+grammar that is new is tried in another process first (trials.py); the results are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import os
-import socket
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Any
 
-from worker.engines.vllm.grammar_process import Limits, Try, serve
+from worker.engines.vllm.trial_process import Failure, Limits, Try
+from worker.engines.vllm.trials import TrialFailed, Trials
 
-log = logging.getLogger("flotilla.grammar")
-
+Compile = Callable[[dict[str, Any], str], tuple[str, str]]
+"""(structured outputs, engine's backend or an empty string) -> (error or an empty string, backend).
+"""
 _KEPT = 4096
-_WAIT_S = 9.0
-"""For a reply, also while other grammars are tried. An answer must not take longer than 10 s."""
+_MAX_ERROR_CHARS = 2000
 
 
 class GrammarRefused(ValueError):
     """The engine can't use a grammar; the text says why. VLLM answers a ValueError with 400."""
 
 
-class GrammarsBusy(Exception):
-    """Other grammars took all the time that an answer may take."""
+@dataclass
+class _Asked:
+    """A grammar that is being tried. `jobs`: how many wait for it."""
+
+    task: asyncio.Task[str]
+    jobs: int = 0
 
 
 class GrammarChecker:
     """Tries grammars in a process that `start` forks. One for each engine."""
 
     def __init__(self, limits: Limits) -> None:
-        self.pid = 0
-        self._limits = limits
-        self._reading: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self.trials = Trials(limits)
+        self._too_slow = f"it takes more than {limits.seconds:g} s to compile"
         self._known: OrderedDict[bytes, str] = OrderedDict()
-        self._asked: dict[int, asyncio.Future[str]] = {}
-        self._waiting: dict[bytes, asyncio.Future[str]] = {}
-        self._number = 0
+        self._asked: dict[tuple[str, bytes], _Asked] = {}
         self._backend = ""
         """The library that the engine uses: that of the first grammar it got."""
 
-    async def start(self, prepare: Callable[[], Try]) -> None:
+    async def start(self, prepare: Callable[[], Compile]) -> None:
         """Fork the process; before the engine, which starts threads. `prepare` runs in it."""
-        ours, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if not self.pid:
-            try:
-                serve(theirs, self._limits, prepare)
-            except BaseException:
-                log.exception("the process that tries grammars failed")
-            finally:
-                os._exit(0)
-        theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._reading = asyncio.create_task(self._read(reader))
+        await self.trials.start(lambda: _trying(prepare()))
 
-    async def check(self, structured: Any) -> None:
-        """Return once the engine can use this grammar. Raises GrammarRefused and GrammarsBusy.
+    async def check(self, structured: Any, tenant: str = "") -> None:
+        """Return once the engine can use this grammar. Raises GrammarRefused and TrialsBusy.
 
         `structured`: vLLM's StructuredOutputsParams.
         """
@@ -76,7 +62,7 @@ class GrammarChecker:
         key = sha256(text.encode()).digest()
         error = self._known.get(key)
         if error is None:
-            error = await self._ask(key, text)
+            error = await self._ask_with_others(tenant, key, text)
         else:
             self._known.move_to_end(key)
         if error:
@@ -88,46 +74,47 @@ class GrammarChecker:
 
     def close(self) -> None:
         """End the process."""
-        if self._reading is not None:
-            self._reading.cancel()
-        self._disconnect()
+        self.trials.close()
 
-    def _disconnect(self) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
+    async def _ask_with_others(self, tenant: str, key: bytes, text: str) -> str:
+        """What is wrong with a grammar, or an empty string. Jobs of a tenant share a question."""
+        asked = self._asked.get((tenant, key))
+        if asked is None:
+            asked = _Asked(asyncio.create_task(self._ask(tenant, key, text)))
+            self._asked[tenant, key] = asked
+        asked.jobs += 1
+        try:
+            return await asyncio.shield(asked.task)
+        finally:
+            asked.jobs -= 1
+            if not asked.jobs and self._asked.get((tenant, key)) is asked:
+                del self._asked[tenant, key]
+                asked.task.cancel()  # does nothing if it is done
 
-    async def _ask(self, key: bytes, text: str) -> str:
-        """What is wrong with a grammar, or an empty string."""
-        if self._writer is None:  # the process has ended, which was logged
-            return ""
-        reply = self._waiting.get(key)
-        if reply is None:
-            self._number += 1
-            reply = self._asked[self._number] = asyncio.get_running_loop().create_future()
-            self._waiting[key] = reply
-            reply.add_done_callback(lambda done: self._keep(key, done))
-            head = f'{{"number": {self._number}, "backend": "{self._backend}", "grammar": '
-            self._writer.write(f"{head}{text}}}\n".encode())
-        done, _ = await asyncio.wait({reply}, timeout=_WAIT_S)
-        if not done:
-            raise GrammarsBusy("Too many grammars are being compiled; try again.")
-        return reply.result()
+    async def _ask(self, tenant: str, key: bytes, text: str) -> str:
+        content = f'{{"backend": "{self._backend}", "grammar": {text}}}'
+        try:
+            answer = await self.trials.ask(content.encode(), tenant)
+        except TrialFailed as failed:
+            slow = failed.failure is Failure.SLOW
+            why = self._too_slow if slow else "the compiler failed, or needed too much memory"
+            error = f"The grammar can't be used: {why}."
+        else:
+            if answer is None:  # vLLM alone checks it
+                return ""
+            reply = json.loads(answer)
+            error = reply["error"]
+            self._backend = self._backend or reply["backend"]
+        self._known[key] = error
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return error
 
-    def _keep(self, key: bytes, done: asyncio.Future[str]) -> None:
-        self._waiting.pop(key, None)
-        if not done.cancelled():
-            self._known[key] = done.result()
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        with suppress(OSError):
-            while line := await reader.readline():
-                reply = json.loads(line)
-                self._backend = self._backend or reply["backend"]
-                self._asked.pop(reply["number"]).set_result(reply["error"])
-        log.error("the process that tries grammars has ended: vLLM alone checks them now")
-        self._disconnect()
-        for future in self._asked.values():
-            future.set_result("")
+def _trying(compile_grammar: Compile) -> Try:
+    def attempt(content: bytes) -> str:
+        question = json.loads(content)
+        error, backend = compile_grammar(question["grammar"], question["backend"])
+        return json.dumps({"error": error[:_MAX_ERROR_CHARS], "backend": backend})
+
+    return attempt

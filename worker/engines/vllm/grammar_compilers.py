@@ -1,4 +1,4 @@
-"""VLLM's own compilers of structured outputs, in the process of grammar_process.py."""
+"""VLLM's own compilers of structured outputs, in the process of trial_process.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm.v1.structured_output.backend_types import StructuredOutputBackend
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from worker.engines.vllm.grammar_process import Try
+from worker.engines.vllm.grammar_check import Compile
 
 log = logging.getLogger("flotilla.grammar")
 
@@ -25,7 +25,7 @@ _MAX_CHECK_S = 0.5
 """Of the worker's event loop: vLLM repeats the check there for every request."""
 
 
-def prepare(config: Any) -> Try:
+def prepare(config: Any) -> Compile:
     """Load the tokenizer; the result tries one grammar. `config`: vLLM's."""
     tokenizer = cached_tokenizer_from_config(model_config=config.model_config)
     vocab_size = config.model_config.get_vocab_size()

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from shared.platform.settings import Settings
-from worker.engines.vllm.grammar_check import GrammarChecker
-from worker.engines.vllm.grammar_process import Limits, Try
+from worker.engines.vllm.grammar_check import Compile, GrammarChecker
+from worker.engines.vllm.trial_process import Limits
 
 log = logging.getLogger("flotilla.engine")
 
@@ -56,7 +56,7 @@ class Guards:
         self._grammars.close()
 
 
-def _compilers(config: Any) -> Try:
+def _compilers(config: Any) -> Compile:
     from worker.engines.vllm.grammar_compilers import prepare
 
     return prepare(config)

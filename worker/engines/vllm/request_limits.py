@@ -5,7 +5,9 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from worker.engines.vllm.grammar_check import GrammarChecker, GrammarsBusy
+from worker.engines.protocol import JOB
+from worker.engines.vllm.grammar_check import GrammarChecker
+from worker.engines.vllm.trials import TrialsBusy
 
 
 class TooManyLogprobs(ValueError):
@@ -30,11 +32,12 @@ class RequestLimits:
             self._check_logprobs(params.prompt_logprobs, prompt_tokens)
         if params.structured_outputs is not None:
             try:
-                await self._grammars.check(params.structured_outputs)
-            except GrammarsBusy as error:
+                await self._grammars.check(params.structured_outputs, JOB.get().tenant)
+            except TrialsBusy as error:
                 from vllm.exceptions import GracefulHTTPError
 
-                raise GracefulHTTPError(str(error), HTTPStatus.SERVICE_UNAVAILABLE) from error
+                text = "Too many grammars are being compiled; try again."
+                raise GracefulHTTPError(text, HTTPStatus.SERVICE_UNAVAILABLE) from error
 
     def _check_logprobs(self, alternatives: int, prompt_tokens: int) -> None:
         # vLLM makes an object of each on the event loop, and all other requests wait.

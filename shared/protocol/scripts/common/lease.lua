@@ -46,7 +46,6 @@ local function lease(id, job, worker, lease_ms, lease_id, now, fields)
              'lease', cmsgpack.pack({worker, lease_id, generation, attempts, lease_ms, now, from_seq}), unpack(fields))
   if generation == 1 and (job.queue_ms ~= '' or job.run_ms ~= '') then start_run_deadline(id, job, now) end
   if job.watched == '1' then publish(job.watchers, cmsgpack.pack({id, 0, generation, KIND.started, '', worker})) end
-  local leased = {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched}
-  if job.origin ~= '' then leased[11] = job.origin end
-  return leased
+  return {id, lease_id, generation, attempts, job.created_us, job.stream, job.endpoint, job.body, job.watchers, job.watched,
+          job.origin, job.tenant}
 end

@@ -1,11 +1,11 @@
-"""The process that tries grammars before the engine gets them.
+"""The process that tries what a client has sent before vLLM gets it.
 
-Some regular expressions, grammars and schemas take vLLM minutes or gigabytes to compile, or end its
-process. So each is compiled here first, in a child process of its own, with limits of time and
-memory, as vLLM would do it: the same checks, the same compiler, and the first tokens.
+Some grammars and request bodies take vLLM minutes or gigabytes, or end its process. So each is
+tried here first, in a child process of its own, with limits of time and memory: whatever happens
+there is an answer about the request, and nothing of it is kept.
 
-The worker forks this process before the engine. It has one thread, and nothing that it compiles is
-kept. `grammar_check.py` is the worker's side.
+The worker forks this process before the engine, one for each kind of question. It has one thread.
+`trials.py` is the worker's side.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ import resource
 import selectors
 import signal
 import socket
+import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shared.platform.parent_death import request_signal
 
-log = logging.getLogger("flotilla.grammar")
+log = logging.getLogger("flotilla.trials")
 
-Try = Callable[[dict[str, Any], str], tuple[str, str]]
-"""(structured outputs, engine's backend or an empty string) -> (error or an empty string, backend).
-"""
+Try = Callable[[bytes], str]
+"""Question -> answer."""
 
-CHILDREN = 4
-"""Grammars that are tried at once."""
+HEADER = struct.Struct("!IQ")
+"""Before each question: its number and its length in bytes."""
+CANCELLED = (1 << 64) - 1
+"""In place of the length: nobody waits for the answer any more; no question follows."""
+
 _NICENESS = 5
 _WALL_TIME = 2.0
 _PROC = Path("/proc/self")
-_MAX_ERROR_CHARS = 2000
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 20
 
 
 class Limits(NamedTuple):
@@ -49,6 +51,14 @@ class Limits(NamedTuple):
     """Of CPU time, in all its threads. On a busy machine that takes longer: twice as long at most.
     """
     memory_bytes: int
+
+
+class Failure(StrEnum):
+    """Why there is no answer."""
+
+    SLOW = "slow"
+    DIED = "died"
+    """The child ended by itself, or had too little memory."""
 
 
 @dataclass
@@ -74,18 +84,14 @@ class _Server:
     def __init__(self, connection: socket.socket, limits: Limits, attempt: Try) -> None:
         self._connection = connection
         self._limits = limits
-        self._too_slow = f"it takes more than {limits.seconds:g} s to compile"
         self._try = attempt
         self._children: dict[int, _Child] = {}  # by the descriptor of the answer
-        self._waiting: deque[dict[str, Any]] = deque()
-        self._received = b""  # the begin of a line
+        self._received = bytearray()
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
 
     def run(self) -> None:
         while True:
-            while self._waiting and len(self._children) < CHILDREN:
-                self._start(self._waiting.popleft())
             deadlines = [child.deadline for child in self._children.values()]
             left = min(deadlines) - time.monotonic() if deadlines else None
             for key, _ in self._selector.select(None if left is None else max(0.0, left)):
@@ -93,19 +99,35 @@ class _Server:
                     data = self._connection.recv(_READ_BYTES)
                     if not data:  # the worker has ended
                         return
-                    self._receive(data)
-                else:
+                    self._received += data
+                    self._read_questions()
+                elif key.fd in self._children:
                     self._read(key.fd)
             now = time.monotonic()
             for fd in [fd for fd, child in self._children.items() if child.deadline <= now]:
                 os.kill(self._children[fd].pid, signal.SIGKILL)
-                self._end(fd, self._too_slow)
+                self._end(fd, Failure.SLOW)
 
-    def _receive(self, data: bytes) -> None:
-        *lines, self._received = (self._received + data).split(b"\n")
-        self._waiting.extend(map(json.loads, lines))
+    def _read_questions(self) -> None:
+        while len(self._received) >= HEADER.size:
+            number, length = HEADER.unpack_from(self._received)
+            if length == CANCELLED:
+                del self._received[: HEADER.size]
+                self._cancel(number)
+                continue
+            end = HEADER.size + length
+            if len(self._received) < end:
+                return
+            question = bytes(memoryview(self._received)[HEADER.size : end])
+            del self._received[:end]
+            self._start(number, question)
 
-    def _start(self, question: dict[str, Any]) -> None:
+    def _cancel(self, number: int) -> None:
+        for fd in [fd for fd, child in self._children.items() if child.number == number]:
+            os.kill(self._children[fd].pid, signal.SIGKILL)
+            self._forget(fd)
+
+    def _start(self, number: int, question: bytes) -> None:
         read, write = os.pipe()
         parent = os.getpid()
         pid = os.fork()
@@ -114,14 +136,15 @@ class _Server:
                 os.close(read)
                 self._connection.close()
                 _limit(self._limits, parent)
-                error, backend = self._try(question["grammar"], question["backend"])
-                answer = {"error": error[:_MAX_ERROR_CHARS], "backend": backend}
-                os.write(write, json.dumps(answer).encode())
-            finally:
+                answer = self._try(question).encode()
+                while answer:
+                    answer = answer[os.write(write, answer) :]
                 os._exit(0)
+            finally:
+                os._exit(1)
         os.close(write)
         deadline = time.monotonic() + _WALL_TIME * self._limits.seconds
-        self._children[read] = _Child(question["number"], pid, deadline)
+        self._children[read] = _Child(number, pid, deadline)
         self._selector.register(read, selectors.EVENT_READ)
 
     def _read(self, fd: int) -> None:
@@ -129,21 +152,26 @@ class _Server:
         if data:
             self._children[fd].answer += data
         else:
-            self._end(fd, "the compiler failed, or needed too much memory")
+            self._end(fd, Failure.DIED)
 
-    def _end(self, fd: int, failure: str) -> None:
-        """Reply with a child's answer; with `failure` if it has none."""
+    def _forget(self, fd: int) -> tuple[_Child, int]:
+        """The child whose answer that is, and its exit status."""
         child = self._children.pop(fd)
         self._selector.unregister(fd)
         os.close(fd)
         _, status = os.waitpid(child.pid, 0)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-            failure = self._too_slow
-        try:
-            reply = json.loads(child.answer)
-        except ValueError:
-            reply = {"error": f"The grammar can't be used: {failure}.", "backend": ""}
-        reply["number"] = child.number
+        return child, status
+
+    def _end(self, fd: int, failure: Failure) -> None:
+        """Reply with a child's answer; with `failure` if it has none."""
+        child, status = self._forget(fd)
+        reply: dict[str, str | int] = {"number": child.number}
+        if status == 0:
+            reply["answer"] = child.answer.decode()
+        elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+            reply["failure"] = Failure.SLOW
+        else:
+            reply["failure"] = failure
         self._connection.sendall(json.dumps(reply).encode() + b"\n")
 
 

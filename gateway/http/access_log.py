@@ -78,7 +78,7 @@ class AccessLog:
         if not self._lines:
             asyncio.get_running_loop().call_later(_WRITE_AFTER_S, self.write)
         # Not the scope itself, which would keep all headers in memory.
-        path = scope.get("raw_path") or scope["path"].encode()
+        path = (scope.get("raw_path") or scope["path"].encode())[:_PATH_BYTES]
         seconds = time.monotonic() - began
         self._lines.append(
             _Line(
@@ -153,5 +153,5 @@ def _common_fields(method: str, path: bytes, status: int, tenant: str) -> str:
 
 def _shown(raw_path: bytes) -> str:
     """As the client sent it: percent-encoded, so that it can't look like another field or line."""
-    path = raw_path.partition(b"?")[0][:_PATH_BYTES].decode("latin-1")
+    path = raw_path.partition(b"?")[0].decode("latin-1")
     return path.encode("unicode_escape").decode("ascii")

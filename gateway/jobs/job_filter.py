@@ -27,7 +27,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 
 from shared.api.errors import BadRequest
 from shared.protocol.adapter_queues import pool_of
@@ -36,6 +35,8 @@ from shared.protocol.lanes import CLIENT_LANES
 from shared.protocol.states import JobState
 
 _MAX_LENGTH = 1000
+_MAX_STARS = 16
+"""`*` in one filter, of all its words together."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _AGE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])")
 _METADATA = "metadata."
@@ -76,6 +77,8 @@ def parse_filter(text: str, now_s: float) -> JobFilter:
     """A filter from its text; `now_s` is the time by Redis' clock. Raises BadRequest."""
     if len(text) > _MAX_LENGTH:
         raise BadRequest(f"A filter has at most {_MAX_LENGTH} characters.", "filter")
+    if text.count("*") > _MAX_STARS:
+        raise BadRequest(f"A filter has at most {_MAX_STARS} `*`.", "filter")
     since_s, until_s = -math.inf, math.inf
     tenants: Values = ()
     tests: list[Callable[[Job], bool]] = []
@@ -158,12 +161,25 @@ def _any_in(parts: Values, text: str) -> bool:
 
 
 def _any_is(patterns: Values, text: str | None) -> bool:
-    return text is not None and any(fnmatchcase(text, _glob(each)) for each in patterns)
+    return text is not None and any(_is(text, each) for each in patterns)
 
 
-def _glob(pattern: str) -> str:
-    """Only `*` is special."""
-    return pattern.replace("[", "[[]").replace("?", "[?]")
+def _is(text: str, pattern: str) -> bool:
+    """Whether it is the whole text; `*` stands for any text, and nothing else is special.
+
+    Not a regular expression: those are compiled, and kept, one for each pattern.
+    """
+    first, *parts = pattern.split("*")
+    if not parts:
+        return text == pattern
+    *middle, last = parts
+    at, end = len(first), len(text) - len(last)
+    for part in middle:
+        at = text.find(part, at, max(end, 0))
+        if at < 0:
+            return False
+        at += len(part)
+    return at <= end and text.startswith(first) and text.endswith(last)
 
 
 def _has_text(part: str) -> Callable[[Job], bool]:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from urllib.parse import quote
 
-from gateway.launcher import local_redis, ports
+from gateway.launcher import local_redis
 from gateway.launcher.child import Command
 from gateway.launcher.service import Service
 from shared.platform.settings import Settings, to_environment
@@ -24,7 +24,7 @@ class CannotStartError(Exception):
 
 
 class FleetRedis:
-    """`url` is for everyone, `near_url` for the gateway and the workers; known after `find`."""
+    """`url` is known after `find`."""
 
     def __init__(
         self,
@@ -36,7 +36,6 @@ class FleetRedis:
     ) -> None:
         """`lock`: the file descriptor that holds `folder`; Redis inherits it."""
         self.url = settings.redis_url
-        self.near_url = settings.redis_url
         self.service: Service | None = None
         """The process to run; None if Redis runs already."""
         self._settings = settings
@@ -60,14 +59,11 @@ class FleetRedis:
                 "redis-server was not found: apt-get install redis-server, "
                 "or name a running Redis with --redis-url"
             )
-        port = ports.free_port("127.0.0.1")
-        self.url = f"redis://127.0.0.1:{port}/0"
         socket = at_end.enter_context(local_redis.socket_path(self._folder))
-        self.near_url = f"unix://{quote(str(socket))}?db=0" if socket else self.url
+        self.url = f"unix://{quote(str(socket))}?db=0"
         command = local_redis.server_command(
             server,
             self._folder / "redis",
-            port,
             socket,
             environment,
             self._lock,

@@ -74,8 +74,8 @@ def _packaged_server() -> str | None:
 
 
 @contextlib.contextmanager
-def socket_path(run_folder: Path) -> Iterator[Path | None]:
-    """Where Redis' socket can be; None if there is no room for one.
+def socket_path(run_folder: Path) -> Iterator[Path]:
+    """Where Redis' socket is: in a folder that only this user can enter.
 
     `run_folder` is locked by this run. It remembers the socket's folder, for the next run to remove
     should this one be killed.
@@ -84,10 +84,11 @@ def socket_path(run_folder: Path) -> Iterator[Path | None]:
     with contextlib.suppress(OSError):
         _remove(Path(record.read_text()))
     # Not in the folder of the run: that may have a long path, or a file system without sockets.
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+    longest = os.fsencode(Path(tempfile.gettempdir(), f"{_PREFIX}12345678", _SOCKET))
+    parent = None if len(longest) <= _LONGEST_SOCKET_PATH else "/tmp"  # noqa: S108 - mkdtemp
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as folder:
         record.write_text(folder)
-        path = Path(folder) / _SOCKET
-        yield path if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH else None
+        yield Path(folder) / _SOCKET
     record.unlink(missing_ok=True)
 
 
@@ -102,8 +103,7 @@ def _remove(folder: Path) -> None:
 def server_command(
     server: str,
     folder: Path,
-    port: int,
-    socket: Path | None,
+    socket: Path,
     environment: Mapping[str, str],
     lock: int,
     *,
@@ -113,22 +113,20 @@ def server_command(
 
     `durable`: it has each write on disk before it answers, and loses none when the machine stops.
 
-    It listens on a port of this machine, and on a Unix socket for the processes that call it for
-    every token: waking a process there costs a third less than through TCP.
+    It listens on a Unix socket and on no port: only this user can connect, without a password, and
+    waking a process there costs a third less than through TCP.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     options = {
-        "bind": "127.0.0.1",
-        "port": str(port),
-        "protected-mode": "yes",
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
         "dir": str(folder.resolve()),
         "appendonly": "yes",
         "appendfsync": "always" if durable else "everysec",
         "save": "",
         "maxmemory-policy": "noeviction",
     }
-    if socket is not None:
-        options |= {"unixsocket": str(socket), "unixsocketperm": "700"}
     argv = [server]
     for name, value in options.items():
         argv += [f"--{name}", value]

@@ -1,6 +1,6 @@
 """The file by which other commands in the folder of a running `flotilla up` find its fleet.
 
-Its Redis listens on another port after every start.
+Its Redis has another socket after every start.
 """
 
 from __future__ import annotations

@@ -257,13 +257,12 @@ class Supervisor:
         return replace(command, when_orphaned=signal.SIGHUP)
 
     def _command(self, argv: tuple[str, ...], **changes: str | int) -> Command:
-        urls = {"redis_url": self._redis.near_url}
-        environment = to_environment(self._settings, **(urls | changes))
+        environment = to_environment(self._settings, redis_url=self._redis.url, **changes)
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 
     def _maintenance_command(self) -> Command:
         self._maintenance_started_at = time.time()
-        return self._command(self._commands.maintenance, redis_url=self._redis.url)
+        return self._command(self._commands.maintenance)
 
     async def _run_if_possible(self, service: Service) -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any
 
 from shared.api.endpoint import ErrorStyle
@@ -25,7 +24,6 @@ _ANTHROPIC_TYPES = {
 """By status; other ones below 500 are `invalid_request_error`, above `api_error`."""
 
 
-@lru_cache(256)
 def error_style(path: str) -> ErrorStyle:
     """The shape of errors on this path: that of the row of the table that it is, or is below."""
     for known in _ANTHROPIC_PATHS:

@@ -8,6 +8,7 @@ import pty
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """Its path leaves room for a socket."""
+    """Its path leaves room for Redis' socket."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -59,10 +60,16 @@ def redis_pid(one: Up) -> int:
 
 
 def redis_client(one: Up) -> redis.Redis:
-    arguments = Path(f"/proc/{redis_pid(one)}/cmdline").read_bytes().decode()
-    match = re.search(r"(?::|port\x00)(\d+)\x00?", arguments)
-    assert match, arguments
-    return redis.Redis(port=int(match[1]))
+    run = json.loads((one.folder / ".flotilla/run.json").read_text())
+    return redis.Redis.from_url(run["redis_url"])
+
+
+def listens_on_tcp(pid: int) -> bool:
+    descriptors = Path(f"/proc/{pid}/fd").iterdir()
+    sockets = {str(each.readlink()) for each in descriptors if each.is_symlink()}
+    table = "".join(Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
+    rows = [line.split() for line in table.splitlines()]
+    return any(row[3] == "0A" and f"socket:[{row[9]}]" in sockets for row in rows)
 
 
 def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: Path) -> None:
@@ -84,20 +91,27 @@ def test_serves_and_ctrl_c_stops_in_order(up: Callable[..., Up], short_folder: P
     text = fleet.text()
     assert text.count("drained; gateway says 200") == 2
     assert re.search(r"gateway +\| closed; Redis says \+PONG at unix://", text)
-    assert re.search(r"maintenance +\| closed; Redis says \+PONG at redis://", text)
+    assert re.search(r"maintenance +\| closed; Redis says \+PONG at unix://", text)
     assert text.index("drained") < text.index("closed") < text.index("nothing is left running")
     assert not list(short_folder.iterdir())  # Redis' socket is gone
 
 
-def test_where_a_socket_has_no_room_all_go_through_the_port(
-    up: Callable[..., Up], short_folder: Path
+@pytest.mark.parametrize("keys", [{}, {"FLOTILLA_API_KEYS": "alice:sk-1"}])
+def test_no_other_user_of_the_machine_reaches_its_redis(
+    up: Callable[..., Up], short_folder: Path, keys: dict[str, str]
 ) -> None:
-    deep = short_folder / ("d" * 100)
+    deep = short_folder / ("d" * 100)  # no room for the socket's path
     deep.mkdir()
-    fleet = up("1", TMPDIR=str(deep)).wait_until_ready()
+    fleet = up("1", TMPDIR=str(deep), **keys).wait_until_ready()
+    assert not listens_on_tcp(redis_pid(fleet))
+    with redis_client(fleet) as client:
+        socket = Path(client.connection_pool.connection_kwargs["path"])
+        assert client.ping()
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
     fleet.process.send_signal(signal.SIGINT)
     assert fleet.wait_for_exit() == 0
-    assert re.search(r"gateway +\| closed; Redis says \+PONG at redis://", fleet.text())
+    assert re.search(r"gateway +\| closed; Redis says \+PONG at unix://", fleet.text())
+    assert not socket.parent.exists()
 
 
 def test_a_killed_worker_is_replaced_and_its_engine_gone(up: Callable[..., Up]) -> None:

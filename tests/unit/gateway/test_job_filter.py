@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
+import random
+import re
 from typing import Any
 
 import pytest
@@ -81,6 +84,8 @@ def test_a_job_matches_all_words(text: str, changes: dict[str, Any], matches: bo
         ("colour:red", "known words"),
         ("lane:fast", "flex"),
         ("x" * 2000, "characters"),
+        ("id:" + "*a" * 17, "at most 16 `*`"),
+        ("id:" + "*a" * 9 + " worker:" + "*a" * 9, "at most 16 `*`"),
     ],
 )
 def test_an_error_names_the_word(text: str, named: str) -> None:
@@ -108,3 +113,21 @@ def test_the_old_parameters_are_exact() -> None:
 )
 def test_the_tenants_that_a_filter_asks_for(text: str, tenants: list[str]) -> None:
     assert tenants_of(parse_filter(text, NOW), "own", ["team", "team-b"]) == tenants
+
+
+def test_globs_match_as_those_of_a_shell_do_and_nothing_is_kept_of_them() -> None:
+    kept = [len(cache) for cache in _caches()]
+    chance = random.Random(9)
+    for _ in range(3000):
+        pattern = "".join(chance.choices("ab*", k=chance.randrange(1, 8)))
+        worker = "".join(chance.choices("ab", k=chance.randrange(1, 8)))
+        tried = job(attempts=(attempt(worker, -9, -8, "worker_lost"),))
+        expected = re.fullmatch(pattern.replace("*", ".*"), worker) is not None
+        re.purge()
+        assert parse_filter(f"worker:{pattern}", NOW).matches(tried) is expected, (pattern, worker)
+    assert [len(cache) for cache in _caches()] <= kept
+
+
+def _caches() -> list[Any]:
+    """Where Python keeps patterns that it has compiled."""
+    return [range(fnmatch._compile_pattern.cache_info().currsize), re._cache]  # type: ignore[attr-defined]

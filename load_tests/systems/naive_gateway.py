@@ -11,10 +11,16 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from starlette.responses import Response
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatCompletionStreamResponse,
+    ChatMessage,
+)
+from vllm.entrypoints.serve.engine.protocol import UsageInfo
 
 from load_tests.systems.engine import MODEL
-from load_tests.systems.vllm_server.models import StreamChunk, whole_answer
-from load_tests.systems.vllm_server.request import ChatRequest
 
 QUEUE = "naive:queue"
 DONE = b"[DONE]"
@@ -36,7 +42,7 @@ async def health() -> Response:
 
 
 @app.post("/v1/chat/completions", response_model=None)
-async def chat(chat_request: ChatRequest) -> Response:
+async def chat(chat_request: ChatCompletionRequest) -> Response:
     """Subscribe to the job's channel, queue the job, answer with its chunks."""
     redis: Redis = app.state.redis
     job_id = uuid.uuid4().hex
@@ -53,25 +59,33 @@ async def chat(chat_request: ChatRequest) -> Response:
     async for chunk in chunks:
         texts.append(chunk.choices[0].delta.content or "")
         reason = chunk.choices[0].finish_reason
+    message = ChatMessage(role="assistant", content="".join(texts))
     n_tokens = len(texts) - 1
-    answer = whole_answer(f"chatcmpl-{job_id}", MODEL, "".join(texts), reason, 0, n_tokens)
+    answer = ChatCompletionResponse(
+        id=f"chatcmpl-{job_id}",
+        model=MODEL,
+        choices=[ChatCompletionResponseChoice(index=0, message=message, finish_reason=reason)],
+        usage=UsageInfo(completion_tokens=n_tokens, total_tokens=n_tokens),
+    )
     return JSONResponse(answer.model_dump())
 
 
-async def _chunks(subscription: PubSub) -> AsyncGenerator[StreamChunk, None]:
+async def _chunks(subscription: PubSub) -> AsyncGenerator[ChatCompletionStreamResponse, None]:
     try:
         async for message in subscription.listen():
             if message["type"] != "message":
                 continue
             if message["data"] == DONE:
                 return
-            yield StreamChunk.model_validate_json(message["data"])
+            yield ChatCompletionStreamResponse.model_validate_json(message["data"])
     finally:
         await subscription.unsubscribe()
         await subscription.aclose()  # type: ignore[no-untyped-call]
 
 
-async def _stream(chunks: AsyncGenerator[StreamChunk, None]) -> AsyncGenerator[str, None]:
+async def _stream(
+    chunks: AsyncGenerator[ChatCompletionStreamResponse, None],
+) -> AsyncGenerator[str, None]:
     async for chunk in chunks:
         yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
     yield "data: [DONE]\n\n"

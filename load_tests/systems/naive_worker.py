@@ -12,17 +12,23 @@ from typing import Any
 
 import uvloop
 from redis.asyncio import Redis
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponseStreamChoice,
+    ChatCompletionStreamResponse,
+)
 
+from load_tests.systems.direct import generation_of
 from load_tests.systems.engine import MODEL
 from load_tests.systems.naive_gateway import DONE, MAX_CONNECTIONS, QUEUE, channel
-from load_tests.systems.vllm_server.models import first_chunk, token_chunk
-from load_tests.systems.vllm_server.request import ChatRequest
 from shared.platform.settings import load_settings
 from worker.engines.simulated.engine import SimulatedEngine
 
 _GROUP = "workers"
 _BLOCK_MS = 1000
 _CLAIM = 64
+_LIMIT = 64
 
 
 class NaiveWorker:
@@ -54,19 +60,28 @@ class NaiveWorker:
 
     async def _job(self, entry_id: bytes, job_id: str, body: bytes) -> None:
         redis = self._redis
-        chat_request = ChatRequest.model_validate_json(body)
-        generation, _ = chat_request.generation()
+        chat_request = ChatCompletionRequest.model_validate_json(body)
+        prompt, limit = str(chat_request.messages), chat_request.max_tokens or _LIMIT
+        generation = generation_of(prompt, limit, stream=True)
         answer_id, created = f"chatcmpl-{job_id}", int(time.time())
+
+        async def publish(message: DeltaMessage, reason: str | None = None) -> None:
+            choice = ChatCompletionResponseStreamChoice(
+                index=0, delta=message, finish_reason=reason
+            )
+            chunk = ChatCompletionStreamResponse(
+                id=answer_id, created=created, choices=[choice], model=MODEL
+            )
+            await redis.publish(channel(job_id), chunk.model_dump_json(exclude_unset=True))
+
         self._engine.submit(generation)
-        chunk = first_chunk(answer_id, created, MODEL)
         first = True
         while deltas := await generation.next_deltas():
             if first:
-                await redis.publish(channel(job_id), chunk.model_dump_json(exclude_unset=True))
+                await publish(DeltaMessage(role="assistant", content=""))
                 first = False
             for delta in deltas:
-                chunk = token_chunk(answer_id, created, MODEL, delta)
-                await redis.publish(channel(job_id), chunk.model_dump_json(exclude_unset=True))
+                await publish(DeltaMessage(content=delta.text), delta.finish_reason)
         await redis.publish(channel(job_id), DONE)
         await redis.xack(QUEUE, _GROUP, entry_id)
         await redis.xdel(QUEUE, entry_id)

@@ -74,6 +74,7 @@ from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
 from shared.protocol import keys
+from shared.protocol.quotas import Quotas
 from shared.protocol.version import FormatMonitor
 from shared.queue.detector import Detector
 from shared.queue.job_queue import JobQueue
@@ -161,13 +162,17 @@ def create_app(settings: Settings) -> InferenceApp:
     return InferenceApp(app, authenticator, metrics, access, web_pages)
 
 
+def _quotas(settings: Settings) -> Quotas:
+    return Quotas(settings.max_kept_jobs, settings.max_kept_conversations, settings.max_kept_bytes)
+
+
 def _make_gateway(
     settings: Settings, pools: Pools, metrics: GatewayMetrics, registry: CollectorRegistry
 ) -> Gateway:
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
     servers = Servers(settings.redis_url, settings.shard_redis_urls)
-    queue = JobQueue(servers, shards=settings.shards)
+    queue = JobQueue(servers, shards=settings.shards, quotas=_quotas(settings))
     relay = Relay(queue, settings.server_urls, gateway_id, metrics, settings.stream_buffer_bytes)
     malformed = MalformedValues(metrics.malformed)
     fleet = FleetView(
@@ -188,7 +193,8 @@ def _make_gateway(
         fleet.wait_reason,
         partial(job_object.full, queue, fleet),
     )
-    conversations_store = Conversations(queue, settings)
+    factory = JobFactory(settings, gateway_id, relay.is_subscribed)
+    conversations_store = Conversations(queue, factory, settings)
     submitter = Submitter(
         queue,
         settings.max_queue_depth,
@@ -215,7 +221,7 @@ def _make_gateway(
         id=gateway_id,
         settings=settings,
         queue=queue,
-        factory=JobFactory(settings, gateway_id, relay.is_subscribed),
+        factory=factory,
         submitter=submitter,
         responses=ResponseJobs(queue, conversations_store, settings),
         conversations=conversations_store,

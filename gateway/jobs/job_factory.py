@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 from gateway.jobs.admission import CheckedRequest
@@ -13,7 +14,8 @@ from shared.platform import request_span
 from shared.platform.settings import Settings
 from shared.protocol.adapter_queues import pool_of
 from shared.protocol.idempotency import IdempotencyKey
-from shared.protocol.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id, new_job_id_in, shard_in
+from shared.protocol.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id_in
+from shared.protocol.response_id import shard_of_conversation
 
 _ID_TRIES = 16
 
@@ -106,7 +108,7 @@ class JobFactory:
         idempotency: IdempotencyKey | None,
     ) -> NewJob:
         job = NewJob(
-            id=self._job_id(idempotency),
+            id=self._job_id(idempotency, request),
             tenant=tenant,
             pool=model.pool,
             lane=request.lane,
@@ -124,16 +126,27 @@ class JobFactory:
         pool = self._pools.get(pool_of(model.pool)) if self._pools else None
         return job if pool is None else with_deadlines(job, pool)
 
-    def _job_id(self, idempotency: IdempotencyKey | None) -> str:
-        """An id in the shard of its key, or in one whose server can be reached, if a few tries
-        find one."""
-        if idempotency is not None:
-            return new_job_id_in(idempotency.shard(self._settings.shards))
+    def new_shard(self) -> int:
+        """A random shard whose server can be reached, if a few tries find one."""
         for _ in range(_ID_TRIES):
-            job_id = new_job_id(self._settings.shards)
-            if self._reachable(shard_in(job_id)):
+            shard = random.randrange(self._settings.shards)
+            if self._reachable(shard):
                 break
-        return job_id
+        return shard
+
+    def _job_id(
+        self, idempotency: IdempotencyKey | None, request: CheckedRequest | None = None
+    ) -> str:
+        """An id in the shard of the response's conversation, else in that of the key, else in
+        one whose server can be reached."""
+        shards, response = self._settings.shards, request and request.response
+        if response is not None and response.options.conversation:
+            shard = shard_of_conversation(response.options.conversation)
+            if shard is not None and shard < shards:
+                return new_job_id_in(shard)
+        if idempotency is not None:
+            return new_job_id_in(idempotency.shard(shards))
+        return new_job_id_in(self.new_shard())
 
 
 def _origin(endpoint: str, model: str, pool: str, lane: str) -> Origin:

@@ -5,11 +5,15 @@ An item is a JSON object of OpenAI's Responses API. Where a client sends a text,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from shared.api.errors import BadRequest, NotFound
+from shared.protocol.conversation import StoredItem
 
 Item = dict[str, Any]
 
@@ -21,7 +25,6 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }
-_REFERENCE = "item_reference"
 
 
 def as_items(given: Any) -> list[Item]:
@@ -58,69 +61,138 @@ def sent_again(output: Iterable[Item]) -> list[Item]:
     return found
 
 
-def with_references(items: Sequence[Item], history: Sequence[Item]) -> list[Item]:
-    """The items, with those of `history` that they refer to in place of each reference.
+class History(NamedTuple):
+    """Items that a response continues, as JSON: they are joined, never parsed."""
 
-    Raises BadRequest.
-    """
-    if not any(item.get("type") == _REFERENCE for item in items):
-        return list(items)
-    known = {item["id"]: item for item in history if isinstance(item.get("id"), str)}
-    found = []
-    for item in items:
-        if item.get("type") != _REFERENCE:
-            found.append(item)
-            continue
-        item_id = item.get("id")
-        if not isinstance(item_id, str):
-            raise BadRequest("The `id` of an item_reference must be a text.", "input")
-        if item_id not in known:
-            raise BadRequest(f"Item with id {item_id[:64]!r} not found.", "input")
-        found.append(known[item_id])
+    n_items: int
+    parts: list[bytes]
+    """Each one item or several, with commas between them."""
+
+
+def is_reference(item: Item) -> bool:
+    """Whether it stands for an item of the history."""
+    return item.get("type") == "item_reference"
+
+
+def references_in(items: Iterable[Item]) -> frozenset[str]:
+    """The ids that the references among these items name. Raises BadRequest."""
+    ids = [item.get("id") for item in items if is_reference(item)]
+    found = frozenset(item_id for item_id in ids if isinstance(item_id, str))
+    if not all(isinstance(item_id, str) for item_id in ids):
+        raise BadRequest("The `id` of an item_reference must be a text.", "input")
     return found
 
 
-def shown(items: Sequence[Item], owner: str) -> list[Item]:
-    """The items as lists show them: each with an id, which depends on `owner` and its place."""
-    return [_shown(item, owner, number) for number, item in enumerate(items)]
+def found_reference(item: Item, known: Mapping[str, bytes]) -> bytes:
+    """The item that a reference names. Raises BadRequest."""
+    if item["id"] not in known:
+        raise no_such_item(item["id"])
+    return known[item["id"]]
 
 
-def page(items: Sequence[Item], *, after: str, limit: int, descending: bool) -> dict[str, Any]:
-    """A page of shown items, as OpenAI's lists are. Raises NotFound if `after` is not among them.
+def no_such_item(item_id: str) -> BadRequest:
+    """For a reference."""
+    return BadRequest(f"Item with id {item_id[:64]!r} not found.", "input")
 
-    `after`: the id of the last item of the page before; empty: none.
+
+class _Head(msgspec.Struct):
+    """What is read of an item that is not parsed."""
+
+    id: Any = None
+    type: Any = None
+
+
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def split_input(text: bytes) -> list[bytes]:
+    """The items of a stored input, each as JSON. Raises ValueError (msgspec's) for other texts."""
+    if text.startswith(b'"'):
+        return [b'{"type":"message","role":"user","content":%b}' % text]
+    return [bytes(raw) for raw in _decode_items(text)] if text else []
+
+
+def join_input(text: bytes, n_items: int) -> History:
+    """A stored input as history. `n_items`: how many there are."""
+    if text.startswith(b"["):
+        inside = text[1:-1].strip()
+        return History(n_items, [inside] if inside else [])
+    items = split_input(text)
+    return History(len(items), items)
+
+
+def find_items(history: History, wanted: Collection[str], owner: str) -> dict[str, bytes]:
+    """Those items of a history that are wanted: id -> JSON. `owner`: as for `shown`."""
+    items = split_input(b"[%b]" % b",".join(history.parts))
+    found = {id_of(item, owner, number): item for number, item in enumerate(items)}
+    return {item_id: found[item_id] for item_id in wanted if item_id in found}
+
+
+def page_of(text: bytes, owner: str, *, after: str, limit: int, descending: bool) -> bytes:
+    """A page of a stored input. `after`: the id of the last item of the page before; empty: none.
+
+    Raises NotFound if `after` is not among them.
     """
-    ordered = list(reversed(items)) if descending else list(items)
+    items = split_input(text)
+    ids = [id_of(item, owner, number) for number, item in enumerate(items)]
+    order = list(range(len(items)))
+    if descending:
+        order.reverse()
     if after:
-        ids = [item["id"] for item in ordered]
-        if after not in ids:
+        places = {ids[number]: place for place, number in enumerate(order)}
+        if after not in places:
             raise NotFound(f"Item with id {after[:64]!r} not found.")
-        ordered = ordered[ids.index(after) + 1 :]
-    data = ordered[:limit]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else "",
-        "last_id": data[-1]["id"] if data else "",
-        "has_more": len(ordered) > limit,
-    }
+        order = order[places[after] + 1 :]
+    chosen = [stored_item(json.loads(items[n]), owner, n) for n in order[:limit]]
+    return page(chosen, more=len(order) > limit)
 
 
-def _without_logprobs(part: Any) -> Any:
-    if not isinstance(part, Mapping):
-        return part
-    return {name: value for name, value in part.items() if name != "logprobs" and value is not None}
+def id_of(packed: bytes, owner: str, number: int) -> str:
+    """The id of an item as `shown` has it."""
+    head = _decode_head(packed)
+    kind = str(head.type or "message")
+    return head.id if isinstance(head.id, str) else _item_id(kind, owner, number)
 
 
-def _shown(item: Item, owner: str, number: int) -> Item:
+def pack_item(item: Item) -> bytes:
+    """As JSON."""
+    return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def stored_item(item: Item, owner: str, number: int) -> StoredItem:
+    """As a conversation keeps it."""
+    shown_item = shown(item, owner, number)
+    return shown_item["id"], pack_item(shown_item)
+
+
+def shown(item: Item, owner: str, number: int) -> Item:
+    """An item as lists show it: with an id, which depends on `owner` and its place there."""
     kind = str(item.get("type") or "message")
-    fields = {"id": _item_id(kind, owner, number), **item, "type": kind}
+    item_id = item.get("id")
+    if not isinstance(item_id, str) or not item_id:
+        item_id = _item_id(kind, owner, number)
+    fields = {"id": item_id, **item, "type": kind} | {"id": item_id}
     if kind == "message":
         fields.setdefault("status", "completed")
         content = item.get("content")
         if isinstance(content, str):
             fields["content"] = [_part(str(item.get("role")), content)]
     return fields
+
+
+def page(items: Sequence[StoredItem], *, more: bool = False) -> bytes:
+    """A page of items as OpenAI's lists are, as JSON. `more`: others follow them."""
+    first, last = (items[0][0], items[-1][0]) if items else ("", "")
+    ends = {"first_id": first, "last_id": last, "has_more": more}
+    joined = b",".join([item for _, item in items])
+    return b'{"object":"list","data":[%b],%b' % (joined, json.dumps(ends).encode()[1:])
+
+
+def _without_logprobs(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return {name: value for name, value in part.items() if name != "logprobs" and value is not None}
 
 
 def _part(role: str, text: str) -> dict[str, Any]:

@@ -1,17 +1,19 @@
-"""Responses as jobs: the body, the lifetime and the conversation of each."""
+"""Responses as jobs: the body with its history, the lifetime and the conversation of each."""
 
 from __future__ import annotations
 
 import asyncio
 
 from gateway.jobs.conversations import Conversations
-from gateway.jobs.response_items import Item
+from gateway.jobs.response_items import History, find_items, join_input, page_of
 from gateway.jobs.response_request import ResponseRequest
-from gateway.jobs.stored_response import history_of
-from shared.api.errors import BodyTooLarge
+from gateway.jobs.stored_response import StoredResponse, output_items, previous_response
+from shared.api.errors import BadRequest, BodyTooLarge, ConversationLocked, NotFound
 from shared.platform.settings import Settings
+from shared.protocol.conversation import Turn
 from shared.protocol.job import NewJob
-from shared.queue.job_queue import JobQueue
+from shared.protocol.response_options import ResponseOptions
+from shared.queue.job_queue import JobQueue, JoinedJob
 
 
 class ResponseJobs:
@@ -22,42 +24,99 @@ class ResponseJobs:
         self._conversations = conversations
         self._settings = settings
 
-    async def body(self, tenant: str, request: ResponseRequest) -> bytes:
-        """The body for the job, with the history that the request continues.
+    async def complete(self, job: NewJob, request: ResponseRequest) -> NewJob | JoinedJob:
+        """The job with its body and lifetime, to be submitted; or the one that its call repeats.
 
-        Raises BadRequest, NotFound, BodyTooLarge, and redis' errors.
+        A repeated call joins before the history is read, which may have changed since. Raises
+        BadRequest, ConversationLocked, NotFound, BodyTooLarge, IdempotencyKeyReused, and redis'
+        errors.
         """
         if not request.has_history:
-            return request.body
-        history = await self._history(tenant, request)
-        most_items, most_bytes = self._settings.max_messages, self._settings.max_body_bytes
-        # In a thread: a long conversation is as much work as a large body.
-        body = await asyncio.to_thread(request.body_behind, history, most_items)
-        if len(body) > most_bytes:
-            raise BodyTooLarge(
-                f"This input and what is before it are larger than {most_bytes} bytes."
-            )
-        return body
+            return self._kept(job._replace(body=request.body), request.options)
+        joined = await self._queue.find_keyed(job)
+        if joined is not None:
+            return joined
+        try:
+            return self._kept(await self._continued(job, request), request.options)
+        except ConversationLocked:
+            # Perhaps by the call that this one repeats, which was submitted meanwhile.
+            joined = await self._queue.find_keyed(job)
+            if joined is None:
+                raise
+            return joined
 
-    async def kept(self, job: NewJob, request: ResponseRequest) -> NewJob:
-        """The job with the lifetime of its response; it joins its conversation. Raises redis'
-        errors."""
-        options, settings = request.options, self._settings
+    async def input_page(
+        self, stored: StoredResponse, *, after: str, limit: int, descending: bool
+    ) -> bytes:
+        """A page of the items that a response was made from. Raises NotFound."""
+        if stored.up_to:
+            conversation = await self._conversations.get(
+                stored.job.tenant, stored.options.conversation
+            )
+            return await self._conversations.items(
+                conversation, after=after, limit=limit, descending=descending, up_to=stored.up_to
+            )
+        # In a thread, which holds the interpreter's lock for one item at a time.
+        return await asyncio.to_thread(
+            page_of, stored.input, stored.job.id, after=after, limit=limit, descending=descending
+        )
+
+    async def _continued(self, job: NewJob, request: ResponseRequest) -> NewJob:
+        """The job with a body in which the history precedes the input."""
+        options, settings, conversation = request.options, self._settings, None
+        wanted, owner = request.references, job.id
+        if options.previous_response_id:
+            stored = await previous_response(self._queue, job.tenant, options.previous_response_id)
+            history, owner = await self._history_of(stored), stored.job.id
+        else:
+            conversation, history = await self._conversations.begin(
+                job.tenant, options.conversation
+            )
+
+        def join() -> tuple[NewJob, tuple[tuple[str, bytes], ...], int]:
+            referred = find_items(history, wanted, owner) if wanted else {}
+            joined = request.behind(history, referred, job.id, settings.max_messages)
+            return job._replace(body=joined.body), joined.own, joined.head_bytes
+
+        # In a thread: a long conversation is as much work as a large body.
+        job, own, head_bytes = await asyncio.to_thread(join)
+        if len(job.body) > settings.max_body_bytes:
+            raise BodyTooLarge(
+                f"This input and what is before it are larger than {settings.max_body_bytes} bytes."
+            )
+        if conversation is None or not options.store:
+            return job
+        version, ttl_s = conversation.version, settings.conversation_ttl_s
+        return job._replace(turn=Turn(conversation.id, version, own, head_bytes, ttl_s))
+
+    async def _history_of(self, stored: StoredResponse) -> History:
+        """What a response was made from, and its output."""
+        before = join_input(stored.input, stored.options.n_items)
+        if stored.up_to:
+            try:
+                conversation = await self._conversations.get(
+                    stored.job.tenant, stored.options.conversation
+                )
+            except NotFound as error:
+                raise BadRequest(
+                    "The conversation of the previous response was deleted, and its input with it.",
+                    "previous_response_id",
+                ) from error
+            before = await self._conversations.history(conversation, stored.up_to)
+        output = await output_items(self._queue, stored.job) or []
+        parts = [*before.parts, *(item for _, item in output)]
+        return History(before.n_items + len(output), parts)
+
+    def _kept(self, job: NewJob, options: ResponseOptions) -> NewJob:
+        """The job with the lifetime of its response."""
+        settings = self._settings
         if not options.store:
             return job
         ttl_s = max(job.ttl_s, settings.response_ttl_s)
         if options.conversation:
             ttl_s = max(ttl_s, settings.conversation_ttl_s)
-            await self._conversations.add_response(options.conversation, job.id)
         job = job._replace(ttl_s=ttl_s)
         if not options.background:
             return job
         # It does not need a client, and has one only as a stream.
         return job._replace(keep_s=None, gateway=job.gateway if job.stream else "")
-
-    async def _history(self, tenant: str, request: ResponseRequest) -> list[Item]:
-        options = request.options
-        if options.previous_response_id:
-            return await history_of(self._queue, tenant, options.previous_response_id)
-        conversation = await self._conversations.get(tenant, options.conversation)
-        return await self._conversations.items(conversation, complete=True)

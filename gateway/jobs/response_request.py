@@ -9,12 +9,23 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gateway.jobs.response_items import Item, as_items, with_references, without_empty
+from gateway.jobs.response_items import (
+    History,
+    as_items,
+    found_reference,
+    is_reference,
+    no_such_item,
+    pack_item,
+    references_in,
+    stored_item,
+    without_empty,
+)
 from shared.api.errors import BadRequest
-from shared.protocol.response_options import ResponseOptions
+from shared.protocol.conversation import StoredItem
+from shared.protocol.response_options import INPUT, ResponseOptions
 
 _NOT_FOR_THE_ENGINE = frozenset(
     {"background", "conversation", "flotilla", "input", "previous_response_id", "request_id"}
@@ -38,17 +49,48 @@ class ResponseRequest(NamedTuple):
         """The input continues a conversation or another response."""
         return bool(self.options.previous_response_id or self.options.conversation)
 
-    def body_behind(self, history: Sequence[Item], max_items: int) -> bytes:
-        """The body for the job, whose input is behind that history. Raises BadRequest."""
-        items = without_empty(with_references(as_items(self.input), history))
-        if len(history) + len(items) > max_items:
+    @property
+    def references(self) -> frozenset[str]:
+        """The ids of the items of the history that the input refers to. Raises BadRequest."""
+        return references_in(as_items(self.input))
+
+    def behind(
+        self, history: History, referred: Mapping[str, bytes], owner: str, max_items: int
+    ) -> Joined:
+        """The body for the job `owner`, whose input is behind that history.
+
+        `referred`: the items that `references` names, as far as the history has them. Raises
+        BadRequest.
+        """
+        items = without_empty(as_items(self.input))
+        total = history.n_items + len(items)
+        if total > max_items:
             raise BadRequest(
-                f"The conversation has {len(history) + len(items)} items with this input; "
+                f"The conversation has {total} items with this input; "
                 f"at most {max_items} are allowed.",
                 "input",
             )
-        options = self.options._replace(n_before=len(history))
-        return _body(options, self.fields, [*history, *items])
+        sent, own = [], []
+        for number, item in enumerate(items, history.n_items):
+            if is_reference(item):
+                sent.append(found_reference(item, referred))
+            else:
+                sent.append(pack_item(item))
+                own.append(stored_item(item, owner, number))
+        options = self.options._replace(n_before=history.n_items, n_items=total)
+        text = b",".join([*history.parts, *sent])
+        body = b"".join([options.prefix(), self.fields, INPUT, b"[", text, b"]}"])
+        return Joined(body, tuple(own), options.head_bytes)
+
+
+class Joined(NamedTuple):
+    """The body of a response that continues something."""
+
+    body: bytes
+    own: tuple[StoredItem, ...]
+    """Its own items, without those that it refers to."""
+    head_bytes: int
+    """Of the body, before the input."""
 
 
 def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
@@ -81,16 +123,16 @@ def response_request(fields: Mapping[str, Any]) -> ResponseRequest:
     if request.has_history:
         return request
     given = request.input
-    if isinstance(given, list) and all(isinstance(item, dict) for item in given):
-        given = without_empty(with_references(given, ()))
-    return request._replace(input=None, body=_body(options, members, given))
-
-
-def _body(options: ResponseOptions, members: bytes, given: Any) -> bytes:
     if given is None:  # vLLM says what is missing
-        return options.prefix() + members + b"}"
+        return request._replace(body=options.prefix() + members + b"}")
+    if isinstance(given, list) and all(isinstance(item, dict) for item in given):
+        given = without_empty(given)
+        for missing in references_in(given):
+            raise no_such_item(missing)
+    options = options._replace(n_items=len(given) if isinstance(given, list) else 1)
     text = json.dumps(given, ensure_ascii=False).encode()
-    return options.prefix() + members + b', "input": ' + text + b"}"
+    body = options.prefix() + members + INPUT + text + b"}"
+    return request._replace(input=None, options=options, body=body)
 
 
 def _flag(fields: Mapping[str, Any], name: str, default: bool) -> bool:

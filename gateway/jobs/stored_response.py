@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gateway.jobs.response_items import Item, as_items, sent_again
+from gateway.jobs.response_items import sent_again, stored_item
 from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest, NotFound, PreviousResponseNotFound, StreamReset
 from shared.protocol.chunk_template import DeltaDecoder
+from shared.protocol.conversation import StoredItem
 from shared.protocol.job import Job
 from shared.protocol.job_log import Entry, tokens_missing
 from shared.protocol.response_id import job_id_of, response_id
@@ -19,15 +19,14 @@ from shared.protocol.response_options import ResponseOptions
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
 
-_SMALL_BYTES = 1 << 16
-"""A larger body is parsed in a thread: the streams of other clients go on meanwhile."""
-
 
 class StoredResponse(NamedTuple):
     """A response and what its client asked for."""
 
     job: Job
     body: bytes
+    up_to: str = ""
+    """Not empty: its input is in its conversation, and this is the number of the last item."""
 
     @property
     def id(self) -> str:
@@ -39,20 +38,13 @@ class StoredResponse(NamedTuple):
         """What the client asked of the gateway."""
         return ResponseOptions.of_body(self.body)
 
-    async def fields(self) -> dict[str, Any]:
-        """The request's fields as vLLM gets them. Raises StreamReset if they can't be read."""
-        try:
-            if len(self.body) <= _SMALL_BYTES:
-                fields = json.loads(self.body)
-            else:
-                fields = await asyncio.to_thread(json.loads, self.body)
-        except ValueError as error:
-            raise StreamReset("Redis has lost the request of this response.") from error
-        return fields if isinstance(fields, dict) else {}
+    @property
+    def input(self) -> bytes:
+        """All that the answer was made from, the history first, as JSON.
 
-    async def input_items(self) -> list[Item]:
-        """All items that the answer was made from, those of the history first."""
-        return as_items((await self.fields()).get("input"))
+        Empty if it is a conversation's (`up_to`).
+        """
+        return self.options.input_of(self.body)
 
 
 def is_response(job: Job) -> bool:
@@ -66,7 +58,7 @@ async def stored_response(queue: JobQueue, tenant: str, response: str) -> Stored
     job_id = job_id_of(response)
     job = await queue.get(job_id) if job_id else None
     if job is not None and job.tenant == tenant and is_response(job):
-        found = StoredResponse(job, await queue.request_body(job.id))
+        found = StoredResponse(job, *await queue.stored_request(job.id))
         if found.options.store:
             return found
     raise NotFound(
@@ -82,8 +74,8 @@ async def begins_at_once(queue: JobQueue, job: Job) -> bool:
     return ResponseOptions.of_body(await queue.request_body(job.id)).background
 
 
-async def history_of(queue: JobQueue, tenant: str, previous: str) -> list[Item]:
-    """The items of a response and of all before it: input, then output.
+async def previous_response(queue: JobQueue, tenant: str, previous: str) -> StoredResponse:
+    """The stored response that a request continues.
 
     Raises PreviousResponseNotFound, BadRequest if it is not complete, and redis' errors.
     """
@@ -95,10 +87,21 @@ async def history_of(queue: JobQueue, tenant: str, previous: str) -> list[Item]:
         raise PreviousResponseNotFound(message, param) from error
     if not stored.job.state.terminal:
         raise BadRequest("The previous response is not complete yet.", param)
-    final = await final_response(queue, stored.job)
-    if final is None:
+    if stored.job.state is not JobState.COMPLETED:
         raise BadRequest(f"The previous response is {stored.job.state}: it has no output.", param)
-    return [*await stored.input_items(), *sent_again(final["output"])]
+    return stored
+
+
+async def output_items(queue: JobQueue, job: Job) -> list[StoredItem] | None:
+    """The items that a response has added, as the next request sends them again; None: it has none.
+
+    Raises StreamReset if Redis has lost a part of the answer, and redis' errors.
+    """
+    final = await final_response(queue, job)
+    if final is None:
+        return None
+    items = enumerate(sent_again(final["output"]))
+    return [stored_item(item, f"{job.id} output", number) for number, item in items]
 
 
 async def final_response(queue: JobQueue, job: Job) -> dict[str, Any] | None:

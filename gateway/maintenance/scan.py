@@ -54,10 +54,10 @@ async def scan_server(queue: JobQueue, server: int = 0) -> AsyncIterator[Step]:
 
 
 async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
-    """The hashes and logs of jobs, and the lists of tenants' jobs, found by SCAN over all keys."""
+    """The hashes and logs of jobs, and what is counted of tenants, found by SCAN over all keys."""
     cursor = None
     while cursor != 0:
-        cursor, found = await redis.scan(cursor or 0, keys.JOBS_PATTERN, MEMBERS_PER_STEP)
+        cursor, found = await redis.scan(cursor or 0, keys.THINGS_PATTERN, MEMBERS_PER_STEP)
         ids: dict[tuple[int, str], list[bytes]] = {}
         for key in found:
             shard, word, rest = keys.parse(key.decode(errors="replace")) or (-1, "", "")
@@ -65,9 +65,9 @@ async def _jobs(redis: Any, shards: range) -> AsyncIterator[Step]:
                 continue
             if word in {keys.JOB, keys.LOG}:
                 ids.setdefault((shard, word), []).append(rest.encode())
-            elif word == keys.JOBS:
+            elif word in {keys.JOBS, keys.KEPT, keys.CONVERSATIONS}:
                 async for members in _members(redis, key):
-                    yield Step(shard, keys.JOBS, rest, members)
+                    yield Step(shard, word, rest, members)
         for (shard, word), members in ids.items():
             yield Step(shard, word, "", members)
         yield Step(shards[0], keys.JOB, "", ())  # the SCAN itself was a step

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response
 
 from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.query import known_only
-from gateway.jobs import response_items
 from gateway.jobs.response_items import Item
-from gateway.routes.item_query import IncludedDep, ItemQueryDep
+from gateway.routes.item_query import IncludedDep, ItemQueryDep, json_answer
 from shared.api.endpoint import BodyKind
-from shared.api.errors import BadRequest, NotFound
+from shared.api.errors import BadRequest
 
 router = APIRouter(prefix="/v1/conversations", tags=["OpenAI"], dependencies=[known_only])
 
@@ -54,7 +54,7 @@ async def update(
     """Replace the metadata of a conversation."""
     sent = await _body(request, gateway)
     conversation = await gateway.conversations.get(tenant, conversation_id)
-    changed = await gateway.conversations.update(tenant, conversation, sent.metadata or {})
+    changed = await gateway.conversations.update(conversation, sent.metadata or {})
     return changed.shown()
 
 
@@ -73,14 +73,13 @@ async def add_items(
     gateway: GatewayDep,
     tenant: TenantDep,
     included: IncludedDep,
-) -> dict[str, Any]:
+) -> Response:
     """Add `items` at the end of a conversation."""
     sent = await _body(request, gateway)
     if not sent.items:
         raise BadRequest("`items` must have at least one item.", "items")
     conversation = await gateway.conversations.get(tenant, conversation_id)
-    added = await gateway.conversations.append(conversation, sent.items)
-    return response_items.page(added, after="", limit=len(added), descending=False)
+    return json_answer(await gateway.conversations.append(conversation, sent.items))
 
 
 @router.get("/{conversation_id}/items", response_model=None)
@@ -89,11 +88,14 @@ async def list_items(
     gateway: GatewayDep,
     tenant: TenantDep,
     query: ItemQueryDep,
-) -> dict[str, Any]:
+) -> Response:
     """The items of a conversation, a page of them."""
     conversation = await gateway.conversations.get(tenant, conversation_id)
-    items = await gateway.conversations.items(conversation)
-    return query.page(items)
+    return json_answer(
+        await gateway.conversations.items(
+            conversation, after=query.after, limit=query.limit, descending=query.descending
+        )
+    )
 
 
 @router.get("/{conversation_id}/items/{item_id}", response_model=None)
@@ -103,13 +105,10 @@ async def get_item(
     gateway: GatewayDep,
     tenant: TenantDep,
     included: IncludedDep,
-) -> Item:
+) -> Response:
     """One item of a conversation."""
     conversation = await gateway.conversations.get(tenant, conversation_id)
-    for item in await gateway.conversations.items(conversation):
-        if item["id"] == item_id:
-            return item
-    raise NotFound(f"Item with id {item_id[:64]!r} not found.")
+    return json_answer(await gateway.conversations.item(conversation, item_id))
 
 
 @router.delete("/{conversation_id}/items/{item_id}", response_model=None)

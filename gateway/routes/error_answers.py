@@ -34,6 +34,7 @@ _OF_A_BODY: tuple[Kind, ...] = (
     errors.NoWorker,
     errors.IntakeStopped,
     errors.QueueFull,
+    errors.QuotaExceeded,
 )
 
 _OF_AN_OPERATION: tuple[Kind, ...] = (
@@ -73,6 +74,7 @@ def errors_of(method: str, path: str, *, public: bool) -> Iterator[Kind]:
     if path.startswith(("/v1/responses", "/v1/conversations")):
         yield errors.PreviousResponseNotFound
         yield errors.ConversationLocked
+        yield errors.QuotaExceeded
     if "{" in path or path == "/v1/responses":
         yield errors.NotFound
     if path.startswith("/v1/responses/"):

@@ -29,7 +29,6 @@ from gateway.routes.new_call import NewCall, new_call
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
-from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
 from gateway.streaming.stored_answer import StoredAnswer
 from shared.api.endpoint import Endpoint
@@ -38,7 +37,6 @@ from shared.api.errors import FlotillaError, StreamReset
 from shared.platform import logs, request_span
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.redis_client import UNAVAILABLE
-from shared.protocol.job import Job
 from shared.queue.lost_attempts import write_lost_attempts
 
 router = APIRouter(tags=["OpenAI"])
@@ -165,6 +163,8 @@ class InferenceApp:
         tenant = await self._authenticator.tenant(scope)
         gateway: Gateway = self._fastapi.state.gateway
         call = await new_call(gateway, endpoint, scope, receive, tenant, request_id)
+        if call.joined:
+            return await _replayed(gateway, call.joined, call, received, request_id)
         job, prefer = call.job, call.prefer
         logs.bind_contextvars(
             job_id=job.id, request_id=request_id.decode("ascii") if request_id else job.id
@@ -180,11 +180,12 @@ class InferenceApp:
         # Not awaited: if the queue refuses the job, the reader fails.
         queued = gateway.submitter.submit(job, on_error=on_error)
         reader.queued = queued
-        joined = await _joined_job(gateway, queued, reader) if call.keyed else None
-        if joined is not None:
-            gateway.relay.close(reader)
-            logs.bind_contextvars(job_id=joined.id)
-            return await _replayed(gateway, joined, call, received, request_id)
+        if call.keyed:
+            await asyncio.wait({queued})
+            joined_id = None if queued.exception() else queued.result()
+            if joined_id is not None:
+                gateway.relay.close(reader)
+                return await _replayed(gateway, joined_id, call, received, request_id)
         if call.background:
             return await response_stream.background_answer(
                 gateway, job, queued, reader, received, request_id
@@ -207,32 +208,15 @@ def _resumption(scope: Scope) -> Callable[..., Awaitable[JobAnswer]] | None:
     return None
 
 
-async def _joined_job(
-    gateway: Gateway, queued: asyncio.Future[str | None], reader: Reader
-) -> Job | None:
-    """The job of an earlier request with the same idempotency key; None if there was none.
-
-    Where the queue has refused the job, its `reader` has got the error.
-    """
-    await asyncio.wait({queued})
-    job_id = None if queued.exception() else queued.result()
-    if job_id is None:
-        return None
-    gateway.metrics.replayed.inc()
-    try:
-        job = await gateway.queue.get(job_id)
-        if job is None:
-            raise StreamReset("The job of this Idempotency-Key is gone; send the request again.")
-        return job
-    except BaseException:
-        gateway.relay.close(reader)
-        raise
-
-
 async def _replayed(
-    gateway: Gateway, joined: Job, call: NewCall, received: float, request_id: bytes | None
+    gateway: Gateway, job_id: str, call: NewCall, received: float, request_id: bytes | None
 ) -> JobAnswer | StoredAnswer:
     """The answer of the job that an earlier request with the same idempotency key has made."""
+    gateway.metrics.replayed.inc()
+    joined = await gateway.queue.get(job_id)
+    if joined is None:
+        raise StreamReset("The job of this Idempotency-Key is gone; send the request again.")
+    logs.bind_contextvars(job_id=joined.id)
     if call.background and not joined.stream:
         return await response_stream.replayed_answer(gateway, joined, request_id, [_REPLAYED])
     start = StreamPosition()

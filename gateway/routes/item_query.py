@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Depends, Query
-
-from gateway.jobs import response_items
-from gateway.jobs.response_items import Item
+from starlette.responses import Response
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +25,15 @@ class ItemQuery(Included):
     limit: Annotated[int, Query(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
 
-    def page(self, items: Sequence[Item]) -> dict[str, Any]:
-        """The page of these items. Raises NotFound if `after` is not among them."""
-        return response_items.page(
-            items, after=self.after, limit=self.limit, descending=self.order == "desc"
-        )
+    @property
+    def descending(self) -> bool:
+        """The newest item first."""
+        return self.order == "desc"
+
+
+def json_answer(body: bytes) -> Response:
+    """The answer with items, which are JSON already."""
+    return Response(body, media_type="application/json")
 
 
 IncludedDep = Annotated[Included, Depends()]

@@ -21,6 +21,7 @@ from gateway.jobs.job_lookup import job_of, no_such_job
 from gateway.jobs.job_object import full, summaries
 from gateway.jobs.job_search import search
 from gateway.jobs.on_disconnect import keep_s
+from gateway.routes.new_call import conversation_of, response_job
 from gateway.routes.operator_check import check_operator
 from gateway.streaming.events import EventPosition, events
 from gateway.streaming.log_event import ReadMode
@@ -31,10 +32,11 @@ from shared.api.errors import BadRequest, StreamReset
 from shared.platform.settings import Settings
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.idempotency import IdempotencyKey
-from shared.protocol.job import Job
+from shared.protocol.job import Job, NewJob
 from shared.protocol.job_log import tokens_missing
 from shared.protocol.lanes import CLIENT_LANES
 from shared.protocol.states import JobState
+from shared.queue.job_queue import JoinedJob
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
@@ -84,11 +86,11 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
         raw, limits, lambda fields: _check_job_request(raw, fields, settings)
     )
     endpoint = ENDPOINTS[job_request.endpoint]
-    if checked.response is not None:
-        body = await gateway.responses.body(tenant, checked.response)
     sent = call_headers(request.scope["headers"])
     model = await admit(gateway.fleet, checked, sent.model_version)
-    key = sent.idempotency_key and IdempotencyKey.of(tenant, "/jobs", sent.idempotency_key, raw)
+    key = sent.idempotency_key and IdempotencyKey.of(
+        tenant, "/jobs", sent.idempotency_key, raw, conversation_of(checked)
+    )
     on_disconnect = sent.on_disconnect or job_request.on_disconnect or ""
     new = gateway.factory.detached(
         endpoint, tenant, model, checked, body, on_disconnect, key or None
@@ -102,9 +104,10 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
         run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s or new.run_deadline_s,
         metadata=job_request.metadata,
     ).with_request_id(sent_request_id(request.scope["headers"]))
+    made: NewJob | JoinedJob = new
     if checked.response is not None:
-        new = await gateway.responses.kept(new, checked.response)
-    joined = await gateway.submitter.submit(new)
+        made = await response_job(gateway, new, checked.response)
+    joined = made.id if isinstance(made, JoinedJob) else await gateway.submitter.submit(made)
     # Read back: only Redis has its time of submission, and whether a worker has it already.
     job = await _job(gateway, tenant, joined or new.id)
     headers = _job_header(job) | {"location": f"/jobs/{job.id}", "retry-after": "1"}

@@ -8,26 +8,31 @@ from typing import Any, NamedTuple
 from starlette.types import Receive, Scope
 
 from gateway.context import Gateway
-from gateway.http.body import Limits, parse_json, read_body
+from gateway.http.body import Limits, check_size, in_thread, parse_json, read_body
 from gateway.http.call_headers import call_headers
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.prefer import Prefer
 from gateway.jobs.admission import CheckedRequest, admit, check_request
+from gateway.jobs.response_request import ResponseRequest
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.platform.settings import Settings
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import NewJob
+from shared.queue.job_queue import JoinedJob
 
 
 class NewCall(NamedTuple):
     """A request's job, and how the request is to be answered."""
 
     job: NewJob
+    """Not to be submitted if the call has `joined` another."""
     prefer: Prefer | None
     background: bool
     """The answer is a response in the background."""
     keyed: bool
     """It has an idempotency key: the queue may have its job already."""
+    joined: str = ""
+    """The job that an earlier call with this one's key has made, as far as it is known."""
 
 
 async def new_call(
@@ -48,10 +53,8 @@ async def new_call(
         scope["path"],
         sent.idempotency_key,
         without_boundary(body) if endpoint.body is BodyKind.MULTIPART else body,
+        conversation_of(request),
     )
-    response = request.response
-    if response is not None:
-        body = await gateway.responses.body(tenant, response)
     prefer = _applicable(sent.prefer, request)
     on_disconnect = sent.on_disconnect or request.on_disconnect or ("keep" if prefer else "")
     job = gateway.factory.attached(
@@ -62,10 +65,30 @@ async def new_call(
             queue_deadline_s=sent.queue_deadline_s or job.queue_deadline_s,
             run_deadline_s=sent.run_deadline_s or job.run_deadline_s,
         )
-    if response is not None:
-        job = await gateway.responses.kept(job, response)
-    background = response is not None and response.options.background
-    return NewCall(job.with_request_id(request_id), prefer, background, bool(key))
+    job, response = job.with_request_id(request_id), request.response
+    if response is None:
+        return NewCall(job, prefer, background=False, keyed=bool(key))
+    made, background = await response_job(gateway, job, response), response.options.background
+    if isinstance(made, JoinedJob):
+        return NewCall(job, prefer, background, keyed=True, joined=made.id)
+    return NewCall(made, prefer, background, bool(key))
+
+
+def conversation_of(request: CheckedRequest) -> str:
+    """The conversation that a request continues; empty: none."""
+    return request.response.options.conversation if request.response else ""
+
+
+async def response_job(
+    gateway: Gateway, job: NewJob, response: ResponseRequest
+) -> NewJob | JoinedJob:
+    """The job of a response with all that it continues. Raises as ResponseJobs.complete."""
+    made, settings = await gateway.responses.complete(job, response), gateway.settings
+    if response.has_history and isinstance(made, NewJob):
+        # The limits hold for what the worker gets, not only for what was sent last.
+        limits, body = Limits(settings.max_body_values, settings.max_body_objects), made.body
+        await in_thread(lambda: check_size(body, limits))
+    return made
 
 
 async def _read(

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from starlette.responses import Response
 
 from gateway.context import GatewayDep, TenantDep
 from gateway.http.query import known_only
-from gateway.jobs import response_items
 from gateway.jobs.response_object import response_object
 from gateway.jobs.stored_response import stored_response
-from gateway.routes.item_query import IncludedDep, ItemQueryDep
+from gateway.routes.item_query import IncludedDep, ItemQueryDep, json_answer
 from shared.api.errors import BadRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], dependencies=[known_only])
@@ -51,9 +51,11 @@ async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> di
 
 @router.delete("/{response_id}", response_model=None)
 async def delete(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
-    """Delete a response, and cancel it if it has not ended."""
+    """Delete a response, and cancel it if it has not ended. Its conversation keeps its items."""
     stored = await stored_response(gateway.queue, tenant, response_id)
     await gateway.queue.cancel(stored.job.id, tenant)
+    if stored.options.conversation:
+        await gateway.conversations.end(tenant, stored.options.conversation)
     await gateway.queue.delete(stored.job.id)
     return {"id": stored.id, "object": "response", "deleted": True}
 
@@ -64,8 +66,11 @@ async def input_items(
     gateway: GatewayDep,
     tenant: TenantDep,
     query: ItemQueryDep,
-) -> dict[str, Any]:
+) -> Response:
     """The items that the response was made from, with those of the responses before it."""
     stored = await stored_response(gateway.queue, tenant, response_id)
-    items = response_items.shown(await stored.input_items(), stored.job.id)
-    return query.page(items)
+    return json_answer(
+        await gateway.responses.input_page(
+            stored, after=query.after, limit=query.limit, descending=query.descending
+        )
+    )

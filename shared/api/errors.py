@@ -18,6 +18,7 @@
     ├── HeadersTimeout         408
     ├── HeadersTooLarge        431
     ├── TooManyWrongKeys       429
+    ├── QuotaExceeded          429
     ├── TooManyConnections     503
     ├── GatewayStopped         503
     ├── UnsupportedMediaType   415
@@ -200,6 +201,24 @@ class TooManyWrongKeys(FlotillaError):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """See FlotillaError."""
         return [*super().headers(), (b"connection", b"close")]
+
+
+class QuotaExceeded(FlotillaError):
+    """The tenant has as many jobs, conversations or bytes in Redis as it may keep."""
+
+    status, code, type, retry_after_s = 429, "quota_exceeded", "insufficient_quota", 60
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """See FlotillaError. OpenAI's SDK does not wait for so long."""
+        return [*super().headers(), (b"x-should-retry", b"false")]
+
+    @classmethod
+    def of(cls, what: str, number: int) -> QuotaExceeded:
+        """`what`: jobs, conversations or bytes; `number`: how many are kept in the shard."""
+        return cls(
+            f"Your quota of kept {what} is used up: {number} are kept now. Delete responses and "
+            "conversations that you do not need, or wait until they expire."
+        )
 
 
 class TooManyConnections(FlotillaError):

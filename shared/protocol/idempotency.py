@@ -23,9 +23,14 @@ class IdempotencyKey(NamedTuple):
     """The client made it for the retries of one call."""
 
     @classmethod
-    def of(cls, tenant: str, path: str, key: str, body: bytes) -> IdempotencyKey:
-        """For a request with this body."""
-        digest = hashlib.sha256(f"{path}\0{key}".encode()).hexdigest()
+    def of(
+        cls, tenant: str, path: str, key: str, body: bytes, conversation: str = ""
+    ) -> IdempotencyKey:
+        """For a request with this body.
+
+        `conversation`: of a response; its key is valid for one, in whose shard it lies.
+        """
+        digest = hashlib.sha256(f"{path}\0{conversation}\0{key}".encode()).hexdigest()
         return cls(
             f"{tenant}:{digest}", hashlib.sha256(body).digest(), key.startswith(RETRY_PREFIX)
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shared.platform.trace_context import trace_id
+from shared.protocol.conversation import Turn
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.states import JobState
 
@@ -99,6 +100,8 @@ class NewJob(NamedTuple):
     """Makes a further call with the same key join this job."""
     origin: Origin = NO_ORIGIN
     """The request that it comes from."""
+    turn: Turn | None = None
+    """Of a response that belongs to a conversation; its shard is the conversation's."""
 
     @property
     def shard(self) -> int:

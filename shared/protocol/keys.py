@@ -34,10 +34,16 @@ REAP_CLOCK: Final = "reap_clock"
 UNATTENDED: Final = "unattended"
 IDEMPOTENCY: Final = "idempotency"
 ENDED: Final = "ended"
+KEPT: Final = "kept"
+CONVERSATIONS: Final = "conversations"
+CONVERSATION: Final = "conversation"
+CONVERSATION_ORDER: Final = "conversation_order"
+CONVERSATION_ITEMS: Final = "conversation_items"
 LUA_WORDS: Final = (
     JOB, LOG, STEPS, FENCE, QUEUE, WAITING, WAKE_UPS, ADVERTISED, ISOLATION, DEADLINES, JOBS,
     EXPIRING, POOL_NAMES, DEAD_LETTERS, DEAD_LETTER_COUNTS, REAPER, REAP_CLOCK,
-    UNATTENDED, IDEMPOTENCY, ENDED,
+    UNATTENDED, IDEMPOTENCY, ENDED, KEPT, CONVERSATIONS, CONVERSATION, CONVERSATION_ORDER,
+    CONVERSATION_ITEMS,
 )  # fmt: skip
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
@@ -106,13 +112,41 @@ def jobs(shard: int, tenant: str) -> str:
     return f"{base(shard)}{JOBS}:{tenant}"
 
 
+def kept(shard: int, tenant: str) -> str:
+    """The bytes of a tenant's large things, and their sum under `KEPT_TOTAL`."""
+    return f"{base(shard)}{KEPT}:{tenant}"
+
+
+KEPT_TOTAL: Final = "bytes"
+
+
+def conversations(shard: int, tenant: str) -> str:
+    """The index of a tenant's conversations."""
+    return f"{base(shard)}{CONVERSATIONS}:{tenant}"
+
+
+def conversation(shard: int, conversation_id: str) -> str:
+    """A conversation of the Responses API, without its items."""
+    return f"{base(shard)}{CONVERSATION}:{conversation_id}"
+
+
+def conversation_order(shard: int, conversation_id: str) -> str:
+    """The ids of a conversation's items, by their numbers."""
+    return f"{base(shard)}{CONVERSATION_ORDER}:{conversation_id}"
+
+
+def conversation_items(shard: int, conversation_id: str) -> str:
+    """The items of a conversation, by id."""
+    return f"{base(shard)}{CONVERSATION_ITEMS}:{conversation_id}"
+
+
 def pool_names(shard: int) -> str:
     """The names of the pools with jobs in this shard."""
     return f"{base(shard)}{POOL_NAMES}"
 
 
-JOBS_PATTERN: Final = "flotilla:{*}:[jl]o[bg]*:*"
-"""Of `job`, `jobs` and `log` in all shards, for Redis' SCAN."""
+THINGS_PATTERN: Final = "flotilla:{*}:[cjkl]*:*"
+"""Of `job`, `jobs`, `log`, `kept` and `conversations` in all shards, and more, for Redis' SCAN."""
 _OF_SHARD: Final = re.compile(r"flotilla:\{(\d+)\}:(\w+):(.*)", re.DOTALL)
 
 
@@ -181,16 +215,6 @@ def operation(operation_id: str) -> str:
 def scaling_events(pool: str) -> str:
     """The latest changes of a pool's number of workers."""
     return f"flotilla:{{fleet}}:scaling_events:{pool}"
-
-
-def conversation(conversation_id: str) -> str:
-    """A conversation of the Responses API, without its items."""
-    return f"flotilla:{{fleet}}:conversation:{conversation_id}"
-
-
-def conversation_items(conversation_id: str) -> str:
-    """The items of a conversation."""
-    return f"flotilla:{{fleet}}:conversation_items:{conversation_id}"
 
 
 def maintenance_lock(name: str) -> str:

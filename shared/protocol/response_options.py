@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 _PREFIX = b'{"flotilla":{"response":'
 _SUFFIX = b"},"
+INPUT = b', "input": '
+"""Between the other members of a body and its input, which is the last one."""
 _MOST_BYTES = 2048
 """The ids in it are short: the gateway has checked them."""
 
@@ -27,6 +29,8 @@ class ResponseOptions(NamedTuple):
     """Unix seconds, of a response in the background; 0: vLLM sets it."""
     n_before: int = 0
     """Of the items in the body's input, how many are the history's."""
+    n_items: int = 0
+    """How many items the input has; a text is one."""
     fields_bytes: int = 0
     """How many bytes of the body are the members between these options and the input."""
 
@@ -34,6 +38,18 @@ class ResponseOptions(NamedTuple):
         """The beginning of a body with these options: an object whose other members follow."""
         options = json.dumps(self._asdict(), separators=(",", ":")).encode()
         return _PREFIX + options + _SUFFIX
+
+    @property
+    def head_bytes(self) -> int:
+        """How many bytes of the body are before its input."""
+        return len(self.prefix()) + self.fields_bytes
+
+    def input_of(self, body: bytes) -> bytes:
+        """The input as JSON: a list, a text, or what vLLM refuses; empty if there is none.
+
+        `body` has these options.
+        """
+        return body[self.head_bytes :].removeprefix(INPUT).removesuffix(b"}")
 
     def request_fields(self, body: bytes) -> dict[str, Any]:
         """The request's fields without the input, which may be large. `body` has these options."""

@@ -17,7 +17,7 @@ from shared.platform.redis_client import RedisError, connect, is_wrong_type, ser
 from shared.platform.settings import SettingsError
 from shared.protocol import keys
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Counted up with every change that the release before can't read."""
 
 log = logging.getLogger("flotilla.redis")

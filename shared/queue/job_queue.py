@@ -13,7 +13,14 @@ import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from shared.api.errors import FlotillaError, IdempotencyKeyReused, QueueFull
+from shared.api.errors import (
+    ConversationLocked,
+    FlotillaError,
+    IdempotencyKeyReused,
+    NotFound,
+    QueueFull,
+    QuotaExceeded,
+)
 from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import UNAVAILABLE, ResponseError, is_wrong_type
 from shared.platform.servers import Servers
@@ -22,15 +29,18 @@ from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_of
 from shared.protocol.job_log import Entry, parse_segments
 from shared.protocol.lanes import LANES
+from shared.protocol.quotas import NO_QUOTAS, Quotas
 from shared.protocol.record import WHOLE, DamagedRecord, read_job
 from shared.protocol.scripts import (
     abandon,
     acquire,
     cancel,
     cancel_unattended,
+    delete,
     emit,
     expire,
     find_ended,
+    find_keyed,
     read_log,
     reap,
     reclaim,
@@ -76,16 +86,20 @@ class JoinedJob(NamedTuple):
 
 
 SubmitReply = int | JoinedJob | FlotillaError
-"""How many jobs wait, the job that the call joins, or QueueFull or IdempotencyKeyReused."""
+"""How many jobs wait, the job that the call joins, or why the job was refused: QueueFull,
+IdempotencyKeyReused, QuotaExceeded, ConversationLocked or NotFound."""
 
 
 class JobQueue:
     """All queues of a fleet. Methods raise redis' errors when Redis can't be reached."""
 
-    def __init__(self, servers: Servers, *, shards: int) -> None:
+    def __init__(self, servers: Servers, *, shards: int, quotas: Quotas = NO_QUOTAS) -> None:
+        """`quotas`: of each tenant in all shards together."""
         self.servers = servers
         self.scripts = Scripts(servers)
         self.shards = shards
+        self.quotas = quotas.of_shard(shards)
+        """Of each tenant in one shard."""
 
     async def close(self) -> None:
         """Close the queue's own connections; `servers` stays open."""
@@ -113,19 +127,34 @@ class JobQueue:
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> list[SubmitReply]:
         """Queue jobs of one shard in one call."""
-        replies = await submit.call(self.scripts, shard, jobs, max_depth=max_depth)
+        replies = await submit.call(
+            self.scripts, shard, jobs, max_depth=max_depth, quotas=self.quotas
+        )
         return [_submit_reply(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
 
     def start_submit(
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> asyncio.Future[Any]:
         """`submit_all` without a coroutine (Scripts.start); the result is for `parse_submit`."""
-        return submit.start(self.scripts, shard, jobs, max_depth=max_depth)
+        return submit.start(self.scripts, shard, jobs, max_depth=max_depth, quotas=self.quotas)
 
     def parse_submit(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
         """What `submit_all` would return."""
         replies = submit.parse(reply)
         return [_submit_reply(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
+
+    async def find_keyed(self, job: NewJob) -> JoinedJob | None:
+        """The job that a call with this one's idempotency key has made; None if there is none.
+
+        `submit` looks again. Raises IdempotencyKeyReused if that call had another body.
+        """
+        if job.idempotency is None:
+            return None
+        found = await find_keyed.call(self.scripts, job.shard, key=job.idempotency)
+        reply = None if found is None else _submit_reply(job, *found)
+        if isinstance(reply, FlotillaError):
+            raise reply
+        return reply if isinstance(reply, JoinedJob) else None
 
     async def cancel(self, job_id: str, tenant: str) -> JobState | None:
         """The state after the attempt; None if the tenant has no such job."""
@@ -136,8 +165,7 @@ class JobQueue:
 
     async def delete(self, job_id: str) -> None:
         """Delete the record and the log of a job that has ended, before they expire."""
-        shard = checked_shard(job_id)
-        await self.servers.of(shard).unlink(keys.job(shard, job_id), keys.log(shard, job_id))
+        await delete.call(self.scripts, checked_shard(job_id), job_id)
 
     async def watch(self, job_id: str, gateway: str, *, follow: bool) -> None:
         """Send the job's frames to this gateway from now on.
@@ -191,6 +219,13 @@ class JobQueue:
         shard = checked_shard(job_id)
         body: bytes | None = await self.servers.of(shard).hget(keys.job(shard, job_id), "body")
         return body or b""
+
+    async def stored_request(self, job_id: str) -> tuple[bytes, str]:
+        """The body of a stored response's job, and the number of the last item of its conversation
+        that belongs to its input; empty if the body has all of it."""
+        shard = checked_shard(job_id)
+        body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
+        return body or b"", (up_to or b"").decode()
 
     async def parse_record(
         self, job_id: str, fields: Sequence[str], reply: Sequence[bytes | None] | Exception
@@ -457,4 +492,15 @@ def _submit_reply(job: NewJob, status: SubmitStatus, waiting: int, job_id: str) 
         return IdempotencyKeyReused(
             f"This Idempotency-Key was sent with another body, for {job_id}. Send a new key."
         )
+    if status in _QUOTAS:
+        return QuotaExceeded.of(_QUOTAS[status], waiting)
+    if status is SubmitStatus.LOCKED:
+        return ConversationLocked(
+            "Another request has changed this conversation since this one has read it; try again."
+        )
+    if status is SubmitStatus.GONE:
+        return NotFound("This conversation was deleted, or has expired.")
     return waiting
+
+
+_QUOTAS = {SubmitStatus.JOBS: "jobs", SubmitStatus.BYTES: "bytes"}

@@ -144,6 +144,24 @@ class GatewaySettings(BaseModel):
         ge=60,
         description="how long a conversation is kept after its last use, and its responses",
     )
+    max_kept_jobs: int = Field(
+        5_000_000,
+        ge=0,
+        description="jobs of one tenant that are kept at a time: those that wait and run, and "
+        "those that have ended and not expired; responses are jobs. 0: no limit. Of several shards "
+        "each has an equal share",
+    )
+    max_kept_conversations: int = Field(
+        200_000,
+        ge=0,
+        description="conversations of one tenant that are kept at a time; 0: no limit",
+    )
+    max_kept_bytes: int = Field(
+        4 << 30,
+        ge=0,
+        description="bytes of one tenant that are kept at a time: conversations, and requests and "
+        "answers above 4 KiB; 0: no limit",
+    )
     access_log: bool = Field(True, description="log a line for each request")
     trace_ratio: float = Field(
         1.0,

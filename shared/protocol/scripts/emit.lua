@@ -69,6 +69,7 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
       fields[#fields + 1] = 'first_us'
       fields[#fields + 1] = int(first_us)
     end
+    job.result_bytes = #result
     finish(id, job, event, code, seq, fields, segment ~= '' and segment, tokens)
   end
   for gateway in string.gmatch(watchers, '%S+') do

@@ -15,6 +15,7 @@ from shared.protocol.adapter_queues import ADAPTER_MARK
 from shared.protocol.frames import ControlKind, FrameKind
 from shared.protocol.lanes import CLIENT_LANES, RETRY_LANE, SUSPECT_FROM, SUSPECT_LANE
 from shared.protocol.record import LastLease, Request
+from shared.protocol.response_id import CONVERSATION_PREFIX
 from shared.protocol.states import TRANSITIONS, JobState
 from shared.protocol.step_log import STEPS
 
@@ -29,6 +30,9 @@ COMMON = (
     "step_log",
     "wake_ups",
     "advertised_slots",
+    "kept",
+    "conversations",
+    "idempotency",
     "finish",
     "deadlines",
     "lease",
@@ -43,8 +47,8 @@ NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.lua")))
 """All scripts."""
 
 # Redis refuses scripts that write when its memory is full, unless they are flagged. Every script
-# but submit lets jobs go on or end, so it must run.
-_REFUSED_WHEN_FULL = frozenset({"submit"})
+# but these lets jobs go on or end, so it must run.
+_REFUSED_WHEN_FULL = frozenset({"submit", "extend_conversation"})
 
 
 def _lua_table(pairs: Iterable[tuple[str, str]]) -> str:
@@ -72,6 +76,7 @@ def _tables() -> str:
         "ADAPTER_MARK": f"'{ADAPTER_MARK}'",
         "CLIENT_LANES": _lua_list(CLIENT_LANES),
         "IS_CLIENT_LANE": _lua_table((lane, "true") for lane in CLIENT_LANES),
+        "CONVERSATION_PREFIX": f"'{CONVERSATION_PREFIX}'",
         "REQUEST": _lua_list(Request._fields),
         "LEASE": _lua_list(LastLease._fields),
         "STATE": _lua_table((state, f"'{state}'") for state in JobState),

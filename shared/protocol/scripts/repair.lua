@@ -6,6 +6,7 @@
 --       job, '': ids of records. A job that has not ended is put into what leads to it.
 --       queue, '<pool>:<lane>': ids of entries; waiting, '<pool>:<lane>', or deadlines, '', or jobs, '<tenant>':
 --       ids of jobs. What does not lead to such a job is taken out.
+--       kept or conversations, '<tenant>': ids of what is counted. What is gone is taken out.
 --       log, '': ids of logs. One that lives for ever and has no job is deleted.
 -- Reply: flat what was done, how often, ids of some of these (with spaces between them), ...
 -- Invariant: what the other scripts left is not changed: an entry that no worker has read belongs to a job that is
@@ -112,6 +113,15 @@ elseif word == WORD.log then
     -- A log gets its time to live with the end of its job; without a job it will never get one.
     if redis.call('EXISTS', key('job', ARGV[i])) == 0 and redis.call('PTTL', key('log', ARGV[i])) == -1 then
       did('stray logs', redis.call('DEL', key('log', ARGV[i])), ARGV[i])
+    end
+  end
+elseif word == WORD.kept or word == WORD.conversations then
+  for i = 3, #ARGV do
+    local id = ARGV[i]
+    if id ~= TOTAL and redis.call('EXISTS', key(is_conversation(id) and 'conversation' or 'job', id)) == 0 then
+      if word == WORD.conversations then call('ZREM', key('conversations', rest), id) end
+      count_kept(rest, id, 0)
+      did('stray ' .. word, 1, id)
     end
   end
 else

@@ -1,19 +1,23 @@
 -- Make jobs, and queue each in its lane or lease it straight to a worker with advertised slots.
 -- KEYS: base
--- ARGV: jobs, max_depth, lease_id_seed
+-- ARGV: jobs, max_depth, lease_id_seed, max_jobs, max_kept_bytes
 --       jobs: msgpack array, a job being {id, request (record.py), body, deadline in us from now (0: none),
 --       gateway that waits for the answer or '', and with an idempotency key: its name, the body's hash, time in
---       ms for which it is kept (else false, false, false); origin (job.py), if it has one}; max_depth: jobs that may wait in a lane; lease_id_seed: 12
---       characters, 4 are added for each job.
--- Reply: flat 'ok' | 'exists' | 'full', jobs waiting in the lane (0: it need not wait), ...; or 'joined' | 'reused'
---       (the key belongs to the same or to another body), id of the key's job, ...
+--       ms for which it is kept (else false, false, false); origin (job.py) or false; of a response in a conversation
+--       its turn: {conversation, version that was read, msgpack of its input (flat id, JSON, ...), bytes of the body before the
+--       input, ttl_ms of the conversation}}; max_depth: jobs that may wait in a lane; lease_id_seed: 12 characters, 4 are added
+--       for each job; max_jobs, max_kept_bytes: that one tenant may have here, 0: no limit.
+-- Reply: flat 'ok' | 'exists' | 'full' | 'locked' | 'gone' (the conversation has changed since it was read, or is not there),
+--       jobs waiting in the lane (0: it need not wait), ...; or 'jobs' | 'bytes' (the tenant has too much), how much; or
+--       'joined' | 'reused' (the key belongs to the same or to another body), id of the key's job, ...
 -- Invariant: a job is queued if and only if one undelivered entry carries its id. No job overtakes one that
---       waits.
+--       waits. Of a conversation one response is made at a time, of the items that it has.
 local start_us, max_depth, seed = now_us(), tonumber(ARGV[2]), ARGV[3]
+local max_jobs, max_kept_bytes = quota(ARGV[4]), quota(ARGV[5])
 local LARGE = 65536 -- a longer request waits to be claimed: channels have little room
 local FIRST_JOB = 3 -- in a control message
 local replies, made, depths, wake_ups, someone_waits = {}, {}, {}, {}, {}
-local connected, chosen, reserved = {}, {}, {}
+local connected, chosen, reserved, kept = {}, {}, {}, {}
 
 local function subtract_reserved(pool, worker)
   call('ZINCRBY', key('advertised', pool), worker.left - worker.slots, worker.member)
@@ -66,17 +70,19 @@ local function wait(job)
   return depths[job.queue]
 end
 
--- The status of a call whose idempotency key an earlier call has used, and the id of that call's job; nil if the
--- key is free. It is free again if that job is gone, or was cancelled because no client followed it.
-local function key_user(id, idempotency_key, body_hash)
-  local fine, known = pcall(cmsgpack.unpack, call('GET', idempotency_key) or '')
-  if not fine or type(known) ~= 'table' or type(known[1]) ~= 'string' or known[1] == id then return nil end
-  local job = redis.pcall('HMGET', key('job', known[1]), 'state', 'error_code')
-  if job.err or not job[1] or job[2] == 'unattended' then return nil end
-  return known[2] == body_hash and 'joined' or 'reused', known[1]
+-- What is too much of a tenant, and how much there is; nil if one more job with so many bytes may be kept.
+local function too_much(tenant, bytes)
+  local found = kept[tenant]
+  if not found then
+    found = {jobs = call('ZCARD', key('jobs', tenant)), bytes = kept_bytes(tenant)}
+    kept[tenant] = found
+  end
+  if found.jobs >= max_jobs then return 'jobs', found.jobs end
+  if found.bytes + bytes > max_kept_bytes then return 'bytes', found.bytes end
+  found.jobs, found.bytes = found.jobs + 1, found.bytes + bytes
 end
 
-local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin)
+local function submit(n, id, request, body, deadline, gateway, idempotency_name, body_hash, kept_ms, origin, turn)
   local idempotency_key = idempotency_name and key('idempotency', idempotency_name)
   if idempotency_key then
     local status, other_id = key_user(id, idempotency_key, body_hash)
@@ -99,6 +105,13 @@ local function submit(n, id, request, body, deadline, gateway, idempotency_name,
   end
   if made[id] or not is_new and redis.call('EXISTS', key('job', id)) == 1 then return 'exists', depth end
   if depth >= max_depth then return 'full', depth end
+  local problem = turn and turn_problem(turn)
+  if problem then return problem, 0 end
+  local large = #body > LARGE_BYTES and #body or 0
+  local what, number = too_much(job.tenant, large)
+  if what then return what, number end
+  if large > 0 then count_kept(job.tenant, id, large) end
+  if turn then begin_turn(id, turn) end
   made[id] = true
   if idempotency_key then
     redis.call('SET', idempotency_key, cmsgpack.pack({id, body_hash}), 'PX', kept_ms)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from shared.platform.pipelined_connection import Argument
 from shared.protocol.job import NewJob
 from shared.protocol.packing import pack
+from shared.protocol.quotas import Quotas
 from shared.protocol.scripts.runner import Scripts
 
 
@@ -32,6 +33,14 @@ class SubmitStatus(StrEnum):
     """The same with another body."""
     FULL = "full"
     """Its lane holds as many jobs as it may: nothing was stored."""
+    LOCKED = "locked"
+    """Its conversation has changed since it was read: nothing was stored."""
+    GONE = "gone"
+    """Its conversation was deleted, or has expired: nothing was stored."""
+    JOBS = "jobs"
+    """Its tenant has as many jobs as it may: nothing was stored."""
+    BYTES = "bytes"
+    """Its tenant has as many bytes as it may: nothing was stored."""
 
 
 # Looked up for every job: calling the enum costs several times as much.
@@ -43,23 +52,24 @@ class Submitted(NamedTuple):
 
     status: SubmitStatus
     waiting: int
-    """Jobs waiting in its lane and shard; 0 if it has a worker already."""
+    """Jobs waiting in its lane and shard; 0 if it has a worker already. Of what is too much, how
+    much there is."""
     job_id: str = ""
     """The job that the call joins."""
 
 
 async def call(
-    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int
+    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int, quotas: Quotas
 ) -> list[Submitted]:
     """Submit jobs of one shard; at most `max_depth` may wait in a lane. Raises redis' errors."""
-    return parse(await scripts.run("submit", shard, _arguments(jobs, max_depth)))
+    return parse(await scripts.run("submit", shard, _arguments(jobs, max_depth, quotas)))
 
 
 def start(
-    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int
+    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int, quotas: Quotas
 ) -> asyncio.Future[Any]:
     """`call` without a coroutine where there is a connection; the result is for `parse`."""
-    return scripts.start("submit", shard, _arguments(jobs, max_depth))
+    return scripts.start("submit", shard, _arguments(jobs, max_depth, quotas))
 
 
 def parse(reply: Sequence[Any]) -> list[Submitted]:
@@ -76,7 +86,8 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
     """One job of the first argument: id, packed Request, body, deadline in us, gateway.
 
     With an idempotency key also its name, the hash of the body, how long it is kept in ms; without
-    one, but with an origin, three times False. Then the origin, if there is one.
+    one, but with an origin or a turn, three times False. Then the origin, if there is one, and the
+    turn of a conversation.
     """
     request = (
         job.tenant,
@@ -98,15 +109,21 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
     if job.queue_deadline_s is not None:
         deadline_s = min(job.queue_deadline_s, deadline_s or job.queue_deadline_s)
     packed = job.id, pack(request), job.body, int((deadline_s or 0) * 1e6), job.gateway
-    origin, key = job.origin.pack(), job.idempotency
-    if key is None:
-        return (*packed, False, False, False, origin) if origin else packed
-    packed_key = key.name, key.body_hash, int(key.ttl_s * 1000)
-    return (*packed, *packed_key, origin) if origin else (*packed, *packed_key)
+    origin, key, turn = job.origin.pack(), job.idempotency, job.turn
+    if key is None and not origin and turn is None:
+        return packed
+    packed_key = (key.name, key.body_hash, int(key.ttl_s * 1000)) if key else _NO_KEY
+    if turn is None:
+        return (*packed, *packed_key, origin) if origin else (*packed, *packed_key)
+    return (*packed, *packed_key, origin or False, turn.pack())
 
 
-def _arguments(jobs: Sequence[NewJob], max_depth: int) -> tuple[Argument, ...]:
-    return pack([pack_job(job) for job in jobs]), max_depth, unique_token()
+_NO_KEY = (False, False, False)
+
+
+def _arguments(jobs: Sequence[NewJob], max_depth: int, quotas: Quotas) -> tuple[Argument, ...]:
+    packed = pack([pack_job(job) for job in jobs])
+    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes
 
 
 def unique_token() -> str:

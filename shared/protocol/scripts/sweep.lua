@@ -1,4 +1,4 @@
--- Delete what is not needed any more: index entries of jobs that are gone, consumers and advertised slots of
+-- Delete what is not needed any more: index entries and counts of jobs and conversations that are gone, consumers and advertised slots of
 -- workers that are gone.
 -- KEYS: base
 -- ARGV: limit, dead_consumer_ms, lane...
@@ -9,12 +9,18 @@ local swept = 0
 local expiring = base .. WORD.expiring
 for _, member in ipairs(call('ZRANGEBYSCORE', expiring, '-inf', int(now_us()), 'LIMIT', 0, ARGV[1])) do
   local id, tenant = string.match(member, '^(%S+) (.+)$')
-  if id then
-    swept = swept + call('ZREM', key('jobs', tenant), id)
+  local left_ms = id and is_conversation(id) and call('PTTL', key('conversation', id)) or 0
+  if left_ms > 0 then -- it has been used since
+    call('ZADD', expiring, int(now_us() + left_ms * 1000), member)
   else
-    dead_letter('member', expiring, 'no job and tenant', {member = member})
+    if id then
+      swept = swept + call('ZREM', key(is_conversation(id) and 'conversations' or 'jobs', tenant), id)
+      count_kept(tenant, id, 0)
+    else
+      dead_letter('member', expiring, 'no job and tenant', {member = member})
+    end
+    redis.call('ZREM', expiring, member)
   end
-  redis.call('ZREM', expiring, member)
 end
 for _, pool in ipairs(call('SMEMBERS', base .. WORD.pool_names)) do
   for _, who in ipairs(call('ZRANGE', key('advertised', pool), 0, -1)) do

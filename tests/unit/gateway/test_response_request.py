@@ -7,8 +7,17 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.response_items import as_items, page, sent_again, shown
-from gateway.jobs.response_request import response_request
+from gateway.jobs.response_items import (
+    History,
+    as_items,
+    find_items,
+    join_input,
+    pack_item,
+    page_of,
+    sent_again,
+    shown,
+)
+from gateway.jobs.response_request import Joined, ResponseRequest, response_request
 from shared.api.errors import BadRequest, NotFound
 from shared.protocol.response_options import ResponseOptions
 
@@ -28,6 +37,13 @@ def for_the_engine(body: bytes) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(body)
     del fields["flotilla"]
     return fields
+
+
+def behind(request: ResponseRequest, history: list[Any], max_items: int = 10) -> Joined:
+    """The body behind these items."""
+    parts = History(len(history), [pack_item(item) for item in history])
+    referred = find_items(parts, request.references, "job_0")
+    return request.behind(parts, referred, "job_1", max_items)
 
 
 def test_vllm_stores_nothing_and_has_no_predecessor() -> None:
@@ -72,9 +88,18 @@ def test_the_history_is_before_the_input(given: Any) -> None:
     assert request.has_history
     assert request.body == b""
     history = [*as_items("one"), *sent_again([OUTPUT])]
-    body = request.body_behind(history, 10)
-    assert for_the_engine(body)["input"] == [*history, MESSAGE]
-    assert ResponseOptions.of_body(body).n_before == 2
+    joined = behind(request, history)
+    assert for_the_engine(joined.body)["input"] == [*history, MESSAGE]
+    options = ResponseOptions.of_body(joined.body)
+    assert (options.n_before, options.n_items) == (2, 3)
+    assert joined.head_bytes == options.head_bytes
+    assert joined.body[joined.head_bytes :].startswith(b', "input": [')
+    ((item_id, own),) = joined.own
+    assert json.loads(own)["id"] == item_id
+    assert json.loads(own)["content"] == [{"type": "input_text", "text": "two"}]
+    again = join_input(options.input_of(joined.body), options.n_items)
+    assert json.loads(b"[%b]" % b",".join(again.parts)) == [*history, MESSAGE]
+    assert again.n_items == 3
 
 
 def test_null_and_logprobs_are_not_sent_again() -> None:
@@ -92,18 +117,19 @@ def test_a_reference_stands_for_an_item_of_the_history() -> None:
     given = [{"type": "item_reference", "id": "msg_1"}, MESSAGE]
     request = response_request({"input": given, "conversation": {"id": "conv_1"}})
     assert request.options.conversation == "conv_1"
-    body = request.body_behind([OUTPUT], 10)
-    assert for_the_engine(body)["input"] == [OUTPUT, OUTPUT, MESSAGE]
+    joined = behind(request, [OUTPUT])
+    assert for_the_engine(joined.body)["input"] == [OUTPUT, OUTPUT, MESSAGE]
+    assert len(joined.own) == 1  # the conversation has the other
     with pytest.raises(BadRequest, match="msg_1"):
-        request.body_behind([], 10)
+        behind(request, [])
 
 
 @pytest.mark.parametrize("item_id", [["x"], {"x": 1}, 7, None])
 def test_an_item_with_an_id_that_is_no_text_breaks_no_reference(item_id: Any) -> None:
     given = [{"type": "item_reference", "id": "msg_1"}]
     request = response_request({"input": given, "conversation": "conv_1"})
-    body = request.body_behind([MESSAGE | {"id": item_id}, OUTPUT], 10)
-    assert for_the_engine(body)["input"][2] == OUTPUT
+    joined = behind(request, [MESSAGE | {"id": item_id}, OUTPUT])
+    assert for_the_engine(joined.body)["input"][2] == OUTPUT
     with pytest.raises(BadRequest, match="must be a text"):
         response_request({"input": [{"type": "item_reference", "id": item_id}]})
 
@@ -111,7 +137,7 @@ def test_an_item_with_an_id_that_is_no_text_breaks_no_reference(item_id: Any) ->
 def test_a_conversation_has_a_greatest_length() -> None:
     request = response_request({"input": "x", "previous_response_id": "resp_1"})
     with pytest.raises(BadRequest) as caught:
-        request.body_behind([MESSAGE] * 3, 3)
+        behind(request, [MESSAGE] * 3, 3)
     assert caught.value.param == "input"
 
 
@@ -141,28 +167,38 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
 def test_an_input_that_continues_something_must_be_items() -> None:
     request = response_request({"input": 7, "previous_response_id": "resp_1"})
     with pytest.raises(BadRequest):
-        request.body_behind([], 10)
+        behind(request, [])
 
 
 def test_items_are_shown_with_ids_that_stay() -> None:
     call = {"type": "function_call_output", "call_id": "c", "output": "5"}
-    items = shown([MESSAGE, OUTPUT, call], "job_1")
-    assert items == shown([MESSAGE, OUTPUT, call], "job_1")
-    assert items != shown([MESSAGE, OUTPUT, call], "job_2")
-    assert items[0]["content"] == [{"type": "input_text", "text": "two"}]
-    assert items[1] == OUTPUT
-    assert items[2]["id"].startswith("fco_")
+    assert shown(MESSAGE, "job_1", 0) == shown(MESSAGE, "job_1", 0)
+    ids = {shown(MESSAGE, owner, place)["id"] for owner in ("job_1", "job_2") for place in range(2)}
+    assert len(ids) == 4
+    assert shown(MESSAGE, "job_1", 0)["content"] == [{"type": "input_text", "text": "two"}]
+    assert shown(OUTPUT, "job_1", 0) == OUTPUT
+    assert shown(call, "job_1", 0)["id"].startswith("fco_")
+    assert shown(OUTPUT | {"id": ["x"]}, "job_1", 0)["id"].startswith("msg_")
 
 
 def test_pages_of_items() -> None:
-    items = shown(as_items("a") * 5, "job_1")
-    ids = [item["id"] for item in items]
-    first = page(items, after="", limit=2, descending=True)
+    text = json.dumps(as_items("a") * 5).encode()
+
+    def read(**query: Any) -> dict[str, Any]:
+        options: dict[str, Any] = {"after": "", "limit": 100, "descending": False} | query
+        found: dict[str, Any] = json.loads(page_of(text, "job_1", **options))
+        return found
+
+    ids = [item["id"] for item in read()["data"]]
+    assert len(set(ids)) == 5
+    first = read(limit=2, descending=True)
     assert [item["id"] for item in first["data"]] == [ids[4], ids[3]]
     assert (first["first_id"], first["last_id"], first["has_more"]) == (ids[4], ids[3], True)
-    last = page(items, after=ids[3], limit=3, descending=True)
+    last = read(after=ids[3], limit=3, descending=True)
     assert [item["id"] for item in last["data"]] == ids[2::-1]
     assert not last["has_more"]
-    assert page([], after="", limit=2, descending=False)["data"] == []
+    assert json.loads(page_of(b"[]", "job_1", after="", limit=2, descending=False))["data"] == []
+    (text_item,) = json.loads(page_of(b'"a"', "j", after="", limit=2, descending=False))["data"]
+    assert text_item["content"][0]["text"] == "a"
     with pytest.raises(NotFound):
-        page(items, after="x", limit=2, descending=False)
+        read(after="x")

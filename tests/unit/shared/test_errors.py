@@ -26,7 +26,12 @@ def test_an_error_has_openais_shape(kind: type[FlotillaError]) -> None:
     error = body["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["message"] == 'a "message"\nwith ümläuts'
-    assert error["type"] in {"invalid_request_error", "job_cancelled", "server_error"}
+    assert error["type"] in {
+        "insufficient_quota",
+        "invalid_request_error",
+        "job_cancelled",
+        "server_error",
+    }
     assert (error["type"] != "server_error") == (400 <= kind.status < 500)
     assert error["code"] == kind.code
 

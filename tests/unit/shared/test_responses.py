@@ -26,7 +26,7 @@ def test_other_ids_are_of_no_job(other: str) -> None:
     "options",
     [
         ResponseOptions(),
-        ResponseOptions(True, True, "resp_1", "", 17, 3),
+        ResponseOptions(True, True, "resp_1", "", 17, 3, 4),
         ResponseOptions(store=False, conversation="conv_1"),
     ],
 )

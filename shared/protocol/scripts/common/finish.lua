@@ -1,4 +1,14 @@
 -- The end of a job: the one way into a terminal state.
+local SHORT_LOG = 8 -- segments: about 256 tokens
+
+-- Count a large answer as kept. `job.result_bytes`: of the answer in the record, if it has one.
+local function count_answer(id, job, segments, last_bytes)
+  local bytes = job.result_bytes or 0
+  if segments > SHORT_LOG or last_bytes > LARGE_BYTES then
+    bytes = bytes + (call('MEMORY', 'USAGE', key('log', id)) or 0)
+  end
+  if bytes > LARGE_BYTES then count_kept(job.tenant, id, nil, bytes) end
+end
 
 -- `fields` go into the job's record, `segment`, if there is one, into its log; the caller publishes the end
 -- and flushes the deferred writes. `tokens`: how many the job generated, nil if its worker did not report it.
@@ -12,12 +22,13 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
   redis.call('HSET', job_key, 'state', state, 'finished_us', int(now_us()), unpack(fields))
   -- Completed jobs are all the others: to count them would cost each of them a command.
   if event ~= 'complete' then count_in(base .. WORD.ended, state) end
-  local last = pack_end(seq, state, tokens)
+  local last, segments = pack_end(seq, state, tokens), nil
   if segment then
-    call('RPUSH', log_key, segment, last)
+    segments = call('RPUSH', log_key, segment, last)
   else
-    call('RPUSH', log_key, last)
+    segments = call('RPUSH', log_key, last)
   end
+  count_answer(id, job, segments, segment and #segment or 0)
   if FROM.acquire[job.state] then defer('ZREM', waiting_key(lane_waited_in(job)), id) end
   if job.deadline_us ~= '' then defer('ZREM', base .. WORD.deadlines, id) end
   redis.call('PEXPIRE', job_key, job.ttl_ms)

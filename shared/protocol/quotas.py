@@ -1,0 +1,22 @@
+"""Quotas: how much of one tenant is kept in Redis at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Quotas(NamedTuple):
+    """Of one tenant in one shard; 0: no limit."""
+
+    jobs: int = 0
+    """Jobs that wait, run, or have ended; responses are jobs."""
+    conversations: int = 0
+    kept_bytes: int = 0
+    """Of conversations, and of requests and answers above 4 KiB."""
+
+    def of_shard(self, shards: int) -> Quotas:
+        """The share of one of so many shards."""
+        return Quotas(*(-(-most // shards) for most in self))
+
+
+NO_QUOTAS = Quotas()

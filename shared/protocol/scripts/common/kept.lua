@@ -1,0 +1,23 @@
+-- What is kept of each tenant: the bytes of its large things, beside the sets that count all of them. Quotas are checked
+-- by it. A thing is counted by its id, so that taking it out twice takes out nothing.
+local LARGE_BYTES = 4096 -- what is smaller counts by its number only: short jobs pay nothing
+local TOTAL = 'bytes'
+
+local function kept_bytes(tenant) return tonumber(call('ZSCORE', key('kept', tenant), TOTAL)) or 0 end
+
+-- Count a thing with so many bytes, or with `more` than before. 0: it is gone.
+local function count_kept(tenant, id, bytes, more)
+  if not tenant then return end -- of a record that can't be read
+  local kept = key('kept', tenant)
+  local before = tonumber(call('ZSCORE', kept, id)) or 0
+  if more then bytes = before + more end
+  if bytes == before then return end
+  if bytes > 0 then call('ZADD', kept, int(bytes), id) else call('ZREM', kept, id) end
+  if tonumber(call('ZINCRBY', kept, int(bytes - before), TOTAL)) <= 0 then call('ZREM', kept, TOTAL) end
+end
+
+-- A quota as an argument: '0' is none.
+local function quota(argument)
+  local most = tonumber(argument)
+  return most > 0 and most or math.huge
+end

@@ -1,0 +1,227 @@
+"""Quotas: jobs, conversations and bytes that are kept of one tenant, counted in Redis."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from shared.api.errors import QuotaExceeded
+from shared.platform.settings import Settings
+from shared.protocol import keys
+from shared.protocol.job import LeasedJob
+from shared.protocol.quotas import Quotas
+from shared.queue.job_queue import JobQueue
+from tests.redis.conftest import (
+    TENANT,
+    answer,
+    claim,
+    claim_one,
+    emit,
+    finish,
+    log_flush,
+    make_job,
+    open_queue,
+    output,
+    repair,
+    submit,
+)
+from tests.redis.test_conversations import Side, answered
+
+KEPT = keys.kept(0, TENANT)
+EXPIRING = keys.base(0) + keys.EXPIRING
+LARGE = b"x" * 10_000
+SETTINGS = Settings(max_body_bytes=1 << 20)
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[JobQueue]:
+    """A queue whose tenants have small quotas."""
+    async with open_queue(redis_url) as queue:
+        queue.quotas = Quotas(jobs=10, conversations=3, kept_bytes=50_000)
+        yield queue
+
+
+def kept_bytes(store: Redis) -> int:
+    """What is counted; the sum must be that of the things."""
+    counted = dict(store.zrange(KEPT, 0, -1, withscores=True))
+    total = int(counted.pop(keys.KEPT_TOTAL.encode(), 0))
+    assert total == sum(counted.values())
+    return total
+
+
+async def sweep(queue: JobQueue, store: Redis) -> None:
+    """As if all that expires had expired."""
+    for member in store.zrange(EXPIRING, 0, -1):
+        thing = member.split()[0].decode()
+        word = keys.CONVERSATION if thing.startswith("conv_") else keys.JOB
+        store.delete(f"{keys.base(0)}{word}:{thing}")
+        store.zadd(EXPIRING, {member: 1})
+    await queue.sweep(0)
+
+
+async def test_the_number_of_jobs_is_limited(queue: JobQueue, store: Redis) -> None:
+    jobs = [make_job() for _ in range(12)]
+    replies = await queue.submit_all(0, jobs, 1000)
+    assert [isinstance(reply, QuotaExceeded) for reply in replies] == [False] * 10 + [True] * 2
+    assert "10 are kept" in str(replies[10])
+    with pytest.raises(QuotaExceeded):
+        await submit(queue)
+    await submit(queue, tenant="other")
+    # A repeated call is no further job.
+    assert not isinstance((await queue.submit_all(0, jobs[:1], 1000))[0], Exception)
+    for job in await claim(queue):
+        await finish(queue, job, 1, answer())
+    with pytest.raises(QuotaExceeded):
+        await submit(queue)
+    await sweep(queue, store)
+    await submit(queue)
+
+
+async def test_bytes_of_requests_are_limited_and_given_back(queue: JobQueue, store: Redis) -> None:
+    jobs = [await submit(queue, body=LARGE) for _ in range(5)]
+    assert kept_bytes(store) == 50_000
+    with pytest.raises(QuotaExceeded, match="bytes"):
+        await submit(queue, body=LARGE)
+    await submit(queue)  # a short one counts by its number only
+    for job in jobs:
+        await queue.cancel(job.id, TENANT)
+    await queue.delete(jobs[0].id)
+    assert kept_bytes(store) == 40_000
+    assert store.zscore(keys.jobs(0, TENANT), jobs[0].id) is None
+    await submit(queue, body=LARGE)
+    await sweep(queue, store)
+    assert kept_bytes(store) == 10_000
+
+
+async def test_a_short_job_writes_nothing_to_be_counted(queue: JobQueue, store: Redis) -> None:
+    before = store.info("commandstats")
+    await submit(queue)
+    after = store.info("commandstats")
+
+    def more(command: str) -> int:
+        return sum(
+            sign * stats.get(f"cmdstat_{command}", {"calls": 0})["calls"]
+            for sign, stats in ((1, after), (-1, before))
+        )
+
+    assert (more("zscore"), more("zcard")) == (1, 1)
+    assert more("zincrby") == 0
+    assert not store.exists(KEPT)
+
+
+async def test_large_answers_are_counted(queue: JobQueue, store: Redis) -> None:
+    await submit(queue, stream=False)
+    await finish(queue, await claim_one(queue), 1, answer(body=LARGE))
+    assert kept_bytes(store) == len(LARGE)
+    await submit(queue)
+    job = await claim_one(queue)
+    for seq in range(1, 12):
+        await emit_segment(queue, job, seq)
+    await finish(queue, job, 12, answer())
+    assert kept_bytes(store) > len(LARGE) + 11 * 500
+    await sweep(queue, store)
+    assert kept_bytes(store) == 0
+
+
+async def emit_segment(queue: JobQueue, job: LeasedJob, seq: int) -> None:
+    """An entry in a segment of its own."""
+    made = output(job, seq, "t" * 500)
+    await emit(queue, [made], log_flushes=[log_flush(made, seq)])
+
+
+async def test_conversations_are_limited_and_given_back(queue: JobQueue, store: Redis) -> None:
+    side = Side(queue, SETTINGS)
+    made = [await side.new("x" * 1000) for _ in range(3)]
+    with pytest.raises(QuotaExceeded, match="conversations"):
+        await side.new()
+    assert 3 * 1000 < kept_bytes(store) < 3 * 1300
+    await side.conversations.delete(made[0])
+    assert kept_bytes(store) < 2 * 1300
+    more = await side.new("y" * 40_000)
+    now = await side.conversations.get(TENANT, more.id)
+    with pytest.raises(QuotaExceeded, match="bytes"):
+        await side.conversations.append(now, [{"role": "user", "content": "z" * 9_000}])
+    page = await side.items(more)
+    now = await side.conversations.get(TENANT, more.id)
+    await side.conversations.remove(now, page["data"][0]["id"])
+    assert kept_bytes(store) < 2 * 1300
+    for each in (*made[1:], more):
+        await side.conversations.delete(each)
+    assert kept_bytes(store) == 0
+    assert not store.exists(keys.conversations(0, TENANT))
+
+
+async def test_a_used_conversation_stays_counted_until_it_expires(
+    queue: JobQueue, store: Redis
+) -> None:
+    side = Side(queue, SETTINGS)
+    conversation = await side.new("x" * 1000)
+    for member in store.zrange(EXPIRING, 0, -1):
+        store.zadd(EXPIRING, {member: 1})
+    await queue.sweep(0)
+    assert kept_bytes(store) > 1000
+    ((_, due_us),) = store.zrange(EXPIRING, 0, -1, withscores=True)
+    ttl_ms = store.pttl(keys.conversation(0, conversation.id))
+    now_s, now_us = store.time()
+    assert abs(due_us / 1e6 - (now_s + now_us / 1e6 + ttl_ms / 1000)) < 60
+    await sweep(queue, store)
+    assert kept_bytes(store) == 0
+    assert not store.exists(keys.conversations(0, TENANT))
+
+
+async def test_a_conversations_pictures_are_kept_once(queue: JobQueue, store: Redis) -> None:
+    """Finding 6: 25 turns about one picture kept it 25 times, for 30 days."""
+    queue.quotas = Quotas()
+    side = Side(queue, SETTINGS)
+    picture = "p" * 100_000
+    conversation = await side.new(picture)
+    for turn in range(10):
+        await answered(side, f"out{turn}", conversation=conversation.id, input=f"in{turn}")
+    await side.texts(conversation)
+    assert kept_bytes(store) < 120_000
+    bodies = [store.hstrlen(name, "body") for name in store.keys(keys.job(0, "*"))]
+    assert len(bodies) == 10
+    assert sum(bodies) < 10_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_sum_never_drifts(queue: JobQueue, store: Redis, seed: int) -> None:
+    """Jobs and conversations in any order, calls sent twice, keys deleted by a person."""
+    random_of, side = random.Random(seed), Side(queue, SETTINGS)
+    queue.quotas = Quotas()
+    held: list[LeasedJob] = []
+    conversations = []
+    for _ in range(60):
+        act = random_of.choice(["submit", "again", "claim", "end", "cancel", "lose", "talk", "del"])
+        if act in ("submit", "again"):
+            job = make_job(body=b"x" * random_of.choice([10, 5000, 20_000]), stream=False)
+            for _ in range(1 if act == "submit" else 2):
+                await queue.submit_all(0, [job], 1000)
+        elif act == "claim":
+            held += await claim(queue, 3)
+        elif act == "end" and held:
+            await finish(queue, held.pop(), 1, answer(body=b"y" * random_of.choice([10, 9000])))
+        elif act == "cancel" and held:
+            await queue.cancel(held.pop().id, TENANT)
+        elif act == "lose" and held:
+            store.delete(keys.job(0, held.pop().id))
+        elif act == "talk":
+            conversations.append(await side.new("x" * random_of.choice([10, 8000])))
+        elif act == "del" and conversations:
+            gone = conversations.pop()
+            if random_of.random() < 0.5:
+                await side.conversations.delete(gone)
+            else:
+                store.delete(keys.conversation(0, gone.id))
+        kept_bytes(store)
+    await repair(queue)
+    for job in await claim(queue):
+        held.append(job)
+    for job in held:
+        await queue.cancel(job.id, TENANT)
+    await sweep(queue, store)
+    assert kept_bytes(store) == 0
+    assert not store.exists(KEPT)

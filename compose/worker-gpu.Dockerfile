@@ -3,8 +3,7 @@
 ARG VLLM_IMAGE=vllm/vllm-openai:v0.32.0
 
 FROM ${VLLM_IMAGE}
-# Of pip's own settings those that say where packages come from; uv's names for them.
-ARG UV_INDEX_URL UV_EXTRA_INDEX_URL UV_CACHE_DIR=/root/.cache/uv
+ARG UV_CACHE_DIR=/root/.cache/uv
 ARG VERSION=0.1.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="Flotilla worker (GPU)" \
@@ -21,7 +20,10 @@ COPY shared shared
 COPY gateway gateway
 COPY worker worker
 # Adds the few packages that are missing, and changes none that vLLM came with: the build fails rather.
+# Where they come from is in a secret, uv's own file of settings: the address of an index may hold a
+# password, and an argument would stay in the image's history.
 RUN --mount=type=cache,target=/root/.cache/uv \
+    --mount=type=secret,id=uv_config,target=/etc/uv/uv.toml \
     --mount=type=bind,source=compose/wheels,target=/wheels \
     python=$(command -v python3) \
     && uv pip freeze --python "$python" | grep -E '^[A-Za-z0-9._-]+==' >/tmp/present.txt \

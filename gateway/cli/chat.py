@@ -17,9 +17,10 @@ from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.follow import text_of
 from gateway.cli.options import Model
-from gateway.cli.output import figure, milliseconds, note, printable
+from gateway.cli.output import figure, milliseconds, note
 from gateway.cli.submit import CHAT
 from shared.client.sse import EventSplitter
+from shared.platform.printable import printable
 
 app = typer.Typer()
 

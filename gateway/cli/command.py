@@ -17,7 +17,8 @@ from rich.console import RenderableType
 
 from gateway.cli.client import GatewayClient, address
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.output import note, show
+from gateway.cli.output import json_text, note, show
+from shared.platform.printable import escaped
 
 P = ParamSpec("P")
 
@@ -61,13 +62,13 @@ class Session:
     def show(self, body: Any, render: Callable[[Any], RenderableType]) -> None:
         """Print an answer: its JSON, or what `render` makes of it."""
         if self.as_json:
-            print(json.dumps(body, indent=2, ensure_ascii=False))
+            print(json_text(body, indent=2))
         else:
             show(render(body))
 
     def line(self, body: Any) -> None:
         """Print one of several JSON objects, on one line."""
-        print(json.dumps(body, ensure_ascii=False), flush=True)
+        print(json_text(body), flush=True)
 
 
 def examples(*commands: str) -> str:
@@ -154,6 +155,6 @@ def _report(error: CommandError, *, as_json: bool) -> None:
     """Print an error to stderr: the gateway's own JSON for programs, else a line."""
     if as_json:
         body = error.body or json.dumps({"error": {"message": str(error), "code": None}}).encode()
-        print(body.decode(errors="replace"), file=sys.stderr)
+        print(escaped(body.decode(errors="replace")), file=sys.stderr)
     else:
         note(f"flotilla: {error}")

@@ -13,7 +13,8 @@ from gateway.cli.command import Session, gateway_command
 from gateway.cli.completion import letter_ids
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.options import DryRun, Yes, confirm
-from gateway.cli.output import count, note, printable, since, table
+from gateway.cli.output import count, note, since, table
+from shared.platform.printable import printable
 
 app = typer.Typer(help="Dead letters: jobs out of attempts.", no_args_is_help=True)
 

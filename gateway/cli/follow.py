@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from gateway.cli.client import ATTEMPTS, RETRY_S, ServerEvent
 from gateway.cli.command import Session
 from gateway.cli.exit_codes import CommandError, ExitCode
-from gateway.cli.output import note, printable
+from gateway.cli.output import json_text, note
+from shared.platform.printable import printable
 
 _INTERRUPTIONS = frozenset({"gateway_stopped", "redis_unavailable"})
 _ENDS = {
@@ -116,7 +116,7 @@ def _progress(event: ServerEvent) -> str:
 def _print_end(event: ServerEvent, *, begun: bool) -> None:
     job = event.json()
     if not begun and job.get("result") is not None:
-        print(printable(text_of(job["result"])) or json.dumps(job["result"], ensure_ascii=False))
+        print(printable(text_of(job["result"])) or json_text(job["result"]))
     elif not begun and job.get("text"):
         print(printable(job["text"]))
     error = job.get("error")

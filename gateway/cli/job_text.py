@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gateway.cli.output import clock, duration, line, printable, since, state, table
+from gateway.cli.output import clock, duration, line, since, state, table
+from shared.platform.printable import printable
 
 _MAX_TEXT = 2000
 Object = Mapping[str, Any]

@@ -12,7 +12,8 @@ from gateway.cli.completion import job_ids
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.follow import follow_job, text_of
 from gateway.cli.job_text import job_page, job_table, timeline, why_text
-from gateway.cli.output import note, printable
+from gateway.cli.output import note
+from shared.platform.printable import escaped, printable
 
 app = typer.Typer(help="Jobs: list, look, follow, cancel, retry.", no_args_is_help=True)
 
@@ -118,7 +119,8 @@ def result(
         )
     is_json = answer.headers.get("content-type", "").startswith("application/json")
     text = text_of(answer.json()) if is_json and not session.as_json else ""
-    print(printable(text) if text else answer.text)
+    shown = text or answer.text
+    print(escaped(shown) if is_json and not text else printable(shown))
     return ExitCode.OK
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from shared.platform.printable import escaped, printable
+
 _PIPE_WIDTH = 400
 """Columns of a table that goes into a pipe: nothing is cut off there."""
 _LEVELS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -52,9 +53,9 @@ def note(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def printable(text: str) -> str:
-    """Text from clients, without what could control the terminal."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+def json_text(body: Any, indent: int | None = None) -> str:
+    """A value as JSON that can't control the terminal, and means the same."""
+    return escaped(json.dumps(body, indent=indent, ensure_ascii=False))
 
 
 def line(text: Any) -> str:

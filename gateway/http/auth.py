@@ -20,6 +20,7 @@ from typing import Any
 from shared.api.errors import AdminOnly, TooManyWrongKeys, Unauthorized
 from shared.platform.logs import RareWarning
 from shared.platform.metrics import GatewayMetrics
+from shared.platform.settings import LOOPBACK
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -134,9 +135,23 @@ class Authenticator:
 
         Where no keys are configured every client is an operator.
         """
-        keys = authorizations_in(scope["headers"])
-        if self._tenants and _digest(keys[0].partition(b" ")[2]) not in self._admins:
+        if not self.is_operator(scope):
             raise AdminOnly("This route needs one of the keys in FLOTILLA_ADMIN_KEYS.")
+
+    def is_operator(self, scope: Any) -> bool:
+        """Whether the key of this request is an operator's."""
+        if not self._tenants:
+            return True
+        keys = authorizations_in(scope["headers"])
+        return len(keys) == 1 and _digest(keys[0].partition(b" ")[2]) in self._admins
+
+    def may_see_all(self, scope: Any) -> bool:
+        """Whether a probe is told more than a state: an operator's, or without keys one from here.
+
+        A port that a container publishes is not from here.
+        """
+        address, _ = scope.get("client") or ("", 0)
+        return self.is_operator(scope) and (bool(self._tenants) or address in LOOPBACK)
 
 
 class _Source:

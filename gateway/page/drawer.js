@@ -7,6 +7,7 @@ import { button, copyButton, h, list, put, s, setState, table } from "./dom.js";
 import { now } from "./feed.js";
 import { clock, count, duration, jobsAt } from "./format.js";
 import { prefill } from "./sample.js";
+import { word, words } from "./shell.js";
 
 const REFRESH_MS = 2000;
 const ENDED = ["completed", "failed", "cancelled", "expired"];
@@ -48,8 +49,8 @@ class Drawer {
       h("div", { class: "id-line" }, h("code", null, id), this.state),
       this.why, this.facts, this.failure,
       h("div", { class: "buttons" }, this.cancel, this.retry, this.edit, this.play,
-        copyButton("Copy id", id), copyButton("CLI", `flotilla jobs why ${id}`),
-        copyButton("curl", `curl -s ${location.origin}/jobs/${id}`)),
+        copyButton("Copy id", word(id)), copyButton("CLI", `flotilla jobs why ${words(id)}`),
+        copyButton("curl", `curl -s ${word(`${location.origin}/jobs/${encodeURIComponent(id)}`)}`)),
       h("h3", null, "Timeline"), this.bar, this.key, this.events,
       h("h3", null, "Job"), this.about,
       h("h3", null, "Attempts"),

@@ -6,6 +6,7 @@ import { attr, button, copyButton, h, list, put, setState, table } from "./dom.j
 import { openJob } from "./drawer.js";
 import { feed, now } from "./feed.js";
 import { clock, count, duration, jobsAt, plural, shortId } from "./format.js";
+import { word, words } from "./shell.js";
 
 const PAGE = 50;
 const REFRESH_MS = 5000;
@@ -43,8 +44,8 @@ class Jobs {
       button(`${verb} matching …`, () => bulk(verb.toLowerCase(), this.filter, () => this.load())));
     const actions = h("div", { class: "buttons" },
       this.bulk,
-      copyButton("curl", () => `curl -s '${location.origin}${this.path()}'`),
-      copyButton("CLI", () => `flotilla jobs ls${this.filter ? ` --filter '${this.filter}'` : ""}`),
+      copyButton("curl", () => `curl -s ${word(location.origin + this.path())}`),
+      copyButton("CLI", () => `flotilla jobs ls ${words(this.filter)}`.trimEnd()),
       h("label", { class: "check" }, this.live, "refresh every 5 s"));
     this.element = h("section", { class: "panel", "data-panel": "jobs", "aria-label": "Jobs" },
       form, this.error, this.quick, actions,
@@ -82,7 +83,7 @@ class Jobs {
         if (this.drawer !== mine) return;
         this.drawer = null;
         if ((new URLSearchParams(location.hash.split("?")[1])).get("job") === job) location.hash = jobsAt(this.filter);
-        this.body.querySelector(`[data-job="${job}"] a`)?.focus();
+        this.body.querySelector(`[data-job="${CSS.escape(job)}"] a`)?.focus();
       });
     }
   };

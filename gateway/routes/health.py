@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from gateway.context import GatewayDep
+from gateway.http.auth import Authenticator
 from gateway.routes.readiness import readiness
 
 router = APIRouter(tags=["health"])
@@ -37,14 +38,18 @@ async def ping(gateway: GatewayDep) -> Response:
 
 
 @router.get("/readyz")
-async def readyz(gateway: GatewayDep) -> Response:
+async def readyz(request: Request, gateway: GatewayDep) -> Response:
     """Readiness: 200 if jobs can be queued, else 503; `missing` says in words what is wrong.
 
     `status` is `ready` if calls are answered now, `no worker` (200, too) if they are queued until
     a worker is ready, and `not ready` (503) if they would fail. `models` has the reason for each
-    model that no worker serves now.
+    model that no worker serves now. Only `status` without an operator's key, and where there are no
+    keys, for other machines than the gateway's.
     """
     found = await readiness(gateway)
+    authenticator: Authenticator = request.app.state.authenticator
+    if not authenticator.may_see_all(request.scope):
+        return JSONResponse({"status": found.status}, found.http_status)
     body = {
         "status": found.status,
         "missing": found.missing,

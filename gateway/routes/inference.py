@@ -68,7 +68,7 @@ class InferenceApp:
             await self._fastapi(scope, receive, send)
             return
         received = time.monotonic()
-        request_span.begin(scope["headers"])
+        request_span.begin(scope["headers"], partial(self._authenticator.is_operator, scope))
         endpoint = ENDPOINTS.get(scope["path"])
         try:
             self._web_pages.check(scope, checks_type=endpoint is None)

@@ -26,6 +26,8 @@ import structlog
 from structlog.contextvars import bind_contextvars, clear_contextvars, merge_contextvars
 from structlog.typing import EventDict, Processor
 
+from shared.platform.printable import escaped
+
 __all__ = [
     "LogFormat",
     "RareWarning",
@@ -118,6 +120,7 @@ def formatter(*, as_json: bool) -> logging.Formatter:
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             *render,
+            cast(Processor, _without_controls),
             cast(Processor, _without_passwords),
         ],
     )
@@ -174,6 +177,11 @@ def _shorten_exception(_logger: Any, _method: str, event: EventDict) -> EventDic
 def _in_one_line(_logger: Any, _method: str, line: str) -> str:
     """A client's text in an event must not look like another event."""
     return line.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _without_controls(_logger: Any, _method: str, line: str) -> str:
+    """Nor control the terminal of who reads it."""
+    return escaped(line)
 
 
 def _without_passwords(_logger: Any, _method: str, line: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from time import time
 
@@ -67,20 +67,22 @@ class RequestSpan:
 _REQUEST: ContextVar[RequestSpan | None] = ContextVar("_REQUEST", default=None)
 
 
-def begin(headers: Iterable[tuple[bytes, bytes]]) -> None:
+def begin(headers: Iterable[tuple[bytes, bytes]], is_operator: Callable[[], bool]) -> None:
     """Begin the span of the request that the calling task answers, if it is to be traced.
 
-    The client's `traceparent` decides; of requests without one a share is traced.
+    A share of the requests is. Of those with a `traceparent`, none that its client does not trace,
+    and of an operator all that it does.
     """
     if not tracing.is_on():
         return
     sent = next((value for name, value in headers if name == b"traceparent"), b"")
     parent = parse(sent.decode("latin-1")) if sent else None
     span = None
+    chosen = random.random() < tracing.sample_ratio()
     if parent is not None:
-        if parent.sampled:
+        if parent.sampled and (chosen or is_operator()):
             span = RequestSpan(parent.child(), parent)
-    elif random.random() < tracing.sample_ratio():
+    elif chosen:
         span = RequestSpan(new_trace(), None)
     _REQUEST.set(span)
 

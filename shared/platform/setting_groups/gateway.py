@@ -167,8 +167,8 @@ class GatewaySettings(BaseModel):
         1.0,
         ge=0,
         le=1,
-        description="share of requests that are traced, where there are traces; a client's own "
-        "`traceparent` comes first",
+        description="share of requests that are traced, where there are traces; also all of an "
+        "operator's whose `traceparent` says so, and none of a client's that says not",
     )
     grace_s: int = Field(
         10,

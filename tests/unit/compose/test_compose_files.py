@@ -252,3 +252,10 @@ def test_the_example_of_pools_on_kubernetes_has_a_folder_for_each() -> None:
     for pool in pools.all:
         assert f"value: {pool.name}\n" in (folder / pool.name / "worker.yaml").read_text()
         assert f"  - {pool.name}\n" in (folder / "kustomization.yaml").read_text()
+
+
+@pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.name)
+def test_the_address_of_a_package_index_is_in_no_images_history(file: Path) -> None:
+    """It may hold a password, and the history of the last stage is the image's."""
+    last = re.split(r"^FROM ", file.read_text(), flags=re.MULTILINE)[-1]
+    assert re.findall(r"^(?:ARG|ENV) .*INDEX", last, re.MULTILINE) == []

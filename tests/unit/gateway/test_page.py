@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from gateway.routes import page
 from tests.test_architecture import ROOT
 
 FOLDER = ROOT / "gateway" / "page"
-MOST_BYTES = 120_000
+MOST_BYTES = 121_000
 SOURCES = sorted(FOLDER.iterdir())
 
 
@@ -89,3 +92,32 @@ def test_every_module_is_used_and_no_import_is_circular() -> None:
 
     follow("main.js", ())
     assert reached == set(imports)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_what_is_copied_into_a_shell_has_no_command_of_a_link_in_it() -> None:
+    texts = [
+        "state:failed since:1h",
+        "",
+        "x';touch${IFS}/tmp/owned;'",
+        "job_1;touch /tmp/owned",
+        "--url=http://evil.example",
+        "-lane:flex model:a*b",
+        'id:"$(touch)" `touch` \\ ~ ! # & | < > ( ) {a,b} [a] ?',
+        "a\nb\x03\x1bc\x9b\u202ed",
+    ]
+    script = """
+      const { word, words } = await import(process.argv[1]);
+      const texts = JSON.parse(process.argv[2]);
+      console.log(JSON.stringify(texts.map((text) => [word(text), words(text)])));
+    """
+    argv = ["node", "--input-type=module", "-e", script, str(FOLDER / "shell.js")]
+    made = json.loads(subprocess.check_output([*argv, json.dumps(texts)], timeout=60))
+    for text, (word, words) in zip(texts, made, strict=True):
+        plain = re.sub("[\x00-\x1f\x7f-\x9f\u202e]+", " ", text)
+        wanted = [re.sub("[\x00-\x1f\x7f-\x9f\u202e]+", " ", each) for each in text.split()]
+        wanted = ["--", *wanted] if any(each.startswith("-") for each in wanted) else wanted
+        for command, expected in ((word, [plain]), (words, wanted)):
+            script = f"printf '%s\\0' x {command}"
+            printed = subprocess.check_output(["sh", "-c", script], cwd="/", timeout=60).decode()
+            assert printed.split("\0")[1:-1] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from gateway.http.auth import Authenticator
 from gateway.routes import health
 from gateway.routes.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
@@ -50,6 +52,22 @@ def test_the_status_and_what_is_missing(
 ) -> None:
     found = Readiness(checks, models)
     assert (found.status, found.http_status, found.missing) == (status, http_status, missing)
+
+
+def probe(app: Authenticator, address: str, key: str = "") -> Any:
+    """A request for /readyz."""
+    headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
+    state = SimpleNamespace(authenticator=app)
+    scope = {"headers": headers, "client": (address, 1)}
+    return SimpleNamespace(app=SimpleNamespace(state=state), scope=scope)
+
+
+WITHOUT_KEYS = Authenticator({}, 20, GatewayMetrics(CollectorRegistry()))
+REQUEST = probe(WITHOUT_KEYS, "127.0.0.1")
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Redis:
@@ -95,7 +113,7 @@ class Servers:
 
 
 async def test_all_in_order(gateway: Any) -> None:
-    answer = await health.readyz(gateway)
+    answer = await health.readyz(REQUEST, gateway)
     assert answer.status_code == 200
     body = json.loads(bytes(answer.body))
     assert (body["status"], body["missing"], body["models"]) == ("ready", [], {"m": "ok"})
@@ -108,7 +126,7 @@ async def test_an_ended_task_is_named_and_only_a_restart_helps(gateway: Any) -> 
     gateway.tasks.ended["relay"] = "ValueError('broken')"
     found = await readiness(gateway)
     assert found.missing == ["tasks: background task relay has ended: ValueError('broken')"]
-    assert (await health.readyz(gateway)).status_code == 503
+    assert (await health.readyz(REQUEST, gateway)).status_code == 503
     assert (await health.health(gateway)).status_code == 503
     answer = await health.healthz(gateway)
     assert answer.status_code == 503
@@ -117,7 +135,7 @@ async def test_an_ended_task_is_named_and_only_a_restart_helps(gateway: Any) -> 
 
 async def test_a_queue_without_workers_gets_traffic(gateway: Any) -> None:
     gateway.fleet.reason = "no worker runs; one will be started"
-    answer = await health.readyz(gateway)
+    answer = await health.readyz(REQUEST, gateway)
     assert answer.status_code == 200
     body = json.loads(bytes(answer.body))
     assert body["status"] == "no worker"
@@ -135,3 +153,30 @@ async def test_what_is_wrong_with_redis_and_the_fleet_is_said(gateway: Any) -> N
         "relay: not subscribed to any Redis server yet",
         "fleet: models and workers were last read 12 s ago",
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "address", "key", "sees_all"),
+    [
+        (False, "127.0.0.1", "", True),
+        (False, "::1", "", True),
+        (False, "172.18.0.1", "", False),  # through a port that a container publishes
+        (True, "127.0.0.1", "", False),  # a proxy may be on this machine
+        (True, "127.0.0.1", "wrong", False),
+        (True, "10.0.0.9", "sk-tenant", False),
+        (True, "10.0.0.9", "sk-operator", True),
+    ],
+)
+async def test_who_is_told_models_and_workers(
+    gateway: Any, keys: bool, address: str, key: str, sees_all: bool
+) -> None:
+    tenants = {digest("sk-tenant"): "t", digest("sk-operator"): "o"} if keys else {}
+    admins = frozenset({digest("sk-operator")}) if keys else frozenset()
+    app = Authenticator(tenants, 20, GatewayMetrics(CollectorRegistry()), admins)
+    answer = await health.readyz(probe(app, address, key), gateway)
+    assert answer.status_code == 200
+    body = json.loads(bytes(answer.body))
+    assert body["status"] == "ready"
+    assert set(body) == (
+        {"status", "missing", "checks", "models", "workers"} if sees_all else {"status"}
+    )

@@ -97,6 +97,21 @@ def test_one_event_is_one_line_whatever_a_client_puts_into_it(as_json: bool) -> 
     assert len(lines.all) == 1
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("control", ["\x1b[2J", "\x9b2J", "\x7f", "\u202e", "\u2066"])
+def test_no_text_of_a_client_controls_the_terminal_of_who_reads_the_log(
+    as_json: bool, control: str
+) -> None:
+    lines = Lines(as_json=as_json)
+    text = f"a{control}b"
+    lines.logger.info("cancel of all jobs that match %s", text, extra={"reason": text})
+    (line,) = lines.all
+    assert control[0] not in line
+    assert f"\\u{ord(control[0]):04x}" in line
+    if as_json:
+        assert lines.parsed()[0]["reason"] == text
+
+
 def test_an_exception_is_one_field_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(as_json=True)
     try:

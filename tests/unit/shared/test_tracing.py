@@ -35,6 +35,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
     tracing.set_up(f"file://{path}", "gateway", "gw-1")
     yield path
     tracing.shut_down()
+    request_span._REQUEST.set(None)
 
 
 def written(path: Path) -> list[Span]:
@@ -43,8 +44,34 @@ def written(path: Path) -> list[Span]:
 
 
 def begun(*headers: tuple[bytes, bytes]) -> RequestSpan | None:
-    request_span.begin(headers)
+    request_span.begin(headers, lambda: False)
     return request_span.current()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sampled", "is_operator", "traced"),
+    [
+        (1.0, True, False, True),
+        (0.0, True, False, False),
+        (0.0, True, True, True),
+        (0.0, False, True, False),
+        (1.0, False, True, False),
+    ],
+)
+def test_a_client_has_no_more_traced_than_the_share_an_operator_has(
+    tmp_path: Path, ratio: float, sampled: bool, is_operator: bool, traced: bool
+) -> None:
+    tracing.set_up(f"file://{tmp_path}/spans.jsonl", "gateway", "gw-1", ratio)
+    try:
+        sent = SAMPLED if sampled else SAMPLED[:-1] + "0"
+        request_span.begin([(b"traceparent", sent.encode())], lambda: is_operator)
+        span = request_span.current()
+    finally:
+        tracing.shut_down()
+        request_span._REQUEST.set(None)
+    assert (span is not None) is traced
+    if span is not None:
+        assert trace_id(span.ref.traceparent) == TRACE
 
 
 # --- trace context ---
@@ -154,14 +181,6 @@ def test_a_client_that_resumes_may_have_a_trace_of_its_own(file: Path) -> None:
     span.end("GET", "/jobs/job_1/stream", 200, "", {})
     (request,) = written(file)
     assert (request.trace, request.parent) == (TRACE, PARENT)
-
-
-def test_the_client_decides_whether_its_request_is_traced(file: Path) -> None:
-    assert begun((b"traceparent", (SAMPLED[:-1] + "0").encode())) is None
-    tracing.set_up(f"file://{file}", "gateway", "gw-1", ratio=0)
-    assert begun() is None
-    assert begun((b"traceparent", SAMPLED.encode())) is not None
-    assert begun((b"traceparent", b"nonsense")) is None
 
 
 # --- lost attempts ---

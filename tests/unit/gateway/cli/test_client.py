@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,32 @@ def test_wrong_addresses_and_settings(flotilla: Flotilla, monkeypatch: pytest.Mo
     result = flotilla("jobs", "ls")
     assert result.exit_code == 2
     assert "did you mean FLOTILLA_URL?" in result.stderr
+
+
+CONTROLS = set("\x1b\x9b\u202e\u2066")
+HOSTILE = "\x1b[2J\x9b2J\u202e\u2066evil"
+
+
+def test_json_means_the_same_and_controls_no_terminal(
+    flotilla: Flotilla, stub: StubGateway
+) -> None:
+    stub.answers["GET /jobs"] = jobs(job(model=HOSTILE))
+    shown = flotilla("jobs", "ls", "--json").stdout
+    assert not CONTROLS & set(shown)
+    assert json.loads(shown)["data"][0]["model"] == HOSTILE
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("media_type", ["application/json", "text/plain"])
+def test_nor_does_an_answer_of_any_endpoint(
+    flotilla: Flotilla, stub: StubGateway, options: list[str], media_type: str
+) -> None:
+    answer = json.dumps({"text": HOSTILE}, ensure_ascii=False).encode()
+    stub.answers["GET /jobs/job_1"] = Answer(job("job_1", finished_at=1.0))
+    stub.answers["GET /jobs/job_1/result"] = Answer(answer, content_type=media_type)
+    result = flotilla("jobs", "result", "job_1", *options)
+    assert "evil" in result.stdout
+    assert not CONTROLS & set(result.stdout)
 
 
 def test_text_of_clients_does_not_reach_the_terminal_as_it_is(

@@ -17,7 +17,7 @@ Where a body is read, its type is checked with keys, too (body.py); two endpoint
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
 from starlette.types import Scope
@@ -47,24 +47,17 @@ class WebPages:
         changes = scope["method"] not in _SAFE_METHODS
         if self._with_keys and not changes:
             return
-        host, origin, site, media_type, has_body = b"", b"", b"", b"", False
-        for name, value in scope["headers"]:
-            if name == b"host":
-                host = value
-                if not self._with_keys:
-                    self._check_host(value)
-            elif name == b"origin":
-                origin = value
-            elif name == b"sec-fetch-site":
-                site = value
-            elif name == b"content-type":
-                media_type = value
-            elif name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
-                has_body = True
-        if changes and (origin or site):
+        headers: dict[bytes, bytes] = dict(scope["headers"])  # a browser sends each of these once
+        host = headers.get(b"host", b"")
+        if not self._with_keys and b"host" in headers:
+            self._check_host(host)
+        if not changes:
+            return
+        if b"origin" in headers or b"sec-fetch-site" in headers:
+            origin, site = headers.get(b"origin", b""), headers.get(b"sec-fetch-site", b"")
             self._check_site(host, origin, site)
-        if changes and checks_type and not self._with_keys:
-            _check_type(media_type, has_body=has_body)
+        if checks_type and not self._with_keys:
+            _check_type(headers)
 
     def _check_host(self, value: bytes) -> None:
         name = _name_in(value)
@@ -92,8 +85,9 @@ class WebPages:
         )
 
 
-def _check_type(value: bytes, *, has_body: bool) -> None:
-    media_type = value.partition(b";")[0].strip().lower()
+def _check_type(headers: Mapping[bytes, bytes]) -> None:
+    media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
     if media_type in _ACROSS_SITES or (has_body and not media_type):
         sent = repr(media_type.decode("latin-1")) if media_type else "none"
         raise UnsupportedMediaType(

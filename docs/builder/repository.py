@@ -20,6 +20,7 @@ README = "README.md"
 FILES = {
     "CHANGELOG.md": "inside/changelog.md",
     "CONTRIBUTING.md": "inside/contributing.md",
+    "SECURITY.md": "operate/security.md",
     "compose/README.md": "operate/containers.md",
     "compose/autoscaling.md": "operate/autoscaling.md",
     "compose/kubernetes/README.md": "operate/kubernetes.md",

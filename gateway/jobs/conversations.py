@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 from gateway.jobs.job_factory import JobFactory
 from gateway.jobs.response_items import History, Item, page, stored_item
 from gateway.jobs.stored_response import output_items
-from shared.api.errors import BadRequest, ConversationLocked, NotFound, QuotaExceeded, StreamReset
+from shared.api.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ConversationLocked,
+    NotFound,
+    QuotaExceeded,
+    StreamReset,
+)
 from shared.platform.settings import Settings
 from shared.protocol import keys
 from shared.protocol.conversation import StoredItem
@@ -221,7 +228,7 @@ class Conversations:
         if job is not None:
             try:
                 output = await output_items(self._queue, job)
-            except StreamReset:  # Redis has lost a part of the answer: there is none to continue
+            except (StreamReset, BodyTooLarge):  # there is no answer that could be continued
                 output = None
         shard, scripts, ttl_s = conversation.shard, self._queue.scripts, self._limits.ttl_s
         await end_turn(scripts, shard, conversation.id, conversation.tenant, job_id, output, ttl_s)

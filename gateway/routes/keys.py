@@ -9,7 +9,7 @@ from fastapi import APIRouter
 
 from gateway.context import GatewayDep
 from gateway.http.query import known_only
-from gateway.jobs.tenant_usage import kept_jobs, usage
+from gateway.jobs.tenant_usage import kept_of, usage
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 
@@ -25,7 +25,7 @@ async def list_keys(gateway: GatewayDep) -> dict[str, Any]:
     """
     queue, now_s = gateway.queue, gateway.fleet.now_s()
     tenants = gateway.tenants
-    kept = await kept_jobs(queue, [tenant.name for tenant in tenants])
+    kept = await kept_of(queue, [tenant.name for tenant in tenants])
     used = await asyncio.gather(
         *(usage(queue, tenant.name, now_s) for tenant in tenants[:_MOST_TENANTS])
     )
@@ -37,6 +37,8 @@ async def list_keys(gateway: GatewayDep) -> dict[str, Any]:
             "operator": tenant.operator,
             "keys": tenant.keys,
             "jobs_kept": jobs.number,
+            "conversations_kept": jobs.conversations,
+            "bytes_kept": jobs.bytes,
             "last_job_at": jobs.last_at,
             "usage": used[number] if number < len(used) else None,
         }

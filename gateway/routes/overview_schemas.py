@@ -193,12 +193,15 @@ OVERVIEW_SCHEMAS: dict[str, Schema] = {
         object={"const": "list"},
         data=array(
             obj(
-                "name tenant operator keys jobs_kept last_job_at usage",
+                "name tenant operator keys jobs_kept conversations_kept bytes_kept last_job_at "
+                "usage",
                 name=TEXT,
                 tenant=TEXT,
                 operator=YES_NO,
                 keys=WHOLE,
                 jobs_kept=WHOLE,
+                conversations_kept=WHOLE,
+                bytes_kept=WHOLE,
                 last_job_at=MAYBE_NUMBER,
                 usage=MAYBE_OBJECT | {"description": "in the last hour"},
             )

@@ -361,6 +361,37 @@ def test_an_idempotency_key_makes_one_background_response(fleet: Fleet) -> None:
     fleet.one.responses.cancel(made[0].id)
 
 
+def test_an_idempotency_key_makes_one_response_of_a_conversation(fleet: Fleet) -> None:
+    """Finding 7: the second call was 400 conversation_locked while the first one ran."""
+    conversation = fleet.one.conversations.create()
+    headers = {"Idempotency-Key": "one-turn"}
+    body: Any = {"model": MODEL, "input": "x", "conversation": conversation.id}
+    made = [
+        client.responses.create(**body, background=True, extra_headers=headers, **LONG)
+        for client in (fleet.one, fleet.other, fleet.one)
+    ]
+    assert len({response.id for response in made}) == 1
+    with pytest.raises(openai.UnprocessableEntityError):
+        fleet.one.responses.create(**body, extra_headers=headers)
+    fleet.one.responses.cancel(made[0].id)
+    streams = [
+        fleet.one.responses.create(**body, stream=True, extra_headers={"Idempotency-Key": "again"})
+        for _ in range(2)
+    ]
+    finals = [list(stream)[-1].response for stream in streams]
+    assert finals[0].to_dict() == finals[1].to_dict()
+    items = list(fleet.other.conversations.items.list(conversation.id, order="asc"))
+    assert [item.content[0].text for item in items] == ["x", finals[0].output_text]
+
+
+def test_a_conversation_keeps_the_items_of_a_deleted_response(fleet: Fleet) -> None:
+    conversation = fleet.one.conversations.create()
+    made = fleet.one.responses.create(model=MODEL, input="x", conversation=conversation.id)
+    fleet.other.responses.delete(made.id)
+    items = list(fleet.other.conversations.items.list(conversation.id, order="asc"))
+    assert [item.content[0].text for item in items] == ["x", made.output_text]
+
+
 def test_a_job_of_a_response_is_a_response(fleet: Fleet) -> None:
     headers = {"authorization": "Bearer key-of-a"}
     with httpx.Client(base_url=fleet.gateways[0].url, headers=headers) as api:

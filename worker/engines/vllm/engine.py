@@ -58,7 +58,8 @@ class VllmEngine:
         self.on_step: Callable[[], None] = lambda: None
         self._settings = settings
         self._engine: Any = None
-        self._app: ASGIApp | None = None
+        self._app: Any = None
+        self._entry: ASGIApp | None = None
         self._capacity: Capacity | None = None
         self._kv_usage = 0.0
         self._guards = Guards(settings)
@@ -85,7 +86,9 @@ class VllmEngine:
             # the process dies of an illegal instruction.
             v.init_amx()
             environment.set_engine_variable("VLLM_WORKER_MULTIPROC_METHOD", "fork")
-        await self._guards.start(config)
+        await self._guards.start(
+            config, lambda tasks: v.build_app(args, tasks, config.model_config)
+        )
         # Before vLLM forks its engine. The logits processor is added only where it is needed: with
         # one, vLLM copies every request's tokens to the host in every step.
         if not v.install_prefill_resume():
@@ -105,6 +108,7 @@ class VllmEngine:
         # worker polls `dead` instead.
         app.state.server = SimpleNamespace(should_exit=False)
         self._app = app
+        self._entry = self._guards.around(app)
         self._capacity = Capacity(
             max_num_seqs=config.scheduler_config.max_num_seqs,
             kv_cache_tokens=_kv_cache_tokens(config),
@@ -131,8 +135,8 @@ class VllmEngine:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer one HTTP request with vLLM's own application."""
-        assert self._app is not None, "call start first"
-        return self._app(scope, receive, send)
+        assert self._entry is not None, "call start first"
+        return self._entry(scope, receive, send)
 
     def close(self) -> None:
         """Shut the engine down without waiting for requests."""

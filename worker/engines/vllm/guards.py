@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from shared.platform.settings import Settings
+from worker.engines.vllm.body_check import BodyChecker, CheckedBodies
 from worker.engines.vllm.grammar_check import Compile, GrammarChecker
 from worker.engines.vllm.trial_process import Limits
 
@@ -20,16 +24,21 @@ class Guards:
         self._grammars = GrammarChecker(
             Limits(settings.grammar_timeout_s, settings.grammar_memory_bytes)
         )
+        self._bodies = BodyChecker(settings.validation_timeout_s)
 
-    async def start(self, config: Any) -> None:
-        """Fork the process that tries grammars, before the engine is. `config`: vLLM's."""
+    async def start(self, config: Any, build_app: Callable[[tuple[str, ...]], Any]) -> None:
+        """Fork the processes that try requests, before the engine is. `config`: vLLM's.
+
+        `build_app` makes vLLM's application for a model with these tasks.
+        """
         from torch import cuda
 
-        if config.model_config.runner_type == "pooling" or config.model_config.skip_tokenizer_init:
-            return  # it has no grammars
         if cuda.is_initialized():  # a process that uses CUDA must not be forked
-            log.warning("this process uses CUDA already: grammars are not tried before vLLM's use")
-        else:
+            log.warning("this process uses CUDA already: requests are not tried before vLLM's use")
+            return
+        pooling = config.model_config.runner_type == "pooling"
+        await self._bodies.start(lambda: build_app(_pooling_tasks() if pooling else ("generate",)))
+        if not (pooling or config.model_config.skip_tokenizer_init):  # then it has no grammars
             await self._grammars.start(lambda: _compilers(config))
 
     def install(self, app: Any, engine: Any, config: Any) -> Any:
@@ -51,9 +60,20 @@ class Guards:
         )
         return JournalledEngine(engine, limits, config.scheduler_config.max_num_seqs)
 
+    def around(self, app: Any) -> ASGIApp:
+        """What jobs call instead of vLLM's application, once it has all its routes."""
+        return CheckedBodies(app, self._bodies)
+
     def close(self) -> None:
-        """End the process that tries grammars."""
+        """End the processes that try requests."""
         self._grammars.close()
+        self._bodies.trials.close()
+
+
+def _pooling_tasks() -> tuple[str, ...]:
+    from vllm.tasks import POOLING_TASKS
+
+    return tuple(POOLING_TASKS)
 
 
 def _compilers(config: Any) -> Compile:

@@ -98,9 +98,8 @@ def _check_type(headers: Mapping[bytes, bytes]) -> None:
 
 def _name_in(host: bytes) -> str:
     """The name in `name:port`, in lower case; of an IPv6 address with its brackets."""
-    name = host.decode("latin-1").lower()
-    end = name.rfind(":")
-    return name[:end] if end > name.rfind("]") else name
+    name, colon, port = host.decode("latin-1").lower().rpartition(":")
+    return name if colon and port.isdecimal() else f"{name}{colon}{port}"
 
 
 def _is_address(name: str) -> bool:

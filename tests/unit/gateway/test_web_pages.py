@@ -54,7 +54,9 @@ async def code_of(app: ASGIApp, method: str, path: str, headers: Headers) -> str
     return json.loads(body)["error"]["code"] if status >= 400 else None
 
 
-@pytest.mark.parametrize("host", [b"evil.example:19000", b"127.0.0.1.evil.example", b"", b"[::1"])
+@pytest.mark.parametrize(
+    "host", [b"evil.example:19000", b"127.0.0.1.evil.example", b"", b"[::1", b"127.0.0.1:80@evil"]
+)
 async def test_without_keys_no_route_answers_to_a_name_that_a_page_may_have(host: bytes) -> None:
     for method, path in ROUTES:
         same_origin = [(b"host", host), (b"origin", b"http://" + host)]

@@ -73,7 +73,6 @@ from shared.platform.redis_client import RedisError, server_name
 from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
-from shared.protocol import keys
 from shared.protocol.quotas import Quotas
 from shared.protocol.version import FormatMonitor
 from shared.queue.detector import Detector
@@ -250,7 +249,9 @@ async def _start(gateway: Gateway) -> None:
     lost_gateways = LostGateways(gateway.queue, gateway.metrics.lost_gateways, gateway.id)
     detector = Detector(
         gateway.queue,
-        {keys.CONTROL_CHANNEL: lost_workers.reclaim, keys.TOKENS_CHANNEL: lost_gateways.abandon},
+        lost_workers,
+        lost_gateways.abandon,
+        gateway.settings.silence_s,
         gateway.relay.check_subscription,
     )
     gateway.tasks.start("relay", gateway.relay.run())

@@ -57,6 +57,7 @@ class MaintenanceTasks:
     def __init__(self, settings: Settings) -> None:
         servers = Servers(settings.redis_url, settings.shard_redis_urls, max_connections=4)
         self._queue = JobQueue(servers, shards=settings.shards)
+        self._silence_s = settings.silence_s
         self._intervals_s = celery_intervals(settings) | timer_intervals(settings)
         registry = Registry(servers.primary)
         housekeeping = Housekeeping(self._queue, registry)
@@ -114,11 +115,8 @@ class MaintenanceTasks:
         metrics = LostWorkerMetrics(registry, ReaperMetrics(registry))
         lost_workers = LostWorkers(self._queue, metrics)
         lost_gateways = LostGateways(self._queue, LostGatewayMetrics(registry))
-        handlers = {
-            keys.CONTROL_CHANNEL: lost_workers.reclaim,
-            keys.TOKENS_CHANNEL: lost_gateways.abandon,
-        }
-        await asyncio.gather(Detector(self._queue, handlers).run(), lost_gateways.run())
+        detector = Detector(self._queue, lost_workers, lost_gateways.abandon, self._silence_s)
+        await asyncio.gather(detector.run(), lost_gateways.run())
 
     async def close(self) -> None:
         """Close all connections."""

@@ -185,7 +185,12 @@ class LostWorkerMetrics:
         self.reaped = reaper.reaped
         self.workers = Counter(
             "flotilla_lost_workers_total",
-            "Workers whose jobs this process took because their connection to Redis was gone",
+            "Workers whose jobs this process took: their connection was gone, or they were silent",
+            registry=registry,
+        )
+        self.false_alarms = Counter(
+            "flotilla_false_alarms_total",
+            "Workers whose jobs this process took because they were silent, and that went on later",
             registry=registry,
         )
 

@@ -48,8 +48,9 @@ LUA_WORDS: Final = (
 
 TOKENS_CHANNEL: Final = "flotilla:tokens:"
 CONTROL_CHANNEL: Final = "flotilla:control:"
-CHANNELS_PATTERN: Final = "flotilla:[ct]o[kn]*:*"
-"""Of both kinds of channels, for PUBSUB CHANNELS."""
+HEARTBEAT_CHANNEL: Final = "flotilla:heartbeat:"
+CHANNELS_PATTERN: Final = "flotilla:[cht][eo][akn]*:*"
+"""Of all kinds of channels, for PUBSUB CHANNELS."""
 
 
 def base(shard: int) -> str:
@@ -243,3 +244,13 @@ def tokens_channel(gateway_id: str) -> str:
 def control_channel(worker_id: str) -> str:
     """The control channel of one worker."""
     return CONTROL_CHANNEL + worker_id
+
+
+def heartbeat_channel(worker_id: str, number: int) -> str:
+    """The channel that a worker subscribes to until its next beat."""
+    return f"{HEARTBEAT_CHANNEL}{worker_id}:{number}"
+
+
+def worker_of_heartbeat(channel: str) -> str:
+    """The worker whose heartbeat channel this is."""
+    return channel.removeprefix(HEARTBEAT_CHANNEL).rpartition(":")[0]

@@ -1,4 +1,5 @@
-"""The detector: notices within 200 ms that a process has lost its connection to Redis.
+"""The detector: notices within 200 ms that a process has lost its connection to Redis, and within
+2 s that a worker stands still with its connections open.
 
 Every gateway and the maintenance process run one. It asks each server up to ten times a second for
 the channels that have subscribers, over a connection of its own. What it misses, it reports to the
@@ -18,7 +19,9 @@ from shared.platform.pipelined_connection import PipelinedConnection
 from shared.platform.redis_client import TIMEOUT_S, UNAVAILABLE, RedisError, server_name
 from shared.protocol import keys
 from shared.queue.disconnects import CONFIRM_S, Disconnects
+from shared.queue.heartbeats import Heartbeats
 from shared.queue.job_queue import JobQueue
+from shared.queue.lost_workers import LostWorkers
 
 log = logging.getLogger("flotilla.detector")
 
@@ -40,17 +43,25 @@ OnLook = Callable[[int, Set[str]], None]
 class Detector:
     """Call `run` as a task; it ends by cancellation.
 
-    `on_gone`: what a channel's name begins with -> the handler for processes that had such a one.
+    `on_gateway_gone` is the handler for gateways. A worker is silent when its heartbeat stays the
+    same for `silence_s`.
     """
 
     def __init__(
         self,
         queue: JobQueue,
-        on_gone: Mapping[str, OnGone],
+        lost_workers: LostWorkers,
+        on_gateway_gone: OnGone,
+        silence_s: float,
         on_look: OnLook = lambda _server, _channels: None,
     ) -> None:
         self._queue = queue
-        self._on_gone = on_gone
+        self._lost_workers = lost_workers
+        self._on_gone: Mapping[str, OnGone] = {
+            keys.CONTROL_CHANNEL: lost_workers.reclaim,
+            keys.TOKENS_CHANNEL: on_gateway_gone,
+        }
+        self._silence_s = silence_s
         self._on_look = on_look
         self._warn_refused = logs.RareWarning(log)
 
@@ -62,25 +73,37 @@ class Detector:
         redis = self._queue.servers.all[server_index]
         connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
         disconnects, is_new = Disconnects(), True
+        heartbeats, delay_s = Heartbeats(self._silence_s), 0.0
+
+        def connection_lost() -> None:
+            disconnects.connection_lost()
+            heartbeats.connection_lost()
+
         try:
             while True:
                 if connection.losses > losses:
                     losses, is_new = connection.losses, True
-                    disconnects.connection_lost()
+                    connection_lost()
                 try:
                     if is_new:
                         is_new = not await self._expect_registered(disconnects)
                     asked_at = time.monotonic()
-                    channels = await _channels(connection)
+                    channels, beats = await _channels(connection)
+                    answered_at = time.monotonic()
+                    changes = heartbeats.look(beats, answered_at, delay_s)
                     delay_s = random.uniform(0.8, 1.0) * interval_s(channels)
-                    gone = disconnects.look(channels, asked_at, time.monotonic())
+                    gone = disconnects.look(channels, asked_at, answered_at)
                     self._on_look(server_index, channels)
                     await self._handle(server_index, gone, disconnects)
+                    for heartbeat in changes.silent:
+                        await self._lost_workers.reclaim_silent(server_index, heartbeat)
+                    for heartbeat in changes.returned:
+                        self._lost_workers.returned(heartbeat)
                 except UNAVAILABLE:
-                    disconnects.connection_lost()
+                    connection_lost()
                     delay_s = _RETRY_S
                 except RedisError as error:
-                    disconnects.connection_lost()
+                    connection_lost()
                     self._warn_refused(
                         "Redis %s: lost workers are found by their leases only: %s",
                         server_name(redis),
@@ -120,6 +143,9 @@ def interval_s(channels: Set[str]) -> float:
     return min(_LONGEST_S, INTERVAL_S * max(1.0, n_gateways / _AT_FULL_RATE))
 
 
-async def _channels(connection: PipelinedConnection) -> frozenset[str]:
+async def _channels(connection: PipelinedConnection) -> tuple[frozenset[str], frozenset[str]]:
+    """The channels of processes, and the heartbeat channels of workers."""
     reply = await connection.call("PUBSUB", "CHANNELS", keys.CHANNELS_PATTERN)
-    return frozenset(channel.decode(errors="replace") for channel in reply)
+    channels = frozenset(channel.decode(errors="replace") for channel in reply)
+    beats = frozenset(name for name in channels if name.startswith(keys.HEARTBEAT_CHANNEL))
+    return channels - beats, beats

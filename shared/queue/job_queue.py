@@ -459,12 +459,16 @@ class JobQueue:
             self.scripts, shard, lease_s=lease_s, limit=limit, longest_pause_s=longest_pause_s
         )
 
-    async def reclaim(self, shard: int, worker: str, limit: int = 100) -> dict[str, str]:
-        """Take the jobs of a worker whose connection to the shard's server is gone.
+    async def reclaim(
+        self, shard: int, worker: str, limit: int = 100, *, heartbeat: str = ""
+    ) -> dict[str, str]:
+        """Take the jobs of a worker whose connection to the shard's server is gone, or which still
+        has the heartbeat channel `heartbeat`.
 
-        Nothing is taken if it has a connection again. Returns the jobs' new states.
+        Nothing is taken if it has a connection again, or another heartbeat. Returns the jobs' new
+        states.
         """
-        return await reclaim.call(self.scripts, shard, worker, limit=limit)
+        return await reclaim.call(self.scripts, shard, worker, heartbeat=heartbeat, limit=limit)
 
     async def sweep(
         self, shard: int, limit: int = 100, *, dead_consumer_s: float = _DEAD_CONSUMER_S

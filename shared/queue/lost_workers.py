@@ -1,4 +1,4 @@
-"""Takes the jobs of workers whose process has ended; see detector.py."""
+"""Takes the jobs of workers whose process has ended or stands still; see detector.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from shared.platform.metrics import LostWorkerMetrics
 from shared.platform.servers import shards_on
+from shared.protocol import keys
 from shared.queue.job_queue import JobQueue
 
 log = logging.getLogger("flotilla.detector")
@@ -16,7 +17,7 @@ _AT_ONCE = 200
 
 
 class LostWorkers:
-    """The handler for control channels without a subscriber."""
+    """The handler for control channels without a subscriber, and for heartbeats that stand still."""
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class LostWorkers:
         self._queue = queue
         self._metrics = metrics
         self._on_gone = on_gone
+        self._silent: set[str] = set()  # heartbeats of workers whose jobs were taken for that
 
     async def reclaim(self, server_index: int, worker: str) -> None:
         """Take the worker's jobs of all shards of a server. Raises redis' errors.
@@ -35,21 +37,39 @@ class LostWorkers:
         Where another process has been faster, or the worker has reconnected, nothing is left to do.
         """
         self._on_gone(worker)
-        reclaimed: dict[str, str] = {}
+        if n_jobs := await self._take(server_index, worker):
+            log.warning(
+                "worker %s has lost its connection to Redis: %d jobs taken from it", worker, n_jobs
+            )
+
+    async def reclaim_silent(self, server_index: int, heartbeat: str) -> None:
+        """As `reclaim`, of a worker that is connected and has not changed its heartbeat channel."""
+        worker = keys.worker_of_heartbeat(heartbeat)
+        n_jobs = await self._take(server_index, worker, heartbeat)
+        if n_jobs:
+            self._on_gone(worker)
+            self._silent.add(heartbeat)
+            log.warning("worker %s stands still: %d jobs taken from it", worker, n_jobs)
+
+    def returned(self, heartbeat: str) -> None:
+        """The worker had stood still with this heartbeat, and goes on."""
+        if heartbeat in self._silent:
+            self._silent.discard(heartbeat)
+            self._metrics.false_alarms.inc()
+            log.warning("worker %s goes on, fenced", keys.worker_of_heartbeat(heartbeat))
+
+    async def _take(self, server_index: int, worker: str, heartbeat: str = "") -> int:
+        taken: dict[str, str] = {}
         for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
             more = True
             while more:
-                states = await self._queue.reclaim(shard, worker, _AT_ONCE)
+                states = await self._queue.reclaim(shard, worker, _AT_ONCE, heartbeat=heartbeat)
                 for state in states.values():
                     self._metrics.reaped.labels(state).inc()
-                reclaimed |= states
+                taken |= states
                 more = len(states) >= _AT_ONCE
-        if reclaimed:
+        if taken:
             self._metrics.workers.inc()
-            log.warning(
-                "worker %s has lost its connection to Redis: %d jobs taken from it",
-                worker,
-                len(reclaimed),
-            )
-        for job_id, state in reclaimed.items():
+        for job_id, state in taken.items():
             log.info("job reclaimed, it is %s now", state, extra={"job_id": job_id})
+        return len(taken)

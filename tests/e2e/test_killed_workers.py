@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import time
 
 import httpx
@@ -18,6 +19,8 @@ SLOW = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_prefill_us_per_token": 
 LEASE_S = 15.0
 LONGEST_S = 5.0
 """On a calm machine 0.2 s."""
+SILENT_S = 8.0
+"""On a calm machine 1.6 s."""
 
 
 def submit(gateway: Process, n: int) -> list[str]:
@@ -100,3 +103,21 @@ def test_a_worker_whose_connections_are_cut_goes_on(stack: Stack) -> None:
         job = httpx.get(f"{gateway.url}/jobs/{job_id}").json()
         assert job["usage"]["completion_tokens"] == 400
     worker.check()
+
+
+def test_a_worker_that_stands_still_with_open_connections_loses_its_jobs(stack: Stack) -> None:
+    """Stopped, as if its machine had lost power: nothing closes its connections."""
+    gateway = stack.gateway(lease_s=LEASE_S)
+    store = redis.Redis.from_url(stack.redis_url)
+    victim = stack.worker(lease_s=LEASE_S, **SLOW)
+    ids = submit(gateway, 3)
+    wait_for(lambda: states(store, ids) == {b"in_progress"}, "the jobs are in progress")
+    victim.stop(signal.SIGSTOP)
+    stopped = time.monotonic()
+    wait_for(lambda: states(store, ids) == {b"queued"}, "they are queued again", SILENT_S)
+    print(f"queued again after {time.monotonic() - stopped:.2f} s")
+    assert gateway.metric("flotilla_false_alarms_total") == 0
+    victim.stop(signal.SIGCONT)
+    wait_for(lambda: gateway.metric("flotilla_false_alarms_total") == 1, "it is counted")
+    wait_for(lambda: states(store, ids) == {b"in_progress"}, "it claims them again")
+    victim.check()

@@ -39,6 +39,7 @@ from tests.waiting import eventually
 OTHER = "w-2"
 FAST_S = 5.0
 """Far longer than a detection takes, far shorter than a lease."""
+SILENCE_S = 1.0
 SEEN_S = 0.5
 """A detector has looked several times."""
 
@@ -50,7 +51,7 @@ async def detecting(*queues: JobQueue) -> AsyncIterator[CollectorRegistry]:
     lost = LostWorkerMetrics(registry, ReaperMetrics(registry))
     tasks = [
         asyncio.create_task(
-            Detector(queue, {keys.CONTROL_CHANNEL: LostWorkers(queue, lost).reclaim}).run()
+            Detector(queue, LostWorkers(queue, lost), ignore_gateway, SILENCE_S).run()
         )
         for queue in queues
     ]
@@ -58,6 +59,10 @@ async def detecting(*queues: JobQueue) -> AsyncIterator[CollectorRegistry]:
         yield registry
     finally:
         await end(tasks)
+
+
+async def ignore_gateway(_server: int, _gateway: str) -> None:
+    pass
 
 
 def subscribe(store: Redis, worker: str = WORKER) -> ChannelSubscriber:
@@ -107,6 +112,48 @@ async def test_a_worker_whose_jobs_were_taken_can_not_write(queue: JobQueue) -> 
     await queue.reclaim(0, WORKER)
     with pytest.raises(Fenced):
         await queue.emit(0, WORKER, token, make_step([], []))
+
+
+async def test_a_worker_that_stands_still_loses_its_jobs(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
+) -> None:
+    beat = keys.heartbeat_channel(WORKER, 7)
+    heartbeat = ChannelSubscriber(store, beat)
+    job = await lease(queue)
+    async with detecting(queue) as registry:
+        await eventually(lambda: is_queued(queue, job.id), "it is queued again", FAST_S)
+        again = ChannelSubscriber(store, keys.heartbeat_channel(WORKER, 8))
+        heartbeat.close()
+        alarms = "flotilla_false_alarms_total"
+
+        async def counted() -> bool:
+            return registry.get_sample_value(alarms) == 1
+
+        await eventually(counted, "the false alarm is counted", FAST_S)
+    again.close()
+
+
+async def test_nothing_is_taken_from_a_worker_with_another_heartbeat(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
+) -> None:
+    job = await lease(queue)
+    heartbeat = ChannelSubscriber(store, keys.heartbeat_channel(WORKER, 8))
+    assert await queue.reclaim(0, WORKER, heartbeat=keys.heartbeat_channel(WORKER, 7)) == {}
+    assert await state(queue, job.id) == "in_progress"
+    taken = await queue.reclaim(0, WORKER, heartbeat=keys.heartbeat_channel(WORKER, 8))
+    assert taken == {job.id: "queued"}
+    heartbeat.close()
+
+
+async def test_a_silent_worker_that_blocks_for_work_swallows_no_wake_up(
+    queue: JobQueue, store: Redis, control: ChannelSubscriber
+) -> None:
+    await lease(queue)
+    heartbeat = ChannelSubscriber(store, keys.heartbeat_channel(WORKER, 0))
+    store.delete(keys.wake_ups(0, POOL))
+    await queue.reclaim(0, WORKER, heartbeat=keys.heartbeat_channel(WORKER, 0))
+    assert store.llen(keys.wake_ups(0, POOL)) == 2  # one for it, one for a worker that runs
+    heartbeat.close()
 
 
 async def test_its_advertised_slots_are_withdrawn(queue: JobQueue, store: Redis) -> None:

@@ -45,6 +45,7 @@ from worker.run.drain import Drain, release_all
 from worker.run.engine_call import model_cards
 from worker.run.executor import Executor
 from worker.run.health import HealthServer
+from worker.run.heartbeat import Heartbeat
 from worker.run.operations import Operations
 from worker.run.registration import Registration, WorkerIdTaken
 from worker.run.stalls import Stalled
@@ -78,6 +79,7 @@ class Worker:
         self._stop_signals = 0
         self._stopped = asyncio.Event()
         self._forced = asyncio.Event()
+        self._heartbeat = Heartbeat(settings.server_urls, self._id)
         self._health = HealthServer(settings.worker_host, settings.worker_port, self._status)
         self._registration = Registration(
             Registry(servers.primary),
@@ -144,6 +146,7 @@ class Worker:
             return await self._drain()
         finally:
             await registration.leave(failure)
+            self._heartbeat.stop()
             await self._queue.close()
             await self._queue.servers.close()
             self._engine.close()
@@ -188,6 +191,7 @@ class Worker:
         )
         self._spawn(subscriptions.run())
         await subscriptions.detectable()
+        self._heartbeat.start()
         claiming = self._spawn(executor.run())
         registration.started()
         self._spawn(executor.publisher.run())

@@ -50,6 +50,12 @@ class EveryProcessSettings(BaseModel):
     lease_s: float = Field(
         15.0, ge=0.2, le=600, description="a worker that renews no lease for so long loses its jobs"
     )
+    silence_s: float = Field(
+        1.5,
+        ge=1,
+        description="a worker that is connected and gives no sign of life (one each 0.5 s, from a "
+        "thread of its own) for so long loses its jobs",
+    )
 
     @field_validator("redis_url")
     @classmethod

@@ -1,4 +1,4 @@
-"""`reclaim`: take the jobs of a worker that has lost its connection."""
+"""`reclaim`: take the jobs of a worker that has lost its connection, or stands still."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from shared.protocol.lanes import LANES
 from shared.protocol.scripts.runner import Scripts, job_states
 
 
-async def call(scripts: Scripts, shard: int, worker: str, *, limit: int) -> dict[str, str]:
+async def call(
+    scripts: Scripts, shard: int, worker: str, *, heartbeat: str, limit: int
+) -> dict[str, str]:
     """The new states of the jobs that were taken, at most `limit` of each queue: id -> state.
 
-    Nothing is taken from a worker that is subscribed to its control channel.
+    Nothing is taken from a worker that is subscribed to its control channel, unless it is still
+    subscribed to the channel `heartbeat`.
     """
-    return job_states(await scripts.run("reclaim", shard, (worker, limit, *LANES)))
+    return job_states(await scripts.run("reclaim", shard, (worker, heartbeat, limit, *LANES)))

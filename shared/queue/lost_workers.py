@@ -17,7 +17,7 @@ _AT_ONCE = 200
 
 
 class LostWorkers:
-    """The handler for control channels without a subscriber, and for heartbeats that stand still."""
+    """The handler for control channels without a subscriber, and for silent workers."""
 
     def __init__(
         self,

@@ -55,7 +55,12 @@ class ResponseRequest(NamedTuple):
         return references_in(as_items(self.input))
 
     def behind(
-        self, history: History, referred: Mapping[str, bytes], owner: str, max_items: int
+        self,
+        history: History,
+        referred: Mapping[str, bytes],
+        owner: str,
+        max_items: int,
+        previous_head_bytes: int = 0,
     ) -> Joined:
         """The body for the job `owner`, whose input is behind that history.
 
@@ -77,7 +82,9 @@ class ResponseRequest(NamedTuple):
             else:
                 sent.append(pack_item(item))
                 own.append(stored_item(item, owner, number))
-        options = self.options._replace(n_before=history.n_items, n_items=total)
+        options = self.options._replace(
+            n_before=history.n_items, n_items=total, previous_head_bytes=previous_head_bytes
+        )
         text = b",".join([*history.parts, *sent])
         body = b"".join([options.prefix(), self.fields, INPUT, b"[", text, b"]}"])
         return Joined(body, tuple(own), options.head_bytes)

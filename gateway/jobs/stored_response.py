@@ -26,7 +26,8 @@ class StoredResponse(NamedTuple):
     job: Job
     body: bytes
     up_to: str = ""
-    """Not empty: its input is in its conversation, and this is the number of the last item."""
+    """Where its input is, if not in the body: the number of its last item in its conversation, or
+    the job of a later response, whose input begins with it."""
 
     @property
     def id(self) -> str:
@@ -42,7 +43,7 @@ class StoredResponse(NamedTuple):
     def input(self) -> bytes:
         """All that the answer was made from, the history first, as JSON.
 
-        Empty if it is a conversation's (`up_to`).
+        Empty if it is elsewhere (`up_to`).
         """
         return self.options.input_of(self.body)
 

@@ -53,10 +53,7 @@ async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> di
 async def delete(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
     """Delete a response, and cancel it if it has not ended. Its conversation keeps its items."""
     stored = await stored_response(gateway.queue, tenant, response_id)
-    await gateway.queue.cancel(stored.job.id, tenant)
-    if stored.options.conversation:
-        await gateway.conversations.end(tenant, stored.options.conversation)
-    await gateway.queue.delete(stored.job.id)
+    await gateway.responses.delete(stored)
     return {"id": stored.id, "object": "response", "deleted": True}
 
 

@@ -31,6 +31,8 @@ class ResponseOptions(NamedTuple):
     """Of the items in the body's input, how many are the history's."""
     n_items: int = 0
     """How many items the input has; a text is one."""
+    previous_head_bytes: int = 0
+    """The bytes before the input in the body of the response that this one continues; 0: none."""
     fields_bytes: int = 0
     """How many bytes of the body are the members between these options and the input."""
 

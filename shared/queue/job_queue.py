@@ -221,8 +221,7 @@ class JobQueue:
         return body or b""
 
     async def stored_request(self, job_id: str) -> tuple[bytes, str]:
-        """The body of a stored response's job, and the number of the last item of its conversation
-        that belongs to its input; empty if the body has all of it."""
+        """The body of a stored response's job, and where its input is (`StoredResponse.up_to`)."""
         shard = checked_shard(job_id)
         body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
         return body or b"", (up_to or b"").decode()

@@ -1,0 +1,15 @@
+-- Take the input of a completed response out of its record, as a later response has it, too; or put it back.
+-- KEYS: base
+-- ARGV: id, head_bytes, upto, new_upto, input, most_ttl_ms
+--       head_bytes: of the body, before the input; upto, new_upto: where the input is, '' if in the body; input: JSON, '[]' to
+--       take it out; most_ttl_ms: the later response is kept for so long, '' if the input is put back
+-- Reply: 1 if it was replaced, 0 if the record is gone, small, in another state, or kept for longer
+-- Invariant: a response that has not been completed keeps its input, which all attempts get.
+local id, head_bytes, most_ttl_ms = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[6])
+local job = load_job(id, {'body', 'upto'})
+if not job or job.state ~= TO.complete or job.upto ~= ARGV[3] then return 0 end
+if most_ttl_ms and (#job.body <= LARGE_BYTES or call('PTTL', key('job', id)) > most_ttl_ms) then return 0 end
+local body = string.sub(job.body, 1, head_bytes) .. ', "input": ' .. ARGV[5] .. '}'
+redis.call('HSET', key('job', id), 'body', body, 'upto', ARGV[4])
+count_kept(job.tenant, id, nil, #body - #job.body)
+return 1

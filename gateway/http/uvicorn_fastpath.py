@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -133,7 +133,8 @@ def on_disconnect(cycle: RequestResponseCycle, callback: Callable[[], None]) -> 
         callback()
         return lambda: None
     cycle.flow.resume_reading()
-    event = cycle.message_event = DisconnectEvent(cycle, callback)
+    event = DisconnectEvent(cycle, callback)
+    cycle.message_event = cast(asyncio.Event, event)
     return event.stop
 
 

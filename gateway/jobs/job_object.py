@@ -8,18 +8,23 @@ from typing import Any
 
 from gateway.jobs.fleet_view import FleetView
 from gateway.jobs.letter_object import attempt_object
+from gateway.jobs.transcripts import read_transcript
 from shared.api.errors import StreamReset, job_error
 from shared.platform.trace_context import trace_id
 from shared.protocol.adapter_queues import pool_of
 from shared.protocol.job import Job
-from shared.protocol.job_log import Entry, Transcript, read_journal, tokens_missing
 from shared.protocol.states import JobState
 from shared.queue.depths import position, positions
 from shared.queue.job_queue import JobQueue
-from shared.queue.listing import ERROR_BYTES, with_errors
+from shared.queue.listing import with_errors
+from shared.queue.stored_body import Body
 
 _MAX_POSITION_COMMANDS = 10_000
 """Redis commands for the positions in one list. A list that needs more has no positions."""
+_TOO_LONG = (
+    "The text is too long to be shown here: read it from `result` once the job has ended, or as it "
+    "grows from /jobs/{id}/events or, where the request asked for a stream, /jobs/{id}/stream."
+)
 _SUSPECT = "two workers or more were lost with it: it waits for one that runs nothing else"
 
 
@@ -72,12 +77,13 @@ async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]
     return fields
 
 
-async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
-    """All fields: position while it is queued, text so far once it was started, result if it has
-    one.
+async def full(queue: JobQueue, fleet: FleetView, job: Job) -> Body:
+    """All fields, as JSON: position while it is queued, text so far once it was started, result if
+    it has one.
 
-    `usage` is what the worker counted at the end, here as in a list. `usage_so_far` is the sum of
-    the journal, over all attempts: for a job that runs, or that was not ended by its worker.
+    The result is put in as the bytes that the worker has stored. `usage` is what the worker counted
+    at the end, here as in a list. `usage_so_far` is the sum of the journal, over all attempts: for
+    a job that runs, or that was not ended by its worker.
     """
     fields = summary(job)
     if job.state is JobState.QUEUED:
@@ -90,21 +96,24 @@ async def full(queue: JobQueue, fleet: FleetView, job: Job) -> dict[str, Any]:
         if job.suspect:
             fields["wait_reason"] = _SUSPECT
     if job.state is not JobState.QUEUED or job.attempts:
-        _add_output(fields, job, await queue.entries(job.id, 0))
-    if job.result and job.content_type.startswith("application/json"):
-        fields["result"] = json.loads(job.result)
-    return fields
+        await _add_output(fields, queue, job)
+    shown = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    if job.result_bytes and job.content_type.startswith("application/json"):
+        return Body(shown.removesuffix(b"}") + b',"result":', queue, job, tail=b"}")
+    return Body(shown)
 
 
-def _add_output(fields: dict[str, Any], job: Job, entries: Sequence[Entry]) -> None:
+async def _add_output(fields: dict[str, Any], queue: JobQueue, job: Job) -> None:
     """The text and the usage that the log of a job that was started adds up to."""
-    completed = job.state is JobState.COMPLETED
-    if tokens_missing(entries) or (completed and not entries):
-        lost = StreamReset("The log of this job has lost tokens.")
+    fields["text"], fields["choices"] = None, []
+    try:
+        transcript = await read_transcript(queue, job)
+    except StreamReset as lost:
         fields["error"] = fields["error"] or json.loads(lost.to_openai())["error"]
-        fields["text"], fields["choices"] = None, []
         return
-    transcript = transcript_of(entries)
+    if transcript is None:
+        fields["text_omitted"] = _TOO_LONG
+        return
     choices = transcript.choices()
     fields["text"] = choices[0]["text"] if choices else ""
     fields["choices"] = choices
@@ -112,19 +121,11 @@ def _add_output(fields: dict[str, Any], job: Job, entries: Sequence[Entry]) -> N
         fields["usage_so_far"] = transcript.usage()
 
 
-def transcript_of(entries: Sequence[Entry]) -> Transcript:
-    """The text and usage that the entries of a job's log add up to."""
-    transcript = Transcript.empty()
-    for entry in entries:
-        transcript.add(read_journal(entry.journal, entry.items))
-    return transcript
-
-
 def _error(job: Job) -> dict[str, Any] | None:
     """OpenAI's error object: vLLM's own if it refused the request, else Flotilla's."""
     if not job.error_code:
         return None
-    if 0 < len(job.result) <= ERROR_BYTES:
+    if job.result:
         try:
             error: dict[str, Any] = json.loads(job.result)["error"]
         except (ValueError, KeyError, TypeError):

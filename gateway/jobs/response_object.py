@@ -6,13 +6,14 @@ import contextlib
 import json
 from typing import Any
 
-from gateway.jobs.job_object import transcript_of
-from gateway.jobs.stored_response import StoredResponse, final_response
+from gateway.jobs.stored_response import StoredResponse, final_body
+from gateway.jobs.transcripts import read_transcript
 from shared.api.errors import job_error
 from shared.protocol.job import Job
 from shared.protocol.response_opening import unfinished
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
+from shared.queue.stored_body import Body
 
 _STATUS = {
     JobState.QUEUED: "queued",
@@ -24,9 +25,10 @@ _STATUS = {
 }
 
 
-async def response_object(queue: JobQueue, stored: StoredResponse) -> dict[str, Any]:
-    """The response now. Raises StreamReset if Redis has lost a part of it, and redis' errors."""
-    final = await final_response(queue, stored.job)
+async def response_object(queue: JobQueue, stored: StoredResponse) -> Body:
+    """The response now, as JSON. Raises StreamReset if Redis has lost a part of it, and redis'
+    errors."""
+    final = await final_body(queue, stored.job)
     if final is not None:
         return final
     job = stored.job
@@ -36,12 +38,14 @@ async def response_object(queue: JobQueue, stored: StoredResponse) -> dict[str, 
         fields["output"] = await _output_so_far(queue, stored)
     elif fields["status"] == "failed":
         fields["error"] = _error(job)
-    return fields
+    return Body(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 async def _output_so_far(queue: JobQueue, stored: StoredResponse) -> list[dict[str, Any]]:
-    """The text that a cancelled response has had, as a message that is incomplete."""
-    choices = transcript_of(await queue.entries(stored.job.id, 0)).choices()
+    """The text that a cancelled response has had, as a message that is incomplete; nothing if its
+    log is too long."""
+    transcript = await read_transcript(queue, stored.job)
+    choices = transcript.choices() if transcript else []
     text = choices[0]["text"] if choices else ""
     if not text:
         return []

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
 from typing import Any, NamedTuple
 
 from gateway.jobs.response_items import sent_again, stored_item
 from shared.api.endpoint import StreamFormat
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import BadRequest, NotFound, PreviousResponseNotFound, StreamReset
+from shared.api.errors import (
+    BadRequest,
+    BodyTooLarge,
+    NotFound,
+    PreviousResponseNotFound,
+    StreamReset,
+)
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.conversation import StoredItem
 from shared.protocol.job import Job
-from shared.protocol.job_log import Entry, tokens_missing
 from shared.protocol.response_id import job_id_of, response_id
 from shared.protocol.response_options import ResponseOptions
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
+from shared.queue.log_parts import log_parts
+from shared.queue.stored_body import Body, read_whole
+
+_MOST_CONTINUED_BYTES = 4 << 20
+"""Of a response that is parsed because another one continues it. Log probabilities that the client
+asked for are a part of it, and are left out of what the engine gets."""
+_MEMBER = rb'"(?:type|sequence_number)"\s*:\s*(?:"[a-z._]*"|[0-9]+)'
+_BEFORE = re.compile(rb'\{\s*(?:%b\s*,\s*)*"response"\s*:\s*(?=\{)' % _MEMBER)
+_AFTER = re.compile(rb"\}(?:\s*,\s*%b)*\s*\}\s*\Z" % _MEMBER)
+_AFTER_BYTES = 256
 
 
 class StoredResponse(NamedTuple):
@@ -106,36 +121,53 @@ async def output_items(queue: JobQueue, job: Job) -> list[StoredItem] | None:
 
 
 async def final_response(queue: JobQueue, job: Job) -> dict[str, Any] | None:
-    """What the engine answered; None if the job ended without a response.
+    """What the engine answered, to be continued; None if the job ended without a response.
+
+    Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and redis' errors.
+    """
+    body = await final_body(queue, job)
+    if body is None:
+        return None
+    whole = await read_whole(body, _MOST_CONTINUED_BYTES)
+    if whole is None:
+        raise BodyTooLarge(
+            f"The response {response_id(job.id)} has {body.size} bytes; one of more than "
+            f"{_MOST_CONTINUED_BYTES} can't be continued."
+        )
+    try:
+        response = json.loads(whole)
+    except ValueError:
+        response = None
+    if not isinstance(response, dict) or not isinstance(response.get("output"), list):
+        raise StreamReset("The answer of this job is no response.")
+    return response
+
+
+async def final_body(queue: JobQueue, job: Job) -> Body | None:
+    """What the engine answered, as it is stored; None if the job ended without a response.
 
     Raises StreamReset if Redis has lost a part of it, and redis' errors.
     """
     if job.state is not JobState.COMPLETED:
         return None
-    if job.result:
-        return _checked(json.loads(job.result))
-    entries = await queue.entries(job.id, 0)
-    if not entries or tokens_missing(entries):
-        raise StreamReset("Redis has lost tokens of this response; create it again.")
-    return _checked(last_event(entries).get("response"))
+    if job.result_bytes:
+        return Body(b"", queue, job)
+    decoder, chunk = DeltaDecoder(), b""
+    async for entries in log_parts(queue, job):
+        for entry in entries:
+            if entry.items:
+                chunk = decoder.decode(entry.items)
+    _, _, event = chunk.rstrip(b"\n").rpartition(b"\ndata: ")
+    return Body(response_in(event))
 
 
-def last_event(entries: Sequence[Entry]) -> dict[str, Any]:
-    """The last event of a stream that has ended; empty if it can't be read."""
-    decoder = DeltaDecoder()
-    chunk = b""
-    for entry in entries:
-        if entry.items:
-            chunk = decoder.decode(entry.items)
-    _, _, data = chunk.rstrip(b"\n").rpartition(b"\ndata: ")
-    try:
-        event = json.loads(data)
-    except ValueError:
-        return {}
-    return event if isinstance(event, dict) else {}
+def response_in(event: bytes) -> bytes:
+    """The JSON of the response in the last event of its stream, which may be long.
 
-
-def _checked(response: Any) -> dict[str, Any]:
-    if not isinstance(response, dict) or not isinstance(response.get("output"), list):
+    The members beside it are short, so that it is found without parsing it. Raises StreamReset if
+    there is none.
+    """
+    before, after = _BEFORE.match(event), _AFTER.search(event, max(0, len(event) - _AFTER_BYTES))
+    if before is None or after is None:
         raise StreamReset("The answer of this job is no response.")
-    return response
+    return event[before.end() : after.start() + 1]

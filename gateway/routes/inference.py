@@ -30,7 +30,7 @@ from gateway.streaming.answer import JobAnswer
 from gateway.streaming.deferred_answer import DeferredAnswer
 from gateway.streaming.log_event import ReadMode
 from gateway.streaming.received_events import StreamPosition
-from gateway.streaming.stored_answer import StoredAnswer
+from gateway.streaming.send_body import StoredAnswer
 from shared.api.endpoint import Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import FlotillaError, StreamReset

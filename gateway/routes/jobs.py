@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http import sse
@@ -25,24 +26,27 @@ from gateway.routes.new_call import conversation_of, response_job
 from gateway.routes.operator_check import check_operator
 from gateway.streaming.events import EventPosition, events
 from gateway.streaming.log_event import ReadMode
+from gateway.streaming.send_body import BodyResponse
 from gateway.streaming.whole_answer import whole_answer
 from shared.api.endpoint import BodyKind
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import BadRequest, StreamReset
+from shared.api.errors import BadRequest
 from shared.platform.settings import Settings
 from shared.protocol.chunk_template import DeltaDecoder
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import Job, NewJob
-from shared.protocol.job_log import tokens_missing
 from shared.protocol.lanes import CLIENT_LANES
 from shared.protocol.states import JobState
-from shared.queue.job_queue import JoinedJob
+from shared.queue.job_queue import JobQueue, JoinedJob
+from shared.queue.log_parts import log_parts
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
 # `?wait` reads the job so often: a message reports its end at once, but not its start.
 _POLL_S = 1.0
 _SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
+_CHUNKS_BYTES = 1 << 16
+"""Of an answer's log that is sent at once."""
 _MAX_SCAN = 1000
 """Jobs that one page of a filtered list examines; the cursor continues from there."""
 
@@ -114,7 +118,7 @@ async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Re
     if joined:
         gateway.metrics.replayed.inc()
         headers["idempotent-replayed"] = "true"
-    return JSONResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
+    return BodyResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
 
 
 @router.get("")
@@ -159,7 +163,7 @@ async def get_job(
     if wait and not job.state.terminal:
         job = await _changed(gateway, tenant, job, wait)
     headers = _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
-    return JSONResponse(await full(gateway.queue, gateway.fleet, job), headers=headers)
+    return BodyResponse(await full(gateway.queue, gateway.fleet, job), headers=headers)
 
 
 @router.get("/{job_id}/result", response_model=None)
@@ -168,17 +172,31 @@ async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Res
     job = await _job(gateway, tenant, job_id)
     if not job.state.terminal:
         headers = _job_header(job) | {"retry-after": "1"}
-        return JSONResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
-    whole = whole_answer(job)
+        return BodyResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
+    whole = whole_answer(gateway.queue, job)
     if whole is not None:
         headers = {**job.headers, **_job_header(job), "content-type": whole.content_type}
-        return Response(whole.body, whole.status, headers)
-    entries = await gateway.queue.entries(job.id, 0)
-    if not entries or tokens_missing(entries):
-        raise StreamReset("Redis has lost tokens of this job's log; submit it again.")
-    decoder = DeltaDecoder()
-    body = b"".join([decoder.decode(entry.items) for entry in entries])
-    return Response(body, headers=_job_header(job) | _SSE_HEADERS)
+        return BodyResponse(whole.body, whole.status, headers)
+    chunks = _chunks(gateway.queue, job)
+    first = await anext(chunks)  # a short log's errors have their own status
+
+    async def all_chunks() -> AsyncIterator[bytes]:
+        yield first
+        async for data in chunks:
+            yield data
+
+    return StreamingResponse(all_chunks(), headers=_job_header(job) | _SSE_HEADERS)
+
+
+async def _chunks(queue: JobQueue, job: Job) -> AsyncIterator[bytes]:
+    """The bytes of an answer that was streamed, in parts; short ones are joined."""
+    decoder, data = DeltaDecoder(), b""
+    async for entries in log_parts(queue, job):
+        data += b"".join([decoder.decode(entry.items) for entry in entries])
+        if len(data) > _CHUNKS_BYTES:
+            yield data
+            data = b""
+    yield data
 
 
 @router.get("/{job_id}/events", response_model=None)
@@ -201,12 +219,13 @@ async def get_events(
     return StreamingResponse(events(gateway.streams, job, after), headers=headers)
 
 
-@router.post("/{job_id}/cancel")
-async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+@router.post("/{job_id}/cancel", response_model=None)
+async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
     if await gateway.queue.cancel(job_id, tenant) is None:
         raise no_such_job(gateway.settings, job_id)
-    return await full(gateway.queue, gateway.fleet, await _job(gateway, tenant, job_id))
+    job = await _job(gateway, tenant, job_id)
+    return BodyResponse(await full(gateway.queue, gateway.fleet, job))
 
 
 def _check_job_request(

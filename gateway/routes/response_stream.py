@@ -11,7 +11,6 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.types import Scope
@@ -23,12 +22,13 @@ from gateway.routes.job_stream import answer_of
 from gateway.streaming.answer import JobAnswer
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import StreamPosition
-from gateway.streaming.stored_answer import StoredAnswer
+from gateway.streaming.send_body import StoredAnswer
 from shared.api.errors import BadRequest
 from shared.protocol.job import Job, NewJob
 from shared.protocol.response_id import response_id
 from shared.protocol.response_opening import opening, unfinished
 from shared.protocol.states import JobState
+from shared.queue.stored_body import Body
 
 _PATH = re.compile(r"/v1/responses/([^/]+)")
 _KNOWN = frozenset({"stream", "starting_after", "include", "include[]", "include_obfuscation"})
@@ -89,7 +89,8 @@ async def background_answer(
                 gateway.relay.close(reader)
                 # `queued`, as OpenAI and vLLM answer, although a worker may have it already.
                 begun = unfinished(job.id, job.body, "queued") | {"model": job.model}
-                return _stored_answer(job, begun, request_id)
+                body = Body(json.dumps(begun, ensure_ascii=False).encode())
+                return StoredAnswer(job, 200, body, request_id)
             position, first = BEHIND_OPENING, opening(job.id, job.body)
         except BaseException:
             gateway.relay.close(reader)
@@ -107,17 +108,7 @@ async def replayed_answer(
 ) -> StoredAnswer:
     """The response of an earlier request as it is now, as the answer to a repeated one."""
     stored = await stored_response(gateway.queue, job.tenant, response_id(job.id))
-    shown = await response_object(gateway.queue, stored)
-    return _stored_answer(job, shown, request_id, headers)
-
-
-def _stored_answer(
-    job: NewJob | Job,
-    response: dict[str, Any],
-    request_id: bytes | None,
-    headers: Sequence[tuple[bytes, bytes]] = (),
-) -> StoredAnswer:
-    body = json.dumps(response, ensure_ascii=False).encode()
+    body = await response_object(gateway.queue, stored)
     return StoredAnswer(job, 200, body, request_id, headers)
 
 

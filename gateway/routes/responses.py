@@ -16,6 +16,7 @@ from gateway.http.query import known_only
 from gateway.jobs.response_object import response_object
 from gateway.jobs.stored_response import stored_response
 from gateway.routes.item_query import IncludedDep, ItemQueryDep, json_answer
+from gateway.streaming.send_body import BodyResponse
 from shared.api.errors import BadRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], dependencies=[known_only])
@@ -30,23 +31,23 @@ async def retrieve(
     stream: bool = False,
     starting_after: Annotated[int | None, Query(ge=0)] = None,
     include_obfuscation: bool | None = None,
-) -> dict[str, Any]:
+) -> Response:
     """The response now; with `stream=true` its events behind number `starting_after`, then live."""
     if starting_after is not None:
         raise BadRequest("`starting_after` needs `stream=true`.", "starting_after")
     stored = await stored_response(gateway.queue, tenant, response_id)
-    return await response_object(gateway.queue, stored)
+    return BodyResponse(await response_object(gateway.queue, stored))
 
 
 @router.post("/{response_id}/cancel", response_model=None)
-async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+async def cancel(response_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
     """Cancel a response in the background; one that has ended stays as it is."""
     stored = await stored_response(gateway.queue, tenant, response_id)
     if not stored.options.background:
         raise BadRequest("Cannot cancel a synchronous response.", "response_id")
     await gateway.queue.cancel(stored.job.id, tenant)
     stored = await stored_response(gateway.queue, tenant, response_id)
-    return await response_object(gateway.queue, stored)
+    return BodyResponse(await response_object(gateway.queue, stored))
 
 
 @router.delete("/{response_id}", response_model=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http.body import Limits, parse_json, raw_member, read_body
@@ -16,6 +16,7 @@ from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.job_lookup import job_of
 from gateway.jobs.job_object import full
 from gateway.jobs.repetition import repetition
+from gateway.streaming.send_body import BodyResponse
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
 from shared.api.errors import BadRequest, NotRepeatable
@@ -53,7 +54,7 @@ async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: Tena
     if joined:
         gateway.metrics.replayed.inc()
         headers["idempotent-replayed"] = "true"
-    return JSONResponse(await full(gateway.queue, gateway.fleet, submitted), 202, headers)
+    return BodyResponse(await full(gateway.queue, gateway.fleet, submitted), 202, headers)
 
 
 async def _raw_body(request: Request, settings: Settings) -> bytes:

@@ -144,6 +144,7 @@ SCHEMAS: dict[str, Schema] = {
         retried_from=MAYBE_TEXT | {"description": "the job whose request this one repeats"},
         attempts=array(ANYTHING),
         usage=MAYBE_OBJECT,
+        text_omitted=TEXT | {"description": "why there is no text, if it is too long"},
         usage_so_far=MAYBE_OBJECT | {"description": "while `usage` is null"},
         status_code={"type": ["integer", "null"]},
         error=MAYBE_OBJECT,

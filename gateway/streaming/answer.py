@@ -24,6 +24,7 @@ from gateway.streaming.log_event import LogEvent
 from gateway.streaming.progress import progress_comment
 from gateway.streaming.reader import Reader
 from gateway.streaming.received_events import ReceivedEvents, StreamPosition
+from gateway.streaming.send_body import send_body
 from gateway.streaming.whole_answer import WholeAnswer, answer_at_end
 from shared.api.endpoint import ErrorStyle
 from shared.api.error_shapes import error_body, error_style
@@ -31,6 +32,7 @@ from shared.api.errors import FlotillaError, JobFailed, StreamReset
 from shared.platform import request_span
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import Job, NewJob
+from shared.queue.stored_body import Body
 
 _FIRST_COMMENT_S = 0.4
 """A stream whose first chunk takes longer begins with a comment. Until then an error is answered
@@ -222,7 +224,9 @@ class JobAnswer:
             if whole is not None and not self._response.started and not (had and had.stream_begun):
                 await self._send_whole(whole)  # vLLM refused the request before it streamed
                 return
-            data = b"" if whole is None else sse.error_event(whole.body, self._errors)
+            data = b""
+            if whole is not None:  # an error, which is short
+                data = sse.error_event(whole.body.whole or b"", self._errors)
         if had is not None and not had.position.awaited:
             data = had.behind(data)
             had.check_end()
@@ -262,12 +266,11 @@ class JobAnswer:
             self._span.output_sent()
         fields = [
             (b"content-type", whole.content_type.encode()),
-            (b"content-length", str(len(whole.body)).encode()),
             *self._id_headers(),
             *whole.headers,
             *headers,
         ]
-        await self._response.start(whole.status, fields, whole.body, more=False)
+        await send_body(self._response, whole.status, fields, whole.body, lambda: self._client_left)
 
     # --- both ---
 
@@ -281,10 +284,12 @@ class JobAnswer:
 
     async def _fail(self, failure: FlotillaError) -> None:
         self.error = failure.code or failure.type
+        if self._response.started and not self._streams:
+            raise failure  # a part of the answer is missing: the server closes the connection
         if self._response.started:
             await self._response.write(sse.error(failure, self._errors), more=False)
             return
-        body = error_body(failure, self._errors)
+        body = Body(error_body(failure, self._errors))
         whole = WholeAnswer(failure.status, "application/json", body)
         await self._send_whole(whole, *failure.headers())
 

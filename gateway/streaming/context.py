@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.streaming.relay import Relay
 from gateway.streaming.unwatcher import Unwatcher
@@ -12,6 +11,7 @@ from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
 from shared.protocol.job import Job
 from shared.queue.job_queue import JobQueue
+from shared.queue.stored_body import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +26,5 @@ class StreamContext:
     metrics: GatewayMetrics
     wait_reason: Callable[[str], str]
     """Why the jobs of a pool wait, in words; empty if a worker is ready."""
-    job_object: Callable[[Job], Awaitable[dict[str, Any]]]
+    job_object: Callable[[Job], Awaitable[Body]]
     """A job as the API shows it."""

@@ -6,7 +6,6 @@ Both have `Preference-Applied`. The job goes on after a 202; its answer is fetch
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,9 +72,8 @@ class DeferredAnswer(JobAnswer):
         job = await self._context.queue.get(self.job_id)
         if job is None:
             raise StreamReset("The queue has lost this job.")
-        body = json.dumps(await self._context.job_object(job), ensure_ascii=False).encode()
         await self._send_whole(
-            WholeAnswer(202, "application/json", body),
+            WholeAnswer(202, "application/json", await self._context.job_object(job)),
             (b"location", f"/jobs/{self.job_id}".encode()),
             (b"retry-after", b"1"),
             *self._applied(in_time=False),

@@ -36,8 +36,13 @@ from shared.protocol.states import JobState
 from shared.queue.depths import position
 
 _DONE = b"[DONE]"
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 _RETRY = b"retry: 1000\n"
 """Goes into the first event: clients hand a block without data on as an empty event."""
+
+
+class _CutShort(Exception):
+    """An event is incomplete: the connection is closed, and the client comes back for it."""
 
 
 class EventPosition(NamedTuple):
@@ -62,7 +67,7 @@ class EventPosition(NamedTuple):
 async def events(context: StreamContext, job: Job, after: EventPosition) -> AsyncIterator[bytes]:
     """The events behind a position, up to the job's end, as bytes of the response.
 
-    Never raises FlotillaError: it becomes the last event.
+    Never raises FlotillaError, which becomes the last event; _CutShort if that is not possible.
     """
     mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
     reader = context.relay.open(job.id, mode, after.entry)
@@ -116,7 +121,8 @@ async def _follow(
             if event.last:
                 job = await _job(context, job_id)
                 last_id = str(event.seq)
-                yield sse.event(job.state, await context.job_object(job), last_id), last_id
+                async for data in _end(context, job, last_id):
+                    yield data, last_id
                 return
             if event.kind == FrameKind.DELTAS:
                 await numbers.prepare(event.payload)
@@ -124,6 +130,22 @@ async def _follow(
                 yield data, last_id
             if event.seq:
                 skip = 0
+
+
+async def _end(context: StreamContext, job: Job, last_id: str) -> AsyncIterator[bytes]:
+    """The last event, in parts. Raises _CutShort if it has begun and can't go on."""
+    begin, begun = f"event: {job.state}\nid: {last_id}\ndata: ".encode(), False
+    body = await context.job_object(job)
+    try:
+        async for part in body.parts():
+            # An event's data is one line; JSON has line ends between values only.
+            yield (b"" if begun else begin) + part.translate(_ONE_LINE)
+            begun = True
+    except (FlotillaError, RedisError, OSError) as error:
+        if not begun:
+            raise
+        raise _CutShort from error
+    yield b"\n\n"
 
 
 def _in_progress(job: Job, last_id: str) -> bytes:

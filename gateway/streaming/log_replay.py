@@ -45,11 +45,11 @@ async def replay(
         return Replayed([LogEvent(last.seq, FrameKind.ENDED, b"")] if last and ended else [])
     after = order.begin_replay()
     try:
-        generation, entries, more = await source.read_log(job_id, after, most_bytes)
+        generation, entries, more, _ = await source.read_log(job_id, after, most_bytes)
         if after and generation != order.generation:
             order.read_whole()
             after = order.begin_replay()
-            generation, entries, more = await source.read_log(job_id, after, most_bytes)
+            generation, entries, more, _ = await source.read_log(job_id, after, most_bytes)
         if after and not entries:
             order.check_last(await source.last_entry(job_id))
     except (RedisError, OSError):

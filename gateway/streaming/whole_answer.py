@@ -11,6 +11,7 @@ from shared.protocol.frames import FrameKind
 from shared.protocol.job import Job
 from shared.protocol.states import JobState
 from shared.queue.job_queue import JobQueue
+from shared.queue.stored_body import Body
 
 
 class WholeAnswer(NamedTuple):
@@ -18,16 +19,16 @@ class WholeAnswer(NamedTuple):
 
     status: int
     content_type: str
-    body: bytes
+    body: Body
     headers: tuple[tuple[bytes, bytes], ...] = ()
     """Further ones that vLLM gave it."""
 
 
-def whole_answer(job: Job) -> WholeAnswer | None:
+def whole_answer(queue: JobQueue, job: Job) -> WholeAnswer | None:
     """What the worker answered; None if that was streamed. Raises the error of any other end."""
-    if job.result:
+    if job.result_bytes:
         headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in job.headers.items())
-        return WholeAnswer(job.status, job.content_type, job.result, headers)
+        return WholeAnswer(job.status, job.content_type, Body(b"", queue, job), headers)
     if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and job.status == 200):
         return None
     raise job_error(job.error_code, job.id)
@@ -42,11 +43,11 @@ async def answer_at_end(queue: JobQueue, job_id: str, last: LogEvent) -> WholeAn
         return None
     if last.kind == FrameKind.RESULT:
         status, content_type, body = last.payload
-        return WholeAnswer(status, content_type.decode(), body)
+        return WholeAnswer(status, content_type.decode(), Body(body))
     try:
         job = await queue.get(job_id)
     except (RedisError, OSError) as error:
         raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
     if job is None:
         raise StreamReset("The job is gone.")
-    return whole_answer(job)
+    return whole_answer(queue, job)

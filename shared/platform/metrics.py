@@ -525,5 +525,5 @@ class WorkerMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in ("engine", "log", "different", "context"):
+        for reason in ("engine", "log", "different"):
             self.continuations_refused.labels(reason)

@@ -192,9 +192,11 @@ class Job:
     """HTTP status of the response; 0 as long as there is none."""
     content_type: str
     result: bytes
-    """The whole body of an answer that is not streamed."""
+    """The whole body of an answer that is not streamed; empty if it is stored in pieces."""
     usage: dict[str, int] | None
     created_us: int
+    result_bytes: int = 0
+    """Length of the body of an answer that is not streamed; 0: there is none."""
     suspect: bool = False
     """It waits to run alone: its workers were lost too often without progress."""
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -8,8 +8,6 @@ the `seq` of its frame and the `id:` of its event. An entry is two msgpack objec
   text behind these (nil if there are none) if `text` is another, and `id` for the usual Delta,
   of one token of the only sequence, whose text is the step's next chunk text, unchanged; one such
   `id` needs no array, and nil is no record;
-  A Prompt of a call below 0, without tokens, has the context of call `-1 - call` in place of
-  logprobs (worker/engines/context.py); readers that do not compare contexts need not know it;
 - the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
   of a job a string instead, its terminal state. The journal of that entry is the number of tokens
   that all attempts have generated, nil if no worker ended the job.
@@ -30,6 +28,8 @@ import msgpack
 from shared.protocol.chunk_template import Item
 from shared.protocol.packing import pack
 
+_HEAD_BYTES = 18
+"""Two numbers at most."""
 _MOST_ENTRIES = 1 << 20
 """A segment that claims to hold more is damaged."""
 
@@ -59,11 +59,6 @@ class Prompt(NamedTuple):
     tokens: int
     logprobs: Any = None
     """As the engine journaled them; None if none were requested."""
-
-    @property
-    def is_context(self) -> bool:
-        """It is no prompt, but what `context_record` makes."""
-        return self.call < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +106,6 @@ def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journ
             del texts[0]
         journal.append(short)
     return journal or None
-
-
-def context_record(call: int, context: Sequence[int]) -> Record:
-    """What an engine call depends on, to be compared by later attempts: see the module."""
-    return ~call, 0, context
 
 
 _NOTHING = ((None,), (None, None))
@@ -168,6 +158,19 @@ def tokens_missing(entries: Sequence[Entry]) -> bool:
         return True
     tokens = entries[-1].tokens if entries else None
     return tokens is not None and tokens != sum(tokens_in(entry.journal) for entry in entries)
+
+
+def segments_behind(segments: Sequence[bytes], after: int) -> Sequence[bytes]:
+    """The segments without those at the beginning that have nothing behind entry number `after`."""
+    for index, segment in enumerate(segments):
+        unpacker: Any = msgpack.Unpacker(max_buffer_size=0)
+        unpacker.feed(segment[:_HEAD_BYTES])
+        try:
+            if unpacker.unpack() + unpacker.unpack() - 1 > after:
+                return segments[index:]
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+            return segments[index:]  # damaged
+    return segments[:0]
 
 
 def parse_segments(

@@ -14,7 +14,8 @@
 | `restart_seq` | number of the log's last entry before it was deleted, if the job began anew | requeue |
 | `log_lost` | `1` if the job's log lacks entries | emit, and what takes the job from its worker |
 | `finished_us`, `error_code` | the latter if it did not end well | emit, cancel, ... |
-| `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed | emit |
+| `response`, `result` | a `ResponseInfo`, and the body of an answer that was not streamed, if it is at most 64 KiB | emit |
+| `result:0`, `result:1`, ... | the pieces of a longer body (result.py); of a job that ended otherwise they mean nothing | store_piece |
 | `headers` | JSON: further headers of that answer, if it has any | emit |
 | `first_us` | from the last lease to the first output, if a worker ended the job | emit |
 | `origin` | of a traced job, or one with a request id of its client's: an `Origin` (job.py) | submit |
@@ -94,6 +95,8 @@ class ResponseInfo(NamedTuple):
     content_type: str
     prompt_tokens: int
     completion_tokens: int
+    result_bytes: int = 0
+    """Length of the body of an answer that was not streamed."""
 
     def pack(self) -> bytes:
         """As the record stores it."""
@@ -179,6 +182,7 @@ def parse_job(job_id: str, raw: Mapping[bytes, bytes]) -> Job:
         status=response.status if response else 0,
         content_type=response.content_type if response else "",
         result=raw.get(b"result", b""),
+        result_bytes=response.result_bytes if response else 0,
         usage=_usage(response) if response else None,
         created_us=created_us,
         suspect=state is JobState.QUEUED and lease is not None and lease.attempts >= SUSPECT_FROM,
@@ -233,7 +237,7 @@ def _read_response(packed: bytes) -> ResponseInfo:
     response = ResponseInfo(*msgpack.unpackb(packed))
     if not isinstance(response.status, int) or not isinstance(response.content_type, str):
         raise ValueError("not a response")
-    _ = response.prompt_tokens + response.completion_tokens
+    _ = response.prompt_tokens + response.completion_tokens + response.result_bytes
     return response
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from shared.platform.servers import Servers
 from shared.protocol import keys
 from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
 from shared.protocol.job import Job, LeasedJob, NewJob, checked_shard, shard_of
-from shared.protocol.job_log import Entry, parse_segments
+from shared.protocol.job_log import Entry, parse_segments, segments_behind
 from shared.protocol.lanes import LANES
 from shared.protocol.quotas import NO_QUOTAS, Quotas
 from shared.protocol.record import WHOLE, DamagedRecord, read_job
@@ -77,6 +78,8 @@ class LogPart(NamedTuple):
     entries: list[Entry]
     more: bool = False
     """Others follow them."""
+    size: int = 0
+    """Bytes of the segments that hold them."""
 
 
 class JoinedJob(NamedTuple):
@@ -100,6 +103,8 @@ class JobQueue:
         self.shards = shards
         self.quotas = quotas.of_shard(shards)
         """Of each tenant in one shard."""
+        self.reading_log = asyncio.Lock()
+        """For log_parts.py: one part of one log at a time."""
 
     async def close(self) -> None:
         """Close the queue's own connections; `servers` stays open."""
@@ -251,19 +256,32 @@ class JobQueue:
         except DamagedRecord:  # it changes as fast as it is read
             return None
 
-    async def read_log(self, job_id: str, after: int, most_bytes: int | None = None) -> LogPart:
-        """The job's log behind entry number `after`; with `most_bytes` perhaps not all of it."""
+    async def read_log(
+        self,
+        job_id: str,
+        after: int,
+        most_bytes: int | None = None,
+        most_parsed: float = math.inf,
+    ) -> LogPart:
+        """The job's log behind entry number `after`; with `most_bytes` perhaps not all of it.
+
+        `most_parsed`: the entries are left out if their segments have more bytes.
+        """
         shard = checked_shard(job_id)
         generation, more, segments = await read_log.call(
             self.scripts, shard, job_id, after=after, most_bytes=most_bytes
         )
+        behind = segments_behind(segments, after)
+        size = sum(map(len, behind))
+        if size > most_parsed:
+            return LogPart(generation, [], more, size)
         damaged: list[bytes] = []
-        entries = parse_segments(segments, after, damaged)
+        entries = parse_segments(behind, after, damaged)
         if damaged:
             log.error("set aside: %d segments of the log of %s can't be read", len(damaged), job_id)
             for segment in damaged:
                 await set_aside.segment(self.scripts, shard, job_id, value=segment)
-        return LogPart(generation, entries, more)
+        return LogPart(generation, entries, more, size)
 
     async def entries(self, job_id: str, after: int) -> list[Entry]:
         """The job's log entries behind number `after`."""
@@ -421,14 +439,13 @@ class JobQueue:
             states |= reply
         return states
 
-    async def restart(self, job: LeasedJob, reason: str, code: str = "worker_lost") -> str:
+    async def restart(self, job: LeasedJob, reason: str) -> str:
         """Give up a job whose log the engine can't continue.
 
         Returns its new state: it is queued, with an empty log, or it has failed, as a client may
-        have seen what was generated, with the error `code`. Empty if the worker had lost the job
-        already.
+        have seen what was generated. Empty if the worker had lost the job already.
         """
-        return await restart.call(self.scripts, job, reason=reason, code=code) or ""
+        return await restart.call(self.scripts, job, reason=reason) or ""
 
     # --- maintenance ---
 

@@ -10,11 +10,9 @@ from shared.platform.redis_client import is_wrong_type
 from shared.protocol import keys
 from shared.protocol.job import Job, checked_shard, shard_of
 from shared.protocol.record import SUMMARY
+from shared.protocol.result import INLINE_RESULT_BYTES
 from shared.protocol.scripts import set_aside
 from shared.queue.job_queue import JobQueue
-
-ERROR_BYTES = 1 << 16
-"""The answer to a refused request is read for the error in it, unless it is longer."""
 
 
 async def page(
@@ -71,20 +69,17 @@ async def _newest(
 
 
 async def with_errors(queue: JobQueue, jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs; those that the engine refused with their results, which hold the error."""
-    refused = [job for job in jobs if job.error_code and job.status]
+    """The same jobs; those that the engine refused with their results, which hold the error, unless
+    these are stored in pieces."""
+    refused = [
+        job for job in jobs if job.error_code and 0 < job.result_bytes <= INLINE_RESULT_BYTES
+    ]
     pipeline = queue.servers.pipeline()
     for job in refused:
         shard = checked_shard(job.id)
-        pipeline.of(shard).hstrlen(keys.job(shard, job.id), "result")
-    sizes = await pipeline.execute()
-    small = [job for job, size in zip(refused, sizes, strict=True) if 0 < size <= ERROR_BYTES]
-    pipeline = queue.servers.pipeline()
-    for job in small:
-        shard = checked_shard(job.id)
         pipeline.of(shard).hget(keys.job(shard, job.id), "result")
     results = {
-        job.id: result or b"" for job, result in zip(small, await pipeline.execute(), strict=True)
+        job.id: result or b"" for job, result in zip(refused, await pipeline.execute(), strict=True)
     }
     return [
         dataclasses.replace(job, result=results[job.id]) if job.id in results else job

@@ -12,6 +12,7 @@ from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder
 from shared.protocol.frames import FrameKind
 from shared.protocol.job import LeasedJob, new_job_id
 from shared.protocol.job_log import Delta, make_journal, pack_segment, read_journal
+from shared.protocol.result import INLINE_RESULT_BYTES
 from shared.protocol.scripts.emit import Fenced, make_step
 from shared.protocol.states import JobEvent, JobState
 from shared.protocol.step_log import STEPS, JobOutput, LogFlush
@@ -750,7 +751,7 @@ async def test_a_call_of_several_long_answers_is_taken(queue: JobQueue) -> None:
     for _ in range(4):
         await submit(queue, stream=False)
     jobs = await claim(queue)
-    bodies = {job.id: bytes([i]) * (1 << 20) for i, job in enumerate(jobs)}
+    bodies = {job.id: bytes([i]) * INLINE_RESULT_BYTES for i, job in enumerate(jobs)}
     step = [end_without_output(job, 1, answer(body=bodies[job.id])) for job in jobs]
     assert await emit(queue, step) == {}
     for job in jobs:

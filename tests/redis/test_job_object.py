@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -34,7 +35,9 @@ FLEET = cast(FleetView, SimpleNamespace(wait_estimate=lambda pool, rank: (None, 
 async def shown(queue: JobQueue, job_id: str) -> dict[str, Any]:
     job = await queue.get(job_id)
     assert job is not None
-    return await job_object.full(queue, FLEET, job)
+    body = await job_object.full(queue, FLEET, job)
+    shown: dict[str, Any] = json.loads(b"".join([part async for part in body.parts()]))
+    return shown
 
 
 async def begin(queue: JobQueue, job: LeasedJob) -> None:

@@ -15,9 +15,10 @@ from shared.platform.redis_client import RedisConnectionError
 from shared.platform.tasks import end
 from shared.protocol import keys
 from shared.protocol.job import LeasedJob
-from shared.protocol.result import JobResult
+from shared.protocol.result import PIECE_BYTES, JobResult
 from shared.protocol.states import JobEvent, JobState
 from shared.queue.job_queue import JobQueue
+from shared.queue.stored_body import Body
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -114,7 +115,9 @@ async def test_long_results_are_stored_though_they_leave_in_several_calls(
     for job, body in zip(jobs, bodies, strict=True):
         stored = await queue.get(job.id)
         assert stored is not None
-        assert (stored.state, stored.result) == (JobState.COMPLETED, body)
+        parts = [part async for part in Body(b"", queue, stored).parts()]
+        assert (stored.state, b"".join(parts)) == (JobState.COMPLETED, body)
+        assert max(map(len, parts)) <= PIECE_BYTES
 
 
 async def test_the_outcome_of_a_result_is_the_jobs_state_or_that_it_was_discarded(

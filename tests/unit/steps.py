@@ -130,11 +130,13 @@ def _ended(
     ending = ResponseInfo(*msgpack.unpackb(packed))
     assert tokens == ending.completion_tokens
     assert first_us >= 0
+    stored = ending._asdict()
+    assert stored.pop("result_bytes") == len(body) or not body  # that is in pieces
     answer = JobResult(
         event=JobEvent(event.decode()),
         error_code=code.decode(),
         body=body,
         headers=tuple(json.loads(headers or b"{}").items()),
-        **ending._asdict(),
+        **stored,
     )
     return SentResult(lease_id.decode(), seq, segment, watchers.decode(), answer)

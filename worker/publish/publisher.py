@@ -30,6 +30,7 @@ from worker.claim.advertised_slots import AdvertisedSlots
 from worker.claim.lease import Lease
 from worker.publish.batch import DISCARDED, Batch, FlushSchedule, PendingResult
 from worker.publish.output_buffer import OutputBuffer
+from worker.publish.result_pieces import store_pieces
 
 log = logging.getLogger("flotilla.publisher")
 
@@ -98,6 +99,8 @@ class Publisher:
 
         Returns 'ok', the state that the job had reached before, or `DISCARDED`.
         """
+        if not result.inline and result.body:
+            await store_pieces(self._queue.scripts, buffer, result.body)
         pending = PendingResult(result, self._loop.create_future())
         self._unsent[buffer.job.shard][buffer] = pending
         # Other jobs end in the same turn of the event loop, and leave in the same call.
@@ -152,7 +155,7 @@ class Publisher:
                     batch.outputs.append(output)
                 continue
             # Redis limits the size of one argument, so long results must not add up in one call.
-            size += len(pending.result.body)
+            size += len(pending.result.inline)
             if size > _CALL_BYTES and batch.outputs:
                 self._unsent[shard][buffer] = pending
                 self._send_next[shard] = True

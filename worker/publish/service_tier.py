@@ -7,10 +7,12 @@ pay nothing but a search in their body.
 from __future__ import annotations
 
 import json
+import re
 
 from worker.publish.error_event import is_error
 
 _NAME = b'"service_tier"'
+_UNSET = re.compile(rb'"service_tier"\s*:\s*(?:null|"[a-z_]*")')
 _SERVED_AS = {"auto": "default", "default": "default", "flex": "flex", "priority": "priority"}
 _END_OF_CHUNK = b"}\n\n"
 
@@ -27,14 +29,19 @@ def requested_tier(body: bytes) -> str:
 
 
 def add_tier(answer: bytes, tier: str) -> bytes:
-    """A whole answer with its tier; unchanged if it is not a JSON object."""
-    try:
-        value = json.loads(answer)
-    except ValueError:
+    """A whole answer with its tier; unchanged if it is not a JSON object.
+
+    It is not parsed, because it may be long. vLLM's answers have the member once, behind the
+    choices, and it is null. In a text its quotes would have a backslash.
+    """
+    if not (answer.startswith(b"{") and answer.endswith(b"}")):
         return answer
-    if not isinstance(value, dict):
-        return answer
-    return json.dumps(value | {"service_tier": tier}, ensure_ascii=False).encode()
+    member = b'"service_tier":"%b"' % tier.encode()
+    at = answer.rfind(_NAME)
+    unset = _UNSET.match(answer, at) if at > 0 and answer[at - 1 : at] != b"\\" else None
+    if unset is not None:
+        return b"%b%b%b" % (answer[:at], member, answer[unset.end() :])
+    return b"%b%b%b}" % (answer[:-1], b"," if len(answer) > 2 else b"", member)
 
 
 def chunk_end(tier: str) -> bytes:

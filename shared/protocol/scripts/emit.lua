@@ -69,7 +69,8 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
       fields[#fields + 1] = 'first_us'
       fields[#fields + 1] = int(first_us)
     end
-    job.result_bytes = #result
+    -- A long answer is there already, in pieces (store_piece.lua).
+    job.result_bytes = result == '' and cmsgpack.unpack(response)[5] or #result
     finish(id, job, event, code, seq, fields, segment ~= '' and segment, tokens)
   end
   for gateway in string.gmatch(watchers, '%S+') do

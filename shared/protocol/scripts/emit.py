@@ -17,7 +17,7 @@ from shared.protocol.frames import FrameKind, encode, encode_head
 from shared.protocol.job import LeasedJob
 from shared.protocol.packing import pack
 from shared.protocol.record import ResponseInfo, pack_headers
-from shared.protocol.result import INLINE_RESULT_BYTES, JobResult
+from shared.protocol.result import JobResult
 from shared.protocol.scripts.runner import Scripts, job_states
 from shared.protocol.step_log import JobOutput, LogFlush
 
@@ -145,7 +145,7 @@ def pack_result(
     # A body: the endpoint does not stream what this request asks for.
     streamed = job.stream and result.status == 200 and not result.body
     # A frame has no room for headers: the gateway reads these from the record, with the body.
-    inline = not streamed and not result.headers and len(result.body) <= INLINE_RESULT_BYTES
+    inline = not streamed and not result.headers and len(result.inline) == len(result.body)
     if inline:
         # The script appends the body: it is stored in the job's record as well.
         frame = encode_head(job.id, seq, FrameKind.RESULT, job.generation)
@@ -160,11 +160,12 @@ def pack_result(
         kind = FrameKind.DONE if streamed else FrameKind.ENDED
         frame = encode(job.id, seq, kind, b"", result.completion_tokens, job.generation)
     response = ResponseInfo(
-        result.status, result.content_type, result.prompt_tokens, result.completion_tokens
-    )
+        result.status, result.content_type, result.prompt_tokens, result.completion_tokens,
+        len(result.body),
+    )  # fmt: skip
     return (
         job.id, job.lease_id, seq, segment, result.completion_tokens, result.event,
-        result.error_code, watchers, frame, inline, result.body, response.pack(),
+        result.error_code, watchers, frame, inline, result.inline, response.pack(),
         pack_headers(result.headers) if result.headers else "", int(result.first_output_s * 1e6),
     )  # fmt: skip
 

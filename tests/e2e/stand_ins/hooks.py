@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from worker.hooks.interface import HOLD, Answer, Hold, Request
+from worker.hooks.interface import HOLD, Answer, Hold
 
 
 def upper_in_tens(answer: Answer) -> Hold | None:
@@ -13,9 +11,3 @@ def upper_in_tens(answer: Answer) -> Hold | None:
         return HOLD
     answer.change_text(str.upper)
     return None
-
-
-def add_passage(request: Request) -> None:
-    """Put the passage of this worker's environment in front of a chat."""
-    passage = {"role": "system", "content": os.environ["PASSAGE"]}
-    request.body["messages"] = [passage, *request.body["messages"]]

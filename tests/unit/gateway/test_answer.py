@@ -187,7 +187,7 @@ def events(*texts: str) -> bytes:
 
 
 def in_state(state: JobState) -> Any:
-    return SimpleNamespace(state=state, result=b"", status=200)
+    return SimpleNamespace(state=state, result=b"", result_bytes=0, status=200)
 
 
 async def turns(count: int = 10) -> None:

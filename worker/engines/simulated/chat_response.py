@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from worker.engines.simulated.generation import Delta
 from worker.engines.simulated.request import BatchChatBody, ChatBody
 from worker.engines.simulated.response import GenerationResponse, ranked_tokens
 from worker.engines.simulated.sampling import room
+
+_DELTAS_AT_ONCE = 64
 
 
 class ChatResponse(GenerationResponse):
@@ -78,12 +82,29 @@ class ChatResponse(GenerationResponse):
         return {
             "index": deltas[-1].choice,
             "message": message,
-            "logprobs": self._logprobs_of(deltas),
+            "logprobs": None,
             "finish_reason": deltas[-1].finish_reason,
             "stop_reason": deltas[-1].stop_reason,
             "token_ids": self._ids(deltas),
             "routed_experts": None,
         }
+
+    def _choice_parts(self, deltas: list[Delta]) -> Iterator[str]:
+        (choice,) = super()._choice_parts(deltas)
+        if self._logprobs is None:
+            yield choice
+            return
+        before, name, after = choice.partition('"logprobs":')
+        opening = f'{before}{name}{{"content":['
+        for first in range(0, len(deltas), _DELTAS_AT_ONCE):
+            logprobs = self._logprobs_of(deltas[first : first + _DELTAS_AT_ONCE])
+            assert logprobs is not None
+            yield (
+                opening
+                + json.dumps(logprobs["content"], ensure_ascii=False, separators=(",", ":"))[1:-1]
+            )
+            opening = ","
+        yield "]}" + after.removeprefix("null")
 
     def _trailing_fields(self) -> dict[str, Any]:
         prompt = self._prompts[0]

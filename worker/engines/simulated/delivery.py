@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from inspect import isawaitable
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -66,7 +67,7 @@ async def event_stream(
 async def whole(
     generation: Generation, body: Callable[[list[Delta]], Any], dead: Any = DEAD
 ) -> Response:
-    """The response in one piece: what `body` makes of all deltas, JSON or a Response.
+    """The response in one piece: what `body` makes of all deltas, JSON or (awaited) a Response.
 
     200 and `null` for a client that has disconnected, as vLLM.
     """
@@ -77,4 +78,5 @@ async def whole(
     except Disconnected:
         return JSONResponse(None)
     made = body(deltas)
+    made = await made if isawaitable(made) else made
     return made if isinstance(made, Response) else JSONResponse(made)

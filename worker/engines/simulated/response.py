@@ -6,9 +6,11 @@ file has what all endpoints share; chat_response.py and completion_response.py h
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from json.encoder import encode_basestring as quote
 from typing import Any, ClassVar
 
@@ -91,19 +93,32 @@ class GenerationResponse(ABC):
         """The response in one piece."""
         return await whole(self.generation, self._body)
 
-    def _body(self, deltas: list[Delta]) -> dict[str, Any]:
+    async def _body(self, deltas: list[Delta]) -> Response:
         by_choice: list[list[Delta]] = [[] for _ in self._n_tokens]
         for delta in deltas:
             by_choice[delta.choice].append(delta)
         details = {"prompt_tokens_details": None, "completion_tokens_details": None}
-        body = {
-            **self._head,
-            "choices": [self._choice(of_one) for of_one in by_choice],
+        rest = {
             "service_tier": None,
             "system_fingerprint": _FINGERPRINT,
             "usage": {**self._usage(self._prompts, len(deltas)), **details},
+            **self._trailing_fields(),
         }
-        return {**body, **self._trailing_fields()}
+        choices = []
+        for of_one in by_choice:
+            parts = []
+            for text in self._choice_parts(of_one):
+                parts.append(text)
+                if self._logprobs is not None:
+                    await asyncio.sleep(0)  # these are long: other requests go on meanwhile
+            choices.append("".join(parts))
+        head = _dump(self._head).removesuffix("}")
+        body = f'{head},"choices":[{",".join(choices)}],{_dump(rest).removeprefix("{")}'
+        return Response(body, media_type="application/json")
+
+    def _choice_parts(self, deltas: list[Delta]) -> Iterator[str]:
+        """A choice of a full response, from all its deltas, as JSON in parts."""
+        yield _dump(self._choice(deltas))
 
     def _make_templates(self) -> list[tuple[str, str]]:
         """By choice, a chunk before and after its text; empty if chunks differ in more."""

@@ -10,7 +10,6 @@ from starlette.types import ASGIApp
 
 from shared.platform.settings import Settings
 from worker.engines.vllm.body_check import BodyChecker, CheckedBodies
-from worker.engines.vllm.context import Contexts
 from worker.engines.vllm.grammar_check import Compile, GrammarChecker
 from worker.engines.vllm.trial_process import Limits
 
@@ -22,7 +21,6 @@ class Guards:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._contexts: Contexts | None = None
         self._grammars = GrammarChecker(
             Limits(settings.grammar_timeout_s, settings.grammar_memory_bytes)
         )
@@ -35,7 +33,6 @@ class Guards:
         """
         from torch import cuda
 
-        self._contexts = await Contexts.start(config.model_config)
         if cuda.is_initialized():  # a process that uses CUDA must not be forked
             log.warning("this process uses CUDA already: requests are not tried before vLLM's use")
             return
@@ -61,8 +58,7 @@ class Guards:
             self._settings.max_prompt_logprobs,
             engine.model_config.get_vocab_size(),
         )
-        slots = config.scheduler_config.max_num_seqs
-        return JournalledEngine(engine, limits, slots, self._contexts)
+        return JournalledEngine(engine, limits, config.scheduler_config.max_num_seqs)
 
     def around(self, app: Any) -> ASGIApp:
         """What jobs call instead of vLLM's application, once it has all its routes."""

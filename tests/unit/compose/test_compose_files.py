@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.http.web_pages import WebPages
 from shared.fleet.pools import load_pools
 from shared.platform.settings import Settings, load_settings
 
@@ -143,6 +144,13 @@ def test_a_keyless_gateway_is_published_on_loopback_only() -> None:
     assert SERVICES["gateway"]["environment"]["FLOTILLA_KEYLESS"] == "true"
     assert keyed["environment"]["FLOTILLA_KEYLESS"] == "false"
     assert keyed["environment"]["FLOTILLA_API_KEYS_FILE"]
+
+
+def test_a_keyless_gateway_answers_other_containers_by_the_name_of_its_service() -> None:
+    names = SERVICES["gateway"]["environment"]["FLOTILLA_ALLOWED_HOSTS"]
+    pages = WebPages(load_settings(allowed_hosts=names).allowed_hosts, with_keys=False)
+    request = {"method": "POST", "headers": [(b"host", b"gateway:8000")]}
+    pages.check(request, checks_type=True)
 
 
 @pytest.mark.parametrize("name", ["gateway", "worker", "worker-sim", "maintenance"])

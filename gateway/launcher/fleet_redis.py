@@ -11,7 +11,7 @@ from urllib.parse import quote
 from gateway.launcher import local_redis
 from gateway.launcher.child import Command
 from gateway.launcher.service import Service
-from shared.platform.settings import Settings, to_environment
+from shared.platform.settings import WITHOUT_KEYS, Settings, to_environment
 from shared.protocol.version import FORMAT_VERSION, FormatMismatch, refuse_other_format
 
 _WAIT_S = 10.0
@@ -52,7 +52,7 @@ class FleetRedis:
         if "redis_url" in self._settings.model_fields_set:
             await self._wait()
             return
-        environment = to_environment(self._settings)
+        environment = to_environment(self._settings, **WITHOUT_KEYS)
         server = local_redis.find_server(environment.get("PATH"))
         if server is None:
             raise CannotStartError(

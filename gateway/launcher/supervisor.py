@@ -39,7 +39,7 @@ from gateway.launcher.workers import Workers
 from gateway.maintenance import liveness_file
 from shared.fleet.pool import Pool
 from shared.platform import redis_client as connections
-from shared.platform.settings import Settings, to_environment
+from shared.platform.settings import WITHOUT_KEYS, Settings, to_environment
 from shared.platform.tasks import end
 
 EXIT_FAILED = 1
@@ -164,7 +164,7 @@ class Supervisor:
             joined = {"pool": pool.name} if several else {}
 
             def command(**changes: str | int) -> Command:
-                return self._command(self._commands.worker, **joined, **changes)
+                return self._command(self._commands.worker, **WITHOUT_KEYS, **joined, **changes)
 
             name = pool.name if len(self._pools) > 1 else ""
             return Workers(
@@ -256,13 +256,13 @@ class Supervisor:
         # At SIGTERM it would wait for responses that can't come: Redis and the workers end too.
         return replace(command, when_orphaned=signal.SIGHUP)
 
-    def _command(self, argv: tuple[str, ...], **changes: str | int) -> Command:
+    def _command(self, argv: tuple[str, ...], **changes: str | int | None) -> Command:
         environment = to_environment(self._settings, redis_url=self._redis.url, **changes)
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 
     def _maintenance_command(self) -> Command:
         self._maintenance_started_at = time.time()
-        return self._command(self._commands.maintenance)
+        return self._command(self._commands.maintenance, **WITHOUT_KEYS)
 
     async def _run_if_possible(self, service: Service) -> None:
         try:

@@ -232,6 +232,10 @@ def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
     return environment
 
 
+WITHOUT_KEYS: dict[str, None] = dict.fromkeys(("api_keys", "api_keys_file", "admin_keys"))
+"""For `to_environment`: only gateways check clients' keys."""
+
+
 def drop_variables(prefix: str) -> None:
     """Take out of the environment what a library would obey although the settings say otherwise."""
     for name in [name for name in os.environ if name.startswith(prefix)]:

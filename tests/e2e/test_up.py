@@ -104,6 +104,10 @@ def test_no_other_user_of_the_machine_reaches_its_redis(
     deep.mkdir()
     fleet = up("1", TMPDIR=str(deep), **keys).wait_until_ready()
     assert not listens_on_tcp(redis_pid(fleet))
+    environments = [
+        Path(f"/proc/{pid}/environ").read_bytes() for pid in children(fleet.process.pid)
+    ]
+    assert sum(b"sk-1" in each for each in environments) == len(keys), "only the gateway has keys"
     with redis_client(fleet) as client:
         socket = Path(client.connection_pool.connection_kwargs["path"])
         assert client.ping()

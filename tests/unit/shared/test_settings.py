@@ -12,6 +12,7 @@ from pydantic import SecretStr, ValidationError
 
 from shared.platform.settings import (
     PREFIX,
+    WITHOUT_KEYS,
     Settings,
     SettingsError,
     load_settings,
@@ -330,6 +331,13 @@ def test_a_child_sees_the_changes_and_the_rest_of_the_environment(
     assert environment["SOMETHING_ELSE"] == "stays"
     ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
     assert ours == {"FLOTILLA_PORT": "6", "FLOTILLA_SHARDS": "2"}
+
+
+def test_a_child_that_is_no_gateway_has_no_keys() -> None:
+    settings = Settings(api_keys="a:k1", admin_keys="b:k2", api_keys_file=Path("/k"), port=5)
+    environment = to_environment(settings, **WITHOUT_KEYS)
+    ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
+    assert ours == {"FLOTILLA_PORT": "5"}
 
 
 def test_engine_variables_set_by_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

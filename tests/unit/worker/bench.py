@@ -111,6 +111,7 @@ class Bench:
         *,
         endpoint: str = CHAT,
         generation: int = 0,
+        attempt: int = 1,
         watched: bool = False,
         origin: Origin = NO_ORIGIN,
         **body: Any,
@@ -126,7 +127,7 @@ class Bench:
             lease_id="n" * 16,
             generation=generation or (2 if self.queue.before else 1),
             fence_token="e-1",
-            attempt=1,
+            attempt=attempt,
             stream=stream,
             endpoint=endpoint,
             body=raw,
@@ -134,6 +135,7 @@ class Bench:
             watched=watched,
             waited_s=0.0,
             origin=origin,
+            tenant="team",
         )
         return JobRun(job, self.engine, self.publisher, self.metrics, self.queue, self.app)
 

@@ -15,7 +15,7 @@ from shared.protocol.job_log import Transcript, read_journal
 from shared.protocol.states import JobEvent
 from tests.unit.worker.bench import Bench
 from tests.waiting import eventually
-from worker.engines.protocol import JOURNAL, Capacity, Load
+from worker.engines.protocol import JOB, JOURNAL, Capacity, JobFacts, Load
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.run import job_run as module
 from worker.run.job_run import Outcome
@@ -433,13 +433,16 @@ async def test_the_engine_is_called_in_the_runs_own_task_and_context(
     seen: list[Any] = []
 
     async def answer(receive: Receive, send: Send) -> None:
-        seen.append((asyncio.current_task(), JOURNAL.get()))
+        seen.append((asyncio.current_task(), JOURNAL.get(), JOB.get()))
 
     bench = await start(Application(answer))
-    runs = [bench.run("one"), bench.run("other")]
+    runs = [bench.run("one"), bench.run("other", attempt=2)]
     tasks = [asyncio.create_task(run.execute()) for run in runs]
     await asyncio.gather(*tasks)
-    assert seen == [(task, run.buffer) for task, run in zip(tasks, runs, strict=True)]
+    facts = [JobFacts("team"), JobFacts("team", suspicious=True)]
+    assert seen == [
+        (task, run.buffer, of) for task, run, of in zip(tasks, runs, facts, strict=True)
+    ]
 
 
 async def test_the_last_output_and_the_result_leave_in_one_call(start: Start) -> None:

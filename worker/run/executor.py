@@ -33,6 +33,7 @@ from worker.claim.queue_consumer import QueueConsumer
 from worker.engines.protocol import Engine
 from worker.publish.publisher import Publisher
 from worker.run import stalls
+from worker.run.engine_steps import SHORTEST_S, EngineSteps, stall_limit_s
 from worker.run.job_run import JobRun, Outcome
 from worker.run.run_trace import REVOKED
 from worker.run.slots import SlotAccounting
@@ -42,6 +43,8 @@ log = logging.getLogger("flotilla.executor")
 
 _IN_FLIGHT_S = 0.05
 _IN_FLIGHT_CHECKS = 20
+_ENTERING_S = 1.0
+"""A job that began so long after the last step is not in the one that hangs."""
 
 
 class Executor:
@@ -103,7 +106,8 @@ class Executor:
         self._claimers = [
             Claimer(consumer, self._decide, self._start) for consumer in self._consumers
         ]
-        self._last_step = time.monotonic()
+        self._steps = EngineSteps(time.monotonic())
+        self._answered_tokens = 0
         engine.on_step = self._on_step
         _export_load(engine, metrics)
 
@@ -210,6 +214,7 @@ class Executor:
             outcome = Outcome.LOST
             await self._release(run, "run_failed")
         self.totals.add_output(run)
+        self._answered(run)
         ending = run.final_state or ("engine_died" if self._engine.dead else outcome.value)
         log.debug("the run has ended: %s", ending)
         if run.trace is not None:
@@ -273,15 +278,38 @@ class Executor:
 
     # --- the engine ---
 
-    def progressing(self, stall_s: float) -> bool:
-        """Whether the engine is idle or has ended a step within the last `stall_s` seconds."""
-        idle = self._engine.load().unfinished == 0
-        if idle:
-            self._last_step = time.monotonic()
-        return idle or time.monotonic() - self._last_step < stall_s
+    def progressing(self, most_s: float) -> bool:
+        """Whether the engine is idle or makes steps; `most_s`: see `stall_limit_s`."""
+        steps = self._steps
+        steps.look(time.monotonic(), idle=self._engine.load().unfinished == 0)
+        if steps.stalled_s < min(SHORTEST_S, most_s):
+            return True
+        return steps.stalled_s < self._stall_limit_s(most_s)
+
+    def _stall_limit_s(self, most_s: float) -> float:
+        in_step = self._steps.last + _ENTERING_S
+        waiting = [
+            run.buffer.prompt_tokens
+            for run in self.runs.values()
+            if run.buffer.first_output_at is None and run.started < in_step
+        ]
+        for run in self.runs.values():
+            self._answered(run)
+        return stall_limit_s(
+            most_s,
+            n_steps=self._steps.n,
+            longest_s=self._steps.longest_s,
+            prompt_tokens=max(waiting, default=0),
+            answered_tokens=self._answered_tokens,
+            paused=bool(self.slots.paused),
+        )
+
+    def _answered(self, run: JobRun) -> None:
+        if run.buffer.first_output_at is not None:
+            self._answered_tokens = max(self._answered_tokens, run.buffer.prompt_tokens)
 
     def _on_step(self) -> None:
-        self._last_step = time.monotonic()
+        self._steps.step(time.monotonic())
         self.publisher.on_step()
 
     def stall(self) -> str | None:

@@ -265,8 +265,8 @@ class Worker:
         return operations, desired
 
     def _progressing(self) -> bool:
-        stall_s = self._settings.engine_stall_s
-        return self._executor is None or self._executor.progressing(stall_s)
+        most_s = self._settings.engine_stall_s
+        return self._executor is None or self._executor.progressing(most_s)
 
     @property
     def serving(self) -> bool:
@@ -278,7 +278,7 @@ class Worker:
             return True
         if self._progressing():
             return False
-        log.error("the engine hangs: no step for %.0f s", self._settings.engine_stall_s)
+        log.error("the engine hangs: it has work and makes no step")
         return True
 
     def _check(self) -> None:

@@ -29,7 +29,8 @@ class WorkerSettings(BaseModel):
     engine_stall_s: float = Field(
         120.0,
         gt=0,
-        description="an engine with work that makes no step for this time is considered hung",
+        description="an engine with work that makes no step for this time counts as hung; after "
+        "10 s, or 20 times its longest step of late, unless it warms up or has a longer prompt",
     )
     grammar_timeout_s: float = Field(
         4.0,

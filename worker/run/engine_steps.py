@@ -1,0 +1,78 @@
+"""How long an engine may make no step before it counts as hung. Pure: times in, a limit out.
+
+What is known to take long is not a hang: the first steps after the start compile, and nobody can
+tell how long the prefill of a prompt takes that is longer than any before it.
+"""
+
+from __future__ import annotations
+
+SHORTEST_S = 10.0
+TIMES_LONGEST = 20
+"""An engine may take so many times as long as its longest step of late."""
+WARM_UP_STEPS = 50
+LONGER_PROMPT = 2
+"""A prompt so many times as long as any that was answered may take any time."""
+SHORT_PROMPT = 64
+"""Tokens of a prompt that is short on every machine."""
+_OF_LATE = 500
+"""Steps; the longest one is that of the last 500 to 1,000."""
+_BETWEEN_LOOKS_S = 1.0
+"""A longer time between two looks means that the worker itself stood still: it does not count."""
+
+
+def stall_limit_s(
+    most_s: float,
+    *,
+    n_steps: int,
+    longest_s: float,
+    prompt_tokens: int = 0,
+    answered_tokens: int = 0,
+    paused: bool = False,
+) -> float:
+    """Seconds without a step after which the engine counts as hung, at most `most_s`.
+
+    `n_steps`: since the start; `longest_s`: the longest of late. `prompt_tokens`: the longest
+    prompt without output that may be in the step; `answered_tokens`: the longest prompt that has
+    had output. `paused`: operators have paused the worker or put it to sleep.
+    """
+    known = max(SHORT_PROMPT, LONGER_PROMPT * answered_tokens)
+    if n_steps < WARM_UP_STEPS or paused or prompt_tokens > known:
+        return most_s
+    return min(most_s, max(SHORTEST_S, TIMES_LONGEST * longest_s))
+
+
+class EngineSteps:
+    """When an engine makes steps, on the monotonic clock. `now` is the time of the call."""
+
+    def __init__(self, now: float) -> None:
+        self.n = 0
+        self.last = now
+        """When the last step ended, or the engine was seen idle."""
+        self.stalled_s = 0.0
+        """Time since then in which the worker itself ran, as of the last look."""
+        self._looked = now
+        self._longest_s = 0.0
+        self._longest_before_s = 0.0
+
+    @property
+    def longest_s(self) -> float:
+        """The longest step of late."""
+        return max(self._longest_s, self._longest_before_s)
+
+    def step(self, now: float) -> None:
+        """The engine has ended a step."""
+        took = min(now - self.last, self.stalled_s + _BETWEEN_LOOKS_S)
+        self.n += 1
+        if self.n % _OF_LATE == 0:
+            self._longest_before_s, self._longest_s = self._longest_s, 0.0
+        if took > self._longest_s:
+            self._longest_s = took
+        self.last, self.stalled_s = now, 0.0
+
+    def look(self, now: float, *, idle: bool) -> None:
+        """Update `stalled_s`. Call it several times a second; `idle`: the engine has no work."""
+        if idle:
+            self.last, self.stalled_s = now, 0.0
+        else:
+            self.stalled_s += min(now - max(self._looked, self.last), _BETWEEN_LOOKS_S)
+        self._looked = now

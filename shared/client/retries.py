@@ -19,7 +19,7 @@ _AVOID_S = 5.0
 class Limits:
     """How long a call is retried. Each event or answer that arrives starts the count anew."""
 
-    attempts: int = 20
+    attempts: int = 100
     """Failed attempts in a row."""
     give_up_s: float = 60.0
     """Seconds since the first of them."""
@@ -29,6 +29,8 @@ class Limits:
     shortest_delay_s: float = 0.1
     longest_delay_s: float = 2.0
     """Between attempts, once every gateway was tried; at random between half of it and all."""
+    longest_connect_delay_s: float = 0.4
+    """The same where no connection could be made: a gateway that is down refuses at no cost."""
 
 
 class Gateways:
@@ -84,17 +86,19 @@ class Retries:
         Returns the seconds to wait before the next attempt; None: give up.
         """
         now = self._clock()
+        limits, longest_s = self._limits, self._limits.longest_delay_s
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             self._gateways.unreachable(self._number)
+            longest_s = min(longest_s, limits.longest_connect_delay_s)
         if not self._failures:
             self._failing_since = now
         self._failures += 1
         self._number = self._gateways.choose(self._number)
-        limits, rounds = self._limits, self._failures // len(self._gateways.urls)
+        rounds = self._failures // len(self._gateways.urls)
         if not rounds:
             return 0.0  # on a gateway that was not tried yet
-        longest = min(limits.longest_delay_s, limits.shortest_delay_s * 2 ** min(rounds - 1, 30))
-        delay_s = longest * random.uniform(0.5, 1)
+        longest_s = min(longest_s, limits.shortest_delay_s * 2 ** min(rounds - 1, 30))
+        delay_s = longest_s * random.uniform(0.5, 1)
         delay_s = max(delay_s, min(retry_after_s, limits.longest_delay_s))
         late = now - self._failing_since + delay_s > limits.give_up_s
         return None if late or self._failures >= limits.attempts else delay_s

@@ -20,7 +20,7 @@ from shared.platform.redis_client import RedisError
 log = logging.getLogger("flotilla.subscription")
 
 _RECONNECT_BASE_S = 0.02
-_RECONNECT_CAP_S = 0.5
+_RECONNECT_CAP_S = 0.2
 _PING_S = 1.0
 _SILENCE_S = 3.0
 """Longest wait for the reply to a ping: a connection that is half open never answers."""

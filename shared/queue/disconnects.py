@@ -10,9 +10,9 @@ from collections.abc import Set
 
 CONFIRM_S = 0.05
 """Shortest time between the first look that misses a channel and the one that confirms it."""
-RETURN_S = 1.0
-"""After Redis was away, processes have so long to subscribe again."""
-LATE_S = 5.0
+RETURN_S = 0.625
+"""After Redis was away, processes have so long to subscribe again: thrice their longest delay."""
+LATE_S = 2.0
 """The same while most of them are missing: the network is slow to come back, not they."""
 SLOW_S = 1.0
 """A look that takes longer means that Redis stood still: processes may have to reconnect."""

@@ -24,7 +24,7 @@ log = logging.getLogger("flotilla.claimer")
 # decide again after this time.
 _RECHECK_S = 0.25
 _RECONNECT_BASE_S = 0.02
-_RECONNECT_CAP_S = 1.0
+_RECONNECT_CAP_S = 0.25
 
 
 class Claimer:

@@ -37,7 +37,7 @@ log = logging.getLogger("flotilla.publisher")
 # Output that no engine step follows (an error before the first token) is sent after this time.
 _NO_STEP_S = 0.005
 _RETRY_BASE_S = 0.05
-_RETRY_CAP_S = 1.0
+_RETRY_CAP_S = 0.25
 _CALL_BYTES = 1 << 20
 """Results of more bytes than this are spread over several calls."""
 

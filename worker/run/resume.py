@@ -25,7 +25,7 @@ log = logging.getLogger("flotilla.job")
 ReplyT = TypeVar("ReplyT")
 
 _RETRY_BASE_S = 0.05
-_RETRY_CAP_S = 1.0
+_RETRY_CAP_S = 0.25
 # So many calls are made to give up a job; then its lease runs out, and another worker gives it up.
 _TRIES_TO_GIVE_UP = 10
 _ENTRIES_AT_ONCE = 256

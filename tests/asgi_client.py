@@ -109,6 +109,7 @@ class Recorder:
     """A `Journal` that records all calls."""
 
     def __init__(self) -> None:
+        self.contexts: dict[int, Any] = {}
         self.prompts: dict[int, int] = {}
         self.token_ids: dict[tuple[int, int], list[int]] = {}
         self.texts: dict[tuple[int, int], str] = {}
@@ -125,6 +126,9 @@ class Recorder:
 
     def continued(self, how: str, decoded_again: int) -> None:
         raise AssertionError(how)
+
+    def context(self, call: int, context: Any) -> None:
+        self.contexts[call] = context
 
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         assert call not in self.prompts

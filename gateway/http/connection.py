@@ -51,6 +51,24 @@ uvicorn stops reading at the first one."""
 class Connection(HttpToolsProtocol):
     """uvicorn makes one for each connection that it accepts."""
 
+    # Slots, because with more than 30 attributes in one dict each instance gets keys of its own,
+    # of 1.4 KB.
+    __slots__ = (
+        "_all",
+        "_discarded_bytes",
+        "_earlier",
+        "_in_head",
+        "_refused",
+        "_unparsed",
+        "_unsent_bytes",
+        "_upgrading",
+        "deadline",
+        "kept_bytes",
+        "peer",
+        "source",
+        "was_waiting",
+    )
+
     def __init__(self, all_connections: Connections, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self.source = ""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.platform.settings import Settings
+from worker.engines.context import Context
 from worker.engines.protocol import JOURNAL, Generated, Past
 from worker.engines.vllm.engine import VllmEngine
 
@@ -44,6 +45,9 @@ class Journal:
 
     def continued(self, how: str, decoded_again: int) -> None:
         """See `Journal.continued`."""
+
+    def context(self, call: int, context: Context) -> None:
+        """See `Journal.context`."""
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """See `Journal.prompt`."""

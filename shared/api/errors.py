@@ -28,6 +28,7 @@
     ├── IdempotencyKeyReused   422
     ├── JobFailed              500
     │   ├── WorkerLost         500
+    │   ├── ContextChanged     500
     │   ├── TooManyAttempts    500
     │   ├── RecordDamaged      500
     │   ├── LogLost            500
@@ -275,6 +276,12 @@ class WorkerLost(JobFailed):
     code = "worker_lost"
 
 
+class ContextChanged(JobFailed):
+    """The next worker would have continued the answer with another prompt, adapter or model."""
+
+    code = "context_changed"
+
+
 class TooManyAttempts(JobFailed):
     """Every worker that tried the job was lost."""
 
@@ -405,6 +412,11 @@ _ENDS: dict[str, tuple[type[JobFailed], str]] = {
         WorkerLost,
         "The worker was lost after this answer had begun, and the next one could not continue it; "
         "try again.",
+    ),
+    "context_changed": (
+        ContextChanged,
+        "The worker was lost after this answer had begun, and on the next one the request has "
+        "another rendered prompt, other media, another adapter or another model; try again.",
     ),
     "record_damaged": (
         RecordDamaged,

@@ -65,6 +65,7 @@ def worker_settings(settings: Settings) -> Settings:
         "engine_args": own.engine_args,
         "startup_timeout_s": own.startup_timeout_s,
         "hooks": ",".join(own.hooks) or settings.hooks,
+        "allow_fields": (*settings.allow_fields, *own.allow_fields),
     }
     return settings.model_copy(update=values)
 

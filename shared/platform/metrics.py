@@ -525,5 +525,5 @@ class WorkerMetrics:
             ["reason"],
             registry=registry,
         )
-        for reason in ("engine", "log", "different"):
+        for reason in ("engine", "log", "different", "context"):
             self.continuations_refused.labels(reason)

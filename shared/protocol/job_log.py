@@ -8,6 +8,8 @@ the `seq` of its frame and the `id:` of its event. An entry is two msgpack objec
   text behind these (nil if there are none) if `text` is another, and `id` for the usual Delta,
   of one token of the only sequence, whose text is the step's next chunk text, unchanged; one such
   `id` needs no array, and nil is no record;
+  A Prompt of a call below 0, without tokens, has the context of call `-1 - call` in place of
+  logprobs (worker/engines/context.py); readers that do not compare contexts need not know it;
 - the step's delta-encoded chunks (chunk_template.py), nil if there were none; in the last entry
   of a job a string instead, its terminal state. The journal of that entry is the number of tokens
   that all attempts have generated, nil if no worker ended the job.
@@ -60,6 +62,11 @@ class Prompt(NamedTuple):
     logprobs: Any = None
     """As the engine journaled them; None if none were requested."""
 
+    @property
+    def is_context(self) -> bool:
+        """It is no prompt, but what `context_record` makes."""
+        return self.call < 0
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -106,6 +113,11 @@ def make_journal(records: Sequence[Record], items: Sequence[Item] = ()) -> Journ
             del texts[0]
         journal.append(short)
     return journal or None
+
+
+def context_record(call: int, context: Sequence[int]) -> Record:
+    """What an engine call depends on, to be compared by later attempts: see the module."""
+    return ~call, 0, context
 
 
 _NOTHING = ((None,), (None, None))

@@ -439,13 +439,14 @@ class JobQueue:
             states |= reply
         return states
 
-    async def restart(self, job: LeasedJob, reason: str) -> str:
+    async def restart(self, job: LeasedJob, reason: str, code: str = "worker_lost") -> str:
         """Give up a job whose log the engine can't continue.
 
         Returns its new state: it is queued, with an empty log, or it has failed, as a client may
-        have seen what was generated. Empty if the worker had lost the job already.
+        have seen what was generated, with the error `code`. Empty if the worker had lost the job
+        already.
         """
-        return await restart.call(self.scripts, job, reason=reason) or ""
+        return await restart.call(self.scripts, job, reason=reason, code=code) or ""
 
     # --- maintenance ---
 

@@ -182,6 +182,39 @@ def test_a_checked_stream_survives_its_worker(stack: Stack) -> None:
     assert survivor.metric("flotilla_jobs_continued_total") == 1
 
 
+def test_an_answer_does_not_go_on_with_another_passage(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has a part gets an error; an answer that nobody has seen begins anew."""
+    gateway = stack.gateway(lease_s=4)
+    settings = FAST | {"sim_step_ms": 20, "hooks": f"before={HOOKS}:add_passage"}
+    monkeypatch.setenv("PASSAGE", "the old one")
+    faults = "kill_on_prompt=mark,kill_after_tokens=20"
+    victim = stack.worker(**settings, sim_faults=faults)
+    answers: dict[bool, httpx.Response] = {}
+
+    def call(stream: bool) -> None:
+        answers[stream] = post(gateway, chat("mark", 60, stream=stream, seed=1))
+
+    calls = [threading.Thread(target=call, args=(stream,)) for stream in (True, False)]
+    for each in calls:
+        each.start()
+    assert victim.popen.wait(60) == -signal.SIGKILL
+    monkeypatch.setenv("PASSAGE", "a new one")
+    survivor = stack.worker(**settings)
+    for each in calls:
+        each.join(60)
+    undisturbed = post(gateway, chat("mark", 60, seed=1))
+    assert json.loads(answers[False].content)["choices"] == undisturbed.json()["choices"]
+    *_, error = chunks(answers[True].text)
+    assert error["error"]["code"] == "context_changed"
+    lost = job(gateway, answers[True].headers["x-flotilla-job-id"])
+    assert (lost["state"], lost["error"]["code"]) == ("failed", "context_changed")
+    outcomes = [attempt["outcome"] for attempt in lost["attempts"]]
+    assert outcomes == ["worker_lost", "not_continued"]
+    assert survivor.metric("flotilla_continuations_refused_total", reason="context") >= 1
+
+
 def test_a_worker_whose_hooks_are_missing_does_not_start(stack: Stack) -> None:
     worker = stack.worker(wait=False, hooks="after=no.such:hook")
     wait_for(lambda: worker.popen.poll() is not None, "it has ended")

@@ -438,13 +438,21 @@ async def test_a_job_that_a_client_has_seen_does_not_restart(
     assert gateway.frames() == [(job.id.encode(), 3, FrameKind.ENDED, b"", b"")]
 
 
+async def test_a_seen_job_fails_with_the_code_that_its_worker_gives(
+    queue: JobQueue, store: Redis
+) -> None:
+    job = await continued(queue, store)
+    assert await queue.restart(job, "no continuation", "context_changed") == "failed"
+    assert (await seen(queue, job.id)).error_code == "context_changed"
+
+
 async def test_a_seen_log_with_a_damaged_segment_does_not_restart(
     queue: JobQueue, store: Redis
 ) -> None:
     job = await continued(queue, store)
     store.rpush(keys.log(0, job.id), b"\xc1")
     await queue.entries(job.id, 0)
-    assert await queue.restart(job, "log lost") == "failed"
+    assert await queue.restart(job, "log lost", "context_changed") == "failed"
     assert (await seen(queue, job.id)).error_code == "log_lost"
 
 

@@ -138,6 +138,9 @@ class Silent:
     def continued(self, how: str, decoded_again: int) -> None:
         pass
 
+    def context(self, call: int, context: Any) -> None:
+        pass
+
     def prompt(self, call: int, n_tokens: int, logprobs: Any = None) -> None:
         pass
 

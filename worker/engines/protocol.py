@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from worker.engines.context import Context
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -63,6 +65,10 @@ class Past(NamedTuple):
     """As the engine journaled them with the prompt; None if the request asks for none."""
 
 
+class PastRefused(Exception):
+    """An answer can't be continued; the text says why."""
+
+
 class Journal(Protocol):
     """Receives what the engine generates for one job, token by token.
 
@@ -86,6 +92,12 @@ class Journal(Protocol):
 
     def keep_here(self) -> None:
         """No engine could continue this call: the job is not handed over to another worker."""
+
+    def context(self, call: int, context: Context) -> None:
+        """What call number `call` depends on; told before anything is generated.
+
+        Raises PastRefused, after it has aborted the run, if earlier attempts had another one.
+        """
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """Call number `call` has a prompt of `n_tokens` tokens and is about to enter the engine."""

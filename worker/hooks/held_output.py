@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.engines.context import Context
 from worker.engines.protocol import Journal, Logprobs, Past
 from worker.hooks.texts import texts_by_choice
 
@@ -143,6 +144,10 @@ class HeldOutput:
     def keep_here(self) -> None:
         """See `Journal.keep_here`."""
         self._journal.keep_here()
+
+    def context(self, call: int, context: Context) -> None:
+        """See `Journal.context`."""
+        self._journal.context(call, context)
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """See `Journal.prompt`."""

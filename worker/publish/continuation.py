@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,8 @@ class Continuation:
     """Number of the log's last entry."""
     pasts: dict[int, Past] = field(default_factory=dict)
     """By engine call; of every call that has reached the engine."""
+    contexts: dict[int, Sequence[int]] = field(default_factory=dict)
+    """By engine call; of none whose worker's release did not journal it."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     chunks: list[bytes] = field(default_factory=list)
@@ -75,7 +77,9 @@ class ContinuationReader:
 
     def _add_record(self, record: Delta | Prompt) -> None:
         whole, call = self.continuation, record.call
-        if isinstance(record, Prompt):
+        if isinstance(record, Prompt) and record.is_context:
+            whole.contexts[~call] = tuple(record.logprobs)
+        elif isinstance(record, Prompt):
             self._deltas[call] = []
             whole.pasts[call] = Past(self._deltas[call], _texts(record.logprobs))
             whole.prompt_tokens += record.tokens

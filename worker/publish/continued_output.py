@@ -12,7 +12,8 @@ from shared.platform.metrics import WorkerMetrics
 from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.job import LeasedJob
 from shared.protocol.states import JobState
-from worker.engines.protocol import Past
+from worker.engines.context import Context, difference
+from worker.engines.protocol import Past, PastRefused
 from worker.publish.answer_edit import AnswerEdit
 from worker.publish.continuation import Continuation, ContinuationDiffers, SentChunks
 from worker.publish.output_buffer import OutputBuffer
@@ -33,6 +34,7 @@ class ContinuedOutputBuffer(OutputBuffer):
         "_sent",
         "how",
         "refusal",
+        "refusal_code",
     )
 
     def __init__(
@@ -48,6 +50,8 @@ class ContinuedOutputBuffer(OutputBuffer):
         """How the engine continues the job; empty as long as it does not."""
         self.refusal = ""
         """Why the job can't be continued, in words for the log; empty: it can."""
+        self.refusal_code = ""
+        """The error of the job then, if a client may have seen a part of its answer."""
         self._metrics = metrics
         self._edit = edit
         self._on_refused = on_refused
@@ -74,6 +78,7 @@ class ContinuedOutputBuffer(OutputBuffer):
         """The job can't be continued; nothing more of it is sent. `kind` is for the metrics."""
         if not self.refusal:
             self.refusal = reason
+            self.refusal_code = "context_changed" if kind == "context" else "worker_lost"
             self.discarded = True
             self._metrics.continuations_refused.labels(kind).inc()
             self._on_refused()
@@ -110,6 +115,15 @@ class ContinuedOutputBuffer(OutputBuffer):
             metrics.continued.labels(how).inc()
             metrics.tokens_taken_over.inc(self._continuation.completion_tokens)
         metrics.tokens_decoded_again.inc(decoded_again)
+
+    def context(self, call: int, context: Context) -> None:
+        """See `Journal.context`; one that is in the log is not journaled again."""
+        known = self._continuation.contexts.get(call) if self._continuation else None
+        if known is None or (known != context and self.past(call) is None):
+            super().context(call, context)
+        elif part := difference(known, context):
+            self.refuse("context", f"another {part} than earlier attempts had")
+            raise PastRefused(self.refusal)
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """See `Journal.prompt`; a prompt that is in the log is not journaled again."""

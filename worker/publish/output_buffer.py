@@ -13,9 +13,10 @@ from typing import Any
 from shared.protocol.chunk_template import DeltaEncoder
 from shared.protocol.frames import FrameKind, encode, entries_of
 from shared.protocol.job import LeasedJob
-from shared.protocol.job_log import Record, make_journal, pack_segment
+from shared.protocol.job_log import Record, context_record, make_journal, pack_segment
 from shared.protocol.result import JobResult
 from shared.protocol.step_log import FinalEntry, JobStream, LogFlush
+from worker.engines.context import Context
 from worker.engines.protocol import Logprobs, Past
 
 
@@ -91,6 +92,10 @@ class OutputBuffer(JobStream):
     def keep_here(self) -> None:
         """See `Journal.keep_here`."""
         self.movable = False
+
+    def context(self, call: int, context: Context) -> None:
+        """See `Journal.context`."""
+        self._records.append(context_record(call, context))
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         """See `Journal.prompt`."""

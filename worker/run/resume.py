@@ -40,7 +40,7 @@ class LogQueue(Protocol):
     async def read_log(self, job_id: str, after: int) -> LogPart:
         """The entries behind number `after`."""
 
-    async def restart(self, job: LeasedJob, reason: str) -> str:
+    async def restart(self, job: LeasedJob, reason: str, code: str) -> str:
         """Give up a job that can't be continued; returns its new state, empty if it is lost."""
 
 
@@ -89,7 +89,9 @@ async def give_up(queue: LogQueue, buffer: ContinuedOutputBuffer) -> None:
     """Give up the job of a buffer that has refused: it begins anew, or it fails."""
     try:
         state = await _answer(
-            lambda: queue.restart(buffer.job, _OUTCOME), asyncio.Event(), _TRIES_TO_GIVE_UP
+            lambda: queue.restart(buffer.job, _OUTCOME, buffer.refusal_code),
+            asyncio.Event(),
+            _TRIES_TO_GIVE_UP,
         )
     except (RedisError, OSError) as error:
         log.error("job not continued (%s), and not given up: %s", buffer.refusal, error)

@@ -12,6 +12,7 @@ from load_tests.faults.kills.answer import Answer
 from load_tests.faults.kills.request_classes import KillRequest, Mode, RequestClass, make_request
 from load_tests.faults.kills.sse_parser import SseParser
 from shared.platform.settings import Settings
+from worker.engines.context import Context
 from worker.engines.protocol import JOURNAL, Logprobs, Past
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.publish.service_tier import add_tier, requested_tier
@@ -55,6 +56,9 @@ class _Recorder:
 
     def keep_here(self) -> None:
         """Nothing is handed over."""
+
+    def context(self, call: int, context: Context) -> None:
+        """See `Journal.context`."""
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
         self.prompt_tokens += n_tokens

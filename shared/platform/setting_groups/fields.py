@@ -1,6 +1,6 @@
 """Settings for the fields of requests: which are allowed, and how large they may be.
 
-`shared/api/field_policy.py` applies them, in the gateway.
+`shared/api/field_policy.py` applies them, in the gateway; workers read whether URLs are allowed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class FieldSettings(BaseModel):
     )
     max_schema_chars: int = Field(262_144, ge=1, description="characters in the same")
     max_schema_depth: int = Field(64, ge=1, description="levels of nesting in the same")
+
+    def allows(self, name: str) -> bool:
+        """Whether requests may have a field that is refused by default."""
+        return name in self.allow_fields or "*" in self.allow_fields
 
     @field_validator("allow_fields", mode="before")
     @classmethod

@@ -6,10 +6,11 @@ from shared.protocol.job import LeasedJob
 from shared.protocol.scripts.runner import Scripts, text
 
 
-async def call(scripts: Scripts, job: LeasedJob, *, reason: str) -> str | None:
+async def call(scripts: Scripts, job: LeasedJob, *, reason: str, code: str) -> str | None:
     """The job's new state; None if the worker had lost it already.
 
     It is queued with an empty log, or it has failed, as a client may have seen what was generated.
+    Its error is `code` then, or `log_lost`.
     `reason` goes into the job's history.
     """
-    return text(await scripts.run("restart", job.shard, (job.id, job.lease_id, reason)))
+    return text(await scripts.run("restart", job.shard, (job.id, job.lease_id, reason, code)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from worker.hooks.interface import HOLD, Answer, Hold
+import os
+
+from worker.hooks.interface import HOLD, Answer, Hold, Request
 
 
 def upper_in_tens(answer: Answer) -> Hold | None:
@@ -11,3 +13,9 @@ def upper_in_tens(answer: Answer) -> Hold | None:
         return HOLD
     answer.change_text(str.upper)
     return None
+
+
+def add_passage(request: Request) -> None:
+    """Put the passage of this worker's environment in front of a chat."""
+    passage = {"role": "system", "content": os.environ["PASSAGE"]}
+    request.body["messages"] = [passage, *request.body["messages"]]

@@ -38,6 +38,7 @@ class RecordingQueue:
     """The log of earlier attempts."""
     restarted: list[str] = field(default_factory=list)
     """The jobs that were given up because they can't be continued."""
+    restart_codes: list[str] = field(default_factory=list)
 
     def losses(self, shard: int) -> int:
         return 0
@@ -57,8 +58,9 @@ class RecordingQueue:
         assert after == 0
         return LogPart(2 if self.before else 1, self.before)
 
-    async def restart(self, job: LeasedJob, reason: str) -> str:
+    async def restart(self, job: LeasedJob, reason: str, code: str) -> str:
         self.restarted.append(job.id)
+        self.restart_codes.append(code)
         return "failed" if job.stream or job.watched else "queued"
 
     @property

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 from zlib import crc32
 
-from worker.engines.protocol import Generated, Journal
+from worker.engines.context import SCHEME, Context
+from worker.engines.protocol import Generated, Journal, PastRefused
 
 _WORDS = (
     "the a one each some every queue stream worker gateway job token batch answer lease slot step "
@@ -111,7 +112,8 @@ class Generation:
     def add(self, call: int, prompt: Prompt, sampling: Sampling, max_tokens: int) -> None:
         """Add the sequences of one prompt, which is number `call` of the request.
 
-        Raises Disconnected if the journal has a past that this engine would not have generated.
+        Raises Disconnected if the journal has a past of another prompt, or one that this engine
+        would not have generated.
         """
         sequences = [
             Sequence(self, call, index, prompt, sampling, max_tokens) for index in range(sampling.n)
@@ -120,6 +122,10 @@ class Generation:
         self._unfinished += sampling.n
         if self.journal is None:
             return
+        try:
+            self.journal.context(call, Context(SCHEME, prompt.digest))
+        except PastRefused:
+            raise Disconnected from None
         self.journal.prompt(call, prompt.n_tokens)
         past = self.journal.past(call)
         for delta in past.deltas if past else ():

@@ -18,12 +18,12 @@ from typing import Any
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from worker.engines.protocol import Generated, Past
+from worker.engines.protocol import Generated, Past, PastRefused
 from worker.engines.vllm import forced_replay
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm.prefill_resume import PREFILLS
 from worker.engines.vllm.resume_args import FORCED, PREFILL
-from worker.engines.vllm.seam import PastRefused, Seam
+from worker.engines.vllm.seam import Seam
 
 # After so many outputs of the past other requests get the event loop.
 _BURST = 32

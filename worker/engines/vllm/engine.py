@@ -24,6 +24,14 @@ from worker.engines.vllm import parent_death
 from worker.engines.vllm import stream as vllm_stream
 from worker.engines.vllm.gpu_args import with_gpus
 from worker.engines.vllm.guards import Guards
+from worker.engines.vllm.server_args import (
+    IGNORED,
+    MEDIA_URLS,
+    REFUSED,
+    set_in_vain,
+    with_media_domains,
+)
+from worker.engines.vllm.warm_up import warm_up
 
 log = logging.getLogger("flotilla.engine")
 
@@ -107,6 +115,8 @@ class VllmEngine:
         # When the engine dies, vLLM's error handlers set this attribute of their server. Here the
         # worker polls `dead` instead.
         app.state.server = SimpleNamespace(should_exit=False)
+        if "generate" in tasks:
+            await warm_up(self._engine)
         self._app = app
         self._entry = self._guards.around(app)
         self._capacity = Capacity(
@@ -158,6 +168,7 @@ class VllmEngine:
         argv += shlex.split(settings.engine_args)
         argv += _tracing_args(settings)
         argv = with_gpus(argv, v.gpus)
+        argv = with_media_domains(argv, urls_allowed=settings.allows(MEDIA_URLS))
         parser = v.make_arg_parser(v.FlexibleArgumentParser())
         parser.print_usage = lambda *_: None  # 300 lines, which would hide the error
         try:
@@ -165,6 +176,12 @@ class VllmEngine:
             v.validate_parsed_serve_args(args)
         except SystemExit as error:  # argparse has printed why on stderr
             raise SettingsError(f"vLLM does not take these arguments: {argv}") from error
+        if v.api_key:
+            raise SettingsError(f"VLLM_API_KEY has no effect in a worker: {REFUSED['api_key']}")
+        if refused := set_in_vain(REFUSED, args, parser.get_default):
+            raise SettingsError("; ".join(refused))
+        for text in set_in_vain(IGNORED, args, parser.get_default):
+            log.warning(text)
         if args.tool_parser_plugin:
             v.ToolParserManager.import_tool_parser(args.tool_parser_plugin)
         return args
@@ -191,6 +208,7 @@ class VllmEngine:
 def _import() -> SimpleNamespace:
     """All that this file uses of vLLM, from where the installed release has it."""
     import vllm
+    from vllm import envs
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.tool_parsers import ToolParserManager
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -239,6 +257,7 @@ def _import() -> SimpleNamespace:
         AsyncLLM=AsyncLLM,
         FlexibleArgumentParser=FlexibleArgumentParser,
         StatLoggerBase=StatLoggerBase,
+        api_key=envs.VLLM_API_KEY,
         ToolParserManager=ToolParserManager,
         build_app=build_app,
         init_amx=init_amx,

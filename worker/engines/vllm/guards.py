@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from shared.platform.settings import Settings
 from worker.engines.vllm.body_check import BodyChecker, CheckedBodies
+from worker.engines.vllm.context import Contexts
 from worker.engines.vllm.grammar_check import Compile, GrammarChecker
 from worker.engines.vllm.trial_process import Limits
 
@@ -21,6 +22,7 @@ class Guards:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._contexts: Contexts | None = None
         self._grammars = GrammarChecker(
             Limits(settings.grammar_timeout_s, settings.grammar_memory_bytes)
         )
@@ -33,6 +35,7 @@ class Guards:
         """
         from torch import cuda
 
+        self._contexts = await Contexts.start(config.model_config)
         if cuda.is_initialized():  # a process that uses CUDA must not be forked
             log.warning("this process uses CUDA already: requests are not tried before vLLM's use")
             return
@@ -58,7 +61,8 @@ class Guards:
             self._settings.max_prompt_logprobs,
             engine.model_config.get_vocab_size(),
         )
-        return JournalledEngine(engine, limits, config.scheduler_config.max_num_seqs)
+        slots = config.scheduler_config.max_num_seqs
+        return JournalledEngine(engine, limits, slots, self._contexts)
 
     def around(self, app: Any) -> ASGIApp:
         """What jobs call instead of vLLM's application, once it has all its routes."""

@@ -26,13 +26,14 @@ from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from worker.engines.protocol import JOURNAL, Journal, Past
+from worker.engines.protocol import JOURNAL, Journal, Past, PastRefused
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
+from worker.engines.vllm.context import Contexts
 from worker.engines.vllm.continuation import Continuation, refusal
 from worker.engines.vllm.request_limits import RequestLimits
-from worker.engines.vllm.seam import PastRefused, Replayed
+from worker.engines.vllm.seam import Replayed
 from worker.engines.vllm.stream import INTERCEPT, Interceptor
 from worker.engines.vllm.wide_requests import WideEngine
 
@@ -58,13 +59,20 @@ class JournalledEngine:
     """An AsyncLLM that writes to the `JOURNAL` of the calling context.
 
     `limits`: what one request may ask for; None: anything. `slots`: sequences that the engine runs
-    at once.
+    at once. `contexts`: None: calls are not compared with those of earlier attempts.
     """
 
-    def __init__(self, engine: Any, limits: RequestLimits | None = None, slots: int = 1024) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        limits: RequestLimits | None = None,
+        slots: int = 1024,
+        contexts: Contexts | None = None,
+    ) -> None:
         self._engine = engine
         self._wide = WideEngine(engine, slots)
         self._limits = limits
+        self._contexts = contexts
         self._starting = asyncio.Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -107,6 +115,9 @@ class JournalledEngine:
         if self._limits is not None:
             await self._limits.check(sampling_params, _prompt_tokens(prompt))
         call = _call_number(request_id)
+        if self._contexts is not None:
+            adapter = options.get("lora_request")
+            journal.context(call, await self._contexts.of(prompt, adapter))
         with_prompt_logprobs = sampling_params.prompt_logprobs is not None
         if not with_prompt_logprobs:
             journal.prompt(call, _prompt_tokens(prompt))

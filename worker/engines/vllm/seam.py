@@ -14,12 +14,8 @@ from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from worker.engines.protocol import Generated
+from worker.engines.protocol import Generated, PastRefused
 from worker.engines.vllm import logprobs as vllm_logprobs
-
-
-class PastRefused(Exception):
-    """An answer can't be continued; the text says why."""
 
 
 class Replayed(RequestOutput):  # type: ignore[misc]

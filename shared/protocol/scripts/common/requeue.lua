@@ -91,15 +91,15 @@ local function requeue_or_fail(id, job, reason, blame)
 end
 
 -- Take a job from a worker whose engine can't continue what earlier attempts have generated. It begins anew,
--- unless a client may have seen that. Returns the new state.
-local function restart_or_fail(id, job, reason)
+-- unless a client may have seen that; then it fails with `code`. Returns the new state.
+local function restart_or_fail(id, job, reason, code)
   flush_step_log(id, job)
   local last = next_seq(id) - 1
   if last == 0 then return requeue_or_fail(id, job, reason, true) end -- there was nothing to continue
   local fields = history_field(id, job, reason, last)
   invalidate_fence(job.worker)
   if is_seen(job) then
-    local code = is_log_lost(id, job, last) and 'log_lost' or 'worker_lost'
+    if is_log_lost(id, job, last) then code = 'log_lost' end
     finish_without_result(id, job, 'fail', code, fields)
     return TO.fail
   end

@@ -1,0 +1,96 @@
+"""Real vLLM does not continue an answer whose prompt has changed between two attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from shared.protocol.job_log import Entry
+from tests.e2e.shared_engine import SharedEngine
+from tests.unit.worker.bench import Bench
+from worker.engines.protocol import Engine
+from worker.hooks.hooked_app import HookedApp
+from worker.hooks.interface import Request
+from worker.hooks.loading import Hook, Hooks
+from worker.run.job_run import Outcome
+
+pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
+
+ASKED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Tell me a story about a queue."}],
+    "temperature": 0,
+    "max_tokens": 12,
+    "ignore_eos": True,
+}
+Change = Callable[[str], None]
+
+
+@pytest.fixture(params=["hook", "template"])
+def change(
+    request: pytest.FixtureRequest, vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> Change:
+    """Changes what a `before` hook adds to the prompt, or what the chat template does."""
+    tokenizer = vllm_engine._engine.renderer.tokenizer  # type: ignore[attr-defined]
+    template = tokenizer.chat_template
+
+    def make(today: str) -> None:
+        if request.param == "hook":
+            monkeypatch.setattr(Passages, "today", today)
+        else:
+            monkeypatch.setattr(tokenizer, "chat_template", f"Today is {today}. {template}")
+
+    return make
+
+
+class Passages:
+    """A `before` hook."""
+
+    today = ""
+
+    @classmethod
+    def add(cls, request: Request) -> None:
+        """Put the date before the chat, if there is one."""
+        passage = [{"role": "system", "content": cls.today}] if cls.today else []
+        request.body["messages"] = [*passage, *request.body["messages"]]
+
+
+async def run(engine: Engine, before: list[Entry], **fields: Any) -> tuple[Bench, Outcome]:
+    shared: Any = SharedEngine(engine)
+    counter = Counter("calls", "Calls of hooks.", ["kind", "outcome"], registry=CollectorRegistry())
+    hook = Hook("before", "tests:add", Passages.add)
+    app = HookedApp(shared, Hooks((hook,), (), (), 30.0), counter)
+    bench = Bench(shared, before, app)
+    outcome = await bench.run(**ASKED, **fields).execute()
+    await bench.close()
+    return bench, outcome
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_is_not_continued_with_another_prompt(
+    vllm_engine: Engine, change: Change, stream: bool
+) -> None:
+    change("monday")
+    first, outcome = await run(vllm_engine, [], stream=stream)
+    assert outcome is Outcome.FINISHED
+    before = first.queue.log[:5]
+    assert len(before) == 5
+    same, outcome = await run(vllm_engine, before, stream=stream)
+    assert (outcome, same.queue.restarted) == (Outcome.FINISHED, [])
+    change("tuesday")
+    bench, outcome = await run(vllm_engine, before, stream=stream)
+    assert (outcome, bench.queue.outputs) == (Outcome.LOST, [])
+    assert bench.queue.restart_codes == ["context_changed"]
+
+
+async def test_an_answer_is_not_continued_with_another_model(
+    vllm_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = await run(vllm_engine, [], stream=True)
+    contexts = vllm_engine._guards._contexts  # type: ignore[attr-defined]
+    assert contexts._model > 1, "the demo model's files were found"
+    monkeypatch.setattr(contexts, "_model", contexts._model + 1)
+    bench, outcome = await run(vllm_engine, first.queue.log[:3], stream=True)
+    assert (outcome, bench.queue.restart_codes) == (Outcome.LOST, ["context_changed"])

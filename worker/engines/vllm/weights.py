@@ -1,0 +1,71 @@
+"""Tells two sets of weights apart, of a model or of an adapter, without reading all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+_CONFIGS = ("config.json", "adapter_config.json", "params.json")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""Those of the first kind that there is count, as for vLLM."""
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+def checksum(name: str, revision: str | None = None) -> int:
+    """A checksum of the weights' files, by their names, sizes and 16 samples of each; not 0.
+
+    `name`: a folder, a file, or the id of a model that was downloaded from a hub; of what can't be
+    found, its name and revision. Reads at most 64 KiB of a file. Two copies in different places
+    have the same checksum.
+    """
+    place = Path(name).expanduser()
+    found = place if place.exists() else _downloaded(name, revision)
+    try:
+        parts = list(_parts(found)) if found else []
+    except OSError:
+        parts = []
+    total = 0
+    for part in parts or [f"{name}@{revision}".encode()]:
+        total = crc32(part, total)
+    return total or 1
+
+
+def _downloaded(name: str, revision: str | None) -> Path | None:
+    """The folder of a hub's model on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    for config in _CONFIGS:
+        try:
+            found = try_to_load_from_cache(name, config, revision=revision)
+        except HFValidationError:
+            return None
+        if isinstance(found, str):
+            return Path(found).parent
+    return None
+
+
+def _parts(place: Path) -> Iterator[bytes]:
+    if place.is_file():
+        yield from _samples(place)
+        return
+    files = sorted(path for path in place.iterdir() if path.is_file())
+    kinds = {path.suffix for path in files}
+    kind = next((suffix for suffix in _WEIGHTS if suffix in kinds), None)
+    for path in files:
+        if path.name in _CONFIGS:
+            yield path.read_bytes()
+        elif path.suffix == kind:
+            yield path.name.encode()
+            yield from _samples(path)
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        yield str(size).encode()
+        for number in range(_SAMPLES):
+            file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+            yield file.read(_SAMPLE_BYTES)

@@ -1,9 +1,11 @@
-"""Routes of vLLM, OpenAI, Anthropic and TorchServe that are refused on purpose, and why.
+"""Routes and headers of vLLM, OpenAI, Anthropic and TorchServe that are refused on purpose.
 
 shared/api/ROUTES.md is the same list beside the routes that work; a test compares the two.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from shared.api.errors import NotSupported
 
@@ -52,6 +54,8 @@ REFUSED: dict[str, str] = {
     "/weight_info": _WEIGHTS,
     "/weight_checker": _WEIGHTS,
     "/get_world_size": _ENGINE,
+    "/adapters": "it is SageMaker's; use POST /v1/load_lora_adapter and /v1/unload_lora_adapter, "
+    "which reach all workers of a pool.",
     "/cohere/v2/chat": "vLLM serves it only with a switch and Cohere's own package; use "
     "POST /v1/chat/completions.",
     "/v1/realtime": "it is a WebSocket, and a job's input has to be complete when it is queued.",
@@ -85,6 +89,21 @@ REFUSED: dict[str, str] = {
     "/wfpredict": "a job is one call of one model; use a hook for what comes before and after it.",
 }
 """`[METHOD ]path` -> why it is refused, there and at all paths below it."""
+
+HOSTING_HEADERS: dict[bytes, str] = {
+    b"x-amzn-sagemaker-adapter-identifier": "name the adapter as `model` of the body.",
+    b"x-amzn-sagemaker-session-id": "a session is kept in files of one server, and here a request "
+    "may run on any worker of its pool; use /v1/responses with `conversation`.",
+}
+"""Headers with which vLLM's hosting package changes a call of /invocations -> why they are not
+served. Without them the call would get another answer than its client expects."""
+
+
+def refuse_hosting_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises NotSupported if a call of /invocations has one of these headers."""
+    for name, _ in headers:
+        if reason := HOSTING_HEADERS.get(name):
+            raise NotSupported(f"The header `{name.decode()}` is not served: {reason}")
 
 
 def not_supported(method: str, path: str) -> NotSupported | None:

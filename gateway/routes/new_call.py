@@ -12,6 +12,7 @@ from gateway.http.body import Limits, check_size, in_thread, parse_json, read_bo
 from gateway.http.call_headers import call_headers
 from gateway.http.form import parse_form, without_boundary
 from gateway.http.prefer import Prefer
+from gateway.http.refused_routes import refuse_hosting_headers
 from gateway.jobs.admission import CheckedRequest, admit, check_request
 from gateway.jobs.response_request import ResponseRequest
 from shared.api.endpoint import BodyKind, Endpoint
@@ -19,6 +20,8 @@ from shared.platform.settings import Settings
 from shared.protocol.idempotency import IdempotencyKey
 from shared.protocol.job import NewJob
 from shared.queue.job_queue import JoinedJob
+
+_INVOCATIONS = "/invocations"
 
 
 class NewCall(NamedTuple):
@@ -43,8 +46,10 @@ async def new_call(
     tenant: str,
     request_id: bytes | None,
 ) -> NewCall:
-    """Read a tenant's request. Raises as read_body, parse_json, parse_form, check_request and
-    admit."""
+    """Read a tenant's request. Raises as refuse_hosting_headers, read_body, parse_json, parse_form,
+    check_request and admit."""
+    if endpoint.path == _INVOCATIONS:
+        refuse_hosting_headers(scope["headers"])
     body, request = await _read(endpoint, scope, receive, gateway.settings)
     sent = call_headers(scope["headers"])
     model = await admit(gateway.fleet, request, sent.model_version)

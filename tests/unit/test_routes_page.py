@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from starlette.types import ASGIApp
 
 from gateway.app import create_app
-from gateway.http.refused_routes import REFUSED
+from gateway.http.refused_routes import HOSTING_HEADERS, REFUSED
+from gateway.routes.new_call import new_call
 from shared.api.endpoints import ENDPOINTS
+from shared.api.errors import NotSupported
 from shared.platform.settings import Settings
 from tests.models.parity_cases import GENERATE
 from tests.models.pooling_cases import CLASSIFY, EMBED, SCORES
@@ -100,6 +102,40 @@ def _routes_in(node: ast.AST) -> Iterator[tuple[str, str]]:
     elif name == "add_api_route":
         methods = next(each.value for each in node.keywords if each.arg == "methods")
         yield from ((method, first.value) for method in ast.literal_eval(methods))
+
+
+def hosting_routes() -> set[tuple[str, str]]:
+    """(method, path) of every route that vLLM's hosting package adds."""
+    spec = find_spec("model_hosting_container_standards")
+    assert spec is not None
+    assert spec.origin is not None
+    found = set()
+    for path in Path(spec.origin).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "RouteConfig":
+                of = {each.arg: ast.unparse(each.value).strip("'") for each in node.keywords}
+                found.add((of["method"], of["path"]))
+    return found
+
+
+def test_the_page_has_every_route_of_vllms_hosting_package() -> None:
+    routes = hosting_routes()
+    assert {("POST", "/invocations"), ("POST", "/adapters")} <= routes
+    assert routes - {(row.method, row.path) for row in ROWS} == set()
+
+
+@pytest.mark.parametrize("header", HOSTING_HEADERS)
+async def test_headers_that_would_change_the_answer_are_refused(header: bytes) -> None:
+    not_reached: Any = None
+    scope = {
+        "path": "/invocations",
+        "headers": [(b"content-type", b"application/json"), (header, b"x")],
+    }
+    endpoint = ENDPOINTS["/invocations"]
+    with pytest.raises(NotSupported) as refused:
+        await new_call(not_reached, endpoint, scope, not_reached, "tenant", None)
+    assert str(refused.value).endswith(HOSTING_HEADERS[header])
+    assert header.decode() in PAGE
 
 
 def test_the_page_has_every_route_of_vllm() -> None:

@@ -32,6 +32,8 @@ class Variant:
     """vLLM options besides the demo model's."""
     fast_paths: str = "auto"
     """FLOTILLA_FAST_PATHS of the fleet's processes."""
+    api_keys: str = ""
+    """FLOTILLA_API_KEYS of the fleet's gateway."""
 
     def start(self, processes: Processes) -> VllmSystem:
         """Start it and wait until it is ready. Raises ProcessError."""
@@ -119,5 +121,13 @@ class VllmFleet(VllmSystem):
             fast_paths=variant.fast_paths,
         )
         port = free_port()
-        self.start_flotilla("gateway", "gateway", "front", port, redis_url=redis_url, port=port)
+        self.start_flotilla(
+            "gateway",
+            "gateway",
+            "front",
+            port,
+            redis_url=redis_url,
+            port=port,
+            api_keys=variant.api_keys,
+        )
         self.ports = [port]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from load_tests.faults.hostile.raw_http import is_reachable, post
+from load_tests.faults.hostile.raw_http import NEIGHBOUR_KEY, is_reachable, post
 from load_tests.harness.processes import Process
 from load_tests.systems.engine import CHAT_PATH
 
@@ -82,7 +82,7 @@ class Bystanders:
         with contextlib.closing(socket.create_connection(("127.0.0.1", self._port))) as connection:
             connection.settimeout(_TIMEOUT_S)
             last = time.monotonic()
-            connection.sendall(post(CHAT_PATH, self._body))
+            connection.sendall(post(CHAT_PATH, self._body, NEIGHBOUR_KEY))
             while not self._ended.is_set() and not tail.endswith(b"0\r\n\r\n"):
                 data = connection.recv(1 << 16)
                 now = time.monotonic()

@@ -17,9 +17,65 @@ from load_tests.faults.hostile.requests import (
     truncated_prompt,
     upgrade,
 )
+from load_tests.faults.hostile.tenant_attacks import (
+    REFUSED,
+    keep_conversations,
+    many_filters,
+    ordinary,
+    posts,
+    read_conversation,
+    read_large_answer,
+    read_large_response,
+    replay_in_conversation,
+    slow_grammars,
+    submit_large_answer,
+    urls_and_tensors,
+)
+
+_BODIES = {
+    **{
+        f"items-{n}": HostileRequest(
+            f"{n:,} items `{{}}` to /v1/responses", posts("/v1/responses", input=[{}] * n)
+        )
+        for n in (500, 2000, 10_000)
+    },
+    "batch": HostileRequest(
+        "3 x 9,900 empty messages to chat/completions/batch",
+        posts("/v1/chat/completions/batch", messages=[[{}] * 9900] * 3),
+    ),
+    "floats": HostileRequest(
+        "15 lists of 60,000 `1.5` to completions",
+        posts("/v1/completions", prompt=[[1.5] * 60_000] * 15),
+    ),
+}
+"""Bodies that keep vLLM's validation busy."""
+_TENANT = {
+    **_BODIES,
+    "urls": HostileRequest("URLs and tensors in five places", urls_and_tensors, expected=REFUSED),
+    "large-job": HostileRequest(
+        "a job of n x 400 tokens x 20 alternatives, to its end", submit_large_answer
+    ),
+    "large-get": HostileRequest("GET /jobs/{id} of it, 4 times", *read_large_answer("/jobs/{id}")),
+    "large-wait": HostileRequest("the same with ?wait=1", *read_large_answer("/jobs/{id}?wait=1")),
+    "large-events": HostileRequest(
+        "GET /jobs/{id}/events of it, 4 times", *read_large_answer("/jobs/{id}/events")
+    ),
+    "large-response": HostileRequest(
+        "GET /v1/responses/{id} with 800 tokens x 20 alternatives, 4 times", *read_large_response()
+    ),
+    "conversation": HostileRequest(
+        "10 at once: items?limit=1 of a conversation of 8 MB", *read_conversation()
+    ),
+    "kept": HostileRequest("four conversations of 8 MB", keep_conversations),
+    "replays": HostileRequest(
+        "300 times one idempotency key in a conversation", replay_in_conversation
+    ),
+    "filters": HostileRequest("3,000 filters of jobs", many_filters),
+}
 
 HOSTILE_REQUESTS = {
     "nothing": HostileRequest("nothing", nothing),
+    "ordinary": HostileRequest("ordinary short requests", ordinary),
     "objects": HostileRequest("8 MB of `{}` in an unknown field", large_body('"x": [{}...]')),
     "lists": HostileRequest("8 MB of `[]` in such a field", large_body('"x": [[]...]')),
     "keys": HostileRequest("8 MB of keys in such a field", large_body('"x": {"k#":0...}')),
@@ -52,12 +108,18 @@ HOSTILE_REQUESTS = {
     "half": HostileRequest("no key: 300 x half a header, 256 descriptors", half_a_header),
     "upgrade": HostileRequest("no key: 300 x upgrade by POST, 256 descriptors", upgrade),
     "guess": HostileRequest("no key: guessing keys", guess_keys),
+    **_TENANT,
 }
 VLLM_HOSTILE_REQUESTS = {
-    "vllm-nothing": HostileRequest("real vLLM: nothing", nothing),
+    "nothing": HostileRequest("real vLLM: nothing", nothing),
+    "ordinary": HostileRequest("real vLLM: ordinary short requests", ordinary),
     "vllm-prompts": HostileRequest("real vLLM: 8 MB in 1024 prompts", short_prompts),
     "vllm-truncate": HostileRequest(
         "real vLLM: 4 MB prompt with `truncate_prompt_tokens`", truncated_prompt
     ),
+    **_TENANT,
+    "grammars": HostileRequest("48 slow grammars, a neighbour's small ones", slow_grammars),
 }
-"""Requests to real vLLM with the demo model."""
+"""Requests to real vLLM with the demo model, all to one fleet."""
+BASELINES = ("nothing", "ordinary")
+"""The rows with which the others are compared."""

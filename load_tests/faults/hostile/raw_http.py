@@ -14,7 +14,10 @@ _SEND_BYTES = 1 << 20
 _MAX_BODY = 2000
 _TIMEOUT_S = 60.0
 KEY = "key-of-the-test"
-"""The API key of all clients that have one."""
+"""The API key of the client that attacks."""
+NEIGHBOUR_KEY = "key-of-the-neighbour"
+"""The API key of the other tenant, whose streams are watched."""
+API_KEYS = f"tenant:{KEY},neighbour:{NEIGHBOUR_KEY}"
 
 Address = tuple[str, int]
 
@@ -51,9 +54,9 @@ def request(
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def post(path: str, body: Mapping[str, Any]) -> bytes:
+def post(path: str, body: Mapping[str, Any], key: str | None = KEY) -> bytes:
     """Return the bytes of a POST with a JSON body."""
-    return request("POST", path, json.dumps(body).encode())
+    return request("POST", path, json.dumps(body).encode(), key=key)
 
 
 def exchange(port: int, data: bytes, timeout_s: float = _TIMEOUT_S) -> RawResponse:
@@ -74,7 +77,9 @@ def exchange(port: int, data: bytes, timeout_s: float = _TIMEOUT_S) -> RawRespon
 
 
 def read_answer(connection: socket.socket) -> tuple[str, bytes]:
-    """Read a response, to its end if it has a length; return status and first bytes of the body."""
+    """Read a response to its end, which a length or chunks tell; return its status and the first
+    bytes of its body.
+    """
     head = b""
     while b"\r\n\r\n" not in head:
         data = connection.recv(1 << 16)
@@ -86,7 +91,13 @@ def read_answer(connection: socket.socket) -> tuple[str, bytes]:
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
             left += int(line.partition(b":")[2])
+    tail = body
     with contextlib.suppress(TimeoutError):
+        while b"chunked" in head and not tail.endswith(b"0\r\n\r\n"):
+            if not (data := connection.recv(1 << 20)):
+                break
+            tail = tail[-8:] + data
+            body = (body + data)[:_MAX_BODY]
         while left > 0 and (data := connection.recv(1 << 20)):
             left -= len(data)
             body = (body + data)[:_MAX_BODY]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,6 +58,8 @@ class HostileRequest:
     attack: Attack
     prepare: Prepare = lambda target: None
     """Runs before the measurement."""
+    expected: str = ""
+    """What the response must be; empty if its text is not checked."""
 
 
 def large_body(member: str, model: str | None = None, times: int = _TIMES) -> Attack:
@@ -87,12 +89,12 @@ def fill(member: str, model: str) -> bytes:
     return f"{head}{values}{closing}}}".encode()
 
 
-def list_jobs(query: str, at_once: int = 1) -> Attack:
-    """Return an attack that lists jobs, `at_once` requests at the same time."""
+def list_jobs(query: str, times: int = 1) -> Attack:
+    """Return an attack that lists jobs, `times` requests at the same time."""
 
     def attack(target: AttackTarget) -> str:
         data = request("GET", f"/jobs?{query}")
-        return summarize(_at_once(at_once, lambda: exchange(target.port, data)))
+        return summarize(at_once([lambda: exchange(target.port, data)] * times))
 
     return attack
 
@@ -243,14 +245,10 @@ def _repeat(times: int, do: Callable[[], RawResponse]) -> list[RawResponse]:
     return found
 
 
-def _at_once(n: int, do: Callable[[], RawResponse]) -> list[RawResponse]:
-    found: list[RawResponse] = []
-    threads = [threading.Thread(target=lambda: found.append(do())) for _ in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
+def at_once(calls: Sequence[Callable[[], RawResponse]]) -> list[RawResponse]:
+    """Make all calls at the same time, each in a thread."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(lambda each: each(), calls))
 
 
 def summarize(answers: Iterable[RawResponse]) -> str:

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from load_tests.faults.fleet import FaultFleet
 from load_tests.faults.hostile.bystanders import Bystanders
-from load_tests.faults.hostile.raw_http import KEY
+from load_tests.faults.hostile.raw_http import API_KEYS
 from load_tests.faults.hostile.requests import DESCRIPTORS, AttackTarget, HostileRequest
+from load_tests.faults.hostile.row import HostileRow
 from load_tests.harness.processes import Process, Processes
-from load_tests.harness.table import Table
 from load_tests.vllm.systems import VARIANTS
 from worker.demo import MODEL_NAME
 
 _WARM_UP_S = 2.0
-_LABELS = ("gateway", "redis", "worker")
 _VLLM_TOKENS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class HostileRow:
-    """What other clients noticed of one hostile request."""
-
-    title: str
-    response: str
-    """What the server answered."""
-    stall_ms: float
-    """Longest time without data of another client's stream."""
-    probe_ms: float
-    """Slowest `GET /healthz`."""
-    grown_mb: dict[str, float]
-    """Growth of resident memory at its peak, by process."""
-    kept_mb: dict[str, float]
-    """The same some seconds after the request."""
-    failures: dict[str, int]
-    """Failed streams and probes of other clients, by reason."""
+_VLLM_IDLE_S = 20.0
+"""The rows for comparison take so long: the longer, the more noise they see."""
 
 
 def run_hostile(name: str, hostile: HostileRequest, folder: Path, after_s: float) -> HostileRow:
@@ -51,7 +33,7 @@ def run_hostile(name: str, hostile: HostileRequest, folder: Path, after_s: float
         workers=1,
         lease_s=15.0,
         descriptors=DESCRIPTORS,
-        api_keys=f"tenant:{KEY}",
+        api_keys=API_KEYS,
     )
     try:
         gateway = fleet.gateways[0]
@@ -65,19 +47,24 @@ def run_hostile(name: str, hostile: HostileRequest, folder: Path, after_s: float
         fleet.close()
 
 
-def run_hostile_vllm(
-    hostiles: Mapping[str, HostileRequest], processes: Processes, after_s: float
-) -> list[HostileRow]:
-    """Run hostile requests on one fleet with real vLLM. Raises ProcessError."""
-    system = VARIANTS["fleet"].start(processes)
-    labels = {process.label: process for process in system.processes}
-    port = system.ports[0]
-    target = AttackTarget(port, labels["gateway"].popen.pid, after_s, MODEL_NAME)
-    rows = []
-    for hostile in hostiles.values():
-        bystanders = Bystanders(port, MODEL_NAME, labels, _VLLM_TOKENS)
-        rows.append(_observe(hostile, target, labels, bystanders, after_s))
-    return rows
+class VllmTarget:
+    """One fleet with real vLLM and the demo model, for all rows."""
+
+    def __init__(self, processes: Processes, after_s: float) -> None:
+        """Start it. Raises ProcessError."""
+        system = replace(VARIANTS["fleet"], api_keys=API_KEYS).start(processes)
+        self._labels = {process.label: process for process in system.processes}
+        self._after_s = after_s
+        self._target = AttackTarget(
+            system.ports[0], self._labels["gateway"].popen.pid, _VLLM_IDLE_S, MODEL_NAME
+        )
+
+    def run(self, hostile: HostileRequest) -> HostileRow:
+        """Run one hostile request."""
+        port = self._target.port
+        bystanders = Bystanders(port, MODEL_NAME, self._labels, _VLLM_TOKENS)
+        hostile.prepare(self._target)
+        return _observe(hostile, self._target, self._labels, bystanders, self._after_s)
 
 
 def _observe(
@@ -102,33 +89,10 @@ def _observe(
     return HostileRow(
         title=hostile.title,
         response=response,
+        expected=hostile.expected,
         stall_ms=1e3 * stall_s,
         probe_ms=1e3 * probe_s,
         grown_mb={label: (peak[label] - before[label]) / 1e6 for label in processes},
         kept_mb={label: (after[label] - before[label]) / 1e6 for label in processes},
         failures=dict(Counter(bystanders.failures)),
     )
-
-
-def hostile_table(rows: Sequence[HostileRow], after_s: float) -> Table:
-    """Return the table with a row per request."""
-    head = [
-        "request",
-        "response",
-        "longest stall of\nanother stream ms",
-        "slowest probe\nms",
-        *(f"{label}\n+MB (after {after_s:.0f} s)" for label in _LABELS),
-        "other clients' failures",
-    ]
-    cells = [
-        [
-            row.title,
-            row.response,
-            f"{row.stall_ms:.0f}",
-            f"{row.probe_ms:.0f}",
-            *(f"{row.grown_mb[label]:.0f} ({row.kept_mb[label]:.0f})" for label in _LABELS),
-            ", ".join(f"{n} {what}" for what, n in row.failures.items()) or "0",
-        ]
-        for row in rows
-    ]
-    return Table("What one client's requests do to other clients", head, cells)

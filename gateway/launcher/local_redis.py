@@ -123,7 +123,7 @@ def server_command(
         "unixsocketperm": "700",
         "dir": str(folder.resolve()),
         "appendonly": "yes",
-        "appendfsync": "always" if durable else "everysec",
+        "appendfsync": appendfsync(durable=durable),
         "save": "",
         "maxmemory-policy": "noeviction",
     }
@@ -131,6 +131,11 @@ def server_command(
     for name, value in options.items():
         argv += [f"--{name}", value]
     return Command(tuple(argv), environment, shows_stdout=False, inherits=(lock,))
+
+
+def appendfsync(*, durable: bool) -> str:
+    """When Redis has a write on disk: before it answers if `durable`, else within a second."""
+    return "always" if durable else "everysec"
 
 
 async def ping(url: str) -> str | None:

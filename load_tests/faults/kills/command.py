@@ -11,13 +11,16 @@ from load_tests.faults.kills.controls import CONTROLS
 from load_tests.faults.kills.kill import KillKind
 from load_tests.faults.kills.kill_fleet import FleetShape
 from load_tests.faults.kills.kill_run import KillRun, RunShape
+from load_tests.faults.kills.pauses import DEFAULTS_LIMITS, PauseLimits
 from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
 from load_tests.harness import machine
 from load_tests.harness.session import parse_names, print_progress, result_path, save_result
 
-_KILLS = 1000
+_KILLS, _DEFAULTS_KILLS = 1000, 10_000
 _RATE = 7.0
-_WORKERS = 10
+_WORKERS, _DEFAULTS_WORKERS = 10, 24
+"""At default settings a job may lose 3 workers in a row without progress. With more workers, one of
+them is killed more seldom, at the same rate of kills."""
 _CLIENTS = 24
 _LONG_PAUSES = 10
 """So many are printed, more are in the results."""
@@ -28,7 +31,15 @@ KINDS = {kind.name.lower(): kind for kind in KillKind}
 def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the kills."""
     parser.add_argument(
-        "--kills", type=int, default=_KILLS, help=f"how many kills (default {_KILLS})"
+        "--kills",
+        type=int,
+        help=f"how many kills (default {_KILLS}; with --defaults {_DEFAULTS_KILLS})",
+    )
+    parser.add_argument(
+        "--defaults",
+        action="store_true",
+        help="kills at the settings of a plain `flotilla up`: lease, silence, attempts of a job "
+        "and of a client, appendfsync",
     )
     parser.add_argument(
         "--rate", type=float, default=_RATE, help=f"kills a second on average (default {_RATE:g})"
@@ -42,7 +53,9 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
         "--clients", type=int, default=_CLIENTS, help=f"clients of --kills (default {_CLIENTS})"
     )
     parser.add_argument(
-        "--kill-workers", type=int, default=_WORKERS, help=f"workers (default {_WORKERS})"
+        "--kill-workers",
+        type=int,
+        help=f"workers (default {_WORKERS}; with --defaults {_DEFAULTS_WORKERS})",
     )
     parser.add_argument(
         "--without",
@@ -53,16 +66,19 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     """Run kills and print the report; return the exit status."""
+    usual = arguments.defaults
+    workers = arguments.kill_workers or (_DEFAULTS_WORKERS if usual else _WORKERS)
     shape = RunShape(
-        kills=arguments.kills,
+        kills=arguments.kills or (_DEFAULTS_KILLS if usual else _KILLS),
         seed=int(arguments.seed),
         rate=arguments.rate,
         kinds=tuple(KINDS[name] for name in parse_names(arguments.kinds, KINDS)),
         clients=arguments.clients,
-        fleet=FleetShape(workers=arguments.kill_workers),
+        fleet=FleetShape.defaults(workers) if usual else FleetShape(workers),
+        limits=DEFAULTS_LIMITS if usual else PauseLimits(),
         controls=tuple(parse_names(arguments.without, CONTROLS)),
     )
-    path: Path = arguments.json or result_path("kills")
+    path: Path = arguments.json or result_path("kills-defaults" if usual else "kills")
     result = uvloop.run(KillRun(folder / "kills", shape, print_progress).play())
     markdown = not arguments.text
     for table in (summary_table(result), kills_table(result)):
@@ -70,7 +86,7 @@ def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     found = machine.describe()
     print(
         f"\n{found['date']}, {found['cores']} cores ({found['cpu']}), Python {found['python']}, "
-        f"Redis {found['redis']} with appendfsync always, simulated engine"
+        f"Redis {found['redis']}, simulated engine"
     )
     for example in result.tally.examples:
         print(f"WRONG {example}")

@@ -14,14 +14,13 @@ from shared.client.retries import Limits
 
 JOB_ID = "x-flotilla-job-id"
 _CONNECT_S = 5.0
-_LIMITS = Limits(attempts=200)
 
 
 class Gateways:
     """The addresses of all gateways, and connections to them."""
 
-    def __init__(self, urls: Sequence[str], *, timeout_s: float) -> None:
-        """`timeout_s`: time limit for an answer's next bytes."""
+    def __init__(self, urls: Sequence[str], *, timeout_s: float, attempts: int) -> None:
+        """`timeout_s`: time limit for the next bytes; `attempts`: of the resuming client."""
         self._urls = list(urls)
         self._turn = itertools.count()
         self._connections = _Connections()
@@ -33,7 +32,7 @@ class Gateways:
                 timeout=timeout,
                 base_url=urls[n],
                 transport=AsyncResumingTransport(
-                    self._urls[n:] + self._urls[:n], _LIMITS, self._connections
+                    self._urls[n:] + self._urls[:n], Limits(attempts=attempts), self._connections
                 ),
             )
             for n in range(len(urls))

@@ -13,7 +13,9 @@ class KillKind(StrEnum):
     ENGINE = "engine killed"
     """The engine in the worker dies; the worker ends itself, then a replacement starts."""
     STOP = "worker stopped"
-    """SIGSTOP for 0.5 to 3 leases, then SIGCONT."""
+    """SIGSTOP for 0.5 to 3 times what makes it lost, then SIGCONT."""
+    SILENT = "worker silent"
+    """SIGSTOP for good, as a machine that is gone; it is killed and replaced much later."""
     GATEWAY = "gateway kill -9"
     """SIGKILL; started again on the same port at once."""
     REDIS = "Redis kill -9"
@@ -21,4 +23,6 @@ class KillKind(StrEnum):
 
 
 KILLED = (KillKind.WORKER, KillKind.ENGINE, KillKind.GATEWAY, KillKind.REDIS)
-"""Those that end a process. A stopped process is found by its lease only."""
+"""Those that end a process, which is noticed at once."""
+STOPPED = (KillKind.STOP, KillKind.SILENT)
+"""Those that leave a process connected: it is found by its silence only."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gateway.launcher.local_redis import appendfsync
 from gateway.launcher.ports import free_port
 from load_tests.faults.kills.forked_processes import ForkedProcess, ForkedProcesses
 from load_tests.harness.errors import ProcessError
@@ -17,6 +18,8 @@ from load_tests.harness.http import responds_ok
 from load_tests.harness.processes import Processes, wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
+from shared.client.retries import Limits
+from shared.platform.settings import Settings
 from shared.protocol import keys
 
 ENGINE_SIGNAL = signal.SIGUSR1
@@ -40,6 +43,29 @@ class FleetShape:
     """Above the default of 3: at this rate of kills some jobs lose several workers in a row before
     their first token."""
     result_ttl_s: float = 120.0
+    silent_s: float = 6.0
+    """A worker that stands still for good is killed and replaced after so long."""
+    client_attempts: int = 200
+    """Failed attempts in a row of the resuming client."""
+    appendfsync: str = "always"
+
+    @classmethod
+    def defaults(cls, workers: int) -> FleetShape:
+        """Return the shape of a plain `flotilla up`, but with more workers and another gateway."""
+        settings = Settings()
+        return cls(
+            workers=workers,
+            lease_s=settings.lease_s,
+            max_attempts=settings.max_attempts,
+            silent_s=2 * settings.lease_s,
+            client_attempts=Limits().attempts,
+            appendfsync=appendfsync(durable=settings.durable),
+        )
+
+    @property
+    def lost_after_s(self) -> float:
+        """Seconds after which a worker that stands still loses its jobs."""
+        return min(self.lease_s, Settings().silence_s)
 
 
 class KillFleet:
@@ -63,7 +89,7 @@ class KillFleet:
                 self._processes,
                 free_port(_HOST),
                 folder / "redis",
-                appendfsync="always",
+                appendfsync=shape.appendfsync,
                 auto_aof_rewrite_min_size=_REWRITE_SIZE,
             )
             self._environment = _environment(shape, self.redis.url)
@@ -106,6 +132,16 @@ class KillFleet:
             await asyncio.sleep(seconds)
         finally:
             self.forked.signal(self.workers[n], signal.SIGCONT)
+            self.busy.discard(n)
+
+    async def silence_worker(self, n: int) -> None:
+        """Stop a worker for good; after `silent_s`, kill and replace it."""
+        self.busy.add(n)
+        self.forked.signal(self.workers[n], signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self.shape.silent_s)
+        finally:
+            self.kill_worker(n)
             self.busy.discard(n)
 
     async def kill_gateway(self, n: int) -> None:

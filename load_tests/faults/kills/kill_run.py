@@ -20,6 +20,7 @@ from load_tests.faults.kills.kill_fleet import FleetShape, KillFleet
 from load_tests.faults.kills.kill_schedule import PlannedKill, plan
 from load_tests.faults.kills.killer import Killer
 from load_tests.faults.kills.observation import Observation
+from load_tests.faults.kills.pauses import PauseLimits
 from load_tests.faults.kills.request_classes import CLASSES
 from load_tests.faults.kills.stored_job import StoredJob, read_jobs
 from load_tests.faults.kills.tally import Tally
@@ -51,6 +52,7 @@ class RunShape:
     end_s: float = 30.0
     """How long a job may run on after its client has left, before that counts as an error."""
     fleet: FleetShape = field(default_factory=FleetShape)
+    limits: PauseLimits = field(default_factory=PauseLimits)
     controls: tuple[str, ...] = ()
     """Negative controls; see controls.py."""
 
@@ -83,7 +85,9 @@ class KillRun:
         """Run; raises ProcessError if the fleet can't be started, and a client's own errors."""
         shape = self._shape
         fleet = await asyncio.to_thread(KillFleet, self._folder, shape.fleet, shape.controls)
-        gateways = Gateways(fleet.urls, timeout_s=shape.timeout_s)
+        gateways = Gateways(
+            fleet.urls, timeout_s=shape.timeout_s, attempts=shape.fleet.client_attempts
+        )
         client = redis.asyncio.Redis.from_url(fleet.redis.url, socket_timeout=5.0)
         await self._undisturbed.start()
         try:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from load_tests.faults.kills.kill import KillKind
 
 WEIGHTS = {
-    KillKind.WORKER: 0.72,
+    KillKind.WORKER: 0.71,
     KillKind.ENGINE: 0.15,
     KillKind.STOP: 0.06,
+    KillKind.SILENT: 0.01,
     KillKind.GATEWAY: 0.05,
     KillKind.REDIS: 0.02,
 }
 """Share of each kind."""
-_STOP_LEASES = (0.5, 3.0)
+_STOP_TIMES = (0.5, 3.0)
 _GAP = (0.2, 1.8)
 """Shortest and longest time between two kills, in mean ones."""
 
@@ -30,8 +31,8 @@ class PlannedKill:
     """Seconds after the kill before."""
     choice: float
     """0 to 1: which of the processes."""
-    stop_leases: float
-    """How long a process is stopped, in leases."""
+    stop_times: float
+    """How long a process is stopped, in times of what makes it lost."""
 
 
 def plan(
@@ -46,4 +47,4 @@ def plan(
     first = rng.sample(kinds, len(kinds))
     for n in range(kills):
         kind = first[n] if n < len(first) else rng.choices(kinds, weights)[0]
-        yield PlannedKill(kind, rng.uniform(*_GAP) / rate, rng.random(), rng.uniform(*_STOP_LEASES))
+        yield PlannedKill(kind, rng.uniform(*_GAP) / rate, rng.random(), rng.uniform(*_STOP_TIMES))

@@ -14,7 +14,7 @@ from load_tests.faults.kills.kill_schedule import PlannedKill
 from load_tests.faults.kills.observation import Observation
 from load_tests.faults.kills.pauses import Hit
 
-_OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP)
+_OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP, KillKind.SILENT)
 
 
 class Killer:
@@ -80,8 +80,10 @@ class Killer:
             fleet.kill_worker(n)
         elif planned.kind is KillKind.ENGINE:
             fleet.kill_engine(n)
+        elif planned.kind is KillKind.SILENT:
+            self._background.add(asyncio.create_task(fleet.silence_worker(n)))
         else:
-            seconds = planned.stop_leases * fleet.shape.lease_s
+            seconds = planned.stop_times * fleet.shape.lost_after_s
             self._background.add(asyncio.create_task(fleet.stop_worker(n, seconds)))
 
     def _answered_by(self, port: int) -> list[Observation]:

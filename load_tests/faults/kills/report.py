@@ -8,13 +8,9 @@ from typing import Any
 
 from load_tests.faults.injected.row import percentile
 from load_tests.faults.kills.kill import KILLED, KillKind
+from load_tests.faults.kills.kill_fleet import FleetShape
 from load_tests.faults.kills.kill_run import RunResult
 from load_tests.harness.table import Table
-from shared.platform.settings import Settings
-
-P50_LIMIT_S = 0.5
-P99_LIMIT_S = 1.5
-"""Limits for the pause of a stream whose process was killed."""
 
 
 def failures(result: RunResult, *, pauses: bool = True) -> list[str]:
@@ -37,12 +33,14 @@ def failures(result: RunResult, *, pauses: bool = True) -> list[str]:
         found.append("no job was accepted")
     if result.ended_early:
         found.append(f"the run ended early: {result.ended_early}")
-    killed = tally.killed_pauses()
-    if pauses and killed:
-        for share, limit in ((0.5, P50_LIMIT_S), (0.99, P99_LIMIT_S)):
-            pause = percentile(killed, share)
-            if pause > limit:
-                found.append(f"pause p{share * 100:.0f} is {pause:.2f} s, the limit is {limit} s")
+    limits, silent = result.shape.limits, KillKind.SILENT
+    for what, observed, share, limit in (
+        ("pause", tally.killed_pauses(), 0.5, limits.killed_p50_s),
+        ("pause", tally.killed_pauses(), 0.99, limits.killed_p99_s),
+        (f"{silent}: pause", tally.pauses[silent], 0.5, limits.silent_p50_s),
+    ):
+        if pauses and observed and (pause := percentile(observed, share)) > limit:
+            found.append(f"{what} p{share * 100:.0f} is {pause:.2f} s, the limit is {limit} s")
     return found
 
 
@@ -73,7 +71,7 @@ def summary_table(result: RunResult) -> Table:
     fleet = shape.fleet
     terminal = ", ".join(f"{n}: {jobs} jobs" for n, jobs in sorted(tally.terminal_entries.items()))
     again = tally.decoded_again / max(1, tally.logged_tokens)
-    most = f"{fleet.max_attempts} (default {Settings().max_attempts})"
+    usual = FleetShape.defaults(fleet.workers)
     made_of = f"{fleet.workers} workers, {fleet.gateways} gateways, steps of {fleet.step_ms:g} ms"
     rows = [
         ["kills", str(tally.kills.total())],
@@ -91,8 +89,11 @@ def summary_table(result: RunResult) -> Table:
         ["tokens decoded again", f"{tally.decoded_again} ({again:.1%})"],
         ["refused before acceptance", _counts(tally.refused)],
         ["left over in Redis", _counts(tally.leftovers)],
-        ["lease", f"{fleet.lease_s:g} s (default {Settings().lease_s:g} s)"],
-        ["deliveries without progress", most],
+        ["lease", f"{fleet.lease_s:g} s (default {usual.lease_s:g} s)"],
+        ["silence of a lost worker", f"{fleet.lost_after_s:g} s"],
+        ["lost workers without progress", f"{fleet.max_attempts} (default {usual.max_attempts})"],
+        ["client's attempts", f"{fleet.client_attempts} (default {usual.client_attempts})"],
+        ["appendfsync", f"{fleet.appendfsync} (default {usual.appendfsync})"],
         ["fleet", made_of],
         ["rate", f"{shape.rate:g} kills a second, {shape.clients} clients, seed {shape.seed}"],
         ["duration", f"{result.seconds:.0f} s"],
@@ -114,7 +115,10 @@ def as_json(result: RunResult) -> dict[str, Any]:
             "step_ms": shape.fleet.step_ms,
             "lease_s": shape.fleet.lease_s,
             "max_attempts": shape.fleet.max_attempts,
-            "appendfsync": "always",
+            "appendfsync": shape.fleet.appendfsync,
+            "client_attempts": shape.fleet.client_attempts,
+            "lost_after_s": shape.fleet.lost_after_s,
+            "silent_s": shape.fleet.silent_s,
             "controls": list(shape.controls),
         },
         "seconds": result.seconds,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from load_tests.faults.kills.differences import differences
-from load_tests.faults.kills.kill import KILLED, KillKind
+from load_tests.faults.kills.kill import KILLED, STOPPED, KillKind
 from load_tests.faults.kills.observation import End, Observation
 from load_tests.faults.kills.pauses import Hit, Silence, pauses
 from load_tests.faults.kills.record_check import record_errors, terminal_entries
@@ -138,7 +138,7 @@ class Tally:
         stopped = [
             Silence(at, ended)
             for at, kind, ended in self._kills_of_workers(stored)
-            if kind is KillKind.STOP
+            if kind in STOPPED
         ]
         found = pauses(hits, seen.at, stopped)
         killed = [pause for pause in found if pause.kind in KILLED]

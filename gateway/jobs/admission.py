@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from gateway.jobs.fleet_view import FleetView
+from gateway.jobs.input_shapes import check_shapes
+from gateway.jobs.message_shapes import check_items
 from gateway.jobs.on_disconnect import on_disconnect_in
 from gateway.jobs.prompt_limits import (
     PromptSize,
@@ -21,7 +23,7 @@ from gateway.jobs.prompt_limits import (
 from gateway.jobs.response_request import ResponseRequest, response_request
 from shared.api.endpoint import Endpoint, ModelField, StreamFormat
 from shared.api.errors import BadRequest, IntakeStopped
-from shared.api.field_policy import check_fields, check_permission
+from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
 from shared.platform.settings import Settings
 from shared.protocol.adapter_queues import pool_of
@@ -68,12 +70,23 @@ def check_request(
         raise BadRequest("`stream` must be true or false.", "stream")
     lane = lane_of(fields) if policy.service_tier else DEFAULT
     check_input(policy, fields, settings)
+    check_shapes(policy.input, fields)
     restricted = check_fields(fields, settings)
     size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
     checked = CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
     if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
         return checked._replace(response=response_request(fields))
     return checked
+
+
+def check_stored_items(items: Any, allowed: Collection[str]) -> None:
+    """Check items that responses of any model may continue later. Raises BadRequest.
+
+    `allowed`: fields that the operator allows for every pool, as in field_policy.py.
+    """
+    if type(items) is list:
+        check_items("items", items)
+        check_permission(restricted_parts(items), allowed)
 
 
 def lane_of(fields: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gateway.jobs.answer_size import check_answer_size
 from shared.api.endpoint import InputKind, Policy
 from shared.api.errors import BadRequest
 from shared.platform.settings import Settings
@@ -23,6 +24,7 @@ _PAIRS = ("queries", "documents", "items", "text_1", "text_2", "data_1", "data_2
 _FIELDS: dict[InputKind, tuple[str, ...]] = {
     InputKind.MESSAGES: ("messages",),
     InputKind.CONVERSATIONS: ("messages",),
+    InputKind.BLOCKS: ("messages",),
     InputKind.RESPONSE: ("input",),
     InputKind.PROMPT: ("prompt",),
     InputKind.INPUT: ("input", "messages"),
@@ -34,7 +36,7 @@ _FIELDS: dict[InputKind, tuple[str, ...]] = {
     InputKind.TOKENS: ("tokens",),
     InputKind.ANY: ("messages", "prompt", "input", "query", *_PAIRS),
     InputKind.AUDIO: (),
-    InputKind.NONE: (),
+    InputKind.QUESTIONS: ("images", "audio", "videos"),
 }
 """The fields that hold the input. vLLM ignores fields that are not an endpoint's."""
 _TRUNCATION = ("truncate_prompt_tokens", "max_tokens_per_query", "max_tokens_per_doc")
@@ -53,7 +55,8 @@ class PromptSize(NamedTuple):
 
 
 def check_input(policy: Policy, fields: Mapping[str, Any], settings: Settings) -> None:
-    """Raises BadRequest if a body has too many messages, prompts, or prompts times `n`."""
+    """Raises BadRequest if a body has too many messages, prompts, or prompts times `n`, or asks for
+    too large an answer."""
     limit = settings.max_sequences if policy.choices else settings.max_inputs
     most = 1
     for name in _FIELDS[policy.input]:
@@ -64,6 +67,8 @@ def check_input(policy: Policy, fields: Mapping[str, Any], settings: Settings) -
             most = max(most, count_inputs(name, value, limit, settings.max_messages))
     if policy.choices:
         check_choices(fields, most, limit)
+    if policy.choices or policy.input is InputKind.RESPONSE:
+        check_answer_size(fields, most, settings.max_logprobs, settings.max_answer_bytes)
 
 
 def count_inputs(name: str, value: list[Any], limit: int, max_messages: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from gateway.context import Gateway, GatewayDep, TenantDep
 from gateway.http.body import Limits, parse_json, read_body
 from gateway.http.query import known_only
+from gateway.jobs.admission import check_stored_items
 from gateway.jobs.response_items import Item
 from gateway.routes.item_query import IncludedDep, ItemQueryDep, json_answer
 from shared.api.endpoint import BodyKind
@@ -132,10 +134,11 @@ async def _body(request: Request, gateway: Gateway) -> ConversationRequest:
         settings.body_timeout_s,
     )
     limits = Limits(settings.max_body_values, settings.max_body_objects)
-    return await parse_json(raw, limits, _checked)
+    return await parse_json(raw, limits, lambda fields: _checked(fields, settings.allow_fields))
 
 
-def _checked(fields: dict[str, Any]) -> ConversationRequest:
+def _checked(fields: dict[str, Any], allowed: Sequence[str]) -> ConversationRequest:
+    check_stored_items(fields.get("items"), allowed)
     try:
         return ConversationRequest.model_validate(fields)
     except ValidationError as error:

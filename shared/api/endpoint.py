@@ -64,6 +64,8 @@ class InputKind(StrEnum):
 
     MESSAGES = "messages"
     """A conversation: a list of messages."""
+    BLOCKS = "blocks"
+    """A conversation whose contents are blocks (Anthropic's)."""
     CONVERSATIONS = "conversations"
     """Several: `messages` is a list of conversations."""
     RESPONSE = "response"
@@ -88,7 +90,8 @@ class InputKind(StrEnum):
     """Any of these: the body's fields decide."""
     AUDIO = "audio"
     """A file in a form."""
-    NONE = "none"
+    QUESTIONS = "questions"
+    """Questions about a text, images, audio or videos."""
 
 
 @dataclass(frozen=True, slots=True)

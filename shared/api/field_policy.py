@@ -15,6 +15,8 @@ from shared.api.errors import BadRequest
 
 MEDIA_URLS = "media_urls"
 """Stands for all URLs of images, audio, video and files that are not `data:`."""
+MEDIA_UUIDS = "media_uuids"
+"""Stands for `uuid` in parts with images, audio or video."""
 
 _TEMPLATE = "it changes the chat template, which runs as code on the worker"
 _TRANSFER = "it makes the worker read another server's cache"
@@ -37,25 +39,34 @@ NEEDS_PERMISSION: Mapping[str, str] = {
     "cache_salt": "it decides who shares cached prompts",
     "request_id": "the job's id is the request's id in the engine",
     "data_parallel_rank": "it selects a part of the engine",
+    "data": "it is for a plugin of the engine, which may read files and URLs",
     "api_base": _CLIENT,
     "base_url": _CLIENT,
     "api_key": _CLIENT,
     "extra_headers": _CLIENT,
     MEDIA_URLS: "the worker would read it from the network; send `data:` URLs",
+    MEDIA_UUIDS: "it is the key of a cached picture or sound, which others' requests would get",
 }
 """Name -> why it is refused unless it is allowed."""
+_NAMES_OF_ALL = {MEDIA_URLS: "A URL", MEDIA_UUIDS: "`uuid` in a part"}
 EVERYTHING = "*"
 """Allows all of these."""
 
-_EMBEDS = frozenset({"image_embeds", "audio_embeds", "video_embeds"})
-_URLS = frozenset({"image_url", "audio_url", "video_url", "file_url"})
-_MEDIA = _EMBEDS | _URLS | {"source"}
-"""Names in a part of a message or document that may hold media."""
+_TENSORS_IN = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
+_URLS_IN = frozenset({"image_url", "audio_url", "video_url", "file_url"})
+_WITH_UUID = _TENSORS_IN | _URLS_IN | {"input_audio", "image_pil"}
+_MEDIA = _TENSORS_IN | _URLS_IN | {"source", "type", "uuid"}
+"""Names in a part of a message or document that may hold media, or say that it does."""
+_URL_LISTS = frozenset({"images", "audio", "videos"})
+"""Fields that are lists of URLs."""
 _INPUTS = frozenset(
-    {"messages", "input", "documents", "query", "queries", "items", "inputs", "images"}
-    | {"data_1", "data_2", "text_1", "text_2"}
+    {"messages", "input", "documents", "query", "queries", "items", "inputs", "system"}
+    | {"data_1", "data_2", "text_1", "text_2", "previous_input_messages"}
+    | _URL_LISTS
 )
 """Fields whose values may have such parts."""
+MEDIA_FIELDS = _MEDIA | _WITH_UUID | _URL_LISTS
+"""All of these; tests/models/test_media_fields.py compares them with vLLM's types."""
 
 
 class Caps(Protocol):
@@ -107,7 +118,7 @@ def check_fields(fields: Mapping[str, Any], caps: Caps) -> tuple[str, ...]:
             continue
         if name in _INPUTS:
             if type(value) is list or type(value) is dict:
-                restricted += _restricted_parts(value)
+                restricted += restricted_parts(value, urls=name in _URL_LISTS)
         elif name in _CHECKS:
             _CHECKS[name](name, value, caps)
         else:
@@ -119,18 +130,23 @@ def check_permission(restricted: Iterable[str], allowed: Collection[str]) -> Non
     """Raises BadRequest if a field that needs permission does not have it."""
     for name in restricted:
         if name not in allowed and EVERYTHING not in allowed:
-            what = "A URL" if name == MEDIA_URLS else f"`{name}`"
+            what = _NAMES_OF_ALL.get(name, f"`{name}`")
             raise BadRequest(
                 f"{what} is not allowed here: {NEEDS_PERMISSION[name]}. The operator can allow it "
                 f"with FLOTILLA_ALLOW_FIELDS={name}, or with allow_fields in flotilla.yaml.",
-                None if name == MEDIA_URLS else name,
+                None if name in _NAMES_OF_ALL else name,
             )
 
 
-def _restricted_parts(value: Any) -> list[str]:
-    """What needs permission in messages, documents and their parts."""
+def restricted_parts(value: list[Any] | dict[str, Any], *, urls: bool = False) -> list[str]:
+    """What needs permission in messages, items, documents and their parts, wherever it stands.
+
+    `urls`: texts in the list are URLs.
+    """
     found: list[str] = []
-    waiting = [value]
+    if urls and any(type(each) is str and _is_fetched(each) for each in value):
+        found.append(MEDIA_URLS)
+    waiting: list[Any] = [value]
     while waiting:
         node = waiting.pop()
         if type(node) is list:
@@ -138,18 +154,23 @@ def _restricted_parts(value: Any) -> list[str]:
                 continue
             waiting += [each for each in node if type(each) is dict or type(each) is list]
             continue
+        # The arguments of a tool's call are not the model's input, whatever their names.
+        skipped = "input" if node.get("type") == "tool_use" else None
         for name, each in node.items():
             if name in _MEDIA:
-                found += _restricted_media(name, each)
-            # The arguments of a tool's call are not the model's input, whatever their names.
-            elif (type(each) is list or type(each) is dict) and node.get("type") != "tool_use":
+                found += _restricted_media(name, each, node)
+            if (type(each) is list or type(each) is dict) and name != skipped:
                 waiting.append(each)
     return found
 
 
-def _restricted_media(name: str, value: Any) -> list[str]:
-    if name in _EMBEDS:
+def _restricted_media(name: str, value: Any, part: Mapping[str, Any]) -> list[str]:
+    if name in _TENSORS_IN:
         return [] if value is None else [name]
+    if name == "type":
+        return ["prompt_embeds"] if value == "prompt_embeds" else []
+    if name == "uuid":
+        return [MEDIA_UUIDS] if value is not None and not _WITH_UUID.isdisjoint(part) else []
     url = value
     if isinstance(value, dict):
         if name == "source" and value.get("type") != "url":
@@ -157,7 +178,11 @@ def _restricted_media(name: str, value: Any) -> list[str]:
         url = value.get("url")
     elif name == "source":
         return []
-    return [MEDIA_URLS] if isinstance(url, str) and url[:5].lower() != "data:" else []
+    return [MEDIA_URLS] if isinstance(url, str) and _is_fetched(url) else []
+
+
+def _is_fetched(url: str) -> bool:
+    return url[:5].lower() != "data:"
 
 
 def _check_number(name: str, value: Any, limit: int) -> None:
@@ -255,4 +280,4 @@ _CHECKS: dict[str, Callable[[str, Any, Caps], None]] = {
     "output_format": _check_schema,
     "output_config": _check_schema,
 }
-_WATCHED = _INPUTS.union(_CHECKS, NEEDS_PERMISSION)
+_WATCHED = _INPUTS.union(_CHECKS, NEEDS_PERMISSION) - {MEDIA_URLS, MEDIA_UUIDS}

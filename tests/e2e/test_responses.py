@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
@@ -278,6 +279,19 @@ def test_a_conversation_grows_with_its_responses(fleet: Fleet) -> None:
         fleet.other.conversations.retrieve(conversation.id)
     with pytest.raises(openai.NotFoundError):
         fleet.one.responses.create(model=MODEL, input="x", conversation=conversation.id)
+
+
+def test_what_is_kept_in_a_conversation_is_checked_like_a_request(fleet: Fleet) -> None:
+    url = {"type": "input_image", "detail": "auto", "image_url": "http://169.254.169.254/latest"}
+    picture = {"type": "message", "role": "user", "content": [url]}
+    conversation = fleet.one.conversations.create()
+    for item, reason in ((picture, "media_urls"), ({}, r"items\[0\]")):
+        for create in (
+            fleet.one.conversations.create,
+            partial(fleet.one.conversations.items.create, conversation.id),
+        ):
+            with pytest.raises(openai.BadRequestError, match=reason):
+                create(items=[item])
 
 
 def test_a_conversation_has_one_response_at_a_time(fleet: Fleet) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from shared.api.field_policy import MEDIA_URLS, NEEDS_PERMISSION
+from shared.api.field_policy import MEDIA_URLS, MEDIA_UUIDS, NEEDS_PERMISSION
 from worker.demo import MODEL_NAME
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -85,7 +85,11 @@ def image(url: str) -> list[dict[str, Any]]:
 CYCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
 OBJECT = {"type": "object", "properties": {"a": CYCLE}, "$defs": CYCLE["$defs"]}
 REFUSED_IN_CHAT: dict[str, dict[str, Any]] = {
-    **{f"field {name}": {name: "x"} for name in NEEDS_PERMISSION if name != MEDIA_URLS},
+    **{
+        f"field {name}": {name: "x"}
+        for name in NEEDS_PERMISSION
+        if name not in (MEDIA_URLS, MEDIA_UUIDS)
+    },
     "max_tokens 0": {"max_tokens": 0},
     "max_tokens -1": {"max_tokens": -1},
     "max_tokens -2^63": {"max_tokens": -(2**63)},

@@ -179,8 +179,6 @@ _CHAT_BAD: dict[str, dict[str, Any]] = {
     "logit bias out of range": chat(logit_bias={"99999999": 1}),
     "seed out of range": chat(seed=2**70),
     "no content": chat(messages=[{"role": "user"}]),
-    "a message that is a text": chat(messages=["hello"]),
-    "a message without role": chat(messages=[{"content": "x"}]),
     "an image for a text model": chat(
         messages=[
             {
@@ -295,6 +293,8 @@ _GATEWAYS: tuple[Case, ...] = (
     Case("model that is a number", CHAT, chat(model=7), BEFORE_QUEUE),
     Case("no messages", CHAT, {"max_tokens": 3}, BEFORE_QUEUE),
     Case("messages that are a text", CHAT, chat(messages="hello"), BEFORE_QUEUE),
+    Case("a message that is a text", CHAT, chat(messages=["hello"]), BEFORE_QUEUE),
+    Case("a message without role", CHAT, chat(messages=[{"content": "x"}]), BEFORE_QUEUE),
     Case("n of zero", CHAT, chat(n=0), BEFORE_QUEUE),
     Case("n as text", CHAT, chat(n="x"), BEFORE_QUEUE),
     Case("stream as text", CHAT, chat(stream="maybe"), BEFORE_QUEUE),

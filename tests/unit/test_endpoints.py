@@ -46,7 +46,8 @@ GIVEN: dict[InputKind, dict[str, Any]] = {
     InputKind.TEXT_TO_TOKENIZE: {"prompt": "hello"},
     InputKind.TOKENS: {"tokens": [1, 2]},
     InputKind.ANY: {"messages": CONVERSATION, "max_tokens": 2},
-    InputKind.NONE: {"state": "hello", "questions": {"a": {"type": "probability"}}},
+    InputKind.BLOCKS: {"messages": CONVERSATION, "max_tokens": 2},
+    InputKind.QUESTIONS: {"state": "hello", "questions": {"a": {"type": "probability"}}},
 }
 
 

@@ -25,6 +25,12 @@ class FieldSettings(BaseModel):
     max_logprobs: int = Field(
         20, ge=0, description="`logprobs` and the like; vLLM's own limit is --max-logprobs"
     )
+    max_answer_bytes: int = Field(
+        32 << 20,
+        ge=1,
+        description="bytes of the largest answer that a request may ask for: sequences x tokens x "
+        "log probabilities, estimated (gateway/jobs/answer_size.py)",
+    )
     max_stop_strings: int = Field(64, ge=0, description="strings in `stop` or `bad_words`")
     max_stop_chars: int = Field(1024, ge=1, description="characters of one of them")
     max_token_list: int = Field(1024, ge=0, description="tokens in `logit_bias`, `stop_token_ids`")

@@ -112,7 +112,7 @@ THREE = Settings(max_sequences=2, max_inputs=3, max_messages=3)
         (InputKind.ITEMS, {"query": [1] * 99, "items": ["b"] * 3}),
         (InputKind.TOKENS, {"tokens": [1] * 99}),
         (InputKind.TEXT_TO_TOKENIZE, {"prompt": "a" * 99}),
-        (InputKind.NONE, {"state": ["a"] * 99}),
+        (InputKind.QUESTIONS, {"state": ["a"] * 99}),
     ],
 )
 def test_inputs_within_the_limits(kind: InputKind, fields: dict[str, Any]) -> None:

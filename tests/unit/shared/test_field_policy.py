@@ -11,6 +11,7 @@ from shared.api.errors import BadRequest
 from shared.api.field_policy import (
     EVERYTHING,
     MEDIA_URLS,
+    MEDIA_UUIDS,
     NEEDS_PERMISSION,
     check_fields,
     check_permission,
@@ -32,7 +33,7 @@ def part(**content: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, content]}]}
 
 
-@pytest.mark.parametrize("name", sorted(set(NEEDS_PERMISSION) - {MEDIA_URLS}))
+@pytest.mark.parametrize("name", sorted(set(NEEDS_PERMISSION) - {MEDIA_URLS, MEDIA_UUIDS}))
 def test_a_field_that_needs_permission(name: str) -> None:
     restricted = check_fields({**CHAT, name: {"any": "value"}}, SETTINGS)
     assert restricted == (name,)
@@ -65,6 +66,13 @@ def test_a_field_that_needs_permission(name: str) -> None:
         },
         {"query": {"content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}},
         {"images": [{"image_url": "http://x"}]},
+        {"images": ["data:image/png;base64,AAAA", "http://x"]},
+        {"audio": ["http://x"]},
+        {"videos": ["file:///etc/passwd"]},
+        {"system": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]},
+        {"messages": [{**part(image_url={"url": "http://x"})["messages"][0], "type": "tool_use"}]},
+        part(type="tool_use", input={}, content=[{"image_url": "http://x"}]),
+        part(type="text", text="x", image_url="http://x"),
     ],
 )
 def test_a_url_that_the_worker_would_open_needs_permission(fields: dict[str, Any]) -> None:
@@ -83,6 +91,7 @@ def test_a_url_that_the_worker_would_open_needs_permission(fields: dict[str, Any
         part(type="image", source={"type": "base64", "data": "AAAA", "media_type": "image/png"}),
         part(type="tool_use", name="open", input={"image_url": "https://example.com"}),
         {"documents": [{"title": "t", "text": "x", "url": "https://example.com"}]},
+        {"documents": [{"text": "x", "uuid": "5"}]},
         {"input": [1, 2, 3]},
         {"prompt": "see https://example.com", "source": "https://example.com"},
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(20)}}]},
@@ -92,6 +101,28 @@ def test_a_url_that_the_worker_would_open_needs_permission(fields: dict[str, Any
 )
 def test_what_passes_or_is_left_to_vllm(fields: dict[str, Any]) -> None:
     assert check_fields(fields, SETTINGS) == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        (part(type="prompt_embeds", data="gASV"), "prompt_embeds"),
+        (part(uuid="mine", prompt_embeds="gASV"), "prompt_embeds"),
+        ({"input": [{"role": "user", "content": [{"type": "prompt_embeds"}]}]}, "prompt_embeds"),
+        (part(type="image_url", image_url=None, uuid="theirs"), MEDIA_UUIDS),
+        (
+            part(type="input_audio", input_audio={"data": "AAAA", "format": "wav"}, uuid="x"),
+            MEDIA_UUIDS,
+        ),
+        ({"data": {"path": "/etc/passwd"}}, "data"),
+    ],
+)
+def test_tensors_and_keys_of_caches_need_permission(fields: dict[str, Any], name: str) -> None:
+    restricted = check_fields(fields, SETTINGS)
+    assert name in restricted
+    with pytest.raises(BadRequest, match=r"FLOTILLA_ALLOW_FIELDS"):
+        check_permission(restricted, ())
+    check_permission(restricted, (name, "prompt_embeds", MEDIA_UUIDS))
 
 
 def test_embeddings_in_a_part_need_permission() -> None:

@@ -18,6 +18,7 @@ from load_tests.faults.hostile.requests import (
     upgrade,
 )
 from load_tests.faults.hostile.tenant_attacks import (
+    NEIGHBOUR_SERVED,
     REFUSED,
     keep_conversations,
     many_filters,
@@ -118,7 +119,9 @@ VLLM_HOSTILE_REQUESTS = {
         "real vLLM: 4 MB prompt with `truncate_prompt_tokens`", truncated_prompt
     ),
     **_TENANT,
-    "grammars": HostileRequest("48 slow grammars, a neighbour's small ones", slow_grammars),
+    "grammars": HostileRequest(
+        "48 slow grammars, a neighbour's small ones", slow_grammars, expected=NEIGHBOUR_SERVED
+    ),
 }
 """Requests to real vLLM with the demo model, all to one fleet."""
 BASELINES = ("nothing", "ordinary")

@@ -59,7 +59,7 @@ class HostileRequest:
     prepare: Prepare = lambda target: None
     """Runs before the measurement."""
     expected: str = ""
-    """What the response must be; empty if its text is not checked."""
+    """What the response must contain."""
 
 
 def large_body(member: str, model: str | None = None, times: int = _TIMES) -> Attack:

@@ -18,7 +18,7 @@ class HostileRow:
     response: str
     """What the server answered."""
     expected: str
-    """What it must be; empty if the text is not checked."""
+    """What it must contain."""
     stall_ms: float
     """Longest time without data of another client's stream."""
     probe_ms: float

@@ -34,6 +34,8 @@ _LISTS = 190_000
 _FILTERS = 3000
 _GRAMMARS = 48
 _REPLAYS = 300
+NEIGHBOUR_SERVED = "the neighbour's: all 200"
+"""What the answer contains if another tenant's grammars were compiled meanwhile."""
 REFUSED = "all refused"
 """The answer of an attack of which nothing may get past the gateway."""
 _ASK = [{"role": "user", "content": "Say something."}]
@@ -234,13 +236,18 @@ def slow_grammars(target: AttackTarget) -> str:
         return exchange(target.port, data, _LONG_S)
 
     slow = [lambda n=n: ask(f"((a|b|c|d{n}){{1,400}}){{1,400}}", KEY) for n in range(_GRAMMARS)]
+    alone = ask("(yes|no)", NEIGHBOUR_KEY)
     found: list[RawResponse] = []
     attackers = threading.Thread(target=lambda: found.extend(at_once(slow)))
     attackers.start()
     time.sleep(0.5)
     small = [ask(f"(yes|no|maybe{n})", NEIGHBOUR_KEY) for n in range(5)]
     attackers.join()
-    return f"{summarize(found)}; the neighbour's: {summarize(small)}"
+    served = f"{NEIGHBOUR_SERVED}; " * all(answer.status == "200" for answer in small)
+    return (
+        f"{summarize(found)}; {served}the neighbour's: {summarize(small)}; "
+        f"one before: {summarize([alone])}"
+    )
 
 
 def urls_and_tensors(target: AttackTarget) -> str:
@@ -248,7 +255,7 @@ def urls_and_tensors(target: AttackTarget) -> str:
     passed = Counter(
         f"{name} {answer.status}"
         for name, answer in _answers(target)
-        if answer.status not in {"400", "422"}
+        if answer.status not in {"400", "404", "422"}
     )
     return f"PASSED: {', '.join(passed)}" if passed else REFUSED
 

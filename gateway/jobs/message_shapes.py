@@ -36,7 +36,7 @@ _MAYBE_TEXTS = dict.fromkeys(("id", "call_id", "name", "namespace"), maybe(text)
 _STATUS = one_of("in_progress", "completed", "incomplete")
 _DETAIL = one_of("low", "high", "auto", "original")
 _FILE_DETAIL = one_of("low", "high", "auto")
-BREAKPOINT = with_fields({"mode": one_of("explicit"), "ttl": maybe(one_of("30m", "12h"))})
+BREAKPOINT = with_fields({"mode": one_of("explicit"), "ttl": optional(one_of("30m", "12h"))})
 _CALLER = typed({"direct": {}, "program": {"caller_id": text}})
 _FILE_NAMES = ("file_data", "file_url", "filename")
 INPUT_PARTS: Mapping[str, Fields] = {
@@ -63,7 +63,7 @@ _RETURNED_PARTS: Mapping[str, Fields] = {
     },
     "input_file": {
         **dict.fromkeys((*_FILE_NAMES, "file_id"), maybe(text)),
-        "detail": maybe(_FILE_DETAIL),
+        "detail": optional(_FILE_DETAIL),
         "prompt_cache_breakpoint": maybe(BREAKPOINT),
     },
 }

@@ -16,6 +16,10 @@ _AT_ONCE = 200
 """Jobs in one call: Redis serves no other call meanwhile."""
 
 
+_REMEMBERED = 1000
+"""Silent workers whose return would be counted as a false alarm."""
+
+
 class LostWorkers:
     """The handler for control channels without a subscriber, and for silent workers."""
 
@@ -48,6 +52,8 @@ class LostWorkers:
         n_jobs = await self._take(server_index, worker, heartbeat)
         if n_jobs:
             self._on_gone(worker)
+            if len(self._silent) >= _REMEMBERED:  # most never return: their machines are gone
+                self._silent.pop()
             self._silent.add(heartbeat)
             log.warning("worker %s stands still: %d jobs taken from it", worker, n_jobs)
 

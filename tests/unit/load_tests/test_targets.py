@@ -32,7 +32,7 @@ def test_a_figure_that_was_not_measured_has_no_verdict() -> None:
     assert set(found.values()) == {Verdict.NOT_MEASURED}
 
 
-@pytest.mark.parametrize("peer", {target.peer for target in TARGETS if target.peer})
+@pytest.mark.parametrize("peer", sorted({each.peer for each in TARGETS if each.peer}))
 def test_a_peer_is_compared_only_if_it_was_measured(peer: str) -> None:
     of_peer = {target.name for target in TARGETS if target.peer == peer}
     assert not of_peer & set(verdicts([direct(100)]))

@@ -132,7 +132,7 @@ def test_a_job_shows_its_text_while_it_grows_and_waits_with_a_position(api: http
 def test_events_can_be_resumed_on_another_gateway(
     api: httpx.Client, other: httpx.Client, stream: bool
 ) -> None:
-    job = submit(api, "events", max_tokens=30, ignore_eos=True, stream=stream)
+    job = submit(api, "events", max_tokens=300, ignore_eos=True, stream=stream)
     start = read_events(api, job["id"], at_most=12)
     last = start[-1][1]
     rest = read_events(other, job["id"], last_event_id=last)

@@ -19,7 +19,7 @@ from shared.platform.redis_client import RedisConnectionError, ResponseError
 from shared.platform.redis_link import ScriptsMissing
 from shared.protocol.advertised_slots import SlotUpdate
 from shared.protocol.job_log import Delta, Prompt
-from shared.protocol.result import JobResult
+from shared.protocol.result import INLINE_RESULT_BYTES, JobResult
 from shared.protocol.scripts.emit import Fenced, Step
 from shared.protocol.states import JobEvent
 from tests.unit.steps import SentOutput, SentResult, parse_step
@@ -35,6 +35,10 @@ DEADLINE_S = 30.0
 FENCED = None
 """The reply to a call whose fencing token is not valid any more."""
 Reply = dict[str, str] | Exception | None
+
+
+HALF = INLINE_RESULT_BYTES // 4
+"""Of what results may add up to in one call here: none of them is stored in pieces."""
 
 
 def long_result(size: int) -> JobResult:
@@ -178,6 +182,7 @@ def shards() -> int:
 @pytest.fixture
 async def bench(monkeypatch: pytest.MonkeyPatch, shards: int) -> AsyncIterator[Bench]:
     monkeypatch.setattr(module, "_RETRY_CAP_S", 0.001)
+    monkeypatch.setattr(module, "_CALL_BYTES", 2 * HALF)
     bench = Bench(shards)
     yield bench
     bench.task.cancel()
@@ -355,8 +360,6 @@ async def test_an_outcome_that_nobody_awaits_does_no_harm(bench: Bench) -> None:
 
 
 # --- long results ---
-
-HALF = module._CALL_BYTES // 2
 
 
 async def test_long_results_are_spread_over_calls_in_order(bench: Bench) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from worker.engines.simulated.generation import Delta
 from worker.engines.simulated.request import BatchChatBody, ChatBody
-from worker.engines.simulated.response import GenerationResponse, ranked_tokens
+from worker.engines.simulated.response import GenerationResponse, dump, ranked_tokens
 from worker.engines.simulated.sampling import room
-
-_DELTAS_AT_ONCE = 64
 
 
 class ChatResponse(GenerationResponse):
@@ -89,22 +86,14 @@ class ChatResponse(GenerationResponse):
             "routed_experts": None,
         }
 
-    def _choice_parts(self, deltas: list[Delta]) -> Iterator[str]:
-        (choice,) = super()._choice_parts(deltas)
+    def _choice_json(self, deltas: list[Delta]) -> str:
+        choice = super()._choice_json(deltas)
         if self._logprobs is None:
-            yield choice
-            return
+            return choice
+        tokens = (token for delta in deltas for token in delta.token_ids)
+        content = ",".join([_token_json(token, self._logprobs) for token in tokens])
         before, name, after = choice.partition('"logprobs":')
-        opening = f'{before}{name}{{"content":['
-        for first in range(0, len(deltas), _DELTAS_AT_ONCE):
-            logprobs = self._logprobs_of(deltas[first : first + _DELTAS_AT_ONCE])
-            assert logprobs is not None
-            yield (
-                opening
-                + json.dumps(logprobs["content"], ensure_ascii=False, separators=(",", ":"))[1:-1]
-            )
-            opening = ","
-        yield "]}" + after.removeprefix("null")
+        return f'{before}{name}{{"content":[{content}]}}{after.removeprefix("null")}'
 
     def _trailing_fields(self) -> dict[str, Any]:
         prompt = self._prompts[0]
@@ -120,14 +109,8 @@ class ChatResponse(GenerationResponse):
     def _logprobs_of(self, deltas: list[Delta]) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
-        content = []
-        for token in (token for delta in deltas for token in delta.token_ids):
-            ranked = [
-                {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-                for text, logprob in ranked_tokens(token, max(1, self._logprobs))
-            ]
-            content.append({**ranked[0], "top_logprobs": ranked[: self._logprobs]})
-        return {"content": content}
+        tokens = (token for delta in deltas for token in delta.token_ids)
+        return {"content": [_token_logprobs(token, self._logprobs) for token in tokens]}
 
 
 class BatchChatResponse(ChatResponse):
@@ -149,3 +132,17 @@ class BatchChatResponse(ChatResponse):
             logprobs=None,
             limits=[room(prompt, limit, max_model_len) for prompt in prompts],
         )
+
+
+def _token_logprobs(token: int, n: int) -> dict[str, Any]:
+    ranked = [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        for text, logprob in ranked_tokens(token, max(1, n))
+    ]
+    return {**ranked[0], "top_logprobs": ranked[:n]}
+
+
+@lru_cache(2048)
+def _token_json(token: int, n: int) -> str:
+    """Made once for each token: an answer has many, and is made on the event loop."""
+    return dump(_token_logprobs(token, n))

@@ -10,7 +10,6 @@ import asyncio
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from json.encoder import encode_basestring as quote
 from typing import Any, ClassVar
 
@@ -77,7 +76,7 @@ class GenerationResponse(ABC):
         async with event_stream(send, last=DONE):
             deltas = await self.generation.next_deltas()
             for chunk in self._opening_chunks():
-                await send(_event(_dump(chunk)))
+                await send(_event(dump(chunk)))
             while deltas:
                 for delta in deltas:
                     await send(_event(self._encode(delta)))
@@ -87,7 +86,7 @@ class GenerationResponse(ABC):
             if self._include_usage:
                 usage = self._usage(self._prompts, sum(self._n_tokens))
                 last = {"choices": [], "usage": usage, "system_fingerprint": _FINGERPRINT}
-                await send(_event(_dump({**self._head, **last})))
+                await send(_event(dump({**self._head, **last})))
 
     async def full(self) -> Response:
         """The response in one piece."""
@@ -104,28 +103,25 @@ class GenerationResponse(ABC):
             "usage": {**self._usage(self._prompts, len(deltas)), **details},
             **self._trailing_fields(),
         }
-        choices = []
-        for of_one in by_choice:
-            parts = []
-            for text in self._choice_parts(of_one):
-                parts.append(text)
-                if self._logprobs is not None:
-                    await asyncio.sleep(0)  # these are long: other requests go on meanwhile
-            choices.append("".join(parts))
-        head = _dump(self._head).removesuffix("}")
-        body = f'{head},"choices":[{",".join(choices)}],{_dump(rest).removeprefix("{")}'
-        return Response(body, media_type="application/json")
+        # In parts, because it may have tens of megabytes: other requests go on meanwhile.
+        parts = [dump(self._head).removesuffix("}").encode() + b',"choices":[']
+        for number, of_one in enumerate(by_choice):
+            parts.append((b"," if number else b"") + self._choice_json(of_one).encode())
+            if self._logprobs is not None:
+                await asyncio.sleep(0)
+        parts.append(b"]," + dump(rest).removeprefix("{").encode())
+        return Response(b"".join(parts), media_type="application/json")
 
-    def _choice_parts(self, deltas: list[Delta]) -> Iterator[str]:
-        """A choice of a full response, from all its deltas, as JSON in parts."""
-        yield _dump(self._choice(deltas))
+    def _choice_json(self, deltas: list[Delta]) -> str:
+        """A choice of a full response, from all its deltas."""
+        return dump(self._choice(deltas))
 
     def _make_templates(self) -> list[tuple[str, str]]:
         """By choice, a chunk before and after its text; empty if chunks differ in more."""
         if not self.stream or self._logprobs is not None or self._with_ids or self._running_usage:
             return []
         whole = [
-            _dump(self._chunk(Delta(choice, (), _TEXT_SENTINEL)))
+            dump(self._chunk(Delta(choice, (), _TEXT_SENTINEL)))
             for choice in range(len(self._n_tokens))
         ]
         parts = [chunk.partition(quote(_TEXT_SENTINEL)) for chunk in whole]
@@ -147,7 +143,7 @@ class GenerationResponse(ABC):
         if delta.finish_reason is None and self._templates:
             before, after = self._templates[delta.choice]
             return before + quote(delta.text) + after
-        return _dump(self._chunk(delta))
+        return dump(self._chunk(delta))
 
     def _chunk(self, delta: Delta) -> dict[str, Any]:
         chunk = {**self._head, "choices": [self._chunk_choice(delta)]}
@@ -194,7 +190,8 @@ def ranked_tokens(token: int, n: int) -> list[tuple[str, float]]:
     return [(TOKENS[(token + rank) % len(TOKENS)], best - rank) for rank in range(n)]
 
 
-def _dump(value: dict[str, Any]) -> str:
+def dump(value: dict[str, Any]) -> str:
+    """As vLLM writes JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

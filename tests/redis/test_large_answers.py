@@ -25,6 +25,7 @@ from tests.redis.conftest import answer, claim_one, emit, end_without_output, su
 from tests.redis.test_gateway_tasks import serving
 from tests.redis.test_publisher import Worker, worker
 from tests.redis_server import RedisServer
+from worker.publish.result_pieces import store_pieces
 
 __all__ = ["worker"]
 
@@ -149,6 +150,26 @@ async def test_pieces_are_stored_for_the_holder_of_the_lease_only(
     store.delete(keys.job(0, job.id))
     assert await worker.finish(worker.start(job), answer(body=b"x" * MB)) != "ok"
     assert not store.exists(keys.job(0, job.id))  # it would have no time to live
+
+
+@pytest.mark.parametrize("end", ["cancelled", "released", "lost log"])
+async def test_pieces_of_an_attempt_that_ends_otherwise_are_deleted(
+    queue: JobQueue, store: Redis, worker: Worker, end: str
+) -> None:
+    await submit(queue, stream=False)
+    job = await claim_one(queue)
+    buffer = worker.start(job)
+    await store_pieces(queue.scripts, buffer, b"x" * MB)
+    key = keys.job(0, job.id)
+    assert {b"result:%d" % number for number in range(4)} <= set(store.hkeys(key))
+    if end == "cancelled":
+        assert await queue.cancel(job.id, "tenant")
+    elif end == "released":
+        await queue.release([job], "stopped", blame=False)
+    else:
+        store.hset(key, "log_lost", "1")
+        assert await worker.finish(buffer, answer(body=b"short")) == "failed"
+    assert not [name for name in store.hkeys(key) if name.startswith(b"result:")]
 
 
 async def logged(queue: JobQueue, steps: list[list[bytes]], segments_of: int) -> LeasedJob:

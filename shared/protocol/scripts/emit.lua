@@ -54,6 +54,7 @@ local function end_job(id, lease_id, seq, segment, tokens, event, code, watchers
   end
   local expected, found = segment ~= '' and read_segment(segment) or seq, next_seq(id)
   if expected ~= found or job.log_lost ~= '' then
+    drop_pieces(id)
     finish(id, job, 'fail', 'log_lost', math.max(seq, found), {}, expected >= found and segment ~= '' and segment)
     lost[#lost + 1] = id
     lost[#lost + 1] = TO.fail

@@ -36,8 +36,15 @@ local function finish(id, job, event, code, seq, fields, segment, tokens)
   defer('ZADD', base .. WORD.expiring, int(now_us() + job.ttl_ms * 1000), id .. ' ' .. job.tenant)
 end
 
+-- Delete the pieces of an answer (store_piece.lua) whose attempt has ended before its job.
+local function drop_pieces(id)
+  local number = 0
+  while redis.call('HDEL', key('job', id), 'result:' .. number) == 1 do number = number + 1 end
+end
+
 -- End a job without a result of its worker's.
 local function finish_without_result(id, job, event, code, fields)
+  drop_pieces(id)
   flush_step_log(id, job)
   local seq = next_seq(id)
   finish(id, job, event, code, seq, fields)

@@ -47,6 +47,7 @@ end
 local function queue_again(id, job, attempts, fields)
   leave_queue(job)
   flush_writes()
+  drop_pieces(id)
   local suspect = attempts >= SUSPECT_FROM
   local queue = suspect and suspects_of(job.pool) or job.pool .. ':' .. RETRY_LANE
   local entry = call('XADD', queue_key(queue), '*', 'job', id)

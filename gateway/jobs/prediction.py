@@ -7,9 +7,10 @@ sampling parameters, and is answered with `text` and `tokens`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
+
+import msgspec
 
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.api.endpoints import ENDPOINTS
@@ -20,7 +21,9 @@ FIRST_VERSION = "1.0"
 """The version of a model that has no versions."""
 
 _COMPLETIONS = ENDPOINTS["/v1/completions"]
-_NOT_VLLMS = ("max_new_tokens", "lora_adapter", "lora_name")
+_NOT_VLLMS = {"max_new_tokens", "lora_adapter", "lora_name"}
+_NOT_SHOWN = {"n", "logprobs", "prompt_logprobs", "logprob_token_ids"}
+"""What these ask for is in no answer of TorchServe's: vLLM does not make it."""
 _PATHS = sorted(
     (path for path, row in ENDPOINTS.items() if row.body is BodyKind.JSON), key=len, reverse=True
 )
@@ -85,14 +88,30 @@ def endpoint_fields(
     adapter = fields.get("lora_adapter") or fields.get("lora_name")
     if adapter is not None and not isinstance(adapter, str):
         raise BadRequest("`lora_adapter` must be the name of an adapter.", "lora_adapter")
-    passed_on = {name: value for name, value in fields.items() if name not in _NOT_VLLMS}
+    left_out = _NOT_VLLMS | _NOT_SHOWN
+    passed_on = {name: value for name, value in fields.items() if name not in left_out}
     if "max_new_tokens" in fields:
         passed_on.setdefault("max_tokens", fields["max_new_tokens"])
     return passed_on | {"model": adapter or model, "stream": False, "return_token_ids": True}
 
 
+class _Choice(msgspec.Struct):
+    text: msgspec.Raw
+    token_ids: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+_decode_completion = msgspec.json.Decoder(_Completion).decode
+
+
 def torchserve_answer(completion: bytes) -> bytes:
-    """TorchServe's answer to a plain prediction, from that of /v1/completions."""
-    choice = json.loads(completion)["choices"][0]
-    answer = {"text": choice["text"], "tokens": choice.get("token_ids") or []}
-    return json.dumps(answer, ensure_ascii=False).encode()
+    """TorchServe's answer to a plain prediction, from that of /v1/completions.
+
+    Text and tokens are passed on as bytes: there may be as many as the model's context has.
+    """
+    choice = _decode_completion(completion).choices[0]
+    tokens = bytes(choice.token_ids)
+    return b'{"text": %b, "tokens": %b}' % (choice.text, b"[]" if tokens == b"null" else tokens)

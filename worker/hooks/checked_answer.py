@@ -11,7 +11,7 @@ import logging
 
 from starlette.types import Message, Send
 
-from shared.api.errors import FlotillaError, HookFailed, Refused
+from shared.api.errors import AnswerTooLarge, FlotillaError, HookFailed, Refused
 from worker.engines.protocol import Journal
 from worker.hooks.calling import HookCaller, failed
 from worker.hooks.held_output import Held, HeldEvent, HeldOutput, json_object
@@ -21,6 +21,9 @@ from worker.hooks.loading import Hooks
 log = logging.getLogger("flotilla.hooks")
 
 _DONE = b"data: [DONE]\n\n"
+_MOST_BYTES = 16 << 20
+_MOST_OBJECTS = 25_000
+"""Of an answer in one piece. Each log probability is one; a million numbers are none."""
 
 
 class CheckedAnswer:
@@ -125,9 +128,17 @@ class CheckedAnswer:
             self._given = len(parts)
 
     async def _finish_whole(self) -> None:
-        """An answer that is not streamed."""
+        """An answer that is not streamed. Raises Refused if it is too large, and as `_check`."""
         assert self._start is not None
         raw, status = bytes(self._body), self._start["status"]
+        is_json = self._content_type.startswith("application/json")
+        if status == 200 and is_json and is_too_large(raw):
+            raise Refused(
+                f"The hooks of this model's pool check answers of at most {_MOST_BYTES} bytes and "
+                f"{_MOST_OBJECTS} JSON objects. Ask for less at once, or for a stream.",
+                AnswerTooLarge.status,
+                AnswerTooLarge.code,
+            )
         is_text = self._content_type.startswith("text/")
         part = {"text": raw.decode(errors="replace")} if is_text else json_object(raw)
         if status != 200 or part is None:  # an error, or nothing with a text
@@ -168,6 +179,11 @@ class CheckedAnswer:
 
     async def _send_body(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def is_too_large(answer: bytes) -> bool:
+    """Whether to parse an answer for hooks would hold up the worker's other requests."""
+    return len(answer) > _MOST_BYTES or answer.count(b"{") > _MOST_OBJECTS
 
 
 async def send_error(send: Send, error: FlotillaError) -> None:

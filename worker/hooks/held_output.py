@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from worker.engines.context import Context
 from worker.engines.protocol import Journal, Logprobs, Past
 from worker.hooks.texts import texts_by_choice
@@ -41,11 +43,11 @@ class HeldEvent:
     raw: bytes
     part: dict[str, Any] | None = None
     """Its JSON object; None for what hooks don't get."""
-    _before: str = field(init=False, default="")
+    _before: bytes = field(init=False, default=b"")
 
     def __post_init__(self) -> None:
         if self.part is not None:
-            self._before = json.dumps(self.part)
+            self._before = _fingerprint(self.part)
 
     @classmethod
     def of_stream(cls, raw: bytes) -> HeldEvent:
@@ -63,7 +65,7 @@ class HeldEvent:
     @property
     def changed(self) -> bool:
         """A hook has changed the object. Raises TypeError or ValueError if it is no JSON now."""
-        return self.part is not None and json.dumps(self.part) != self._before
+        return self.part is not None and _fingerprint(self.part) != self._before
 
     def rendered(self) -> bytes:
         """The bytes to pass on."""
@@ -195,7 +197,23 @@ def set_texts(deltas: Iterable[HeldDelta], parts: Iterable[dict[str, Any]], n: i
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """The JSON object in `raw`; None if it is something else."""
     try:
-        value = json.loads(raw)
+        value = _loads(raw)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _loads(raw: bytes) -> Any:
+    """As json.loads, in a tenth of the time for the numbers of embeddings."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:  # of NaN, too, which json accepts
+        return json.loads(raw)
+
+
+def _fingerprint(part: dict[str, Any]) -> bytes:
+    """Two that are equal are of equal objects. Raises TypeError or ValueError if it is no JSON."""
+    try:
+        return msgspec.json.encode(part)
+    except (TypeError, ValueError):
+        return json.dumps(part).encode()

@@ -6,8 +6,7 @@ history into the input. The body's member `flotilla.response` has what the clien
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import msgspec
 
 from shared.protocol.response_id import response_id
 from shared.protocol.response_opening import opening
@@ -19,6 +18,10 @@ _CHANGED = tuple(
 """The events that hold the whole response."""
 _DATA = b"\ndata: "
 _MEMBER = b"{"
+_INCOMPLETE = b'"incomplete"'
+_encode = msgspec.json.encode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+"""Of an object, each as JSON: what is in them is not parsed, because it may have megabytes."""
 
 
 def with_response_id(body: bytes, job_id: str) -> bytes:
@@ -48,30 +51,27 @@ class ResponseEdit:
             return self._opening  # as the gateway has sent it
         _, _, raw = data.partition(_DATA)
         try:
-            event = json.loads(raw)
-            response = event["response"]
-            incomplete = response["status"] == "incomplete"
-        except (ValueError, LookupError, TypeError):
+            event = _members(raw)
+            response = _members(event["response"])
+            incomplete = bytes(response["status"]) == _INCOMPLETE
+        except (ValueError, LookupError):
             return data
         if not incomplete and not self._fields:
             return data
-        response |= self._fields
         if incomplete:  # as OpenAI; vLLM ends every response with `response.completed`
-            event["type"] = "response.incomplete"
-        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), _dump(event))
+            event["type"] = msgspec.Raw(b'"response.incomplete"')
+        name = bytes(event["type"]).strip(b'"')
+        made = _encode(event | {"response": response | self._fields})
+        return b"event: %b\ndata: %b\n\n" % (name, made)
 
     def whole(self, body: bytes) -> bytes:
         """See `AnswerEdit.whole`."""
         if not self._fields:
             return body
         try:
-            response = json.loads(body)
+            response = _members(body)
         except ValueError:
             return body
-        if not isinstance(response, dict) or response.get("object") != "response":
+        if bytes(response.get("object", b"")) != b'"response"':
             return body
-        return _dump(response | self._fields)
-
-
-def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return _encode(response | self._fields)

@@ -6,8 +6,9 @@ pay nothing but a search in their body.
 
 from __future__ import annotations
 
-import json
 import re
+
+import msgspec
 
 from worker.publish.error_event import is_error
 
@@ -17,15 +18,21 @@ _SERVED_AS = {"auto": "default", "default": "default", "flex": "flex", "priority
 _END_OF_CHUNK = b"}\n\n"
 
 
+class _Body(msgspec.Struct):
+    service_tier: str | None = None
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+
+
 def requested_tier(body: bytes) -> str:
     """The tier that serves a request with this body; empty if the request names none."""
     if _NAME not in body:
         return ""
     try:
-        tier = json.loads(body).get("service_tier")
-    except (ValueError, AttributeError):
+        return _SERVED_AS.get(_decode_body(body).service_tier or "", "")
+    except ValueError:  # msgspec's
         return ""
-    return _SERVED_AS.get(tier, "") if isinstance(tier, str) else ""
 
 
 def add_tier(answer: bytes, tier: str) -> bytes:

@@ -67,6 +67,17 @@ def test_what_the_client_asked_for_is_shown() -> None:
         assert asked.whole(other) == other
 
 
+def test_what_is_in_a_response_is_passed_on_as_bytes() -> None:
+    """An answer may have tens of megabytes, and is edited on the worker's event loop."""
+    output = b'[{"logprobs" :  [1.50, 2E1]}]'
+    response = b'{"object":"response","status":"incomplete","output":%b}' % output
+    made = edit("flex").whole(response)
+    assert (made.count(output), json.loads(made)["service_tier"]) == (1, "flex")
+    chunk = b'event: response.completed\ndata: {"type":"response.completed","response":%b}\n\n'
+    made = edit().chunk(chunk % response)
+    assert (made.count(output), parsed(made)[0]) == (1, "response.incomplete")
+
+
 def test_the_first_event_of_a_background_response_is_the_gateways() -> None:
     members = b'"model":"m","temperature":0.5'
     options = ResponseOptions(background=True, created_at=9, fields_bytes=len(members))

@@ -88,7 +88,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure what one client's requests do to others instead",
     )
-    parser.add_argument("--vllm", action="store_true", help="--hostile with real vLLM")
+    parser.add_argument(
+        "--vllm",
+        action="store_true",
+        help="--hostile, or kills with --defaults, with real vLLM and the demo model",
+    )
     parser.add_argument(
         "--schedule",
         action="store_true",
@@ -112,15 +116,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run the command; return its exit status."""
+    """Run the command; return its exit status. Raises SystemExit if options exclude each other."""
+    simulated_only = arguments.schedule or _is_table(arguments) or not arguments.defaults
+    if arguments.vllm and not arguments.hostile and simulated_only:
+        raise SystemExit("--vllm is for --hostile and for --defaults (kills) only")
     with session() as processes:
         if arguments.schedule:
             return _schedule(arguments, processes)
-        if arguments.hostile or arguments.vllm:
+        if arguments.hostile:
             return _hostile(arguments, processes)
-        if arguments.table or arguments.only or arguments.times or arguments.quick:
+        if _is_table(arguments):
             return _table(arguments, processes)
         return run_kills(arguments, processes.folder)
+
+
+def _is_table(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.table or arguments.only or arguments.times or arguments.quick)
 
 
 def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:

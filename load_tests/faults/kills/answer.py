@@ -15,14 +15,15 @@ from typing import Any
 _CREATED = re.compile(rb'("created": ?)(\d+)')
 _ID = re.compile(rb'("id": ?")(?:chatcmpl|cmpl)-[^"]*')
 DONE = b"[DONE]"
+Chunks = dict[int | None, list[bytes]]
+"""The chunks of a stream by the index of their choice; None: chunks without choices."""
 
 
 @dataclass(slots=True)
 class Answer:
     """What a client got of an answer, or what it should get."""
 
-    chunks: dict[int | None, list[bytes]] = field(default_factory=dict)
-    """The chunks of a stream by the index of their choice; None: chunks without choices."""
+    chunks: Chunks = field(default_factory=dict)
     created: set[int] = field(default_factory=set)
     """All values of `created`."""
     done: bool = False

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from load_tests.faults.kills.call_client import call
 from load_tests.faults.kills.http_client import Gateways
 from load_tests.faults.kills.job_client import submit_and_read
 from load_tests.faults.kills.observation import End, Observation
-from load_tests.faults.kills.request_classes import Mode, RequestClass, draw_request
-from load_tests.faults.kills.undisturbed import Undisturbed
+from load_tests.faults.kills.request_classes import Mode
+from load_tests.faults.kills.request_source import RequestSource
 
 _AFTER_REFUSAL_S = 0.2
 """Pause after a refusal, so that clients do not fill the CPU with retries."""
@@ -24,8 +24,7 @@ class KillClients:
     def __init__(
         self,
         gateways: Gateways,
-        undisturbed: Undisturbed,
-        classes: Sequence[RequestClass],
+        source: RequestSource,
         on_end: Callable[[Observation], None],
         *,
         seed: int,
@@ -36,8 +35,7 @@ class KillClients:
         self.open: dict[str, Observation] = {}
         """The requests that run, by tag."""
         self._gateways = gateways
-        self._undisturbed = undisturbed
-        self._classes = tuple(classes)
+        self._source = source
         self._on_end = on_end
         self._seed = seed
         self._clients = clients
@@ -77,8 +75,7 @@ class KillClients:
                 await asyncio.sleep(_AFTER_REFUSAL_S)
 
     async def _request(self, tag: str, rng: random.Random) -> Observation:
-        request = draw_request(rng, tag, self._classes)
-        expected = await self._undisturbed.expected(request)
+        request, expected = await self._source.draw(rng, tag)
         seen = Observation(request, expected, began=time.monotonic())
         self.open[tag] = seen
         try:

@@ -21,7 +21,11 @@ _RATE = 7.0
 _WORKERS, _DEFAULTS_WORKERS = 10, 24
 """At default settings a job may lose 3 workers in a row without progress. With more workers, one of
 them is killed more seldom, at the same rate of kills."""
-_CLIENTS = 24
+_VLLM_KILLS, _VLLM_WORKERS = 300, 2
+"""Two cores load one model at a time."""
+_CLIENTS, _VLLM_CLIENTS = 24, 6
+_TIMEOUT_S, _VLLM_TIMEOUT_S = 60.0, 180.0
+"""A client's time limit; a worker that loads vLLM takes CPU from those that answer."""
 _LONG_PAUSES = 10
 """So many are printed, more are in the results."""
 KINDS = {kind.name.lower(): kind for kind in KillKind}
@@ -33,7 +37,8 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kills",
         type=int,
-        help=f"how many kills (default {_KILLS}; with --defaults {_DEFAULTS_KILLS})",
+        help=f"how many kills (default {_KILLS}; with --defaults {_DEFAULTS_KILLS}; "
+        f"with --defaults --vllm {_VLLM_KILLS})",
     )
     parser.add_argument(
         "--defaults",
@@ -50,12 +55,15 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"kinds of kills: of {', '.join(KINDS)} (default: all)",
     )
     parser.add_argument(
-        "--clients", type=int, default=_CLIENTS, help=f"clients of --kills (default {_CLIENTS})"
+        "--clients",
+        type=int,
+        help=f"clients of --kills (default {_CLIENTS}; with --vllm {_VLLM_CLIENTS})",
     )
     parser.add_argument(
         "--kill-workers",
         type=int,
-        help=f"workers (default {_WORKERS}; with --defaults {_DEFAULTS_WORKERS})",
+        help=f"workers (default {_WORKERS}; with --defaults {_DEFAULTS_WORKERS}; "
+        f"with --defaults --vllm {_VLLM_WORKERS})",
     )
     parser.add_argument(
         "--without",
@@ -66,19 +74,25 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     """Run kills and print the report; return the exit status."""
-    usual = arguments.defaults
-    workers = arguments.kill_workers or (_DEFAULTS_WORKERS if usual else _WORKERS)
+    usual, vllm = arguments.defaults, arguments.vllm
+    kills, workers, clients = _KILLS, _WORKERS, _CLIENTS
+    if vllm:
+        kills, workers, clients = _VLLM_KILLS, _VLLM_WORKERS, _VLLM_CLIENTS
+    elif usual:
+        kills, workers = _DEFAULTS_KILLS, _DEFAULTS_WORKERS
+    workers = arguments.kill_workers or workers
     shape = RunShape(
-        kills=arguments.kills or (_DEFAULTS_KILLS if usual else _KILLS),
+        kills=arguments.kills or kills,
         seed=int(arguments.seed),
         rate=arguments.rate,
         kinds=tuple(KINDS[name] for name in parse_names(arguments.kinds, KINDS)),
-        clients=arguments.clients,
-        fleet=FleetShape.defaults(workers) if usual else FleetShape(workers),
+        clients=arguments.clients or clients,
+        timeout_s=_VLLM_TIMEOUT_S if vllm else _TIMEOUT_S,
+        fleet=FleetShape.defaults(workers, vllm=vllm) if usual else FleetShape(workers),
         limits=DEFAULTS_LIMITS if usual else PauseLimits(),
         controls=tuple(parse_names(arguments.without, CONTROLS)),
     )
-    path: Path = arguments.json or result_path("kills-defaults" if usual else "kills")
+    path: Path = arguments.json or result_path("kills" + "-defaults" * usual + "-vllm" * vllm)
     result = uvloop.run(KillRun(folder / "kills", shape, print_progress).play())
     markdown = not arguments.text
     for table in (summary_table(result), kills_table(result)):
@@ -86,7 +100,8 @@ def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     found = machine.describe()
     print(
         f"\n{found['date']}, {found['cores']} cores ({found['cpu']}), Python {found['python']}, "
-        f"Redis {found['redis']}, simulated engine"
+        f"Redis {found['redis']}, "
+        f"{shape.fleet.engine}"
     )
     for example in result.tally.examples:
         print(f"WRONG {example}")

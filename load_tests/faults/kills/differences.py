@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from load_tests.faults.kills.answer import Answer, texts_of_body
+from load_tests.faults.kills.answer import Answer, Chunks, texts_of_body
+from load_tests.faults.kills.joined import joined
 from load_tests.faults.kills.observation import End, Observation
 
 
@@ -34,7 +35,12 @@ def differences(seen: Observation) -> Differences:
     if seen.out_of_order:
         found.wrong.append(f"{seen.out_of_order} events out of order")
     if expected.chunks:
-        _compare_chunks(found, answer, expected, complete=complete)
+        got, right = answer.chunks, expected.chunks
+        if seen.expected.joined:
+            got, right = joined(got), joined(right)
+        _compare_chunks(found, got, right, complete=complete)
+        if complete and answer.done != expected.done:
+            found.wrong.append("the stream has no [DONE]" if expected.done else "an extra [DONE]")
     else:
         if seen.streams:
             _compare_texts(found, answer.texts, seen.expected.texts, complete=complete)
@@ -49,17 +55,15 @@ def differences(seen: Observation) -> Differences:
     return found
 
 
-def _compare_chunks(found: Differences, got: Answer, expected: Answer, *, complete: bool) -> None:
-    for index in {*got.chunks, *expected.chunks}:
+def _compare_chunks(found: Differences, got: Chunks, expected: Chunks, *, complete: bool) -> None:
+    for index in {*got, *expected}:
         _compare_sequences(
             found,
-            got.chunks.get(index, []),
-            expected.chunks.get(index, []),
+            got.get(index, []),
+            expected.get(index, []),
             what=f"choice {index}",
             complete=complete,
         )
-    if complete and got.done != expected.done:
-        found.wrong.append("the stream has no [DONE]" if expected.done else "an extra [DONE]")
 
 
 def _compare_texts(

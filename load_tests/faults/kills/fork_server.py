@@ -9,7 +9,8 @@ for each command. A command is a line of JSON on its input; the reply is a line 
     {"tokens": true}  ->  {"tokens": 5}: what the engines of all workers have generated so far
     {}  ->  {}
 
-Its arguments are names of negative controls (controls.py), and `--count-tokens`.
+Its arguments are names of negative controls (controls.py), `--count-tokens`, and `--vllm`
+(preload vLLM, too).
 
 Each reply also has `ended`: process id and exit status of the processes that have ended since the
 reply before. Signals go through this process because it is the parent: a process id can't belong
@@ -43,7 +44,17 @@ _PRELOADED = (
     "worker.__main__",
     "worker.engines.simulated.engine",
 )
-COUNT_TOKENS = "--count-tokens"
+_PRELOADED_VLLM = (
+    "vllm.entrypoints.launchers.api_server.app_state",
+    "vllm.entrypoints.launchers.app",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "worker.engines.vllm.engine",
+    "worker.engines.vllm.prefill_resume",
+)
+"""A worker that has them is ready after its model is loaded, without the 10 s of the imports."""
+COUNT_TOKENS, VLLM = "--count-tokens", "--vllm"
 
 
 class ForkServer:
@@ -90,10 +101,13 @@ def main() -> None:
     """Carry out commands until the end of the input."""
     options = set(sys.argv[1:])
     count_tokens = COUNT_TOKENS in options
-    for name in options - {COUNT_TOKENS}:
+    for name in options - {COUNT_TOKENS, VLLM}:
         CONTROLS[name].apply()
-    for module in _PRELOADED:
+    for module in (*_PRELOADED, *(_PRELOADED_VLLM if VLLM in options else ())):
         importlib.import_module(module)
+    if VLLM in options:
+        # It finds the memory for names of processes only before `_run` replaces the environment.
+        importlib.import_module("setproctitle").getproctitle()
     mains = {name: _main_of(name) for name in ("worker", "gateway")}
     server = ForkServer(mains, count_tokens=count_tokens)
     gc.collect()

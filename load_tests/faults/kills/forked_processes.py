@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from load_tests.faults.kills.fork_server import COUNT_TOKENS
+from load_tests.faults.kills.fork_server import COUNT_TOKENS, VLLM
 from load_tests.harness.errors import ProcessError
 
 _STOP_S = 15.0
@@ -34,9 +34,17 @@ class ForkedProcesses:
     """Starts processes and sends them signals. All end when it is closed. Thread-safe."""
 
     def __init__(
-        self, folder: Path, controls: Sequence[str] = (), *, count_tokens: bool = False
+        self,
+        folder: Path,
+        controls: Sequence[str] = (),
+        *,
+        vllm: bool = False,
+        count_tokens: bool = False,
     ) -> None:
-        """Start the fork server; `controls` are names of negative controls (controls.py)."""
+        """Start the fork server; `controls` are names of negative controls (controls.py).
+
+        `vllm`: it imports vLLM, too, so that workers with vLLM start sooner.
+        """
         self.ended: dict[int, int] = {}
         """Exit status of each process that has ended, by process id."""
         self._folder = folder
@@ -46,6 +54,7 @@ class ForkedProcesses:
             [
                 *(sys.executable, "-m", "load_tests.faults.kills.fork_server", *controls),
                 *([COUNT_TOKENS] * count_tokens),
+                *([VLLM] * vllm),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

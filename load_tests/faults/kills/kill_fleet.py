@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -10,17 +13,21 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from redis.exceptions import RedisError
+
 from gateway.launcher.local_redis import appendfsync
 from gateway.launcher.ports import free_port
 from load_tests.faults.kills.forked_processes import ForkedProcess, ForkedProcesses
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.http import responds_ok
-from load_tests.harness.processes import Processes, wait_for
+from load_tests.harness.processes import READY_S, Processes, wait_for
 from load_tests.harness.redis_server import RedisServer
-from load_tests.systems.engine import EngineTiming
+from load_tests.systems.engine import MODEL, EngineTiming
+from load_tests.vllm.systems import LOADED_S
 from shared.client.retries import Limits
-from shared.platform.settings import Settings
+from shared.platform.settings import Settings, to_environment
 from shared.protocol import keys
+from shared.protocol.states import WorkerState
 
 ENGINE_SIGNAL = signal.SIGUSR1
 """Ends the simulated engine in a worker (its fault `die_on_signal`)."""
@@ -28,6 +35,12 @@ _REWRITE_SIZE = "16mb"
 """A small append-only file is read quickly at each restart."""
 _POLL_S = 0.005
 _REDIS_S = 120.0
+_CORE = b"VLLM::EngineCore"
+"""Name of the child process in which a worker's vLLM computes."""
+_SERVING = {json.dumps(state).encode() for state in (WorkerState.READY, WorkerState.BUSY)}
+VLLM_SETTINGS = {"served_model_name": MODEL, "engine_args": "--dtype float32"}
+"""With float32 an answer does not depend on what else is in the batch. The demo model has the name
+that the requests have."""
 _HOST = "127.0.0.1"
 
 
@@ -48,9 +61,11 @@ class FleetShape:
     client_attempts: int = 200
     """Failed attempts in a row of the resuming client."""
     appendfsync: str = "always"
+    vllm: bool = False
+    """Real vLLM with the demo model instead of the simulated engine."""
 
     @classmethod
-    def defaults(cls, workers: int) -> FleetShape:
+    def defaults(cls, workers: int, *, vllm: bool = False) -> FleetShape:
         """Return the shape of a plain `flotilla up`, but with more workers and another gateway."""
         settings = Settings()
         return cls(
@@ -60,7 +75,13 @@ class FleetShape:
             silent_s=2 * settings.lease_s,
             client_attempts=Limits().attempts,
             appendfsync=appendfsync(durable=settings.durable),
+            vllm=vllm,
         )
+
+    @property
+    def engine(self) -> str:
+        """What generates, in words."""
+        return "vLLM, demo model, float32" if self.vllm else "simulated engine"
 
     @property
     def lost_after_s(self) -> float:
@@ -93,7 +114,9 @@ class KillFleet:
                 auto_aof_rewrite_min_size=_REWRITE_SIZE,
             )
             self._environment = _environment(shape, self.redis.url)
-            self._forked = ForkedProcesses(folder, controls, count_tokens=True)
+            self._forked = ForkedProcesses(
+                folder, controls, vllm=shape.vllm, count_tokens=not shape.vllm
+            )
             self.ports = [free_port(_HOST) for _ in range(shape.gateways)]
             self.gateways = [self._start_gateway(n) for n in range(shape.gateways)]
             self.workers = [self._start_worker(n) for n in range(shape.workers)]
@@ -122,7 +145,21 @@ class KillFleet:
         """Kill the engine in a worker. `supervise` replaces the worker once it has ended."""
         self._engine_killed.add(self.workers[n].pid)
         self.busy.add(n)
-        self.forked.signal(self.workers[n], ENGINE_SIGNAL)
+        if self.shape.vllm:
+            os.kill(_engine_core(self.workers[n].pid), signal.SIGKILL)
+        else:
+            self.forked.signal(self.workers[n], ENGINE_SIGNAL)
+
+    def all_serve(self) -> bool:
+        """Return whether all workers run and have loaded their model; False without Redis."""
+        pipe = self.redis.client.pipeline(transaction=False)
+        for worker in self.workers:
+            pipe.hget(keys.worker(worker.name), "state")
+        try:
+            states = pipe.execute()
+        except (RedisError, OSError):
+            return False
+        return not self.busy and _SERVING.issuperset(states)
 
     async def stop_worker(self, n: int, seconds: float) -> None:
         """Stop a worker for some seconds."""
@@ -210,27 +247,39 @@ class KillFleet:
     def _wait_until_ready(self) -> None:
         for port in self.ports:
             wait_for(partial(responds_ok, port, "/readyz"), "a gateway is ready")
-        client = self.redis.client
 
         def registered() -> bool:
             self.supervise()
             if self.unexpected:
                 raise ProcessError(self.unexpected[0])
-            return int(client.scard(keys.WORKERS)) >= self.shape.workers
+            return self.all_serve()
 
-        wait_for(registered, "all workers are registered")
+        deadline_s = LOADED_S if self.shape.vllm else READY_S
+        wait_for(registered, "all workers are registered", deadline_s=deadline_s)
+
+
+def _engine_core(worker: int) -> int:
+    """Return the engine process of a worker. Raises ProcessError if it has none."""
+    with contextlib.suppress(FileNotFoundError):
+        for child in Path(f"/proc/{worker}/task/{worker}/children").read_text().split():
+            with contextlib.suppress(FileNotFoundError):
+                if _CORE in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+    raise ProcessError(f"process {worker} has no {_CORE.decode()}")
 
 
 def _environment(shape: FleetShape, redis_url: str) -> dict[str, str]:
     timing = EngineTiming(step_ms=shape.step_ms, step_us_per_seq=0, max_num_seqs=64)
-    return timing.environment(
-        redis_url=redis_url,
-        lease_s=shape.lease_s,
-        max_attempts=shape.max_attempts,
-        result_ttl_s=shape.result_ttl_s,
-        stream_ttl_s=shape.result_ttl_s,
-        sim_faults=f"die_on_signal={ENGINE_SIGNAL.name}",
-        log_level="warning",
-        log_format="json",
-        access_log=False,
-    )
+    settings = {
+        "redis_url": redis_url,
+        "lease_s": shape.lease_s,
+        "max_attempts": shape.max_attempts,
+        "result_ttl_s": shape.result_ttl_s,
+        "stream_ttl_s": shape.result_ttl_s,
+        "log_level": "warning",
+        "log_format": "json",
+        "access_log": False,
+    }
+    if shape.vllm:
+        return to_environment(Settings(), **settings, **VLLM_SETTINGS)
+    return timing.environment(sim_faults=f"die_on_signal={ENGINE_SIGNAL.name}", **settings)

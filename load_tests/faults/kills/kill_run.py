@@ -21,10 +21,9 @@ from load_tests.faults.kills.kill_schedule import PlannedKill, plan
 from load_tests.faults.kills.killer import Killer
 from load_tests.faults.kills.observation import Observation
 from load_tests.faults.kills.pauses import PauseLimits
-from load_tests.faults.kills.request_classes import CLASSES
+from load_tests.faults.kills.request_source import RequestSource, SimulatedSource, VllmSource
 from load_tests.faults.kills.stored_job import StoredJob, read_jobs
 from load_tests.faults.kills.tally import Tally
-from load_tests.faults.kills.undisturbed import Undisturbed
 from load_tests.faults.leftovers import leftovers
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.session import Progress
@@ -33,7 +32,7 @@ _WARM_UP_S = 1.0
 _SUPERVISE_S = 0.03
 _VERIFY_S = 0.5
 _BATCH = 100
-_PROGRESS_EVERY = 100
+_PROGRESS_EVERY, _VLLM_PROGRESS_EVERY = 100, 5
 """Kills between two lines of progress."""
 
 
@@ -79,21 +78,28 @@ class KillRun:
         self._progress = progress
         self._tally = Tally()
         self._unverified: deque[Observation] = deque()
-        self._undisturbed = Undisturbed()
+        self._source: RequestSource = (
+            VllmSource(shape.seed) if shape.fleet.vllm else SimulatedSource()
+        )
 
     async def play(self) -> RunResult:
         """Run; raises ProcessError if the fleet can't be started, and a client's own errors."""
+        await self._source.start()
+        try:
+            return await self._play_on_fleet()
+        finally:
+            self._source.close()
+
+    async def _play_on_fleet(self) -> RunResult:
         shape = self._shape
         fleet = await asyncio.to_thread(KillFleet, self._folder, shape.fleet, shape.controls)
         gateways = Gateways(
             fleet.urls, timeout_s=shape.timeout_s, attempts=shape.fleet.client_attempts
         )
         client = redis.asyncio.Redis.from_url(fleet.redis.url, socket_timeout=5.0)
-        await self._undisturbed.start()
         try:
             return await self._play(fleet, gateways, client)
         finally:
-            self._undisturbed.close()
             await gateways.close()
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()
@@ -103,11 +109,9 @@ class KillRun:
         self, fleet: KillFleet, gateways: Gateways, client: redis.asyncio.Redis
     ) -> RunResult:
         shape, tally = self._shape, self._tally
-        classes = await self._undisturbed.served(CLASSES)
         clients = KillClients(
             gateways,
-            self._undisturbed,
-            classes,
+            self._source,
             self._unverified.append,
             seed=shape.seed,
             clients=shape.clients,
@@ -121,6 +125,7 @@ class KillRun:
         tally.kill_log, tally.kills_of = killer.log, killer.of_process
         began = time.monotonic()
         ended_early = ""
+        every = _VLLM_PROGRESS_EVERY if shape.fleet.vllm else _PROGRESS_EVERY
         try:
             clients.start()
             await asyncio.sleep(_WARM_UP_S)
@@ -129,7 +134,7 @@ class KillRun:
                 tally.kills[kind] += 1
                 clients.check()
                 _check(background)
-                if tally.kills.total() % _PROGRESS_EVERY == 0:
+                if tally.kills.total() % every == 0:
                     self._progress(_progress_line(tally, time.monotonic() - began))
             await killer.finish()
             await clients.stop()
@@ -144,12 +149,15 @@ class KillRun:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+        tally.waited_s = killer.waited_s
         tally.generated_tokens = fleet.forked.generated_tokens()
         if not ended_early:
             tally.leftovers = await asyncio.to_thread(leftovers, fleet.redis.client)
         tally.ended_by_themselves = fleet.unexpected
         seconds = time.monotonic() - began
-        return RunResult(shape, tally, seconds, [each.name for each in classes], ended_early)
+        return RunResult(
+            shape, tally, seconds, [each.name for each in self._source.classes], ended_early
+        )
 
     async def _supervise(self, fleet: KillFleet) -> None:
         while True:
@@ -176,10 +184,13 @@ class KillRun:
 
 
 async def _kill_all(planned: Iterable[PlannedKill], killer: Killer) -> AsyncIterator[KillKind]:
-    """Carry out the kills at their times; yield the kind of each."""
+    """Carry out the kills at their times; yield the kind of each.
+
+    The plan's clock stands still while it waits for workers that load.
+    """
     at = time.monotonic()
     for each in planned:
-        at += each.after_s
+        at += each.after_s + await killer.wait_until_loaded(each)
         await asyncio.sleep(max(0.0, at - time.monotonic()))
         yield await killer.kill(each)
         killer.check()

@@ -13,8 +13,10 @@ from load_tests.faults.kills.kill_fleet import KillFleet
 from load_tests.faults.kills.kill_schedule import PlannedKill
 from load_tests.faults.kills.observation import Observation
 from load_tests.faults.kills.pauses import Hit
+from load_tests.harness.errors import ProcessError
+from load_tests.vllm.systems import LOADED_S
 
-_OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP, KillKind.SILENT)
+OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP, KillKind.SILENT)
 
 
 class Killer:
@@ -37,11 +39,30 @@ class Killer:
         self._gateways = gateways
         self._open = open_requests
         self._background: set[asyncio.Task[None]] = set()
+        self.waited_s = 0.0
+        """How long the plan has waited for workers that load vLLM."""
+
+    async def wait_until_loaded(self, planned: PlannedKill) -> float:
+        """With vLLM: wait until all workers serve, if one is to be killed; return the seconds.
+
+        So replacements load one at a time. Raises ProcessError after five minutes.
+        """
+        began = time.monotonic()
+        if not self._fleet.shape.vllm or planned.kind not in OF_WORKERS:
+            return 0.0
+        while not await asyncio.to_thread(self._fleet.all_serve):
+            if time.monotonic() > began + LOADED_S:
+                raise ProcessError("a replacement does not serve; see its log")
+            await asyncio.sleep(0.1)
+            self.check()
+        waited = time.monotonic() - began
+        self.waited_s += waited
+        return waited
 
     async def kill(self, planned: PlannedKill) -> KillKind:
         """Carry out one kill; return its kind."""
         kind = planned.kind
-        if kind in _OF_WORKERS:
+        if kind in OF_WORKERS:
             await self._kill_worker(planned)
         elif kind is KillKind.GATEWAY:
             n = int(planned.choice * len(self._fleet.gateways))

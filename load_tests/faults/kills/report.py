@@ -72,7 +72,10 @@ def summary_table(result: RunResult) -> Table:
     terminal = ", ".join(f"{n}: {jobs} jobs" for n, jobs in sorted(tally.terminal_entries.items()))
     again = tally.decoded_again / max(1, tally.logged_tokens)
     usual = FleetShape.defaults(fleet.workers)
-    made_of = f"{fleet.workers} workers, {fleet.gateways} gateways, steps of {fleet.step_ms:g} ms"
+    steps = "" if fleet.vllm else f", steps of {fleet.step_ms:g} ms"
+    made_of = f"{fleet.workers} workers, {fleet.gateways} gateways, {fleet.engine}{steps}"
+    decoded_again = f"{tally.decoded_again} ({again:.1%})" if tally.generated_tokens else "-"
+    each = result.seconds / max(1, tally.kills.total())
     rows = [
         ["kills", str(tally.kills.total())],
         ["jobs (accepted requests)", str(tally.jobs.total())],
@@ -86,7 +89,7 @@ def summary_table(result: RunResult) -> Table:
         ["other requests without a whole answer", str(tally.failed)],
         ["requests with anything else wrong", str(tally.wrong)],
         ["terminal entries per job", terminal or "-"],
-        ["tokens decoded again", f"{tally.decoded_again} ({again:.1%})"],
+        ["tokens decoded again", decoded_again],
         ["refused before acceptance", _counts(tally.refused)],
         ["left over in Redis", _counts(tally.leftovers)],
         ["lease", f"{fleet.lease_s:g} s (default {usual.lease_s:g} s)"],
@@ -96,7 +99,8 @@ def summary_table(result: RunResult) -> Table:
         ["appendfsync", f"{fleet.appendfsync} (default {usual.appendfsync})"],
         ["fleet", made_of],
         ["rate", f"{shape.rate:g} kills a second, {shape.clients} clients, seed {shape.seed}"],
-        ["duration", f"{result.seconds:.0f} s"],
+        ["duration", f"{result.seconds:.0f} s, {each:.1f} s per kill"],
+        ["of it, the kills waited for loading workers", f"{tally.waited_s:.0f} s"],
     ]  # fmt: skip
     return Table("Kills", ["", "count"], rows)
 
@@ -110,6 +114,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
             "seed": shape.seed,
             "rate": shape.rate,
             "clients": shape.clients,
+            "engine": shape.fleet.engine,
             "workers": shape.fleet.workers,
             "gateways": shape.fleet.gateways,
             "step_ms": shape.fleet.step_ms,
@@ -122,6 +127,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
             "controls": list(shape.controls),
         },
         "seconds": result.seconds,
+        "waited_s": tally.waited_s,
         "kills": dict(tally.kills),
         "jobs": tally.jobs.total(),
         "jobs_by_class": dict(tally.jobs),

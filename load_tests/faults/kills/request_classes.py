@@ -121,6 +121,33 @@ CLASSES = (
 )  # fmt: skip
 """All classes. Those that the engine refuses are left out of a run (undisturbed.py)."""
 
+_LONG: Json = {"max_tokens": 400, "ignore_eos": True}
+"""Long enough for kills in the middle; the demo model needs some milliseconds for a token."""
+_GREEDY: Json = {**_LONG, "temperature": 0}
+_SAMPLED: Json = {**_LONG, "temperature": 1.2}
+_PENALTIES: Json = {"presence_penalty": 1.0, "repetition_penalty": 1.2}
+
+
+def _seed(rng: random.Random) -> Json:
+    return {"seed": rng.randrange(1 << 30)}
+
+
+VLLM_CLASSES = (
+    RequestClass("chat greedy", CHAT_PATH, {**_STREAM, **_GREEDY}),
+    RequestClass("chat greedy whole", CHAT_PATH, _GREEDY),
+    RequestClass("chat greedy token ids", CHAT_PATH, {**_IDS, **_GREEDY}),
+    RequestClass("chat seed token ids", CHAT_PATH, {**_IDS, **_SAMPLED}, _seed),
+    RequestClass("chat seed usage", CHAT_PATH, {**_USAGE, **_SAMPLED}, _seed),
+    RequestClass("chat seed whole", CHAT_PATH, _SAMPLED, _seed),
+    RequestClass("chat penalties", CHAT_PATH, {**_IDS, **_SAMPLED, **_PENALTIES}, _seed),
+    RequestClass("chat n", CHAT_PATH, {**_IDS, **_SAMPLED, "n": 2}, _seed),
+    RequestClass("chat logprobs", CHAT_PATH, {**_STREAM, **_SAMPLED, **_TOP}, _seed),
+    RequestClass("completions greedy", COMPLETIONS_PATH, {**_STREAM, **_GREEDY}),
+    RequestClass("completions token ids", COMPLETIONS_PATH, {**_IDS, **_SAMPLED}, _seed),
+    RequestClass("completions prompts", COMPLETIONS_PATH, {**_IDS, **_SAMPLED}, _seed, prompts=2),
+    RequestClass("completions whole", COMPLETIONS_PATH, _SAMPLED, _seed),
+)  # fmt: skip
+"""Classes of which two undisturbed runs on real vLLM are the same."""
 _MODES = (Mode.CALL, Mode.POLLED, Mode.EVENTS, Mode.RESUMED)
 _WEIGHTS = (6, 1, 1, 1)
 
@@ -129,8 +156,12 @@ def draw_request(
     rng: random.Random, tag: str, classes: tuple[RequestClass, ...] = CLASSES
 ) -> KillRequest:
     """Draw a class, a mode and the request's own fields."""
-    chosen = rng.choice(classes)
-    return make_request(chosen, rng, tag, rng.choices(_MODES, _WEIGHTS)[0])
+    return make_request(rng.choice(classes), rng, tag, draw_mode(rng))
+
+
+def draw_mode(rng: random.Random) -> Mode:
+    """Draw how the client reads the answer."""
+    return rng.choices(_MODES, _WEIGHTS)[0]
 
 
 def make_request(chosen: RequestClass, rng: random.Random, tag: str, mode: Mode) -> KillRequest:

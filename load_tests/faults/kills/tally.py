@@ -50,7 +50,9 @@ class Tally:
     logged_tokens: int = 0
     """Tokens in the logs of all jobs."""
     generated_tokens: int = 0
-    """Tokens that all engines generated."""
+    """Tokens that all engines generated; 0 if it is not known (vLLM)."""
+    waited_s: float = 0.0
+    """How long the kills waited for workers that load their model."""
     pauses: dict[KillKind, list[float]] = field(
         default_factory=lambda: {kind: [] for kind in KillKind}
     )

@@ -1,4 +1,4 @@
-"""The answer that a request gets if nothing fails: that of the simulated engine in this process."""
+"""The answer that a request gets if nothing fails: that of an engine in this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from load_tests.faults.kills.answer import Answer
+from load_tests.faults.kills.kill_fleet import VLLM_SETTINGS
 from load_tests.faults.kills.request_classes import KillRequest, Mode, RequestClass, make_request
 from load_tests.faults.kills.sse_parser import SseParser
 from shared.platform.settings import Settings
 from worker.engines.context import Context
-from worker.engines.protocol import JOURNAL, Logprobs, Past
+from worker.engines.protocol import JOURNAL, Engine, Logprobs, Past
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.publish.service_tier import add_tier, requested_tier
 from worker.run.asgi import Exchange
@@ -29,6 +30,8 @@ class Expected:
     texts: dict[int, str]
     """Text by choice, numbered over all calls."""
     prompt_tokens: int
+    joined: bool = False
+    """The bounds of chunks differ by chance: compare what they hold together."""
 
     @property
     def completion_tokens(self) -> int:
@@ -82,15 +85,10 @@ class _Recorder:
 class Undisturbed:
     """Computes right answers. `start` it in an event loop, `close` it at the end."""
 
-    def __init__(self) -> None:
-        self._engine = SimulatedEngine(
-            Settings(
-                engine="simulated",
-                sim_step_ms=0,
-                sim_step_us_per_seq=0,
-                sim_prefill_us_per_token=0,
-            )
-        )
+    def __init__(self, *, vllm: bool = False) -> None:
+        """`vllm`: ask real vLLM instead of the simulated engine."""
+        self._engine = _vllm() if vllm else _simulated()
+        self._joined = vllm
 
     async def start(self) -> None:
         """Start the engine."""
@@ -138,4 +136,20 @@ class Undisturbed:
             recorder.tokens,
             {index: recorder.texts[choice] for index, choice in enumerate(choices)},
             recorder.prompt_tokens,
+            joined=self._joined,
         )
+
+
+def _simulated() -> Engine:
+    return SimulatedEngine(
+        Settings(
+            engine="simulated", sim_step_ms=0, sim_step_us_per_seq=0, sim_prefill_us_per_token=0
+        )
+    )
+
+
+def _vllm() -> Engine:
+    # Here because importing vLLM takes ten seconds, which other runs save.
+    from worker.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(Settings(**VLLM_SETTINGS))

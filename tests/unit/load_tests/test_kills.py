@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from load_tests.faults import command
 from load_tests.faults.kills import controls
 from load_tests.faults.kills.answer import Answer
 from load_tests.faults.kills.differences import differences
+from load_tests.faults.kills.joined import joined
 from load_tests.faults.kills.kill import KillKind
+from load_tests.faults.kills.kill_fleet import FleetShape
 from load_tests.faults.kills.kill_run import RunResult, RunShape
-from load_tests.faults.kills.kill_schedule import plan
+from load_tests.faults.kills.kill_schedule import PlannedKill, plan
+from load_tests.faults.kills.killer import Killer
 from load_tests.faults.kills.observation import End, Observation
 from load_tests.faults.kills.pauses import Silence, pauses, silence_after
 from load_tests.faults.kills.record_check import record_errors
@@ -252,6 +259,84 @@ def test_a_refused_request_is_counted_apart() -> None:
     tally.add(seen, None)
     assert tally.refused == Counter({"redis_unavailable": 1})
     assert failures(result(tally)) == ["no job was accepted"]
+
+
+# --- real vLLM: chunks are joined, and the plan waits for replacements ---
+
+
+def ids_chunk(ids: list[int], text: str, *, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "token_ids": ids, "finish_reason": finish}
+    return json.dumps({"created": 1, "choices": [choice]}).encode()
+
+
+def seen_on_vllm(chunks: list[bytes], end: End = End.COMPLETE) -> Observation:
+    seen = seen_stream(Answer(), end)
+    right = [ids_chunk([1], "a"), ids_chunk([2], "b"), ids_chunk([3], "c", finish="length")]
+    for answer, datas in ((seen.answer, chunks), (right_answer := Answer(), right)):
+        for data in [*datas, b"[DONE]"][: None if end is End.COMPLETE else -1]:
+            answer.add_chunk(data)
+    seen.expected = replace(seen.expected, answer=right_answer, joined=True)
+    return seen
+
+
+def test_merged_chunks_are_the_same_answer() -> None:
+    merged = [ids_chunk([1, 2], "ab"), ids_chunk([3], "c", finish="length")]
+    assert not differences(seen_on_vllm(merged))
+    seen = seen_on_vllm(merged)
+    seen.expected.joined = False
+    assert differences(seen)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lost", "repeated"),
+    [
+        ([ids_chunk([1], "a"), ids_chunk([3], "c", finish="length")], 1, 0),
+        ([ids_chunk([1, 2], "ab"), ids_chunk([2, 3], "bc", finish="length")], 0, 1),
+        ([ids_chunk([1, 2, 3], "abc")], 1, 0),  # its end is missing
+    ],
+)
+def test_lost_and_repeated_tokens_of_merged_chunks(
+    chunks: list[bytes], lost: int, repeated: int
+) -> None:
+    found = differences(seen_on_vllm(chunks))
+    assert (found.tokens_lost, found.tokens_repeated) == (lost, repeated)
+
+
+def test_another_token_or_end_is_wrong_and_a_cut_stream_is_compared_so_far() -> None:
+    assert differences(seen_on_vllm([ids_chunk([1, 9, 3], "azc", finish="length")])).wrong
+    assert differences(seen_on_vllm([ids_chunk([1, 2, 3], "abc", finish="stop")])).wrong
+    assert not differences(seen_on_vllm([ids_chunk([1, 2], "ab")], End.CUT))
+
+
+def test_without_token_ids_the_words_are_compared() -> None:
+    def parts(*texts: str, end: str | None = None) -> list[bytes]:
+        found = [{"choices": [{"index": 0, "text": text}]} for text in texts]
+        found[-1]["choices"][0]["finish_reason"] = end
+        return joined({0: [json.dumps(each).encode() for each in found]})[0]
+
+    assert parts("a b", "c d", end="stop") == parts("a ", "bc d", end="stop")
+    assert parts("a b", "c d") == [b"a", b"bc"], "the last word may be incomplete"
+
+
+@pytest.mark.parametrize("kind", [KillKind.WORKER, KillKind.GATEWAY])
+@pytest.mark.asyncio
+async def test_only_kills_of_workers_wait_until_all_replacements_serve(kind: KillKind) -> None:
+    answers = iter([False, True])
+    fleet: Any = SimpleNamespace(
+        shape=FleetShape.defaults(2, vllm=True), all_serve=lambda: next(answers)
+    )
+    killer = Killer(fleet, None, list)  # type: ignore[arg-type]
+    waited = await killer.wait_until_loaded(PlannedKill(kind, 0.0, 0.0, 1.0))
+    assert waited == killer.waited_s
+    assert (waited > 0) == (kind is KillKind.WORKER)
+
+
+@pytest.mark.parametrize("options", [["--vllm"], ["--vllm", "--defaults", "--schedule"]])
+def test_vllm_is_never_ignored(options: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.raises(SystemExit, match="--vllm is for"):
+        command.main(parser.parse_args(options))
 
 
 def test_equal_seeds_plan_equal_kills_and_the_first_ones_are_of_all_kinds() -> None:

@@ -21,7 +21,7 @@ from load_tests.faults.kills.kill_schedule import PlannedKill, plan
 from load_tests.faults.kills.killer import Killer
 from load_tests.faults.kills.observation import Observation
 from load_tests.faults.kills.pauses import PauseLimits
-from load_tests.faults.kills.request_source import RequestSource, SimulatedSource, VllmSource
+from load_tests.faults.kills.request_source import RequestSource, VllmSource
 from load_tests.faults.kills.stored_job import StoredJob, read_jobs
 from load_tests.faults.kills.tally import Tally
 from load_tests.faults.leftovers import leftovers
@@ -79,7 +79,7 @@ class KillRun:
         self._tally = Tally()
         self._unverified: deque[Observation] = deque()
         self._source: RequestSource = (
-            VllmSource(shape.seed) if shape.fleet.vllm else SimulatedSource()
+            VllmSource(shape.seed) if shape.fleet.vllm else RequestSource()
         )
 
     async def play(self) -> RunResult:

@@ -121,7 +121,7 @@ CLASSES = (
 )  # fmt: skip
 """All classes. Those that the engine refuses are left out of a run (undisturbed.py)."""
 
-_LONG: Json = {"max_tokens": 400, "ignore_eos": True}
+_LONG: Json = {"max_tokens": 200, "ignore_eos": True}
 """Long enough for kills in the middle; the demo model needs some milliseconds for a token."""
 _GREEDY: Json = {**_LONG, "temperature": 0}
 _SAMPLED: Json = {**_LONG, "temperature": 1.2}

@@ -7,7 +7,6 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from load_tests.faults.kills.request_classes import (
     CLASSES,
@@ -25,27 +24,15 @@ _OF_EACH = 5
 """Requests of each class with real vLLM."""
 
 
-class RequestSource(Protocol):
-    """Draws requests. `start` it in an event loop, `close` it at the end."""
+class RequestSource:
+    """Draws requests. `start` it in an event loop, `close` it at the end.
 
-    classes: Sequence[RequestClass]
-    """The classes that take part, known after `start`."""
-
-    async def start(self) -> None:
-        """Prepare to draw."""
-
-    async def draw(self, rng: random.Random, tag: str) -> tuple[KillRequest, Expected]:
-        """Draw a request; return it with its answer."""
-
-    def close(self) -> None:
-        """Stop the engine."""
-
-
-class SimulatedSource:
-    """Each request is a new one; its answer is computed when it is drawn."""
+    Each request is a new one; the simulated engine computes its answer when it is drawn.
+    """
 
     def __init__(self) -> None:
         self.classes: Sequence[RequestClass] = ()
+        """The classes that take part, known after `start`."""
         self._undisturbed = Undisturbed()
 
     async def start(self) -> None:
@@ -54,7 +41,7 @@ class SimulatedSource:
         self.classes = await self._undisturbed.served(CLASSES)
 
     async def draw(self, rng: random.Random, tag: str) -> tuple[KillRequest, Expected]:
-        """See `RequestSource.draw`."""
+        """Draw a request; return it with its answer."""
         request = draw_request(rng, tag, tuple(self.classes))
         return request, await self._undisturbed.expected(request)
 
@@ -63,33 +50,29 @@ class SimulatedSource:
         self._undisturbed.close()
 
 
-class VllmSource:
-    """Some requests of each class, answered before the kills so that the engine is gone by then.
-
-    Clients draw one of them again and again.
-    """
+class VllmSource(RequestSource):
+    """Some requests of each class, answered before the kills so that the engine is gone by then."""
 
     def __init__(self, seed: int) -> None:
-        self.classes: Sequence[RequestClass] = VLLM_CLASSES
-        self._seed = seed
+        self.classes = VLLM_CLASSES
+        self._undisturbed = Undisturbed(vllm=True)
+        self._rng = random.Random(seed)
         self._known: list[tuple[KillRequest, Expected]] = []
 
     async def start(self) -> None:
-        """Answer all requests."""
-        rng = random.Random(self._seed)
+        """Answer all requests, then stop the engine."""
         requests = [
-            make_request(each, rng, f"{each.name} {n}", Mode.CALL)
+            make_request(each, self._rng, f"{each.name} {n}", Mode.CALL)
             for each in self.classes
             for n in range(_OF_EACH)
         ]
         before = dict(os.environ)
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-        undisturbed = Undisturbed(vllm=True)
         try:
-            await undisturbed.start()
-            answers = await asyncio.gather(*map(undisturbed.expected, requests))
+            await self._undisturbed.start()
+            answers = await asyncio.gather(*map(self._undisturbed.expected, requests))
         finally:
-            undisturbed.close()
+            self._undisturbed.close()
             os.environ.clear()  # of the variables that the engine sets; workers inherit them
             os.environ.update(before)
         self._known = list(zip(requests, answers, strict=True))
@@ -98,7 +81,7 @@ class VllmSource:
                 raise ValueError(f"vLLM refuses {request.class_name}: {expected.answer.body!r}")
 
     async def draw(self, rng: random.Random, tag: str) -> tuple[KillRequest, Expected]:
-        """See `RequestSource.draw`; the tag is not part of the prompt."""
+        """Draw one of these requests again; the tag is not part of its prompt."""
         request, expected = rng.choice(self._known)
         return replace(request, tag=tag, mode=draw_mode(rng)), expected
 

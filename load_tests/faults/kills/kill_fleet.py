@@ -8,10 +8,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -38,7 +39,7 @@ _REDIS_S = 120.0
 _CORE = b"VLLM::EngineCore"
 """Name of the child process in which a worker's vLLM computes."""
 _SERVING = {json.dumps(state).encode() for state in (WorkerState.READY, WorkerState.BUSY)}
-VLLM_SETTINGS = {"served_model_name": MODEL, "engine_args": "--dtype float32"}
+VLLM_SETTINGS: Mapping[str, Any] = {"served_model_name": MODEL, "engine_args": "--dtype float32"}
 """With float32 an answer does not depend on what else is in the batch. The demo model has the name
 that the requests have."""
 _HOST = "127.0.0.1"

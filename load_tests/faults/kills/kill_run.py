@@ -84,14 +84,8 @@ class KillRun:
 
     async def play(self) -> RunResult:
         """Run; raises ProcessError if the fleet can't be started, and a client's own errors."""
-        await self._source.start()
-        try:
-            return await self._play_on_fleet()
-        finally:
-            self._source.close()
-
-    async def _play_on_fleet(self) -> RunResult:
         shape = self._shape
+        await self._source.start()
         fleet = await asyncio.to_thread(KillFleet, self._folder, shape.fleet, shape.controls)
         gateways = Gateways(
             fleet.urls, timeout_s=shape.timeout_s, attempts=shape.fleet.client_attempts
@@ -100,6 +94,7 @@ class KillRun:
         try:
             return await self._play(fleet, gateways, client)
         finally:
+            self._source.close()
             await gateways.close()
             with contextlib.suppress(RedisError, OSError):
                 await client.aclose()

@@ -20,6 +20,8 @@ MOST_BYTES = 200 << 20
 RESPONSES, CHAT, COMPLETIONS = "/v1/responses", "/v1/chat/completions", "/v1/completions"
 MESSAGE = {"role": "user", "content": "x"}
 PART = {"type": "input_text", "text": "x"}
+ANSWER = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed"}
+ANSWER_PART = {"type": "output_text", "text": "x", "annotations": []}
 
 WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "500 items": (RESPONSES, {"input": [{}] * 500}),
@@ -36,8 +38,8 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "Anthropic's messages": ("/v1/messages", {"max_tokens": 1, "messages": [{}] * 10_000}),
 }
 TOO_SLOW: dict[str, tuple[str, dict[str, Any]]] = {
-    "10,000 messages": (RESPONSES, {"input": [MESSAGE] * 10_000}),
-    "100,000 parts": (RESPONSES, {"input": [{"role": "user", "content": [PART] * 100_000}]}),
+    "100,000 answers": (RESPONSES, {"input": [{**ANSWER, "content": [ANSWER_PART] * 100_000}]}),
+    "300,000 parts": (RESPONSES, {"input": [{"role": "user", "content": [PART] * 300_000}]}),
 }
 FINE: dict[str, tuple[str, dict[str, Any]]] = {
     "400 messages": (CHAT, {"messages": [MESSAGE] * 400, "max_tokens": 1}),
@@ -114,7 +116,7 @@ async def test_wrong_bodies_have_few_errors_and_take_little_memory(
 
 @pytest.mark.parametrize("name", TOO_SLOW)
 async def test_right_bodies_that_take_too_long_to_read(vllm_engine: Engine, name: str) -> None:
-    assert "takes more than 0.1 s to read" in refusal(await ask(vllm_engine, *TOO_SLOW[name]))
+    assert "takes more than 0.3 s to read" in refusal(await ask(vllm_engine, *TOO_SLOW[name]))
 
 
 @pytest.mark.parametrize("name", FINE)

@@ -40,7 +40,7 @@ class WorkerSettings(BaseModel):
     )
     grammar_memory_bytes: int = Field(512 << 20, ge=1 << 20, description="memory for the same")
     validation_timeout_s: float = Field(
-        0.1,
+        0.3,
         gt=0,
         le=2,
         description="CPU time for reading one request's body, in which all other answers wait",

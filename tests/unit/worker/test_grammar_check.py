@@ -7,6 +7,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -202,3 +203,28 @@ async def test_a_tenant_has_a_bounded_number_of_grammars_waiting(checker: Gramma
     await checker.check(Grammar("small"), "b")
     for task in slow:
         task.cancel()
+
+
+async def test_what_the_worker_had_open_closes_no_answer() -> None:
+    connections = [socket.socketpair() for _ in range(20)]
+
+    def prepare_and_collect() -> Compile:
+        lowest = min(each.fileno() for pair in connections for each in pair)
+        while os.open(os.devnull, os.O_RDONLY) < lowest:
+            pass  # so that an answer's pipe gets one of their numbers, if they are free
+
+        def attempt(grammar: dict[str, Any], engine_backend: str) -> tuple[str, str]:
+            connections.clear()  # as the garbage collector may do at any time
+            return "", ""
+
+        return attempt
+
+    checker = GrammarChecker(Limits(TIMEOUT_S, 64 << 20))
+    await checker.start(prepare_and_collect)
+    try:
+        await asyncio.gather(*(checker.check(Grammar(f"{n}")) for n in range(8)))
+    finally:
+        checker.close()
+        for pair in connections:
+            for each in pair:
+                each.close()

@@ -193,8 +193,14 @@ def _data_bytes() -> int:
 
 
 def _close_all_but(kept: int) -> None:
-    """Close what the fork has of the worker's: its connections must end when the worker does."""
+    """Close what the fork has of the worker's: its connections must end when the worker does.
+
+    Their numbers stay taken, by /dev/null: the copies of the worker's objects close them once more
+    when they are collected, and would close the pipe of an answer that had got the number.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
     for number in [int(path.name) for path in (_PROC / "fd").iterdir()]:
-        if number > 2 and number != kept:
+        if number > 2 and number not in (kept, null):
             with suppress(OSError):
-                os.close(number)
+                os.fstat(number)  # not that of the folder just read
+                os.dup2(null, number)

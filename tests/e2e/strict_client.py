@@ -144,7 +144,12 @@ def request(
     """Return a request as bytes, with `pad` spaces after its JSON."""
     content = b"" if body is None else json.dumps(body).encode()
     content += b" " * pad
-    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {key}", *headers]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {key}",
+        *headers,
+    ]
     if content:
         lines += ["Content-Type: application/json", f"Content-Length: {len(content)}"]
     return "\r\n".join([*lines, "", ""]).encode() + content

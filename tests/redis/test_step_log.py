@@ -120,7 +120,7 @@ async def test_log_and_step_log_are_one_wherever_the_log_ends(
         read: list[Entry] = []
         reads, more = 0, True
         while more:
-            _, entries, more = await queue.read_log(job.id, len(read), most_bytes)
+            _, entries, more, _ = await queue.read_log(job.id, len(read), most_bytes)
             read += entries
             reads += 1
         assert read == whole
@@ -150,7 +150,7 @@ async def test_a_long_log_is_read_in_parts_from_any_entry_on(queue: JobQueue, st
             more = True
             while more:
                 at = read[-1] if read else after
-                _, entries, more = await queue.read_log(job.id, at, most_bytes)
+                _, entries, more, _ = await queue.read_log(job.id, at, most_bytes)
                 assert entries or not more, "each part has an entry that the reader lacks"
                 read += [entry.seq for entry in entries]
             assert read == numbers[after:]

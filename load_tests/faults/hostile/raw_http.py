@@ -45,7 +45,7 @@ def request(
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return the bytes of a request; `key` None sends none."""
-    lines = [f"{method} {path} HTTP/1.1", "host: test", f"content-length: {len(body)}"]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
     if body:
         lines.append("content-type: application/json")
     if key is not None:

@@ -114,7 +114,7 @@ def submit_large_jobs(n: int) -> Prepare:
     return prepare
 
 
-_HEAD = b"GET /v1/models HTTP/1.1\r\nhost: test\r\n"
+_HEAD = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
 
 
 @cache

@@ -25,11 +25,12 @@ _MAX_TOKENS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 def check_answer_size(
-    fields: Mapping[str, Any], n_prompts: int, most_alternatives: int, limit: int
+    fields: Mapping[str, Any], n_prompts: int, most_alternatives: int, limit: int, at_once: int
 ) -> None:
     """Raises BadRequest if a request to generate may have an answer of more than `limit` bytes.
 
-    `most_alternatives`: what -1 stands for, which is all.
+    `most_alternatives`: what -1 stands for, which is all. `at_once`: bytes of log probabilities of
+    generated tokens in an answer that is not streamed, which vLLM makes in one turn of its loop.
     """
     n = n_prompts * max(1, _number(fields.get("n")))
     tokens = next((_number(fields[name]) for name in _MAX_TOKENS if fields.get(name)), 0)
@@ -40,6 +41,12 @@ def check_answer_size(
         * min(tokens or assumed, _MOST_TOKENS)
         * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * alternatives)
     )
+    if alternatives and size > at_once and not fields.get("stream"):
+        raise BadRequest(
+            f"The log probabilities of the answer may become {size} bytes long, at most {at_once} "
+            "are allowed in an answer that is not streamed. Set `stream`, or ask for less.",
+            "stream",
+        )
     prompt_alternatives = _of_prompt(fields, most_alternatives)
     if prompt_alternatives:
         size += _prompt_tokens(fields) * _ALTERNATIVE_BYTES * prompt_alternatives

@@ -68,7 +68,13 @@ def check_input(policy: Policy, fields: Mapping[str, Any], settings: Settings) -
     if policy.choices:
         check_choices(fields, most, limit)
     if policy.choices or policy.input is InputKind.RESPONSE:
-        check_answer_size(fields, most, settings.max_logprobs, settings.max_answer_bytes)
+        check_answer_size(
+            fields,
+            most,
+            settings.max_logprobs,
+            settings.max_answer_bytes,
+            settings.max_answer_bytes_at_once,
+        )
 
 
 def count_inputs(name: str, value: list[Any], limit: int, max_messages: int) -> int:

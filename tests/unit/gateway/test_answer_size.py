@@ -19,6 +19,7 @@ RESPONSE = Policy(InputKind.RESPONSE)
 TOP = {"logprobs": True, "top_logprobs": 20}
 USER = {"role": "user", "content": "hello"}
 SETTINGS = Settings()
+LARGER = Settings(max_answer_bytes=1 << 26, max_answer_bytes_at_once=1 << 26)
 
 
 @pytest.mark.parametrize(
@@ -27,14 +28,17 @@ SETTINGS = Settings()
         (CHAT, {"max_tokens": 131_072}),
         (CHAT, {"max_tokens": 2**63}),
         (CHAT, {"n": 64, "max_tokens": 32_768}),
-        (CHAT, {"n": 64, "max_tokens": 280, **TOP}),
-        (CHAT, {"n": 1, "max_tokens": 16_384, **TOP}),
-        (CHAT, {"n": 16, **TOP}),
+        (CHAT, {"n": 64, "max_tokens": 280, **TOP, "stream": True}),
+        (CHAT, {"n": 1, "max_tokens": 16_384, **TOP, "stream": True}),
+        (CHAT, {"n": 1, "max_tokens": 4096, **TOP}),
+        (CHAT, {"n": 4, **TOP}),
+        (CHAT, {"n": 16, **TOP, "stream": True}),
         (CHAT, {"n": 64, "max_tokens": 4000, "logprobs": False, "top_logprobs": 20}),
         (CHAT, {"n": "many", "max_tokens": "x", "logprobs": "y", "top_logprobs": []}),
         (COMPLETIONS, {"prompt": "x", "n": 64, "logprobs": 20}),
+        (COMPLETIONS, {"prompt": ["x" * 4096] * 64, "max_tokens": 1, "echo": True, "logprobs": 1}),
         (COMPLETIONS, {"prompt": "x" * 40_000, "prompt_logprobs": 20}),
-        (RESPONSE, {"input": "x", "max_output_tokens": 16_384, "top_logprobs": 20}),
+        (RESPONSE, {"input": "x", "max_output_tokens": 4096, "top_logprobs": 20}),
     ],
 )
 def test_generous(policy: Policy, fields: dict[str, Any]) -> None:
@@ -67,11 +71,27 @@ def test_sequences_tokens_and_alternatives_are_one_limit(
     policy: Policy, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(BadRequest, match=f"at most {SETTINGS.max_answer_bytes} are") as refusal:
-        check_input(policy, fields, SETTINGS)
+        check_input(policy, {**fields, "stream": True}, SETTINGS)
     assert refusal.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("policy", "fields"),
+    [
+        (CHAT, {"n": 2, "max_tokens": 4096, **TOP}),
+        (CHAT, {"n": 64, "max_tokens": 280, **TOP, "stream": False}),
+        (COMPLETIONS, {"prompt": ["x"] * 64, "max_tokens": 128, "logprobs": 20}),
+        (RESPONSE, {"input": "x", "max_output_tokens": 16_384, "top_logprobs": 20}),
+    ],
+)
+def test_many_log_probabilities_are_streamed(policy: Policy, fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="Set `stream`") as refusal:
+        check_input(policy, fields, SETTINGS)
+    assert refusal.value.param == "stream"
+    check_input(policy, {**fields, "stream": True}, SETTINGS)
+
+
 def test_the_limit_is_a_setting() -> None:
-    check_input(CHAT, {"n": 64, "max_tokens": 400, **TOP}, Settings(max_answer_bytes=1 << 26))
+    check_input(CHAT, {"n": 64, "max_tokens": 400, **TOP}, LARGER)
     with pytest.raises(BadRequest, match="`max_tokens` is not set"):
-        check_answer_size({"n": 2}, 1, 20, 10_000)
+        check_answer_size({"n": 2}, 1, 20, 10_000, 10_000)

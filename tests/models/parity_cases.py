@@ -189,7 +189,6 @@ _CHAT_BAD: dict[str, dict[str, Any]] = {
             }
         ]
     ),
-    "an unknown part": chat(messages=[{"role": "user", "content": [{"type": "nonsense"}]}]),
     "a tool choice without tools": chat(tool_choice="required"),
     "a tool choice that is not there": chat(
         tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "fly"}}
@@ -247,7 +246,6 @@ _OTHER: tuple[Case, ...] = (
     Case("batch", f"{CHAT}/batch", chat(messages=[ASK, ASK_WEATHER])),
     Case("batch of one", f"{CHAT}/batch", chat(messages=[ASK])),
     Case("batch of nothing", f"{CHAT}/batch", chat(messages=[])),
-    Case("batch of no conversations", f"{CHAT}/batch", chat()),
     Case("tokenize", "/tokenize", {"prompt": "A queue is"}),
     Case("tokenize without special tokens", "/tokenize", {"prompt": "A queue is",
          "add_special_tokens": False, "return_token_strs": True}),
@@ -295,6 +293,13 @@ _GATEWAYS: tuple[Case, ...] = (
     Case("messages that are a text", CHAT, chat(messages="hello"), BEFORE_QUEUE),
     Case("a message that is a text", CHAT, chat(messages=["hello"]), BEFORE_QUEUE),
     Case("a message without role", CHAT, chat(messages=[{"content": "x"}]), BEFORE_QUEUE),
+    Case(
+        "an unknown part",
+        CHAT,
+        chat(messages=[{"role": "user", "content": [{"type": "nonsense"}]}]),
+        "only the part's own type is validated",
+    ),
+    Case("batch of no conversations", f"{CHAT}/batch", chat(), BEFORE_QUEUE),
     Case("n of zero", CHAT, chat(n=0), BEFORE_QUEUE),
     Case("n as text", CHAT, chat(n="x"), BEFORE_QUEUE),
     Case("stream as text", CHAT, chat(stream="maybe"), BEFORE_QUEUE),

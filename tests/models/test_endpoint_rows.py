@@ -34,7 +34,6 @@ _EMBED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": TEXTS[0], "dimensions": 8}),
     ("/v1/embeddings", {"input": []}),
     ("/v1/embeddings", {"input": [10**6]}),
-    ("/v1/embeddings", {"input": [-1]}),
     ("/v1/embeddings", {"input": "word " * 2000}),
     ("/v1/embeddings", {"input": "word " * 2000, "truncate_prompt_tokens": 16}),
     ("/pooling", {"input": TEXTS}),
@@ -80,7 +79,6 @@ _GENERATE: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": TEXTS[0]}),
     ("/tokenize", {"messages": TALK, "add_generation_prompt": False}),
     ("/detokenize", {"tokens": [100, 101, 102]}),
-    ("/detokenize", {"tokens": ["a"]}),
     ("/invocations", {"messages": TALK, "max_tokens": 6}),
     ("/invocations", {"prompt": TEXTS[0], "max_tokens": 6}),
     ("/generative_scoring", {"query": "Calm?", "items": TEXTS, "label_token_ids": [100, 101]}),
@@ -88,13 +86,18 @@ _GENERATE: list[tuple[str, dict[str, Any]]] = [
                              "apply_softmax": False, "item_first": True}),
     ("/generative_scoring", {"query": "?", "items": ["a"], "label_token_ids": [10**6]}),
     ("/generative_scoring", {"query": [7], "items": [[10**6]], "label_token_ids": [5]}),
-    ("/generative_scoring", {"query": [7], "items": [[-1]], "label_token_ids": [5]}),
     ("/detokenize", {"tokens": [2**40]}),
-    ("/detokenize", {"tokens": [-1]}),
     ("/v1/systemone", {"state": TEXTS[2],
                        "questions": {"calm": {"type": "boolean", "instructions": "Is it calm?"}}}),
     ("/v1/systemone", {"state": "x", "questions": {}}),
 ]  # fmt: skip
+
+
+_WRONG_TOKENS: list[tuple[str, dict[str, Any]]] = [
+    ("/detokenize", {"tokens": ["a"]}),
+    ("/detokenize", {"tokens": [-1]}),
+    ("/generative_scoring", {"query": [7], "items": [[-1]], "label_token_ids": [5]}),
+]
 
 
 def _names(cases: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -132,6 +135,20 @@ def test_a_cross_encoder(reranker: ServedModel, path: str, body: dict[str, Any])
 @pytest.mark.parametrize(("path", "body"), _GENERATE, ids=_names(_GENERATE))
 def test_a_model_that_generates(demo: ServedModel, path: str, body: dict[str, Any]) -> None:
     _compare(demo, path, body)
+
+
+@pytest.mark.parametrize(("path", "body"), _WRONG_TOKENS, ids=_names(_WRONG_TOKENS))
+def test_wrong_token_ids_are_refused_before_the_request_is_queued(
+    demo: ServedModel, path: str, body: dict[str, Any]
+) -> None:
+    fields = {"model": demo.name} | body
+    ours, theirs = (
+        httpx.post(url + path, json=fields, timeout=120)
+        for url in (demo.gateway_url, demo.direct_url)
+    )
+    assert ours.status_code == theirs.status_code == 400
+    assert "must be a list of token ids" in ours.json()["error"]["message"]
+    assert "x-flotilla-job-id" not in ours.headers
 
 
 def test_the_labels_are_the_models_own(classifier: ServedModel) -> None:

@@ -70,8 +70,6 @@ CASES: dict[str, dict[str, Any]] = {
     "metadata": {"input": QUESTION, "metadata": {"a": "b"}, "user": "me", **GREEDY},
     "not stored": {"input": QUESTION, "store": False, **GREEDY},
     "a number": {"input": 7},
-    "an unknown item": {"input": [{"type": "nothing"}]},
-    "a wrong role": {"input": [{"role": "stranger", "content": "x"}]},
     "a temperature": {"input": QUESTION, "temperature": -1},
     "no token": {"input": QUESTION, "max_output_tokens": 0},
     "too many tokens": {"input": "word " * 9000, **GREEDY},
@@ -103,6 +101,26 @@ def test_the_answer_is_vllms(demo: ServedModel, name: str) -> None:
         for url in (demo.gateway_url, demo.direct_url)
     )
     assert difference(ours, theirs) == ""
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"type": "nothing"}, "input[0].type"),
+        ({"role": "stranger", "content": "x"}, "input[0].role"),
+    ],
+)
+def test_a_wrong_item_is_refused_before_the_request_is_queued(
+    demo: ServedModel, item: dict[str, Any], param: str
+) -> None:
+    body = {"model": demo.name, "input": [item]}
+    ours, theirs = (
+        httpx.post(url + PATH, json=body, timeout=120)
+        for url in (demo.gateway_url, demo.direct_url)
+    )
+    assert ours.status_code == theirs.status_code == 400
+    assert ours.json()["error"]["param"] == param
+    assert "x-flotilla-job-id" not in ours.headers
 
 
 def events(answer: httpx.Response) -> list[Any]:

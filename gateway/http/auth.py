@@ -146,9 +146,10 @@ class Authenticator:
         return len(keys) == 1 and _digest(keys[0].partition(b" ")[2]) in self._admins
 
     def may_see_all(self, scope: Any) -> bool:
-        """Whether a probe is told more than a state: an operator's, or without keys one from here.
+        """Whether a probe gets more than the state: with an operator's key, or without keys if it
+        comes from this machine.
 
-        A port that a container publishes is not from here.
+        A port that a container publishes is reached from another address than loopback.
         """
         address, _ = scope.get("client") or ("", 0)
         return self.is_operator(scope) and (bool(self._tenants) or address in LOOPBACK)

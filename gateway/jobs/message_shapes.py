@@ -261,7 +261,7 @@ def check_items(name: str, items: Any) -> None:
 
 
 def check_block_messages(name: str, messages: Any) -> None:
-    """Raises BadRequest for the first message that is none of Anthropic's."""
+    """Raises BadRequest for the first message that Anthropic's API does not have."""
     for at, message in objects(name, messages):
         check_fields(at, message, _BLOCK_MESSAGE)
         if type(message["content"]) is list:
@@ -269,6 +269,6 @@ def check_block_messages(name: str, messages: Any) -> None:
 
 
 def check_blocks(name: str, blocks: Any) -> None:
-    """Raises BadRequest for the first block of content that is none of Anthropic's."""
+    """Raises BadRequest for the first block of content that Anthropic's API does not have."""
     for at, block in objects(name, blocks):
         check_typed(at, block, BLOCKS)

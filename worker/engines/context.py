@@ -30,7 +30,7 @@ class Context(NamedTuple):
 
 
 def checksum_of_tokens(token_ids: Sequence[int], start: int = 0) -> int:
-    """A checksum of token ids; 12 us for a thousand."""
+    """A checksum of token ids; about 30 us for a thousand (2 cores, AMD EPYC)."""
     return crc32(array("q", token_ids).tobytes(), start)
 
 

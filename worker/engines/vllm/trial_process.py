@@ -36,7 +36,7 @@ Try = Callable[[bytes], str]
 HEADER = struct.Struct("!IQ")
 """Before each question: its number and its length in bytes."""
 CANCELLED = (1 << 64) - 1
-"""In place of the length: nobody waits for the answer any more; no question follows."""
+"""In place of the length: the answer is not needed any more; no question follows."""
 
 _NICENESS = 5
 _WALL_TIME = 2.0

@@ -1,6 +1,6 @@
 """Questions to a process that tries what clients have sent (trial_process.py): the worker's side.
 
-A few are tried at once; of the others tenants take turns. What nobody waits for any more is not
+A few are tried at once; of the others tenants take turns. A question whose request has ended is not
 tried, and its child is killed if it runs already.
 """
 
@@ -125,7 +125,7 @@ class Trials:
 
     def _receive(self, reply: dict[str, str]) -> None:
         question = self._running.pop(int(reply["number"]), None)
-        if question is None or question.reply.done():  # nobody waits for it any more
+        if question is None or question.reply.done():  # its request has ended
             return
         if "answer" in reply:
             question.reply.set_result(reply["answer"])

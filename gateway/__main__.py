@@ -15,18 +15,19 @@ from typing import Any
 
 import uvicorn
 
+from gateway.apis.openai.inference import InferenceApp
 from gateway.app import create_app
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
 from gateway.http.half_open import limit_half_open
 from gateway.http.uvicorn_protocol import refuse_unknown_protocol
-from gateway.routes.inference import InferenceApp
-from shared.api.errors import GatewayStopped
-from shared.platform import eviction, fast_paths, logs, tracing
-from shared.platform.durability import refuse_volatile
+from shared.job.errors import GatewayStopped
+from shared.platform import fast_paths, logs, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
-from shared.protocol.version import refuse_other_format
+from shared.store.redis import eviction
+from shared.store.redis.durability import refuse_volatile
+from shared.store.redis.format_version import refuse_other_format
 
 _CLOSE_S = 1
 """Seconds for aborted answers to be sent to their clients."""

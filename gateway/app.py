@@ -14,72 +14,61 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from gateway.context import Gateway
-from gateway.http import errors
+from gateway.apis import openapi
+from gateway.apis.admin import autoscale, fleet_views
+from gateway.apis.admin import letter_routes as dead_letters
+from gateway.apis.admin import operator_routes as operations
+from gateway.apis.admin import routes as admin
+from gateway.apis.admin import tenant_keys as keys_route
+from gateway.apis.admin.operator_calls import OperatorCalls
+from gateway.apis.context import Gateway
+from gateway.apis.jobs import bulk, job_details, job_object, job_stream, retry
+from gateway.apis.jobs import routes as jobs
+from gateway.apis.openai import inference
+from gateway.apis.openai import model_routes as models
+from gateway.apis.openai.inference import InferenceApp
+from gateway.apis.responses import conversation_routes as conversations
+from gateway.apis.responses import routes as responses
+from gateway.apis.responses.conversation_store import Conversations
+from gateway.apis.responses.response_jobs import ResponseJobs
+from gateway.apis.torchserve import routes as torchserve
+from gateway.core.fleet_view import FleetView
+from gateway.core.job_factory import JobFactory
+from gateway.core.relay import Relay
+from gateway.core.stream_context import StreamContext
+from gateway.core.submitter import Submitter
+from gateway.core.tenants import tenants_in
+from gateway.core.unwatcher import Unwatcher
+from gateway.http import error_response as errors
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import DEFAULT_TENANT, Authenticator
 from gateway.http.middleware import Authentication, Head, RequestId
 from gateway.http.web_pages import WebPages
-from gateway.jobs import job_object
-from gateway.jobs.conversations import Conversations
-from gateway.jobs.fleet_view import FleetView
-from gateway.jobs.job_factory import JobFactory
-from gateway.jobs.response_jobs import ResponseJobs
-from gateway.jobs.submitter import Submitter
-from gateway.jobs.tenants import tenants_in
-from gateway.operations.calls import OperatorCalls
-from gateway.overview.overview import Overview
-from gateway.overview.sampler import Sampler
-from gateway.routes import (
-    admin,
-    autoscale,
-    bulk,
-    conversations,
-    dead_letters,
-    docs,
-    fleet_views,
-    health,
-    inference,
-    job_details,
-    job_stream,
-    jobs,
-    models,
-    openapi,
-    operations,
-    page,
-    responses,
-    retry,
-    torchserve,
-)
-from gateway.routes import (
-    keys as keys_route,
-)
-from gateway.routes import metrics as metrics_route
-from gateway.routes import (
-    overview as overview_route,
-)
-from gateway.routes.inference import InferenceApp
-from gateway.streaming.context import StreamContext
-from gateway.streaming.relay import Relay
-from gateway.streaming.unwatcher import Unwatcher
+from gateway.ops import docs_route as docs
+from gateway.ops import metrics_route, overview_route
+from gateway.ops import page_route as page
+from gateway.ops import probes as health
+from gateway.ops.overview.overview import Overview
+from gateway.ops.overview.sampler import Sampler
 from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.pools import Pools, load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform import durability, eviction, logs, tracing
+from shared.job.quotas import Quotas
+from shared.platform import logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.redis_client import RedisError, server_name
-from shared.platform.servers import Servers
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
-from shared.protocol.quotas import Quotas
-from shared.protocol.version import FormatMonitor
-from shared.queue.detector import Detector
-from shared.queue.job_queue import JobQueue
-from shared.queue.lost_gateways import LostGateways
-from shared.queue.lost_workers import LostWorkers
-from shared.queue.reaper import Reaper
+from shared.store.redis import durability, eviction
+from shared.store.redis.detector import Detector
+from shared.store.redis.format_version import FormatMonitor
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.lost_gateways import LostGateways
+from shared.store.redis.lost_workers import LostWorkers
+from shared.store.redis.reaper import Reaper
+from shared.store.redis.redis_client import RedisError, server_name
+from shared.store.redis.servers import Servers
 
 log = logging.getLogger("flotilla.gateway")
 

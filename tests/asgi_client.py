@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from worker.engines.protocol import JOURNAL, Past
+from worker.engines.interface import JOURNAL, Past
 
 
 @dataclass

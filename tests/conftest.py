@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from shared.platform.settings import Settings
 from tests.redis_server import RedisServer
-from worker.engines.protocol import Engine
+from worker.engines.interface import Engine
 
 ROOT = Path(__file__).parent.parent
 

@@ -21,61 +21,45 @@ MODEL_FILES = (
 )
 
 
-PLATFORM, PROTOCOL, QUEUE = "shared/platform", "shared/protocol", "shared/queue"
+PLATFORM, JOB, STORE = "shared/platform", "shared/job", "shared/store/redis"
 FLEET, API = "shared/fleet", "shared/api"
-CONTEXT = "gateway/context.py"
+AUTOSCALER, OVERVIEW = "gateway/ops/autoscaler", "gateway/ops/overview"
 LAYERS: dict[str, set[str]] = {
     # Which folders the files of a folder may import, beside their own. No circle.
-    PLATFORM: set(),
-    API: set(),
+    JOB: set(),
+    API: {JOB},
+    PLATFORM: {JOB},
+    STORE: {PLATFORM, JOB},
+    FLEET: {PLATFORM, JOB, STORE},
     "shared/client": set(),
-    PROTOCOL: {PLATFORM},
-    FLEET: {PLATFORM, PROTOCOL},
-    QUEUE: {PLATFORM, PROTOCOL, API},
-    "gateway/http": {PLATFORM, API},
-    "gateway/jobs": {PLATFORM, PROTOCOL, QUEUE, FLEET, API},
-    "gateway/operations": {PLATFORM, PROTOCOL, FLEET, API, "gateway/jobs"},
-    "gateway/overview": {
-        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "gateway/jobs", "gateway/autoscaler",
+    "gateway/http": {PLATFORM, JOB, STORE, API},
+    "gateway/core": {PLATFORM, JOB, STORE, FLEET, API, "gateway/http"},
+    AUTOSCALER: {PLATFORM, JOB, STORE, FLEET},
+    OVERVIEW: {PLATFORM, JOB, STORE, FLEET, AUTOSCALER, "gateway/core"},
+    "gateway/apis": {
+        PLATFORM, JOB, STORE, FLEET, API, AUTOSCALER, OVERVIEW, "gateway/http", "gateway/core",
     },
-    "gateway/streaming": {PLATFORM, PROTOCOL, QUEUE, API, "gateway/http"},
-    "gateway/autoscaler": {PLATFORM, PROTOCOL, QUEUE, FLEET},
-    "gateway/maintenance": {PLATFORM, PROTOCOL, QUEUE, FLEET, "gateway/autoscaler"},
-    "gateway/launcher": {PLATFORM, PROTOCOL, FLEET, "gateway/autoscaler", "gateway/maintenance"},
+    "gateway/ops": {JOB, STORE, "gateway/http", "gateway/core", "gateway/apis"},
+    "gateway/maintenance": {PLATFORM, JOB, STORE, FLEET, AUTOSCALER},
+    "gateway/launcher": {PLATFORM, STORE, FLEET, AUTOSCALER, "gateway/maintenance"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
-    CONTEXT: {
-        PLATFORM, PROTOCOL, QUEUE, "gateway/jobs", "gateway/operations", "gateway/overview",
-        "gateway/streaming",
-    },
-    "gateway/routes": {
-        PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
-        "gateway/http", "gateway/jobs", "gateway/operations", "gateway/streaming",
-        "gateway/autoscaler",
-    },
     "gateway": {
-        PLATFORM, PROTOCOL, QUEUE, FLEET, API, CONTEXT,
-        "gateway/http", "gateway/jobs", "gateway/operations", "gateway/overview",
-        "gateway/streaming", "gateway/routes",
+        PLATFORM, JOB, STORE, FLEET, OVERVIEW, "gateway/http", "gateway/core", "gateway/apis",
+        "gateway/ops",
     },
     "worker/demo": {PLATFORM},
     "worker/engines": set(),
     "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
     "worker/engines/vllm": {PLATFORM, "worker/engines"},
-    "worker/hooks": {PLATFORM, API, "worker/engines"},
-    "worker/claim": {PLATFORM, PROTOCOL, QUEUE},
-    "worker/publish": {PLATFORM, PROTOCOL, QUEUE, "worker/claim", "worker/engines"},
-    "worker/run": {
-        PLATFORM, PROTOCOL, QUEUE, FLEET, API, "worker/claim", "worker/publish", "worker/engines",
-        "worker/hooks",
-    },
+    "worker/hooks": {PLATFORM, JOB, "worker/engines"},
+    "worker/core": {PLATFORM, JOB, STORE, FLEET, API, "worker/engines", "worker/hooks"},
     "worker": {
-        PLATFORM, PROTOCOL, FLEET, "worker/run", "worker/engines", "worker/engines/simulated",
+        PLATFORM, STORE, FLEET, "worker/core", "worker/engines", "worker/engines/simulated",
         "worker/engines/vllm",
     },
 }  # fmt: skip
 LAYER_EXCEPTIONS = {
-    ("shared/platform/metrics.py", "shared/protocol/states.py"): "label values that start at 0",
-    ("shared/platform/metrics.py", "shared/api/errors.py"): "label values that start at 0",
+    ("shared/platform/metrics.py", "shared/store/redis/eviction.py"): "a metric of Redis' settings",
 }
 
 
@@ -148,7 +132,7 @@ def test_a_package_imports_only_what_it_may(
 @pytest.mark.parametrize(
     ("what", "pattern", "home"),
     [
-        ("Redis keys", r"flotilla:\S", "shared/protocol/keys.py"),
+        ("Redis keys", r"flotilla:\S", "shared/store/redis/keys.py"),
         ("metrics", r"flotilla_[a-z_]+$", "shared/platform/metrics.py"),
         (
             "attributes of spans",
@@ -179,7 +163,7 @@ def test_a_library_is_imported_in_its_own_files_only(package: str, homes: set[st
 
 
 def test_lua_takes_its_key_names_from_python() -> None:
-    scripts = sorted((ROOT / "shared" / "protocol" / "scripts").rglob("*.lua"))
+    scripts = sorted((ROOT / "shared" / "store" / "redis" / "scripts").rglob("*.lua"))
     assert scripts
     wrong = [s.name for s in scripts if re.search(r"""["']\s*flotilla""", s.read_text())]
     assert not wrong
@@ -221,7 +205,7 @@ def modules() -> dict[str, str]:
 def imported_modules(path: str) -> set[str]:
     """The files of ours that a file imports: at load, in functions and for type checking.
 
-    `from shared.protocol import keys` imports the module keys; the package's `__init__` is empty.
+    `from shared.fleet import pools` imports the module pools; the package's `__init__` is empty.
     """
     ours = modules()
     found = {ours[name] for name in imports(path) if name in ours}
@@ -269,7 +253,10 @@ def test_the_table_of_layers_allows_nothing_that_is_not_used() -> None:
 
 
 def test_the_vocabulary_loads_without_either_side() -> None:
-    code = "import sys, shared.queue; print(*{name.split('.')[0] for name in sys.modules})"
+    code = (
+        "import sys, shared.store.redis.job_queue; "
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

@@ -10,13 +10,14 @@ import sys
 import uvloop
 
 from shared.fleet.pools import worker_settings
-from shared.platform import eviction, fast_paths, logs, tracing
-from shared.platform.durability import refuse_volatile
+from shared.platform import fast_paths, logs, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
 from shared.platform.settings import Settings, SettingsError, load_settings
-from shared.protocol.version import refuse_other_format
-from worker.engines.protocol import Engine
-from worker.run.lifecycle import Worker
+from shared.store.redis import eviction
+from shared.store.redis.durability import refuse_volatile
+from shared.store.redis.format_version import refuse_other_format
+from worker.core.lifecycle import Worker
+from worker.engines.interface import Engine
 
 
 def _engine(settings: Settings) -> Engine:

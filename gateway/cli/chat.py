@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from gateway.cli.client import ServerEvent, parse_event, raise_for
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.follow import text_of
+from gateway.cli.gateway_client import ServerEvent, parse_event, raise_for
 from gateway.cli.options import Model
 from gateway.cli.output import figure, milliseconds, note
-from gateway.cli.submit import CHAT
+from gateway.cli.submit_command import CHAT
 from shared.client.sse import EventSplitter
 from shared.platform.printable import printable
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 from rich.console import RenderableType
 
-from gateway.cli.client import GatewayClient, address
 from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.gateway_client import GatewayClient, address
 from gateway.cli.output import json_text, note, show
 from shared.platform.printable import escaped
 

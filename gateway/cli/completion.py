@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-from gateway.cli.client import GatewayClient, address
 from gateway.cli.exit_codes import CommandError
+from gateway.cli.gateway_client import GatewayClient, address
 
 _TIMEOUT_S = 1.0
 

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from gateway.cli.command import AsJson, examples
 from gateway.cli.exit_codes import ExitCode
-from gateway.launcher import torchserve
+from gateway.launcher import torchserve_config as torchserve
 from gateway.launcher.local_redis import without_password
 from shared.fleet.pools import Pool, load_pools
 from shared.platform import config_file

@@ -6,9 +6,9 @@ import sys
 import time
 from typing import Any
 
-from gateway.cli.client import ATTEMPTS, RETRY_S, ServerEvent
 from gateway.cli.command import Session
 from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.gateway_client import ATTEMPTS, RETRY_S, ServerEvent
 from gateway.cli.output import json_text, note
 from shared.platform.printable import printable
 

@@ -7,23 +7,13 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import (
-    bench,
-    chat,
-    config,
-    dead,
-    doctor,
-    job_actions,
-    jobs,
-    keys,
-    processes,
-    queues,
-    scale,
-    submit,
-    workers,
-)
+from gateway.cli import bench, chat, config, dead, doctor, job_actions, processes, queues, scale
+from gateway.cli import jobs_command as jobs
+from gateway.cli import keys_command as keys
+from gateway.cli import submit_command as submit
+from gateway.cli import workers_command as workers
 from gateway.cli.exit_codes import MEANINGS
-from gateway.cli.top import command as top
+from gateway.cli.top import top_command as top
 
 app = typer.Typer(
     name="flotilla",

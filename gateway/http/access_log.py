@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
+from shared.job.trace_context import trace_id
 from shared.platform import logs, request_span, tracing
 from shared.platform.request_span import RequestSpan
-from shared.platform.trace_context import trace_id
 
 CLIENT_LEFT = 499
 """nginx's status code for a request whose client disconnected before the answer."""

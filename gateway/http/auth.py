@@ -17,7 +17,7 @@ from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
-from shared.api.errors import AdminOnly, TooManyWrongKeys, Unauthorized
+from shared.job.errors import AdminOnly, TooManyWrongKeys, Unauthorized
 from shared.platform.logs import RareWarning
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import LOOPBACK

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope
 from gateway.http import memory
 from gateway.http.asgi_io import buffered_body
 from shared.api.endpoint import BodyKind
-from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from shared.job.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 T = TypeVar("T")
 

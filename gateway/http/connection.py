@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from gateway.http.auth import PEER, Peer, source_of
 from gateway.http.connection_limits import Connections
 from gateway.http.middleware import new_request_id
-from shared.api.errors import (
+from shared.job.errors import (
     BadRequest,
     FlotillaError,
     HeadersTimeout,

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from gateway.http.auth import Peer
-from shared.api.errors import FlotillaError
+from shared.job.errors import FlotillaError
 from shared.platform.logs import RareWarning
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
@@ -30,7 +30,7 @@ _LINGER_S = 2.0
 """Time for a refused client to read its answer."""
 _KEPT_BYTES = 2 << 20
 """Bytes of unfinished heads that one address may have."""
-# Files of the process itself, and connections of shared/platform/redis_client.py to each server.
+# Files of the process itself, and connections of shared/store/redis/redis_client.py to each server.
 _OWN_DESCRIPTORS = 32
 _DESCRIPTORS_PER_REDIS = 72
 

@@ -15,8 +15,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.types import Scope
 
 from gateway.http.body import in_thread
-from shared.api.errors import BadRequest
 from shared.api.multipart import boundary_in
+from shared.job.errors import BadRequest
 
 T = TypeVar("T")
 

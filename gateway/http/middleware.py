@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import Authenticator
-from gateway.http.errors import ERROR_CODE, error_response, to_flotilla_error
+from gateway.http.error_response import ERROR_CODE, error_response, to_flotilla_error
 from gateway.http.page_files import PAGE_FILES
-from shared.api.errors import FlotillaError
 from shared.api.operator_actions import PATHS as OPERATOR_PATHS
+from shared.job.errors import FlotillaError
 from shared.platform import logs
 from shared.platform.metrics import GatewayMetrics
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import Depends, Request
 from fastapi.dependencies.utils import get_flat_dependant
 
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 
 
 def _check(request: Request) -> None:

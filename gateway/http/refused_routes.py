@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shared.api.errors import NotSupported
+from shared.job.errors import NotSupported
 
 _ENGINE = "it changes or shows one engine, and here a request may run on any worker of its pool."
 _WEIGHTS = (

@@ -22,7 +22,7 @@ from ipaddress import ip_address
 
 from starlette.types import Scope
 
-from shared.api.errors import ForeignSite, UnknownHost, UnsupportedMediaType
+from shared.job.errors import ForeignSite, UnknownHost, UnsupportedMediaType
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _ACROSS_SITES = frozenset(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.platform.parent_death import signal_at_parent_death
+from shared.platform.death_signal import signal_at_parent_death
 
 _CHUNK_BYTES = 64 * 1024
 _PUMP_REST_S = 1.0

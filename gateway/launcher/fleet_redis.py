@@ -12,7 +12,7 @@ from gateway.launcher import local_redis
 from gateway.launcher.child import Command
 from gateway.launcher.service import Service
 from shared.platform.settings import WITHOUT_KEYS, Settings, to_environment
-from shared.protocol.version import FORMAT_VERSION, FormatMismatch, refuse_other_format
+from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, refuse_other_format
 
 _WAIT_S = 10.0
 

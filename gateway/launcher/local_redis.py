@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gateway.launcher.child import Command
-from shared.platform.redis_client import RedisError, connect
+from shared.store.redis.redis_client import RedisError, connect
 
 _PING_TIMEOUT_S = 2.0
 _LOCK_WAIT_S = 2.0

@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 
-from gateway.autoscaler.reconcile import Plan, instance, reconcile
 from gateway.launcher.service import GaveUpError, Service
-from gateway.launcher.workers import Workers
+from gateway.launcher.worker_children import Workers
+from gateway.ops.autoscaler.reconcile import Plan, instance, reconcile
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform.redis_client import Redis, RedisError
+from shared.store.redis.redis_client import Redis, RedisError
 
 _INTERVAL_S = 1.0
 _TRY_AGAIN_S = 300.0

@@ -35,12 +35,12 @@ from gateway.launcher.fleet_redis import CannotStartError, FleetRedis
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.welcome import PoolLine, how_many, progress, welcome
-from gateway.launcher.workers import Workers
+from gateway.launcher.worker_children import Workers
 from gateway.maintenance import liveness_file
 from shared.fleet.pool import Pool
-from shared.platform import redis_client as connections
 from shared.platform.settings import WITHOUT_KEYS, Settings, to_environment
 from shared.platform.tasks import end
+from shared.store.redis import redis_client as connections
 
 EXIT_FAILED = 1
 EXIT_FORCED = 130

@@ -15,10 +15,10 @@ from gateway.launcher.run_file import FOLDER
 from gateway.launcher.service import USAGE_ERROR
 from gateway.launcher.supervisor import EXIT_FAILED, Commands, Supervisor
 from shared.fleet.pools import Pool, load_pools
-from shared.platform import eviction
-from shared.platform.durability import refuse_volatile
 from shared.platform.settings import Settings, SettingsError, to_environment
-from shared.protocol.version import refuse_other_format
+from shared.store.redis import eviction
+from shared.store.redis.durability import refuse_volatile
+from shared.store.redis.format_version import refuse_other_format
 
 
 async def up(

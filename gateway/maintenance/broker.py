@@ -13,9 +13,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from redis.asyncio.connection import parse_url
 
 from shared.platform import sentinel_url
-from shared.platform.redis_client import RedisError, ResponseError, connect
 from shared.platform.settings import Settings, SettingsError
-from shared.protocol import keys
+from shared.store.redis import keys
+from shared.store.redis.redis_client import RedisError, ResponseError, connect
 
 
 class Broker(NamedTuple):

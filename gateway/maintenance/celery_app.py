@@ -15,10 +15,10 @@ from celery import Celery
 from kombu.serialization import register
 
 from gateway.maintenance.broker import broker
-from gateway.maintenance.tasks import TIMEOUT_S as TASK_TIMEOUT_S
-from gateway.maintenance.tasks import celery_intervals
-from shared.platform.redis_client import TIMEOUT_S
+from gateway.maintenance.maintenance_tasks import TIMEOUT_S as TASK_TIMEOUT_S
+from gateway.maintenance.maintenance_tasks import celery_intervals
 from shared.platform.settings import Settings
+from shared.store.redis.redis_client import TIMEOUT_S
 
 SERIALIZER = "flotilla-json"
 CONTENT_TYPE = "application/x-flotilla-json"

@@ -10,7 +10,7 @@ import signal
 import sys
 
 from shared.platform.backoff import Backoff
-from shared.platform.parent_death import signal_at_parent_death
+from shared.platform.death_signal import signal_at_parent_death
 
 log = logging.getLogger("flotilla.maintenance")
 

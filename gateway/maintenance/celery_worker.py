@@ -17,7 +17,7 @@ from celery.beat import EmbeddedService, Scheduler
 from celery.platforms import SecurityWarning
 
 from gateway.maintenance.celery_app import create_app
-from gateway.maintenance.tasks import MaintenanceTasks
+from gateway.maintenance.maintenance_tasks import MaintenanceTasks
 from shared.platform import logs
 from shared.platform.settings import load_settings
 

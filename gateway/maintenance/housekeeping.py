@@ -1,7 +1,7 @@
 """Repairs what is damaged in Redis, and removes records that are no longer used.
 
-Leases, deadlines and the index of running jobs are not repaired here but by shared/queue/reaper.py,
-which runs in every process.
+Leases, deadlines and the index of running jobs are not repaired here but by
+shared/store/redis/reaper.py, which runs in every process.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Collection, Mapping
 
 from gateway.maintenance.scan import Step, scan_server
 from shared.fleet.registry import Registry
-from shared.platform.redis_client import UNAVAILABLE
-from shared.protocol import keys
-from shared.protocol.scripts.repair import Repaired
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import UNAVAILABLE
+from shared.store.redis.scripts.repair import Repaired
 
 log = logging.getLogger("flotilla.maintenance")
 

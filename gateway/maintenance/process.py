@@ -10,14 +10,19 @@ from collections.abc import Awaitable, Callable
 
 from gateway.maintenance import broker, liveness_file
 from gateway.maintenance.celery_process import CeleryProcess
-from gateway.maintenance.tasks import REPAIR, MaintenanceTasks, celery_intervals, timer_intervals
-from shared.platform import eviction
-from shared.platform.durability import refuse_volatile
+from gateway.maintenance.maintenance_tasks import (
+    REPAIR,
+    MaintenanceTasks,
+    celery_intervals,
+    timer_intervals,
+)
 from shared.platform.loop_watchdog import LoopWatchdog
-from shared.platform.redis_client import RedisError
 from shared.platform.settings import Settings, SettingsError
 from shared.platform.tasks import end
-from shared.protocol.version import refuse_other_format
+from shared.store.redis import eviction
+from shared.store.redis.durability import refuse_volatile
+from shared.store.redis.format_version import refuse_other_format
+from shared.store.redis.redis_client import RedisError
 
 log = logging.getLogger("flotilla.maintenance")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 
-from shared.platform.redis_client import ResponseError, is_wrong_type
-from shared.platform.servers import shards_on
-from shared.protocol import keys
-from shared.protocol.lanes import LANES, WAITING_LANES
-from shared.queue.job_queue import JobQueue
+from shared.job.lanes import LANES, WAITING_LANES
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import ResponseError, is_wrong_type
+from shared.store.redis.servers import shards_on
 
 MEMBERS_PER_STEP = 200
 """About; Redis serves no other client during a step."""

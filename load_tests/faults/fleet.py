@@ -16,7 +16,7 @@ from load_tests.harness.http import free_port, responds_ok
 from load_tests.harness.processes import Process, Processes, python_command, wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
-from shared.protocol import keys
+from shared.store.redis import keys
 
 _DOWN_S = 0.5
 _END_S = 40.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from shared.protocol import keys
+from shared.store.redis import keys
 
 _SETTLE_S = 10.0
 _EXPIRING = {keys.JOB, keys.LOG, keys.STEPS, keys.FENCE}

@@ -17,9 +17,9 @@ from statistics import median, quantiles
 from load_tests.harness.processes import Processes, python_command, wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.job_queue.costs import POOL, new_job, open_queue, submit
-from shared.platform.pipelined_connection import PipelinedConnection
-from shared.platform.redis_client import TIMEOUT_S
-from shared.queue.job_queue import JobQueue
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import TIMEOUT_S
 
 OTHER_POOL = "other"
 _PAUSE_S = (0.015, 0.035)

@@ -18,19 +18,19 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.servers import Servers
-from shared.platform.subscription import Subscription
-from shared.protocol import keys
-from shared.queue.job_queue import JobQueue
-from worker.engines.protocol import Capacity, Load
-from worker.run.executor import Executor
-from worker.run.job_run import JobRun
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.servers import Servers
+from shared.store.redis.subscription import Subscription
+from worker.core.executor import Executor
+from worker.core.job_run import JobRun
+from worker.engines.interface import Capacity, Load
 
 _WORKER = "w-timestamps"
 
 
 class TimestampEngine:
-    """An engine (`worker.engines.protocol.Engine`) that answers with timestamps."""
+    """An engine (`worker.engines.interface.Engine`) that answers with timestamps."""
 
     kind = "timestamps"
     capacity = Capacity(max_num_seqs=64, kv_cache_tokens=1 << 20, max_model_len=8192)

@@ -18,14 +18,14 @@ from load_tests.harness.errors import ProcessError
 from load_tests.harness.processes import wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.harness.session import print_progress
-from shared.platform.servers import Servers
-from shared.protocol.job import LeasedJob, NewJob, new_job_id
-from shared.protocol.lanes import DEFAULT
-from shared.protocol.result import JobResult
-from shared.protocol.scripts.emit import make_step
-from shared.protocol.states import JobEvent
-from shared.protocol.step_log import FinalEntry, JobStream
-from shared.queue.job_queue import JobQueue
+from shared.job.job import LeasedJob, NewJob, new_job_id
+from shared.job.lanes import DEFAULT
+from shared.job.result import JobResult
+from shared.job.states import JobEvent
+from shared.job.step_log import FinalEntry, JobStream
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import make_step
+from shared.store.redis.servers import Servers
 
 POOL = "load"
 OPERATIONS = ("submit", "claim", "finish")

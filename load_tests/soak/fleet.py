@@ -10,7 +10,7 @@ from load_tests.harness.http import free_port, get, metric_sum
 from load_tests.harness.processes import Processes, process_tree
 from load_tests.systems.engine import EngineTiming
 from load_tests.systems.system import System
-from shared.protocol import keys
+from shared.store.redis import keys
 
 TENANTS = {"red": "key-red", "green": "key-green", "blue": "key-blue"}
 _N_WORKERS = 2

@@ -16,7 +16,7 @@ from load_tests.harness.http import free_port
 from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.peer_install import UnavailableError
 from load_tests.systems.system import System
-from shared.protocol import keys
+from shared.store.redis import keys
 
 
 class Flotilla(System):

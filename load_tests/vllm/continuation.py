@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shared.platform.settings import Settings
-from worker.engines.context import Context
-from worker.engines.protocol import JOURNAL, Generated, Past
+from worker.engines.interface import JOURNAL, Generated, Past
+from worker.engines.prompt_context import Context
 from worker.engines.vllm.engine import VllmEngine
 
 ROUNDS = 3

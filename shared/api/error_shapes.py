@@ -7,7 +7,7 @@ from typing import Any
 
 from shared.api.endpoint import ErrorStyle
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import FlotillaError
+from shared.job.errors import FlotillaError
 
 _ANTHROPIC_PATHS = tuple(
     row.path for row in ENDPOINTS.values() if row.errors is ErrorStyle.ANTHROPIC

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 
 MEDIA_URLS = "media_urls"
 """Stands for all URLs of images, audio, video and files that are not `data:`."""

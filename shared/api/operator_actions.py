@@ -2,7 +2,7 @@
 
 Most are routes of the engine's own application, which the worker calls as it calls an endpoint, so
 options and answers are vLLM's. The gateway checks the options and sends the action to the workers
-(`gateway/operations/`); a worker carries it out in `worker/run/operations.py`.
+(`gateway/apis/admin/`); a worker carries it out in `worker/core/operations.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlencode
 
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 
 _MAX_TEXT = 1024
 _MAX_ITEMS = 16

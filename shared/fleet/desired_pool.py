@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shared.platform.malformed import MalformedValues
-from shared.platform.redis_client import UNAVAILABLE, Redis
-from shared.protocol import keys
+from shared.store.redis import keys
+from shared.store.redis.redis_client import UNAVAILABLE, Redis
 
 _PAUSED = b"paused"
 _INTAKE_STOPPED = b"intake_stopped"

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from shared.platform.malformed import MalformedValues
-from shared.platform.redis_client import Redis
-from shared.protocol import keys
+from shared.store.redis import keys
+from shared.store.redis.redis_client import Redis
 
 _KEPT_S = 600
 

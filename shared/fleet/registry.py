@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from pydantic import TypeAdapter
 
+from shared.job.adapter_queues import adapter_queue
+from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
-from shared.platform.redis_client import UNAVAILABLE, Redis
-from shared.protocol import keys
-from shared.protocol.adapter_queues import adapter_queue
-from shared.protocol.states import WorkerState
+from shared.store.redis import keys
+from shared.store.redis.redis_client import UNAVAILABLE, Redis
 
 HEARTBEAT_S = 2.0
 """How often a worker announces itself."""
@@ -46,7 +46,7 @@ class WorkerInfo:
     version: str
     metrics_port: int
     format: int = 1
-    """Format version of the worker's release (shared/protocol/version.py); old ones wrote none."""
+    """Format version of the worker's release (format_version.py); old ones wrote none."""
     reason: str = ""
     """Why it claims as much as it does, in a sentence."""
     start_s: float | None = None

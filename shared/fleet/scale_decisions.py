@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from shared.fleet.autoscale_types import Limits, Observation
 from shared.platform.malformed import MalformedValues
-from shared.platform.redis_client import UNAVAILABLE, Redis
-from shared.protocol import keys
+from shared.store.redis import keys
+from shared.store.redis.redis_client import UNAVAILABLE, Redis
 
 HISTORY = 100
 """Decisions kept for each pool."""

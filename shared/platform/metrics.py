@@ -23,10 +23,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from shared.api import errors
-from shared.platform import eviction
+from shared.job import errors
+from shared.job.states import JobState
 from shared.platform.collectors import FastCounter, FastCounters, FastHistogram, FastHistograms
-from shared.protocol.states import JobState
+from shared.store.redis import eviction
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2, 2.5, 5, 10, 30, 60, 300, 1800)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)

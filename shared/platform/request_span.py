@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from time import time
 
+from shared.job.trace_context import SpanRef, new_trace, parse
 from shared.platform import tracing
-from shared.platform.trace_context import SpanRef, new_trace, parse
 
 _ID = re.compile(r"\b(?:job|resp|conv)_[0-9a-f]+|\b[0-9]+-[0-9]+\b")
 

@@ -7,7 +7,7 @@ of a trace:
 |---|---|---|---|
 | `POST /v1/...` | gateway (request_span.py) | request | end of its answer |
 | `delivery` | gateway | first output sent | end of the answer |
-| `queue` | worker (worker/run/run_trace.py) | submit, or the end of the attempt before | lease |
+| `queue` | worker (worker/core/run_trace.py) | submit, or the end of the attempt before | lease |
 | `attempt` | worker | lease | end of the run |
 | `prefill`, `decode` | worker | start of the run, first output | first output, end of the run |
 | `llm_request` | vLLM | its own span, below the attempt's | |
@@ -15,7 +15,7 @@ of a trace:
 The record and the lease of a job have the `traceparent` of the request's span, so the spans of all
 processes are in one trace. A span is written when it has ended, by the wall clock of its process.
 The id of an attempt's span is made of the job and the number of its lease: a worker that was killed
-writes no span, so the worker of the next attempt does it (shared/queue/lost_attempts.py), and what
+writes no span, so the worker of the next attempt does it (store/redis/lost_attempts.py), and what
 vLLM has sent before has its parent.
 
 OpenTelemetry's own variables are obeyed, as `OTEL_EXPORTER_OTLP_HEADERS`.
@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from shared.job.trace_context import NOT_SAMPLED, SpanRef
 from shared.platform import otlp_file
 from shared.platform.setting_groups.errors import SettingsError
-from shared.platform.trace_context import NOT_SAMPLED, SpanRef
 
 Value = str | int | float | bool
 Attributes = Mapping[str, Value]

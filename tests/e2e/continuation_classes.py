@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.asgi_client import Recorder, Reply, call
-from worker.engines.protocol import JOURNAL, Engine, Generated, Past
+from worker.engines.interface import JOURNAL, Engine, Generated, Past
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BATCH = "/v1/chat/completions/batch"

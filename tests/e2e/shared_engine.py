@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.engines.protocol import Engine
+from worker.engines.interface import Engine
 
 
 class SharedEngine:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.engines.protocol import Engine
+from worker.engines.interface import Engine
 
 ARCH_PRCTL, ARCH_GET_XCOMP_PERM, TILE_DATA = 158, 0x1022, 1 << 18
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.protocol.job_log import Entry
+from shared.job.job_log import Entry
 from tests.e2e.shared_engine import SharedEngine
 from tests.unit.worker.bench import Bench
-from worker.engines.protocol import Engine
+from worker.core.job_run import Outcome
+from worker.engines.interface import Engine
 from worker.hooks.hooked_app import HookedApp
 from worker.hooks.interface import Request
 from worker.hooks.loading import Hook, Hooks
-from worker.run.job_run import Outcome
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

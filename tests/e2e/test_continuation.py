@@ -40,7 +40,7 @@ from tests.e2e.continuation_classes import (
     summary,
 )
 from tests.e2e.continuation_table import FILE, table
-from worker.engines.protocol import Engine
+from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import redis as sync_redis
 
-from shared.protocol import keys
-from shared.protocol.job import shard_in
+from shared.job.job import shard_in
+from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.redis.conftest import open_queue
 from tests.redis_server import RedisServer

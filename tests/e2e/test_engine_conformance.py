@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.asgi_client import Recorder, Reply, call
-from worker.engines.protocol import JOURNAL, Engine
+from worker.engines.interface import JOURNAL, Engine
 
 # An engine lives in one event loop, and vLLM is started once per run.
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -16,10 +16,10 @@ import pytest
 import redis
 
 from gateway.launcher.local_redis import find_server
-from gateway.maintenance.tasks import REPAIR
+from gateway.maintenance.maintenance_tasks import REPAIR
 from shared.platform.settings import Settings, to_environment
-from shared.protocol import keys
-from shared.protocol.version import FORMAT_VERSION
+from shared.store.redis import keys
+from shared.store.redis.format_version import FORMAT_VERSION
 from tests.e2e.processes import Process, Stack
 from tests.e2e.test_lost_workers import CHAT, Call, request
 from tests.e2e.up_run import REAL, ROOT, Up, children

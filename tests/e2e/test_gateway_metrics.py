@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.protocol import keys
+from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import wait_for

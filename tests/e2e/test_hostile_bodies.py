@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.asgi_client import Reply, call
-from worker.engines.protocol import JOB, Engine, JobFacts
+from worker.engines.interface import JOB, Engine, JobFacts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 

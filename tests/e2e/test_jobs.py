@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.protocol import keys
-from shared.protocol.job import shard_in
+from shared.job.job import shard_in
+from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import RedisServer
 from tests.waiting import DEADLINE_S, wait_for

@@ -9,7 +9,7 @@ import time
 import httpx
 import redis
 
-from shared.protocol import keys
+from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.waiting import wait_for
 

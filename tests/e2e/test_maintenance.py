@@ -20,10 +20,10 @@ import redis
 
 from gateway.maintenance.broker import broker
 from gateway.maintenance.celery_app import CONTENT_TYPE
-from gateway.maintenance.tasks import AUTOSCALE, REPAIR
+from gateway.maintenance.maintenance_tasks import AUTOSCALE, REPAIR
+from shared.job.lanes import DEFAULT
 from shared.platform.settings import Settings, to_environment
-from shared.protocol import keys
-from shared.protocol.lanes import DEFAULT
+from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.e2e.up_run import ROOT, children
 from tests.redis_server import RedisServer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.asgi_client import Recorder, Reply, call
-from worker.engines.protocol import JOURNAL, Engine
+from worker.engines.interface import JOURNAL, Engine
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

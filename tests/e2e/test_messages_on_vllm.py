@@ -22,9 +22,9 @@ from tests.e2e.continuation_classes import LogRecorder, run
 from tests.e2e.processes import Process
 from tests.e2e.vllm_fleet import vllm_fleet
 from tests.redis_server import RedisServer
+from worker.core.sent_output import SentChunks
 from worker.demo import MODEL_NAME
-from worker.engines.protocol import Engine
-from worker.publish.continuation import SentChunks
+from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 

@@ -20,20 +20,20 @@ import yaml
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.registry import Collector
 
-from gateway.maintenance import tasks
+from gateway.maintenance import maintenance_tasks as tasks
+from shared.job.lanes import LANES
+from shared.job.states import JobState, WorkerState
 from shared.platform.settings import Settings
-from shared.protocol.lanes import LANES
-from shared.protocol.states import JobState, WorkerState
-from shared.queue import dead_letters
+from shared.store.redis import dead_letters
 from tests.e2e.processes import Process, Stack
 from tests.e2e.prometheus import FOLDER, MISSING, RULES, Prometheus, installed
 from tests.e2e.shared_engine import SharedEngine
 from tests.promql import Exports, fill_in
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import wait_for
+from worker.core.lifecycle import Worker
 from worker.demo import MODEL_NAME
-from worker.engines.protocol import Engine
-from worker.run.lifecycle import Worker
+from worker.engines.interface import Engine
 
 CHAT = "/v1/chat/completions"
 DASHBOARDS = FOLDER / "grafana" / "dashboards"

@@ -27,7 +27,7 @@ from tests.e2e.vllm_fleet import vllm_fleet
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
 from worker.demo import MODEL_NAME
-from worker.engines.protocol import JOURNAL, Engine, Journal
+from worker.engines.interface import JOURNAL, Engine, Journal
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 

@@ -15,10 +15,10 @@ import pytest
 
 from tests.asgi_client import Reply
 from tests.e2e.continuation_classes import LogRecorder, run
+from worker.core.response_edit import ResponseEdit
+from worker.core.sent_output import SentChunks
 from worker.demo import MODEL_NAME
-from worker.engines.protocol import Engine
-from worker.publish.continuation import SentChunks
-from worker.publish.response_edit import ResponseEdit
+from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from redis import Redis
 
-from gateway.autoscaler.tick import tick
+from gateway.ops.autoscaler.tick import tick
 from shared.fleet.registry import Registry
 from shared.platform.settings import Settings
-from shared.protocol import keys
+from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.redis.conftest import open_queue
 from tests.redis_server import RedisServer

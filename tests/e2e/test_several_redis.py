@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.protocol.job import shard_in
+from shared.job.job import shard_in
 from tests.e2e.processes import Process, Stack
 from tests.e2e.test_lost_workers import Call, job, request
 from tests.redis_server import RedisServer

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.autoscaler.tick import tick
+from gateway.ops.autoscaler.tick import tick
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.platform.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.platform.trace_context import new_trace, trace_id
+from shared.job.trace_context import new_trace, trace_id
 from tests.e2e.processes import Process, Stack
 from tests.spans import Span, read_spans
 from tests.waiting import wait_for

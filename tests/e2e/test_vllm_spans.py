@@ -9,12 +9,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from shared.job.trace_context import SpanRef, new_trace
 from shared.platform import tracing
 from shared.platform.settings import Settings
-from shared.platform.trace_context import SpanRef, new_trace
 from tests.asgi_client import call
 from worker.demo import MODEL_NAME
-from worker.engines.protocol import Engine
+from worker.engines.interface import Engine
 from worker.engines.vllm.engine import _tracing_args
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.vllm]

@@ -15,8 +15,8 @@ from tests.e2e.processes import Process, Stack
 from tests.e2e.shared_engine import SharedEngine
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
-from worker.engines.protocol import Engine
-from worker.run.lifecycle import Worker
+from worker.core.lifecycle import Worker
+from worker.engines.interface import Engine
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from shared.fleet.pools import pool_name
+from shared.job.lanes import DEFAULT
+from shared.job.states import JobState
 from shared.platform.metrics import GatewayMetrics
-from shared.protocol import keys
-from shared.protocol.lanes import DEFAULT
-from shared.protocol.states import JobState
+from shared.store.redis import keys
 from tests.kubernetes.manifests import COMPOSITIONS, composed, container_of, name_of
 from tests.promql import Exports
 

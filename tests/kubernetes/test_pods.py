@@ -135,7 +135,7 @@ def test_a_gateway_may_end_its_answers_before_it_is_killed(
 def test_a_worker_may_load_for_as_long_as_it_is_thought_to_live(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from worker.run.registration import LOADING_EXPIRY_S
+    from worker.core.registration import LOADING_EXPIRY_S
 
     for worker in deployments("worker"):
         probe = container_of(worker)["startupProbe"]

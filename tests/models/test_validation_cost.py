@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.jobs.admission import check_request
-from gateway.jobs.input_shapes import check_shapes
+from gateway.core.admission import check_request
+from gateway.core.input_shapes import check_shapes
 from shared.api.endpoint import InputKind
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 from shared.platform.settings import Settings
 from tests.models.request_types import (
     JUNK,

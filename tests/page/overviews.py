@@ -60,7 +60,7 @@ def pool(name: str = "qwen", **changes: Any) -> dict[str, Any]:
 
 
 def scale(name: str = "qwen", **changes: Any) -> dict[str, Any]:
-    """A decision as gateway/autoscaler/scale_object.py shows it."""
+    """A decision as gateway/ops/autoscaler/scale_object.py shows it."""
     return {
         "pool": name,
         "model": "qwen3-8b",

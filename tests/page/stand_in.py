@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.routes import page
+from gateway.ops import page_route as page
 from tests.page import jobs as made_up
 from tests.page.overviews import SCENES, Overview, autoscale, quiet
 from tests.redis_server import free_port

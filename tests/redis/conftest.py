@@ -11,22 +11,21 @@ import pytest
 import redis as sync_redis
 
 from gateway.maintenance.scan import scan_server
-from shared.platform.servers import Servers
-from shared.protocol import keys
-from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
-from shared.protocol.frames import ControlKind, FrameKind, decode_control, encode, entry_of
-from shared.protocol.frames import decode as decode_frames
-from shared.protocol.job import LeasedJob, NewJob, new_job_id
-from shared.protocol.job_log import Journal, make_journal, pack_segment
-from shared.protocol.lanes import DEFAULT, LANES
-from shared.protocol.record import parse_job, read_lease
-from shared.protocol.result import JobResult
-from shared.protocol.scripts import acquire
-from shared.protocol.scripts.emit import Fenced, make_step
-from shared.protocol.states import TRANSITIONS, JobEvent
-from shared.protocol.step_log import FinalEntry, JobOutput, JobStream, LogFlush
-from shared.queue import suspects
-from shared.queue.job_queue import JobQueue
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.frames import ControlKind, FrameKind, decode_control, encode, entry_of
+from shared.job.frames import decode as decode_frames
+from shared.job.job import LeasedJob, NewJob, new_job_id
+from shared.job.job_log import Journal, make_journal, pack_segment
+from shared.job.lanes import DEFAULT, LANES
+from shared.job.record import parse_job, read_lease
+from shared.job.result import JobResult
+from shared.job.states import TRANSITIONS, JobEvent
+from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
+from shared.store.redis import keys, suspects
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts import acquire
+from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.servers import Servers
 from tests.redis_server import RedisServer
 
 POOL = "pool"

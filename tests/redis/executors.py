@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
-from shared.platform.subscription import Subscription
 from shared.platform.tasks import end
-from shared.protocol import keys
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.subscription import Subscription
 from tests.redis.conftest import LEASE_S, POOL, WORKER
+from worker.core.executor import Executor
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run.executor import Executor
 
 
 def chat(max_tokens: int, **more: Any) -> bytes:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind
-from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
-from shared.protocol.scripts.emit import make_step
-from shared.protocol.states import JobState
-from shared.queue.depths import position
-from shared.queue.job_queue import JobQueue
+from shared.job.frames import FrameKind
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.job.states import JobState
+from shared.store.redis import keys
+from shared.store.redis.depths import position
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

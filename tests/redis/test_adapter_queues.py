@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from shared.platform.redis_client import connect_blocking
-from shared.protocol import keys
-from shared.protocol.adapter_queues import adapter_queue
-from shared.protocol.lanes import SUSPECT_LANE
-from shared.queue.job_queue import JobQueue
+from shared.job.adapter_queues import adapter_queue
+from shared.job.lanes import SUSPECT_LANE
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import connect_blocking
 from tests.redis.conftest import LEASE_S, POOL, WORKER, submit
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
-from worker.claim.adapter_queues import AdapterQueues
-from worker.claim.advertised_slots import AdvertisedSlots
-from worker.claim.queue_consumer import QueueConsumer
+from worker.core.adapter_claims import AdapterQueues
+from worker.core.queue_consumer import QueueConsumer
+from worker.core.slot_adverts import AdvertisedSlots
 
 HOT, COLD, THIRD = (adapter_queue(POOL, name) for name in ("hot", "cold", "third"))
 DEADLINE_S = 3.0
@@ -88,7 +88,7 @@ async def test_queues_take_turns(queue: JobQueue, redis_url: str) -> None:
 async def test_an_adapter_without_a_place_waits_in_redis_until_another_has_ended(
     queue: JobQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.claim.adapter_turns.TURN_S", 0.0)
+    monkeypatch.setattr("worker.core.adapter_turns.TURN_S", 0.0)
     names = await queued(queue, hot=9)
     async with claims(queue, redis_url, places=1) as worker:
         worker.queues.set_names([HOT, COLD])

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
-from shared.protocol.job import LeasedJob
-from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
-from shared.protocol.scripts.emit import make_step
-from shared.protocol.states import JobState
-from shared.queue.depths import position
-from shared.queue.job_queue import JobQueue
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.job import LeasedJob
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.job.states import JobState
+from shared.store.redis import keys
+from shared.store.redis.depths import position
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -40,8 +40,8 @@ from tests.redis.conftest import (
 )
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
-from worker.claim import control_channel as module
-from worker.run.executor import Executor
+from worker.core import control_channel as module
+from worker.core.executor import Executor
 
 ADVERTISER = keys.advertiser(WORKER, LEASE_S)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind
-from shared.protocol.states import JobEvent, JobState
-from shared.queue.job_queue import JobQueue
+from shared.job.frames import FrameKind
+from shared.job.states import JobEvent, JobState
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
     ChannelSubscriber,
     answer,

@@ -11,17 +11,17 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from gateway.autoscaler import tick as autoscale
-from gateway.autoscaler.tick import tick
-from gateway.jobs.fleet_view import FleetView
+from gateway.core.fleet_view import FleetView
+from gateway.ops.autoscaler import tick as autoscale
+from gateway.ops.autoscaler.tick import tick
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
 from shared.fleet.pools import pool_name
 from shared.fleet.registry import Registry, WorkerInfo
 from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
+from shared.job.states import WorkerState
 from shared.platform.settings import Settings, SettingsError
-from shared.protocol import keys
-from shared.protocol.states import WorkerState
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, claim, open_queue, submit
 from tests.redis_server import RedisServer
 from tests.unit.gateway.test_observation import worker

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind
-from shared.protocol.job import LeasedJob, new_job_id
-from shared.protocol.lanes import DEFAULT
-from shared.protocol.scripts.emit import Fenced, make_step
-from shared.protocol.scripts.renew import Renewal
-from shared.protocol.states import JobState
-from shared.queue.job_queue import JobQueue
+from shared.job.frames import FrameKind
+from shared.job.job import LeasedJob, new_job_id
+from shared.job.lanes import DEFAULT
+from shared.job.states import JobState
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.scripts.renew import Renewal
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

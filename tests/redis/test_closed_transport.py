@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from shared.platform.redis_client import Redis, RedisConnectionError, connect, connect_blocking
+from shared.store.redis.redis_client import Redis, RedisConnectionError, connect, connect_blocking
 
 
 @pytest.mark.parametrize("runner", [uvloop.run, asyncio.run])

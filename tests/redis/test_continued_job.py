@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.chunk_template import DeltaDecoder
-from shared.protocol.frames import LAST, FrameKind
-from shared.protocol.job import Job, NewJob
-from shared.protocol.job_log import Entry, tokens_in
-from shared.protocol.result import JobResult
-from shared.queue.job_queue import JobQueue
+from shared.job.chunk_template import DeltaDecoder
+from shared.job.frames import LAST, FrameKind
+from shared.job.job import Job, NewJob
+from shared.job.job_log import Entry, tokens_in
+from shared.job.result import JobResult
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import LEASE_S, ChannelSubscriber, expire_lease, make_job
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
-from worker.publish.output_buffer import OutputBuffer
-from worker.run.executor import Executor
+from worker.core.executor import Executor
+from worker.core.output_buffer import OutputBuffer
 
 N_TOKENS = 100
 

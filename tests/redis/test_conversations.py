@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from gateway.jobs.admission import CheckedRequest
-from gateway.jobs.conversations import Conversation, Conversations
-from gateway.jobs.job_factory import JobFactory
-from gateway.jobs.prompt_limits import PromptSize
-from gateway.jobs.response_jobs import ResponseJobs
-from gateway.jobs.response_request import response_request
-from gateway.jobs.stored_response import stored_response
+from gateway.apis.responses.conversation_store import Conversation, Conversations
+from gateway.apis.responses.response_jobs import ResponseJobs
+from gateway.apis.responses.stored_response import stored_response
+from gateway.core.admission import CheckedRequest
+from gateway.core.job_factory import JobFactory
+from gateway.core.prompt_limits import PromptSize
+from gateway.core.response_request import response_request
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import (
+from shared.fleet.registry import ModelInfo
+from shared.job.errors import (
     BadRequest,
     ConversationLocked,
     FlotillaError,
@@ -30,14 +31,13 @@ from shared.api.errors import (
     NotFound,
     StreamReset,
 )
-from shared.fleet.registry import ModelInfo
+from shared.job.idempotency import IdempotencyKey
+from shared.job.job import LeasedJob, NewJob, shard_in
+from shared.job.response_id import response_id, shard_of_conversation
+from shared.job.states import JobEvent
 from shared.platform.settings import Settings
-from shared.protocol import keys
-from shared.protocol.idempotency import IdempotencyKey
-from shared.protocol.job import LeasedJob, NewJob, shard_in
-from shared.protocol.response_id import response_id, shard_of_conversation
-from shared.protocol.states import JobEvent
-from shared.queue.job_queue import JobQueue, JoinedJob
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue, JoinedJob
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
 
 ENDPOINT = ENDPOINTS["/v1/responses"]

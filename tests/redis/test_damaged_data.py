@@ -10,15 +10,14 @@ import msgpack
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind
-from shared.protocol.job import LeasedJob, NewJob, new_job_id
-from shared.protocol.lanes import DEFAULT, RETRY_LANE
-from shared.protocol.record import LastLease, Request
-from shared.queue import dead_letters
-from shared.queue.depths import depths, positions
-from shared.queue.job_queue import JobQueue
-from shared.queue.listing import page
+from shared.job.frames import FrameKind
+from shared.job.job import LeasedJob, NewJob, new_job_id
+from shared.job.lanes import DEFAULT, RETRY_LANE
+from shared.job.record import LastLease, Request
+from shared.store.redis import dead_letters, keys
+from shared.store.redis.depths import depths, positions
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.listing import page
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

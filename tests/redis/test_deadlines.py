@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis as sync_redis
 
-from shared.protocol import keys
-from shared.protocol.job import Job
-from shared.protocol.scripts.submit import pack_job
-from shared.protocol.states import JobState
-from shared.queue.job_queue import JobQueue
+from shared.job.job import Job
+from shared.job.states import JobState
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.submit import pack_job
 from tests.redis.conftest import (
     POOL,
     ChannelSubscriber,

@@ -12,15 +12,15 @@ import redis as sync_redis
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from shared.job.job import LeasedJob
 from shared.platform.metrics import LostWorkerMetrics, ReaperMetrics
 from shared.platform.tasks import end
-from shared.protocol import keys
-from shared.protocol.job import LeasedJob
-from shared.protocol.scripts.emit import Fenced, make_step
-from shared.queue.detector import INTERVAL_S, Detector, interval_s
-from shared.queue.disconnects import RETURN_S
-from shared.queue.job_queue import JobQueue
-from shared.queue.lost_workers import LostWorkers
+from shared.store.redis import keys
+from shared.store.redis.detector import INTERVAL_S, Detector, interval_s
+from shared.store.redis.disconnects import RETURN_S
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.lost_workers import LostWorkers
+from shared.store.redis.scripts.emit import Fenced, make_step
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -167,7 +167,7 @@ async def test_its_advertised_slots_are_withdrawn(queue: JobQueue, store: Redis)
 async def test_many_jobs_are_taken_in_parts(
     queue: JobQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.queue.lost_workers._AT_ONCE", 2)
+    monkeypatch.setattr("shared.store.redis.lost_workers._AT_ONCE", 2)
     jobs = [await lease(queue) for _ in range(5)]
     registry = CollectorRegistry()
     lost = LostWorkerMetrics(registry, ReaperMetrics(registry))

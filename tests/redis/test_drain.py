@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.job import Job, NewJob
-from shared.protocol.lanes import DEFAULT
-from shared.queue import room
-from shared.queue.job_queue import JobQueue
-from shared.queue.room import FreeSlots
+from shared.job.job import Job, NewJob
+from shared.job.lanes import DEFAULT
+from shared.store.redis import keys, room
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.room import FreeSlots
 from tests.redis.conftest import POOL, WORKER, claim, submit
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
-from worker.run.drain import Drain
-from worker.run.executor import Executor
+from worker.core.drain import Drain
+from worker.core.executor import Executor
 
 OTHER = "w-2"
 SOON_S = 20.0

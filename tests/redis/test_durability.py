@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shared.platform.durability import problem, refuse_volatile, weakness
-from shared.platform.redis_client import connect
 from shared.platform.settings import SettingsError
+from shared.store.redis.durability import problem, refuse_volatile, weakness
+from shared.store.redis.redis_client import connect
 from tests.redis_server import RedisServer, free_port
 
 

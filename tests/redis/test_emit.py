@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder
-from shared.protocol.frames import FrameKind
-from shared.protocol.job import LeasedJob, new_job_id
-from shared.protocol.job_log import Delta, make_journal, pack_segment, read_journal
-from shared.protocol.result import INLINE_RESULT_BYTES
-from shared.protocol.scripts.emit import Fenced, make_step
-from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import STEPS, JobOutput, LogFlush
-from shared.queue.job_queue import JobQueue
+from shared.job.chunk_template import DeltaDecoder, DeltaEncoder
+from shared.job.frames import FrameKind
+from shared.job.job import LeasedJob, new_job_id
+from shared.job.job_log import Delta, make_journal, pack_segment, read_journal
+from shared.job.result import INLINE_RESULT_BYTES
+from shared.job.states import JobEvent, JobState
+from shared.job.step_log import STEPS, JobOutput, LogFlush
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import Fenced, make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from shared.platform import eviction
-from shared.platform.eviction import EvictionMonitor
-from shared.platform.servers import Servers
 from shared.platform.settings import SettingsError
+from shared.store.redis import eviction
+from shared.store.redis.eviction import EvictionMonitor
+from shared.store.redis.servers import Servers
 from tests.redis_server import free_port
 
 

@@ -9,14 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from shared.job.frames import FrameKind
+from shared.job.job_log import Transcript, read_journal
+from shared.job.states import JobEvent, JobState
+from shared.job.step_log import FLUSH_AFTER
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
 from shared.platform.tasks import end
-from shared.protocol.frames import FrameKind
-from shared.protocol.job_log import Transcript, read_journal
-from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import FLUSH_AFTER
-from shared.queue.job_queue import JobQueue
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -33,9 +33,9 @@ from tests.redis.conftest import (
 )
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
+from worker.core.executor import Executor
+from worker.core.job_run import JobRun
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run.executor import Executor
-from worker.run.job_run import JobRun
 
 
 @pytest.fixture

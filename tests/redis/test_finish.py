@@ -9,16 +9,16 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind, entry_of
-from shared.protocol.job_log import pack_segment
-from shared.protocol.lanes import DEFAULT
-from shared.protocol.packing import pack
-from shared.protocol.result import INLINE_RESULT_BYTES
-from shared.protocol.scripts.emit import make_step
-from shared.protocol.states import JobEvent, JobState
-from shared.protocol.step_log import FinalEntry, JobStream
-from shared.queue.job_queue import JobQueue
+from shared.job.frames import FrameKind, entry_of
+from shared.job.job_log import pack_segment
+from shared.job.lanes import DEFAULT
+from shared.job.packing import pack
+from shared.job.result import INLINE_RESULT_BYTES
+from shared.job.states import JobEvent, JobState
+from shared.job.step_log import FinalEntry, JobStream
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from gateway.jobs import fleet_view
-from gateway.jobs.fleet_view import FleetView
-from shared.api.errors import BadRequest, ModelNotFound, NoWorker
+from gateway.core import fleet_view
+from gateway.core.fleet_view import FleetView
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
+from shared.job.errors import BadRequest, ModelNotFound, NoWorker
 from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
-from shared.protocol import keys
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.test_registry import INFO
 from tests.waiting import eventually
 

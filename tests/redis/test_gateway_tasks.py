@@ -11,15 +11,14 @@ import pytest
 from redis import Redis
 
 from gateway.app import create_app
-from gateway.jobs import fleet_view
-from gateway.jobs.fleet_view import FleetView
-from gateway.streaming.relay import Relay
+from gateway.core import fleet_view
+from gateway.core.fleet_view import FleetView
+from gateway.core.relay import Relay
 from shared.fleet.registry import Registry
-from shared.platform import eviction
 from shared.platform.settings import Settings
-from shared.protocol import keys
-from shared.queue.job_queue import JobQueue
-from shared.queue.reaper import Reaper
+from shared.store.redis import eviction, keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.reaper import Reaper
 from tests.redis.test_registry import INFO
 from tests.redis_server import RedisServer
 from tests.waiting import eventually

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.api.errors import IdempotencyKeyReused, QueueFull
-from shared.protocol import keys
-from shared.protocol.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
-from shared.protocol.job import NewJob, new_job_id_in, shard_of
-from shared.queue.job_queue import JobQueue, JoinedJob, SubmitReply
+from shared.job.errors import IdempotencyKeyReused, QueueFull
+from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
+from shared.job.job import NewJob, new_job_id_in, shard_of
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue, JoinedJob, SubmitReply
 from tests.redis.conftest import GATEWAY, TENANT, answer, claim, finish, lease, make_job, submit
 
 BODY = b'{"model": "m"}'

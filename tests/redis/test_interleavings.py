@@ -1,7 +1,7 @@
 """Two workers, a canceller, an expirer, a reaper and a repairer on a few jobs, in random order.
 
 After every step, Redis is compared with what the steps so far allow. The workers follow
-the rules of worker/publish/publisher.py and worker/claim/lease.py, but late, and with lost calls
+the rules of worker/core/publisher.py and worker/core/lease.py, but late, and with lost calls
 and replies. The number in a failing test's name is its seed: the same test makes the same steps
 again.
 """
@@ -18,17 +18,17 @@ from typing import Any, TypeVar
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind, encode
-from shared.protocol.job import Job, LeasedJob, NewJob
-from shared.protocol.job_log import Entry, pack_segment, parse_segments
-from shared.protocol.lanes import CLIENT_LANES, LANES, SUSPECT_LANE
-from shared.protocol.record import parse_job, read_lease
-from shared.protocol.result import JobResult
-from shared.protocol.scripts.emit import Fenced, Step, make_step
-from shared.protocol.states import TRANSITIONS, JobEvent, JobState
-from shared.protocol.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
-from shared.queue.job_queue import JobQueue
+from shared.job.frames import FrameKind, encode
+from shared.job.job import Job, LeasedJob, NewJob
+from shared.job.job_log import Entry, pack_segment, parse_segments
+from shared.job.lanes import CLIENT_LANES, LANES, SUSPECT_LANE
+from shared.job.record import parse_job, read_lease
+from shared.job.result import JobResult
+from shared.job.states import TRANSITIONS, JobEvent, JobState
+from shared.job.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import Fenced, Step, make_step
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,
@@ -46,7 +46,7 @@ from tests.redis.conftest import (
     make_job,
     repair,
 )
-from worker.publish.output_buffer import OutputBuffer
+from worker.core.output_buffer import OutputBuffer
 
 SEEDS = range(40)
 ACTS = 80

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 from redis import Redis
 
-from gateway.jobs import job_object
-from gateway.jobs.fleet_view import FleetView
-from shared.protocol import keys
-from shared.protocol.job import LeasedJob
-from shared.protocol.job_log import make_journal
-from shared.queue.job_queue import JobQueue
+from gateway.apis.jobs import job_object
+from gateway.core.fleet_view import FleetView
+from shared.job.job import LeasedJob
+from shared.job.job_log import make_journal
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
     TENANT,
     WORKER,

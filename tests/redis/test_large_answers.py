@@ -12,20 +12,20 @@ import httpx
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.chunk_template import DeltaEncoder
-from shared.protocol.job import LeasedJob
-from shared.protocol.job_log import make_journal, pack_segment
-from shared.protocol.packing import pack
-from shared.protocol.states import JobState
-from shared.protocol.step_log import LogFlush
-from shared.queue.job_queue import JobQueue
-from shared.queue.log_parts import log_parts
+from shared.job.chunk_template import DeltaEncoder
+from shared.job.job import LeasedJob
+from shared.job.job_log import make_journal, pack_segment
+from shared.job.packing import pack
+from shared.job.states import JobState
+from shared.job.step_log import LogFlush
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.log_parts import log_parts
 from tests.redis.conftest import answer, claim_one, emit, end_without_output, submit
 from tests.redis.test_gateway_tasks import serving
 from tests.redis.test_publisher import Worker, worker
 from tests.redis_server import RedisServer
-from worker.publish.result_pieces import store_pieces
+from worker.core.result_pieces import store_pieces
 
 __all__ = ["worker"]
 

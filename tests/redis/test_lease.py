@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.platform.redis_client import RedisConnectionError
-from shared.protocol.job import LeasedJob
-from shared.protocol.scripts.emit import Fenced, make_step
-from shared.protocol.scripts.renew import Renewal
-from shared.protocol.step_log import JobStream
-from shared.queue.job_queue import JobQueue
+from shared.job.job import LeasedJob
+from shared.job.step_log import JobStream
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.scripts.renew import Renewal
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,
@@ -26,7 +26,7 @@ from tests.redis.conftest import (
     submit,
 )
 from tests.waiting import eventually
-from worker.claim.lease import Lease
+from worker.core.lease import Lease
 
 
 class Worker:

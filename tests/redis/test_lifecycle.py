@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from shared.job.job import LeasedJob
 from shared.platform.settings import Settings
-from shared.protocol.job import LeasedJob
-from shared.queue.job_queue import JobQueue
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import submit
 from tests.redis.executors import chat
-from worker.claim.queue_consumer import QueueConsumer
+from worker.core import stalls
+from worker.core.lifecycle import Worker
+from worker.core.queue_consumer import QueueConsumer
+from worker.core.registration import Registration
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run import stalls
-from worker.run.lifecycle import Worker
-from worker.run.registration import Registration
 
 DEADLINE_S = 60.0
 
@@ -101,7 +101,7 @@ async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exit
     logged: str,
 ) -> None:
     monkeypatch.setattr(stalls, "STALL_S", 2.0)
-    monkeypatch.setattr("worker.claim.queue_consumer.BLOCK_S", 0.5)
+    monkeypatch.setattr("worker.core.queue_consumer.BLOCK_S", 0.5)
     wedge(monkeypatch)
     settings = Settings(
         redis_url=redis_url, engine="simulated", worker_port=0, lease_s=1.0, drain_deadline_s=0.2

@@ -13,7 +13,7 @@ from load_tests.harness.redis_server import RedisServer
 from load_tests.job_queue import costs as queue_costs
 from load_tests.job_queue.claim_latency import measure_latencies
 from load_tests.job_queue.costs import OPERATIONS, fill, measure_round, open_queue
-from shared.queue.depths import depths
+from shared.store.redis.depths import depths
 
 
 @pytest.fixture

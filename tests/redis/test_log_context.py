@@ -9,11 +9,11 @@ import logging
 import pytest
 
 from shared.platform import logs
-from shared.queue.job_queue import JobQueue
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import submit
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
-from worker.run.job_run import JobRun, Outcome
+from worker.core.job_run import JobRun, Outcome
 
 
 async def test_a_line_of_a_run_has_the_job_and_the_attempt(

@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared.platform.metrics import LostGatewayMetrics
-from shared.protocol import keys
-from shared.queue.job_queue import JobQueue
-from shared.queue.lost_gateways import LostGateways
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.lost_gateways import LostGateways
 from tests.redis.conftest import GATEWAY, open_queue, submit
 from tests.redis_server import RedisServer
 

@@ -13,14 +13,14 @@ import pytest
 from redis import Redis
 
 from gateway.maintenance import broker, housekeeping, liveness_file, process, scan
-from gateway.maintenance import tasks as tasks_module
+from gateway.maintenance import maintenance_tasks as tasks_module
 from gateway.maintenance.housekeeping import Housekeeping
-from gateway.maintenance.tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
+from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
 from shared.fleet.registry import Registry
+from shared.job.lanes import DEFAULT
 from shared.platform.settings import Settings
-from shared.protocol import keys
-from shared.protocol.lanes import DEFAULT
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, claim, submit
 from tests.redis_server import RedisServer
 from tests.waiting import eventually

@@ -13,18 +13,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from gateway.jobs.stored_response import stored_response
+from gateway.apis.responses.stored_response import stored_response
 from shared.fleet.registry import Registry
+from shared.job.frames import FrameKind
+from shared.job.lanes import DEFAULT, PRIORITY
+from shared.job.response_id import response_id
 from shared.platform.metrics import ReaperMetrics
-from shared.platform.redis_client import RedisError, unwritable
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind
-from shared.protocol.lanes import DEFAULT, PRIORITY
-from shared.protocol.response_id import response_id
-from shared.queue.depths import depths
-from shared.queue.job_queue import JobQueue
-from shared.queue.listing import page
-from shared.queue.reaper import Reaper
+from shared.store.redis import keys
+from shared.store.redis.depths import depths
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.listing import page
+from shared.store.redis.reaper import Reaper
+from shared.store.redis.redis_client import RedisError, unwritable
 from tests.redis.conftest import (
     GATEWAY,
     POOL,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from shared.platform.redis_client import RedisError, unwritable
-from shared.queue.job_queue import JobQueue
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisError, unwritable
 from tests.redis.conftest import (
     TENANT,
     WORKER,

@@ -10,21 +10,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from gateway.jobs.fleet_view import FleetView
-from gateway.overview.overview import Overview
-from gateway.overview.sampler import Sampler
+from gateway.core.fleet_view import FleetView
+from gateway.ops.overview.overview import Overview
+from gateway.ops.overview.sampler import Sampler
 from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.registry import Registry, WorkerInfo
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform.eviction import EvictionMonitor
+from shared.job.states import JobEvent, WorkerState
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
-from shared.protocol import keys
-from shared.protocol.states import JobEvent, WorkerState
-from shared.protocol.version import FormatMonitor
-from shared.queue.depths import depths
-from shared.queue.job_queue import JobQueue
-from shared.queue.throughput import throughput
+from shared.store.redis import keys
+from shared.store.redis.depths import depths
+from shared.store.redis.eviction import EvictionMonitor
+from shared.store.redis.format_version import FormatMonitor
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.throughput import throughput
 from tests.redis.conftest import POOL, TENANT, WORKER, answer, claim, claim_one, finish, submit
 
 INTERVAL_S = 0.05

@@ -19,10 +19,10 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from shared.platform import fast_paths
-from shared.platform.pipelined_connection import PipelinedConnection
-from shared.platform.redis_client import RedisConnectionError, connect
-from shared.platform.redis_client import RedisTimeoutError as TimedOut
-from shared.platform.redis_link import TAKE_OVER, PublicLink, TransportLink
+from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import RedisConnectionError, connect
+from shared.store.redis.redis_client import RedisTimeoutError as TimedOut
+from shared.store.redis.redis_link import TAKE_OVER, PublicLink, TransportLink
 from tests.redis_server import free_port
 from tests.waiting import eventually, wait_for
 
@@ -244,7 +244,7 @@ async def test_a_redis_py_without_the_private_attribute_is_used_by_its_public_ca
     monkeypatch.setattr(fast_paths, "_mode", "auto")
     monkeypatch.setattr(TAKE_OVER, "_checked", TAKE_OVER._checked)
     monkeypatch.setattr(TAKE_OVER, "_usable", TAKE_OVER._usable)
-    monkeypatch.setattr("shared.platform.redis_link._TRANSPORT_METHODS", ("gone",))
+    monkeypatch.setattr("shared.store.redis.redis_link._TRANSPORT_METHODS", ("gone",))
     for _ in range(2):
         async with opened(redis_url) as connection:
             assert await connection.call("ECHO", "a") == b"a"

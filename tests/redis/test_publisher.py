@@ -10,15 +10,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from shared.job.job import LeasedJob
+from shared.job.result import PIECE_BYTES, JobResult
+from shared.job.states import JobEvent, JobState
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.redis_client import RedisConnectionError
 from shared.platform.tasks import end
-from shared.protocol import keys
-from shared.protocol.job import LeasedJob
-from shared.protocol.result import PIECE_BYTES, JobResult
-from shared.protocol.states import JobEvent, JobState
-from shared.queue.job_queue import JobQueue
-from shared.queue.stored_body import Body
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.redis.stored_body import Body
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -31,11 +31,11 @@ from tests.redis.conftest import (
     submit,
 )
 from tests.waiting import eventually
-from worker.claim.advertised_slots import AdvertisedSlots
-from worker.claim.lease import Lease
-from worker.publish import publisher as module
-from worker.publish.output_buffer import OutputBuffer
-from worker.publish.publisher import Publisher
+from worker.core import publisher as module
+from worker.core.lease import Lease
+from worker.core.output_buffer import OutputBuffer
+from worker.core.publisher import Publisher
+from worker.core.slot_adverts import AdvertisedSlots
 
 DEADLINE_S = 60.0
 

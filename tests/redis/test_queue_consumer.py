@@ -11,16 +11,16 @@ import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from shared.platform.redis_client import RedisConnectionError, connect_blocking
-from shared.protocol import keys
-from shared.protocol.job import new_job_id
-from shared.protocol.scripts.acquire import Acquired
-from shared.queue.job_queue import JobQueue
+from shared.job.job import new_job_id
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisConnectionError, connect_blocking
+from shared.store.redis.scripts.acquire import Acquired
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
-from worker.claim.adapter_queues import AdapterQueues
-from worker.claim.advertised_slots import AdvertisedSlots
-from worker.claim.queue_consumer import QueueConsumer
+from worker.core.adapter_claims import AdapterQueues
+from worker.core.queue_consumer import QueueConsumer
+from worker.core.slot_adverts import AdvertisedSlots
 
 DEADLINE_S = 3.0
 """Less than one blocking pop: a consumer that is not woken fails the test."""

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.job import NewJob
-from shared.protocol.lanes import DEFAULT, FLEX, LANES, PRIORITY, RETRY_LANE
-from shared.protocol.states import JobEvent
-from shared.queue.depths import LaneDepth, depths, position, positions
-from shared.queue.job_queue import JobQueue
-from shared.queue.listing import page, with_errors
+from shared.job.job import NewJob
+from shared.job.lanes import DEFAULT, FLEX, LANES, PRIORITY, RETRY_LANE
+from shared.job.states import JobEvent
+from shared.store.redis import keys
+from shared.store.redis.depths import LaneDepth, depths, position, positions
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.listing import page, with_errors
 from tests.redis.conftest import (
     POOL,
     TENANT,

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from gateway.jobs.stored_response import stored_response
-from shared.api.errors import QuotaExceeded
+from gateway.apis.responses.stored_response import stored_response
+from shared.job.errors import QuotaExceeded
+from shared.job.job import LeasedJob
+from shared.job.quotas import Quotas
+from shared.job.response_id import response_id
 from shared.platform.settings import Settings
-from shared.protocol import keys
-from shared.protocol.job import LeasedJob
-from shared.protocol.quotas import Quotas
-from shared.protocol.response_id import response_id
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
     TENANT,
     answer,

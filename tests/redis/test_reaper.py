@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared.platform.metrics import ReaperMetrics
-from shared.protocol import keys
-from shared.queue import reaper as module
-from shared.queue.job_queue import JobQueue
-from shared.queue.reaper import Reaper
+from shared.store.redis import keys
+from shared.store.redis import reaper as module
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.reaper import Reaper
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,

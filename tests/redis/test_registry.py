@@ -10,10 +10,10 @@ from redis import Redis
 
 from shared.fleet.pools import pool_name
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, unknown_card
+from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues
-from shared.protocol import keys
-from shared.protocol.states import WorkerState
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.waiting import eventually
 
 INFO = WorkerInfo(

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.frames import FrameKind
-from shared.protocol.job import Job, LeasedJob
-from shared.protocol.job_log import Delta, read_journal, tokens_missing
-from shared.protocol.lanes import DEFAULT, FLEX, RETRY_LANE
-from shared.protocol.record import read_lease
-from shared.protocol.scripts.emit import Fenced, make_step
-from shared.protocol.states import JobState
-from shared.queue.depths import position
-from shared.queue.job_queue import JobQueue
+from shared.job.frames import FrameKind
+from shared.job.job import Job, LeasedJob
+from shared.job.job_log import Delta, read_journal, tokens_missing
+from shared.job.lanes import DEFAULT, FLEX, RETRY_LANE
+from shared.job.record import read_lease
+from shared.job.states import JobState
+from shared.store.redis import keys
+from shared.store.redis.depths import position
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import Fenced, make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

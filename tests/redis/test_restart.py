@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import pytest
 import redis
 
-from shared.platform.redis_client import RedisConnectionError, RedisError, connect
-from shared.protocol import keys
-from shared.protocol.scripts.emit import make_step
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisConnectionError, RedisError, connect
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     TENANT,
     WORKER,

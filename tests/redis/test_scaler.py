@@ -13,15 +13,15 @@ from redis import Redis
 from gateway.launcher.child import Command
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
-from gateway.launcher.workers import Workers
+from gateway.launcher.worker_children import Workers
 from shared.fleet.autoscale_types import Limits
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import Scale, ScaleStore
+from shared.job.states import WorkerState
 from shared.platform.settings import Settings
 from shared.platform.tasks import end
-from shared.protocol import keys
-from shared.protocol.states import WorkerState
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL
 from tests.unit.gateway.test_observation import see
 from tests.unit.gateway.test_observation import snapshot as snapshot_of

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from shared.job.job import NewJob
+from shared.job.states import JobState
 from shared.platform.metrics import ReaperMetrics
-from shared.platform.redis_client import UNAVAILABLE
-from shared.protocol import keys
-from shared.protocol.job import NewJob
-from shared.protocol.states import JobState
-from shared.queue.depths import depths, position
-from shared.queue.job_queue import JobQueue
-from shared.queue.listing import page
-from shared.queue.reaper import Reaper
+from shared.store.redis import keys
+from shared.store.redis.depths import depths, position
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.listing import page
+from shared.store.redis.reaper import Reaper
+from shared.store.redis.redis_client import UNAVAILABLE
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

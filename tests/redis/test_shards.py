@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from redis import Redis
 
-from shared.protocol import keys
-from shared.protocol.job import new_job_id, shard_of
-from shared.protocol.lanes import CLIENT_LANES
-from shared.protocol.scripts.emit import Fenced, make_step
-from shared.queue.job_queue import JobQueue
+from shared.job.job import new_job_id, shard_of
+from shared.job.lanes import CLIENT_LANES
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts.emit import Fenced, make_step
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,

@@ -13,21 +13,21 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
+from shared.job.chunk_template import DeltaDecoder
+from shared.job.frames import FrameKind, encode, entry_of
+from shared.job.job import LeasedJob
+from shared.job.job_log import Delta, Entry, pack_segment, parse_segments, read_journal
+from shared.job.record import read_lease
+from shared.job.states import JobState
+from shared.job.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.redis_client import RedisTimeoutError
-from shared.platform.servers import Servers
 from shared.platform.tasks import end
-from shared.protocol import keys
-from shared.protocol.chunk_template import DeltaDecoder
-from shared.protocol.frames import FrameKind, encode, entry_of
-from shared.protocol.job import LeasedJob
-from shared.protocol.job_log import Delta, Entry, pack_segment, parse_segments, read_journal
-from shared.protocol.record import read_lease
-from shared.protocol.scripts.emit import Fenced, Step, make_step
-from shared.protocol.scripts.renew import Renewal
-from shared.protocol.states import JobState
-from shared.protocol.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisTimeoutError
+from shared.store.redis.scripts.emit import Fenced, Step, make_step
+from shared.store.redis.scripts.renew import Renewal
+from shared.store.redis.servers import Servers
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,
@@ -50,10 +50,10 @@ from tests.redis.conftest import (
     output,
     submit,
 )
-from worker.claim.lease import Lease
-from worker.publish import publisher as publisher_module
-from worker.publish.output_buffer import OutputBuffer
-from worker.publish.publisher import Publisher
+from worker.core import publisher as publisher_module
+from worker.core.lease import Lease
+from worker.core.output_buffer import OutputBuffer
+from worker.core.publisher import Publisher
 
 DEADLINE_S = 60.0
 
@@ -749,7 +749,7 @@ class Worker:
             self.runs[job.id].buffer.discarded = True
 
     def start(self, job: LeasedJob) -> OutputBuffer:
-        """Start a run as worker/run/executor.py does."""
+        """Start a run as worker/core/executor.py does."""
         if job.id in self.runs:
             self.runs[job.id].buffer.discarded = True
         buffer = OutputBuffer(job, self.publisher.notify)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from redis import Redis
 
-from shared.api.errors import QueueFull
-from shared.protocol import keys
-from shared.protocol.job import new_job_id
-from shared.protocol.lanes import DEFAULT, FLEX, PRIORITY
-from shared.protocol.states import JobState
-from shared.queue.job_queue import JobQueue
+from shared.job.errors import QueueFull
+from shared.job.job import new_job_id
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.job.states import JobState
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, TENANT, claim, entries_of, make_job, submit
 
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from redis import Redis
 
-from shared.platform import subscription as module
-from shared.platform.subscription import Subscription
 from shared.platform.tasks import end
+from shared.store.redis import subscription as module
+from shared.store.redis.subscription import Subscription
 from tests.redis_server import RedisServer
 from tests.stalling_proxy import StallingProxy
 from tests.waiting import eventually

@@ -7,16 +7,15 @@ from functools import partial
 import pytest
 import redis as sync_redis
 
-from shared.protocol import keys
-from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
-from shared.protocol.job import LeasedJob
-from shared.protocol.lanes import RETRY_LANE, SUSPECT_LANE
-from shared.protocol.scripts import acquire
-from shared.protocol.scripts.isolate import IsolationStage
-from shared.protocol.states import JobState
-from shared.queue import suspects
-from shared.queue.depths import depths
-from shared.queue.job_queue import JobQueue
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.job import LeasedJob
+from shared.job.lanes import RETRY_LANE, SUSPECT_LANE
+from shared.job.states import JobState
+from shared.store.redis import keys, suspects
+from shared.store.redis.depths import depths
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts import acquire
+from shared.store.redis.scripts.isolate import IsolationStage
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -32,8 +31,8 @@ from tests.redis.conftest import (
 )
 from tests.redis.executors import chat, serving
 from tests.waiting import eventually
-from worker.claim.admission import PATIENCE_S
-from worker.run.executor import Executor
+from worker.core.claim_policy import PATIENCE_S
+from worker.core.executor import Executor
 
 ALONE, DRAINING, NONE = IsolationStage.ALONE, IsolationStage.DRAINING, IsolationStage.NONE
 

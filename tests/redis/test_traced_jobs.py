@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import redis as sync_redis
 
-from shared.platform.trace_context import new_trace
-from shared.protocol import keys
-from shared.protocol.advertised_slots import UNKNOWN, SlotUpdate
-from shared.protocol.frames import decode_control
-from shared.protocol.idempotency import IdempotencyKey
-from shared.protocol.job import NO_ORIGIN, Origin
-from shared.protocol.scripts import acquire
-from shared.queue.job_queue import JobQueue
+from shared.job.advertised_slots import UNKNOWN, SlotUpdate
+from shared.job.frames import decode_control
+from shared.job.idempotency import IdempotencyKey
+from shared.job.job import NO_ORIGIN, Origin
+from shared.job.trace_context import new_trace
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts import acquire
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

@@ -8,13 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis import Redis
 
-from gateway.streaming.log_event import ReadMode
-from gateway.streaming.relay import Relay
+from gateway.core.log_event import ReadMode
+from gateway.core.relay import Relay
+from shared.job.job import new_job_id
+from shared.job.states import JobState
 from shared.platform.metrics import GatewayMetrics
-from shared.protocol import keys
-from shared.protocol.job import new_job_id
-from shared.protocol.states import JobState
-from shared.queue.job_queue import JobQueue
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
     GATEWAY,
     LANES,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from shared.platform.redis_client import RedisError, connect
 from shared.platform.settings import SettingsError
-from shared.protocol import keys, version
-from shared.protocol.version import (
+from shared.store.redis import format_version as version
+from shared.store.redis import keys
+from shared.store.redis.format_version import (
     FORMAT_VERSION,
     FormatMismatch,
     FormatMonitor,
@@ -22,7 +22,8 @@ from shared.protocol.version import (
     is_marked,
     refuse_other_format,
 )
-from shared.queue.job_queue import JobQueue
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisError, connect
 from tests.redis.conftest import submit
 from tests.redis_server import RedisServer, free_port
 from tests.waiting import eventually
@@ -33,7 +34,7 @@ OTHER_VERSION = FORMAT_VERSION + 1
 
 def other_release() -> ModuleType:
     """A second copy of the module, of another format version."""
-    spec = importlib.util.find_spec("shared.protocol.version")
+    spec = importlib.util.find_spec("shared.store.redis.format_version")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import msgpack
 
-from shared.protocol.chunk_template import DeltaDecoder
-from shared.protocol.frames import decode, entry_of
-from shared.protocol.job_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
-from shared.protocol.record import ResponseInfo
-from shared.protocol.result import JobResult
-from shared.protocol.scripts.emit import Step
-from shared.protocol.states import JobEvent
+from shared.job.chunk_template import DeltaDecoder
+from shared.job.frames import decode, entry_of
+from shared.job.job_log import Delta, Entry, Prompt, pack_segment, parse_segments, read_journal
+from shared.job.record import ResponseInfo
+from shared.job.result import JobResult
+from shared.job.states import JobEvent
+from shared.store.redis.scripts.emit import Step
 
 
 @dataclass(frozen=True)

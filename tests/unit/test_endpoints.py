@@ -11,22 +11,22 @@ import pytest
 from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 
+from gateway.apis.schemas import SCHEMAS
 from gateway.app import create_app
+from gateway.core.admission import check_request
 from gateway.http.body import parse_object
-from gateway.jobs.admission import check_request
-from gateway.routes.schemas import SCHEMAS
 from shared.api.endpoint import BodyKind, Endpoint, InputKind, ModelField
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import BadRequest
 from shared.api.multipart import content_type_of
+from shared.job.errors import BadRequest
+from shared.job.job import LeasedJob
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings
-from shared.protocol.job import LeasedJob
 from tests.unit.gateway.test_middleware import ask
-from worker.engines.protocol import JOURNAL
+from worker.core.asgi import Exchange
+from worker.core.job_run import JobRun
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run.asgi import Exchange
-from worker.run.job_run import JobRun
 
 ROWS = list(ENDPOINTS.values())
 SETTINGS = Settings()

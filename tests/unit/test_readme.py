@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 
-from shared.api.errors import FlotillaError
 from shared.api.field_policy import NEEDS_PERMISSION
+from shared.job.errors import FlotillaError
 from tests.test_architecture import ROOT
 
 TEXT = (ROOT / "README.md").read_text()

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.types import ASGIApp
 
+from gateway.apis.openai.new_call import new_call
 from gateway.app import create_app
 from gateway.http.refused_routes import HOSTING_HEADERS, REFUSED
-from gateway.routes.new_call import new_call
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import NotSupported
+from shared.job.errors import NotSupported
 from shared.platform.settings import Settings
 from tests.models.parity_cases import GENERATE
 from tests.models.pooling_cases import CLASSIFY, EMBED, SCORES

@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from shared.api.errors import HookFailed, Refused
+from shared.job.errors import HookFailed, Refused
 from worker.hooks.interface import Answer, Hold, Refusal, Request
 from worker.hooks.loading import Hook
 

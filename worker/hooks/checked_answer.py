@@ -11,8 +11,8 @@ import logging
 
 from starlette.types import Message, Send
 
-from shared.api.errors import AnswerTooLarge, FlotillaError, HookFailed, Refused
-from worker.engines.protocol import Journal
+from shared.job.errors import AnswerTooLarge, FlotillaError, HookFailed, Refused
+from worker.engines.interface import Journal
 from worker.hooks.calling import HookCaller, failed
 from worker.hooks.held_output import Held, HeldEvent, HeldOutput, json_object
 from worker.hooks.interface import Answer, Request

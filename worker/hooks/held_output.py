@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from worker.engines.context import Context
-from worker.engines.protocol import Journal, Logprobs, Past
+from worker.engines.interface import Journal, Logprobs, Past
+from worker.engines.prompt_context import Context
 from worker.hooks.texts import texts_by_choice
 
 _EVENT = re.compile(rb"((?:event: [^\n]*\n)?)data: (\{[^\n]*\})\n\n")

@@ -1,6 +1,6 @@
 """The engine's application with the pool's hooks around it.
 
-Request path: `worker/run/job_run.py` -> here -> the engine's ASGI application.
+Request path: `worker/core/job_run.py` -> here -> the engine's ASGI application.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shared.api.errors import HookFailed, Refused
-from worker.engines.protocol import JOURNAL
+from shared.job.errors import HookFailed, Refused
+from worker.engines.interface import JOURNAL
 from worker.hooks.calling import HookCaller, failed
 from worker.hooks.checked_answer import CheckedAnswer, send_error
 from worker.hooks.held_output import json_object

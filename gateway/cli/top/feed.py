@@ -13,8 +13,8 @@ from urllib.parse import quote
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gateway.cli.client import Address, GatewayClient
 from gateway.cli.exit_codes import CommandError
+from gateway.cli.gateway_client import Address, GatewayClient
 from gateway.cli.job_text import timeline, why_text
 from gateway.cli.output import level
 from gateway.cli.top.screen import Call

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from load_tests.faults.fleet import FaultFleet
-from shared.protocol import keys
+from shared.store.redis import keys
 
 _STOPPED_S = 3.0
 _FULL_S = 2.0

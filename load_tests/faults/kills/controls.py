@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.protocol.scripts import loader, runner
-from shared.queue.detector import Detector
+from shared.store.redis.detector import Detector
+from shared.store.redis.scripts import loader, runner
 
 _IS_VALID = "function is_fence_valid(worker, fence_token)"
 _IS_HELD = "function held(job, lease_id) return FROM.complete[job.state]"

@@ -31,7 +31,7 @@ from typing import Any
 
 from load_tests.faults.kills.controls import CONTROLS
 from load_tests.faults.kills.token_counter import TokenCounter
-from shared.platform.parent_death import request_signal
+from shared.platform.death_signal import request_signal
 
 _PRELOADED = (
     "gateway.__main__",

@@ -26,9 +26,9 @@ from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import MODEL, EngineTiming
 from load_tests.vllm.systems import LOADED_S
 from shared.client.retries import Limits
+from shared.job.states import WorkerState
 from shared.platform.settings import Settings, to_environment
-from shared.protocol import keys
-from shared.protocol.states import WorkerState
+from shared.store.redis import keys
 
 ENGINE_SIGNAL = signal.SIGUSR1
 """Ends the simulated engine in a worker (its fault `die_on_signal`)."""

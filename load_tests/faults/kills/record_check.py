@@ -8,8 +8,8 @@ from itertools import pairwise
 from load_tests.faults.kills.observation import End, Observation
 from load_tests.faults.kills.request_classes import Mode
 from load_tests.faults.kills.stored_job import StoredJob
-from shared.protocol.job_log import Entry, Transcript, read_journal
-from shared.protocol.states import JobState
+from shared.job.job_log import Entry, Transcript, read_journal
+from shared.job.states import JobState
 
 _CLOCK_S = 1e-6
 """Times of the record are rounded to microseconds."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import redis.asyncio
 
-from shared.protocol import keys
-from shared.protocol.job import Job
-from shared.protocol.job_log import Entry, parse_segments
-from shared.protocol.record import DamagedRecord, parse_job
+from shared.job.job import Job
+from shared.job.job_log import Entry, parse_segments
+from shared.job.record import DamagedRecord, parse_job
+from shared.store.redis import keys
 
 _READS = 4
 """Commands per job."""

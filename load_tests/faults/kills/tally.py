@@ -14,7 +14,7 @@ from load_tests.faults.kills.observation import End, Observation
 from load_tests.faults.kills.pauses import Hit, Silence, pauses
 from load_tests.faults.kills.record_check import record_errors, terminal_entries
 from load_tests.faults.kills.stored_job import StoredJob
-from shared.protocol.job_log import tokens_in
+from shared.job.job_log import tokens_in
 
 _MAX_EXAMPLES = 40
 LONG_S = 1.5

@@ -13,11 +13,11 @@ from load_tests.faults.kills.kill_fleet import VLLM_SETTINGS
 from load_tests.faults.kills.request_classes import KillRequest, Mode, RequestClass, make_request
 from load_tests.faults.kills.sse_parser import SseParser
 from shared.platform.settings import Settings
-from worker.engines.context import Context
-from worker.engines.protocol import JOURNAL, Engine, Logprobs, Past
+from worker.core.asgi import Exchange
+from worker.core.service_tier import add_tier, requested_tier
+from worker.engines.interface import JOURNAL, Engine, Logprobs, Past
+from worker.engines.prompt_context import Context
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.publish.service_tier import add_tier, requested_tier
-from worker.run.asgi import Exchange
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class FieldSettings(BaseModel):
         32 << 20,
         ge=1,
         description="bytes of the largest answer that a request may ask for: sequences x tokens x "
-        "log probabilities, estimated (gateway/jobs/answer_size.py)",
+        "log probabilities, estimated (gateway/core/answer_size.py)",
     )
     max_answer_bytes_at_once: int = Field(
         8 << 20,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[3])  # as `python -m` in the repository's root
 
-from shared.protocol.scripts import loader  # noqa: E402
+from shared.store.redis.scripts import loader  # noqa: E402
 
 own_body, own_version = loader._body, metadata.version
 loader._body = lambda name: f"{own_body(name)}\n-- of the next release\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parents[3])  # as `python -m` in the repository's root
 
-from shared.protocol import version  # noqa: E402
+from shared.store.redis import format_version as version  # noqa: E402
 
 number, _, _, module, *arguments = sys.argv[1:]
 version.FORMAT_VERSION = int(number)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.streaming.relay import Relay
+from gateway.core.relay import Relay
 from shared.platform.metrics import GatewayMetrics
 from tests.unit.gateway.reader_support import BUFFER, Log, RecordingWriter
 

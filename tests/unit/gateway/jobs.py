@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.protocol.job import Attempt, Job
-from shared.protocol.states import JobState
+from shared.job.job import Attempt, Job
+from shared.job.states import JobState
 
 JOB_ID = "job_000" + "0" * 23 + "1"
 NOW = 1_000_000.0

@@ -7,13 +7,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.reader import Reader
-from gateway.streaming.relay import Relay
-from shared.protocol.chunk_template import DeltaEncoder, Item
-from shared.protocol.frames import FrameKind, encode
-from shared.protocol.job_log import Delta, Entry, Journal, make_journal
-from shared.queue.job_queue import LogPart
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.reader import Reader
+from gateway.core.relay import Relay
+from shared.job.chunk_template import DeltaEncoder, Item
+from shared.job.frames import FrameKind, encode
+from shared.job.job_log import Delta, Entry, Journal, make_journal
+from shared.store.redis.job_queue import LogPart
 
 JOB = "job_000" + "0" * 24
 BUFFER = 1000

@@ -13,19 +13,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from gateway.streaming.answer import JobAnswer
-from gateway.streaming.log_event import ReadMode
-from gateway.streaming.relay import Relay
-from gateway.streaming.unwatcher import Unwatcher
-from shared.api.errors import QueueFull
+from gateway.core.answer import JobAnswer
+from gateway.core.log_event import ReadMode
+from gateway.core.relay import Relay
+from gateway.core.unwatcher import Unwatcher
+from shared.job.chunk_template import DeltaEncoder
+from shared.job.errors import QueueFull
+from shared.job.frames import FrameKind, encode
+from shared.job.job import Job, NewJob
+from shared.job.job_log import Entry
+from shared.job.states import JobState
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
-from shared.protocol.chunk_template import DeltaEncoder
-from shared.protocol.frames import FrameKind, encode
-from shared.protocol.job import Job, NewJob
-from shared.protocol.job_log import Entry
-from shared.protocol.states import JobState
-from shared.queue.job_queue import LogPart
+from shared.store.redis.job_queue import LogPart
 from tests.waiting import eventually
 
 JOB = "job_000" + "0" * 24
@@ -268,7 +268,7 @@ async def test_a_response_that_has_to_wait_for_room_is_started_once(kept: str) -
 async def test_the_first_chunk_after_a_comment_counts_as_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.streaming.progress.position", third)
+    monkeypatch.setattr("gateway.core.progress.position", third)
     call = Call(keepalive_s=0.01)
     call.queue.job = in_state(JobState.IN_PROGRESS)
 
@@ -474,7 +474,7 @@ async def test_an_answer_that_is_not_streamed_is_sent_whole() -> None:
 async def test_a_comment_is_sent_in_a_silence_after_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.streaming.progress.position", third)
+    monkeypatch.setattr("gateway.core.progress.position", third)
     call = Call(keepalive_s=0.01)
     call.queue.job = in_state(JobState.IN_PROGRESS)
     call.say(event("0"))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.answer_size import check_answer_size
-from gateway.jobs.prompt_limits import check_input
+from gateway.core.answer_size import check_answer_size
+from gateway.core.prompt_limits import check_input
 from shared.api.endpoint import InputKind, Policy
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 from shared.platform.settings import Settings
 
 CHAT = Policy(InputKind.MESSAGES, choices=True)

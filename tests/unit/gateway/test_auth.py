@@ -20,7 +20,7 @@ from gateway.http.auth import (
     source_of,
     tenant_of,
 )
-from shared.api.errors import TooManyWrongKeys, Unauthorized
+from shared.job.errors import TooManyWrongKeys, Unauthorized
 from shared.platform.metrics import GatewayMetrics
 
 KEY = b"sk-1"

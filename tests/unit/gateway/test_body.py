@@ -16,7 +16,7 @@ from starlette.types import Message
 from gateway.http import body as body_module
 from gateway.http.body import Limits, check_size, parse_json, parse_object, raw_member, read_body
 from shared.api.endpoint import BodyKind
-from shared.api.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from shared.job.errors import BadRequest, BodyTimeout, BodyTooLarge, UnsupportedMediaType
 
 LIMIT = 1000
 

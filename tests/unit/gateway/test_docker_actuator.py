@@ -12,11 +12,11 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from gateway.autoscaler.actuators import actuator
-from gateway.autoscaler.docker import Docker
+from gateway.ops.autoscaler.actuators import actuator
+from gateway.ops.autoscaler.docker import Docker
 from shared.fleet.pools import load_pools
+from shared.job.states import WorkerState
 from shared.platform.settings import Settings
-from shared.protocol.states import WorkerState
 from tests.unit.gateway.test_observation import worker
 
 PROJECT, SERVICE = "fleet", "worker"

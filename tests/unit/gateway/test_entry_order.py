@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.streaming.entry_order import MALFORMED, EntryOrder
-from gateway.streaming.log_event import LogEvent, ReadMode
-from shared.api.errors import StreamReset
-from shared.protocol.chunk_template import Item
-from shared.protocol.frames import FrameKind
-from shared.protocol.job_log import Entry
+from gateway.core.entry_order import MALFORMED, EntryOrder
+from gateway.core.log_event import LogEvent, ReadMode
+from shared.job.chunk_template import Item
+from shared.job.errors import StreamReset
+from shared.job.frames import FrameKind
+from shared.job.job_log import Entry
 
 CHUNKS, DELTAS = ReadMode.CHUNKS, ReadMode.DELTAS
 

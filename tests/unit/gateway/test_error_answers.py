@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gateway.app import create_app
-from shared.api.errors import FlotillaError
+from shared.job.errors import FlotillaError
 from shared.platform.settings import Settings
 
 

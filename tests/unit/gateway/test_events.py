@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.streaming.choice_numbers import ChoiceNumbers
-from gateway.streaming.events import EventPosition, _render
-from gateway.streaming.log_event import LogEvent
-from shared.api.errors import BadRequest
-from shared.protocol.frames import FrameKind
-from shared.protocol.job_log import Delta, Prompt
+from gateway.core.choice_numbers import ChoiceNumbers
+from gateway.core.job_events import EventPosition, _render
+from gateway.core.log_event import LogEvent
+from shared.job.errors import BadRequest
+from shared.job.frames import FrameKind
+from shared.job.job_log import Delta, Prompt
 
 
 class Queue:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gateway.http.form import fields_of, parse_form, without_boundary
-from shared.api.errors import BadRequest
 from shared.api.multipart import boundary_in, content_type_of
+from shared.job.errors import BadRequest
 
 AUDIO = b"RIFF\r\n--\r\n\x00\xff" * 100
 

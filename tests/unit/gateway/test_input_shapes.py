@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.input_shapes import check_shapes
+from gateway.core.input_shapes import check_shapes
 from shared.api.endpoint import InputKind
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 
 USER = {"role": "user", "content": "hello"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.job_filter import parse_filter, tenants_of
-from shared.api.errors import BadRequest
-from shared.protocol.states import JobState
+from gateway.apis.jobs.job_filter import parse_filter, tenants_of
+from shared.job.errors import BadRequest
+from shared.job.states import JobState
 from tests.unit.gateway.jobs import JOB_ID, NOW, attempt, job
 
 FAILED: dict[str, Any] = {

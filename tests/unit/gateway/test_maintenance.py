@@ -21,8 +21,8 @@ from redis import Redis
 from gateway.maintenance import housekeeping, liveness_file
 from gateway.maintenance.broker import broker, celery_redis_url
 from gateway.maintenance.celery_app import CONTENT_TYPE, SERIALIZER, configuration, create_app
+from gateway.maintenance.maintenance_tasks import TIMEOUT_S, celery_intervals, timer_intervals
 from gateway.maintenance.process import repeat
-from gateway.maintenance.tasks import TIMEOUT_S, celery_intervals, timer_intervals
 from shared.platform.settings import (
     Settings,
     SettingsError,
@@ -30,7 +30,7 @@ from shared.platform.settings import (
     load_settings,
     to_environment,
 )
-from shared.protocol import keys
+from shared.store.redis import keys
 from tests.test_architecture import ROOT
 
 # The fleet's Redis -> the maintenance process's, and how Celery writes that.

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.autoscaler.observation import WINDOW_S, PoolSnapshot, RateState, observe
+from gateway.ops.autoscaler.observation import WINDOW_S, PoolSnapshot, RateState, observe
 from shared.fleet.autoscale_types import Observation, PolicyState
 from shared.fleet.registry import WorkerInfo
-from shared.protocol.states import WorkerState
+from shared.job.states import WorkerState
 
 NOW_S = 1_800_000_000.0
 TICK_S = 2.0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.admission import CheckedRequest
+from gateway.core.job_factory import JobFactory
+from gateway.core.on_disconnect import keep_s, on_disconnect_in
+from gateway.core.prompt_limits import PromptSize
 from gateway.http.call_headers import CallHeaders, call_headers
-from gateway.jobs.admission import CheckedRequest
-from gateway.jobs.job_factory import JobFactory
-from gateway.jobs.on_disconnect import keep_s, on_disconnect_in
-from gateway.jobs.prompt_limits import PromptSize
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import BadRequest
 from shared.fleet.registry import ModelInfo
+from shared.job.errors import BadRequest
+from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
+from shared.job.job import NewJob, shard_of
 from shared.platform.settings import Settings
-from shared.protocol.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
-from shared.protocol.job import NewJob, shard_of
 
 ENDPOINT = ENDPOINTS["/v1/chat/completions"]
 MODEL = ModelInfo("m", "pool", {})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.overview.history import History
-from gateway.overview.percentiles import HistogramWindow, quantile
-from gateway.overview.rates import JobRates, WorkerRates, job_counters
-from shared.queue.throughput import Throughput
+from gateway.ops.overview.history import History
+from gateway.ops.overview.percentiles import HistogramWindow, quantile
+from gateway.ops.overview.rates import JobRates, WorkerRates, job_counters
+from shared.store.redis.throughput import Throughput
 from tests.unit.gateway.test_worker_losses import heartbeat
 
 

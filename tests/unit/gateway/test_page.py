@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from gateway.http.page_files import PAGE_FILES
-from gateway.routes import page
+from gateway.ops import page_route as page
 from tests.test_architecture import ROOT
 
 FOLDER = ROOT / "gateway" / "page"

@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.prediction import endpoint_fields, model_name, prediction_in, torchserve_answer
-from shared.api.errors import BadRequest, UnknownRoute
+from gateway.apis.torchserve.prediction import (
+    endpoint_fields,
+    model_name,
+    prediction_in,
+    torchserve_answer,
+)
+from shared.job.errors import BadRequest, UnknownRoute
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.http.call_headers import call_headers
 from gateway.http.prefer import Prefer, parse_prefer
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 
 
 @pytest.mark.parametrize(

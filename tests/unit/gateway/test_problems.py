@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from gateway.overview.fleet_state import FleetState, LaneState, PoolState, RedisState, WorkerView
-from gateway.overview.problem import Problem
-from gateway.overview.problems import find_problems
-from gateway.overview.verdict import ProblemLog, level, sentence, verdict_object
-from shared.protocol.states import WorkerState
+from gateway.ops.overview.fleet_state import (
+    FleetState,
+    LaneState,
+    PoolState,
+    RedisState,
+    WorkerView,
+)
+from gateway.ops.overview.problem import Problem
+from gateway.ops.overview.problems import find_problems
+from gateway.ops.overview.verdict import ProblemLog, level, sentence, verdict_object
+from shared.job.states import WorkerState
 from tests.test_architecture import ROOT
 from tests.unit.gateway.test_worker_losses import heartbeat
 
@@ -178,7 +184,7 @@ def test_every_runbook_exists() -> None:
     headings = re.findall(
         r"^## (\w+)$", (ROOT / "compose/observability/runbooks.md").read_text(), re.MULTILINE
     )
-    sources = (ROOT / "gateway/overview").glob("*problems.py")
+    sources = (ROOT / "gateway/ops/overview").glob("*problems.py")
     source = "".join(path.read_text() for path in sources)
     named = set(re.findall(r'"(flotilla[a-z]+)"', source))
     assert len(named) > 8

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.prompt_limits import (
+from gateway.core.prompt_limits import (
     PromptSize,
     check_input,
     check_messages,
@@ -15,7 +15,7 @@ from gateway.jobs.prompt_limits import (
     prompt_size,
 )
 from shared.api.endpoint import InputKind, Policy
-from shared.api.errors import BadRequest
+from shared.job.errors import BadRequest
 from shared.platform.settings import Settings
 
 CHAT = Policy(input=InputKind.MESSAGES, choices=True, service_tier=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.streaming.log_event import ReadMode
-from gateway.streaming.relay import Relay
-from shared.api.errors import StreamReset
-from shared.protocol.chunk_template import DeltaEncoder
-from shared.protocol.frames import FrameKind
-from shared.protocol.job_log import Entry, Journal
+from gateway.core.log_event import ReadMode
+from gateway.core.relay import Relay
+from shared.job.chunk_template import DeltaEncoder
+from shared.job.errors import StreamReset
+from shared.job.frames import FrameKind
+from shared.job.job_log import Entry, Journal
 from tests.unit.gateway.reader_support import (
     JOB,
     Log,

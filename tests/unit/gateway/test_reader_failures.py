@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.streaming import reader as module
-from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.relay import Relay
-from shared.api.errors import RedisUnavailable, StreamReset
-from shared.platform.redis_client import RedisConnectionError
-from shared.protocol.frames import FrameKind
-from shared.protocol.job_log import Entry
+from gateway.core import reader as module
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.relay import Relay
+from shared.job.errors import RedisUnavailable, StreamReset
+from shared.job.frames import FrameKind
+from shared.job.job_log import Entry
+from shared.store.redis.redis_client import RedisConnectionError
 from tests.unit.gateway.reader_support import (
     JOB,
     LONG_S,

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.relay import Relay
-from shared.protocol.chunk_template import DeltaEncoder, Item
-from shared.protocol.frames import FrameKind
-from shared.protocol.job_log import Delta, Entry, Prompt, make_journal
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.relay import Relay
+from shared.job.chunk_template import DeltaEncoder, Item
+from shared.job.frames import FrameKind
+from shared.job.job_log import Delta, Entry, Prompt, make_journal
 from tests.unit.gateway.reader_support import (
     BUFFER,
     JOB,

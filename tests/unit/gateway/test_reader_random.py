@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.reader import Reader
-from gateway.streaming.relay import Relay
-from shared.api.errors import StreamReset
-from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.reader import Reader
+from gateway.core.relay import Relay
+from shared.job.chunk_template import DeltaDecoder, DeltaEncoder
+from shared.job.errors import StreamReset
 from tests.unit.gateway.reader_support import (
     JOB,
     LONG_S,

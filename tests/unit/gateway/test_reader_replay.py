@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.relay import Relay
-from shared.api.errors import StreamReset
-from shared.platform.redis_client import RedisConnectionError
-from shared.protocol.frames import FrameKind
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.relay import Relay
+from shared.job.errors import StreamReset
+from shared.job.frames import FrameKind
+from shared.store.redis.redis_client import RedisConnectionError
 from tests.unit.gateway.reader_support import (
     JOB,
     LAST_FRAME,

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.relay import Relay
-from shared.protocol.frames import FrameKind, encode
-from shared.protocol.job_log import Delta
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.relay import Relay
+from shared.job.frames import FrameKind, encode
+from shared.job.job_log import Delta
 from tests.unit.gateway.reader_support import (
     BUFFER,
     JOB,
@@ -173,7 +173,7 @@ async def test_inter_token_times_are_counted_for_each_client_that_was_written_to
         waiting.append(asyncio.create_task(reader.next(LONG_S, writer)))
     await turns()
     for seq, now in enumerate((10.25, 10.75), 1):
-        monkeypatch.setattr("gateway.streaming.relay.monotonic", lambda now=now: now)
+        monkeypatch.setattr("gateway.core.relay.monotonic", lambda now=now: now)
         relay._dispatch(b"".join(encode(job, *chunk(seq)) for job in delta_event))
     for task in waiting:
         task.cancel()

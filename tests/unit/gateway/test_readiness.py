@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.http.auth import Authenticator
-from gateway.routes import health
-from gateway.routes.readiness import Readiness, Status, readiness
+from gateway.ops import probes as health
+from gateway.ops.readiness import Readiness, Status, readiness
 from shared.fleet.registry import ModelInfo
 from shared.platform.metrics import GatewayMetrics
 

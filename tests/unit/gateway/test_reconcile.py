@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.autoscaler.reconcile import Instance, Phase, Plan, instance, reconcile
-from shared.protocol.states import WorkerState
+from gateway.ops.autoscaler.reconcile import Instance, Phase, Plan, instance, reconcile
+from shared.job.states import WorkerState
 from tests.unit.gateway.test_observation import worker
 
 STARTING, SERVING, DRAINING = Phase.STARTING, Phase.SERVING, Phase.DRAINING

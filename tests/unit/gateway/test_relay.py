@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.streaming.log_event import LogEvent, ReadMode
-from gateway.streaming.reader import ReaderState
-from gateway.streaming.relay import Relay
-from shared.api.errors import StreamReset
-from shared.protocol.frames import FrameKind, encode
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.reader import ReaderState
+from gateway.core.relay import Relay
+from shared.job.errors import StreamReset
+from shared.job.frames import FrameKind, encode
 from tests.unit.gateway.reader_support import JOB, LONG_S, Log, chunk, publish, seqs, turns
 from tests.waiting import eventually
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.response_items import (
+from gateway.core.response_items import (
     History,
     as_items,
     find_items,
@@ -17,9 +17,9 @@ from gateway.jobs.response_items import (
     sent_again,
     shown,
 )
-from gateway.jobs.response_request import Joined, ResponseRequest, response_request
-from shared.api.errors import BadRequest, NotFound
-from shared.protocol.response_options import ResponseOptions
+from gateway.core.response_request import Joined, ResponseRequest, response_request
+from shared.job.errors import BadRequest, NotFound
+from shared.job.response_options import ResponseOptions
 
 MESSAGE = {"type": "message", "role": "user", "content": "two"}
 OUTPUT = {

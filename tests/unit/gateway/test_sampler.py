@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.overview.sampler import Sampler
+from gateway.ops.overview.sampler import Sampler
 from tests.waiting import eventually
 
 INTERVAL_S = 0.03

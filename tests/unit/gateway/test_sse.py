@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from gateway.http import sse
+from gateway.http import server_events as sse
 from shared.api.endpoint import ErrorStyle
-from shared.api.errors import WorkerLost
+from shared.job.errors import WorkerLost
 
 
 def test_a_comment_is_one_line_that_clients_ignore() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.jobs import submitter as module
-from gateway.jobs.submitter import Submitter
-from shared.api.errors import QueueFull
+from gateway.core import submitter as module
+from gateway.core.submitter import Submitter
+from shared.job.errors import QueueFull
+from shared.job.job import NewJob
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.redis_client import RedisConnectionError
-from shared.platform.redis_link import ScriptsMissing
-from shared.protocol.job import NewJob
-from shared.queue.job_queue import JoinedJob, SubmitReply
+from shared.store.redis.job_queue import JoinedJob, SubmitReply
+from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.redis.redis_link import ScriptsMissing
 
 DEPTH = 7
 UNSENDABLE = b"unsendable"

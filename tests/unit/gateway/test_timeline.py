@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.jobs.timeline import spans, timeline
-from gateway.jobs.why import PoolSituation, explain
-from shared.protocol.job import Job
-from shared.protocol.states import JobState
+from gateway.apis.jobs.timeline import spans, timeline
+from gateway.apis.jobs.why import PoolSituation, explain
+from shared.job.job import Job
+from shared.job.states import JobState
 from tests.unit.gateway.jobs import NOW, attempt, job
 
 POOL = PoolSituation(running=4, slots=4, workers=2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.launcher.torchserve import convert
+from gateway.launcher.torchserve_config import convert
 from shared.fleet.pools import load_pools
 from shared.platform.config_file import parse
 from shared.platform.settings import Settings, SettingsError

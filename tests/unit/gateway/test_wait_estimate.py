@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.job_durations import WINDOW_S, JobDurations
-from gateway.jobs.wait_estimate import SlotTurnover, wait_estimate
 from shared.fleet.autoscale_types import Limits, Observation
+from shared.fleet.job_durations import WINDOW_S, JobDurations
 from shared.fleet.scale_decisions import Scale
-from shared.protocol.states import WorkerState
+from shared.fleet.wait_estimate import SlotTurnover, wait_estimate
+from shared.job.states import WorkerState
 from tests.unit.gateway.test_observation import NOW_S, worker
 
 SEEN = Observation(

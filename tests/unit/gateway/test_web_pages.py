@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gateway.app import create_app
 from gateway.http.web_pages import WebPages
 from shared.api.endpoints import ENDPOINTS
-from shared.api.errors import ForeignSite
+from shared.job.errors import ForeignSite
 from shared.platform.settings import Settings, SettingsError, load_settings
 from tests.unit.gateway.test_middleware import KEY, Headers, ask
 

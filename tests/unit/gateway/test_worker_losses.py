@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.worker_losses import KEPT_S, WorkerLosses
 from shared.fleet.registry import EXPIRY_S, Heartbeat, WorkerInfo
-from shared.protocol.states import WorkerState
+from shared.fleet.worker_losses import KEPT_S, WorkerLosses
+from shared.job.states import WorkerState
 
 
 def heartbeat(worker_id: str, age_s: float = 0.5, **changes: Any) -> Heartbeat:

@@ -31,9 +31,9 @@ from load_tests.faults.kills.sse_parser import SseEvent, SseParser
 from load_tests.faults.kills.stored_job import StoredJob
 from load_tests.faults.kills.tally import Tally
 from load_tests.faults.kills.undisturbed import Expected, Undisturbed
-from shared.protocol.job import Attempt, Job
-from shared.protocol.job_log import Entry
-from shared.protocol.states import JobState
+from shared.job.job import Attempt, Job
+from shared.job.job_log import Entry
+from shared.job.states import JobState
 
 WORDS = ("[simulated]", " tide", " wave", " rope", " ship")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder, Item
+from shared.job.chunk_template import DeltaDecoder, DeltaEncoder, Item
 
 TEXTS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "is", "gone"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shared.protocol import scripts
-from shared.queue import dead_letters
+from shared.store.redis import dead_letters, scripts
 
 
 def test_every_kind_that_a_script_writes_is_known() -> None:

@@ -3,7 +3,7 @@ away."""
 
 from __future__ import annotations
 
-from shared.queue.disconnects import CONFIRM_S, LATE_S, RETURN_S, SLOW_S, Disconnects
+from shared.store.redis.disconnects import CONFIRM_S, LATE_S, RETURN_S, SLOW_S, Disconnects
 
 
 class Looks:

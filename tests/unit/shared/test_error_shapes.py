@@ -9,7 +9,7 @@ import pytest
 from shared.api.endpoint import ErrorStyle
 from shared.api.endpoints import ENDPOINTS
 from shared.api.error_shapes import as_anthropic, error_body, error_style
-from shared.api.errors import (
+from shared.job.errors import (
     BadRequest,
     BodyTooLarge,
     DeadlineExceeded,

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from shared.api import errors
-from shared.api.errors import BadRequest, FlotillaError, JobFailed, Unauthorized, job_error
+from shared.job import errors
+from shared.job.errors import BadRequest, FlotillaError, JobFailed, Unauthorized, job_error
 
 
 def classes(root: type[FlotillaError] = FlotillaError) -> list[type[FlotillaError]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from shared.api.errors import BadRequest
 from shared.api.field_policy import (
     EVERYTHING,
     MEDIA_URLS,
@@ -16,6 +15,7 @@ from shared.api.field_policy import (
     check_fields,
     check_permission,
 )
+from shared.job.errors import BadRequest
 from shared.platform.settings import Settings
 
 SETTINGS = Settings()

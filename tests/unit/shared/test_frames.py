@@ -12,16 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol.frames import (
-    LAST,
-    FrameKind,
-    decode,
-    encode,
-    encode_head,
-    entries_of,
-    entry_of,
-)
-from shared.protocol.job import new_job_id
+from shared.job.frames import LAST, FrameKind, decode, encode, encode_head, entries_of, entry_of
+from shared.job.job import new_job_id
 
 ids = st.from_regex(r"job_[0-9a-f]{27}", fullmatch=True)
 kinds = st.sampled_from(FrameKind)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol import keys
-from shared.queue.heartbeats import BEAT_S, Heartbeats
+from shared.store.redis import keys
+from shared.store.redis.heartbeats import BEAT_S, Heartbeats
 
 SILENCE_S = 1.5
 LOOK_S = 0.1

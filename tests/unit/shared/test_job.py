@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol.job import new_job_id, shard_of
+from shared.job.job import new_job_id, shard_of
 
 ID = "job_00a" + "0123456789abcdef01234567"
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.protocol.chunk_template import DeltaDecoder, DeltaEncoder, Item
-from shared.protocol.frames import FrameKind, decode, encode, entry_of
-from shared.protocol.job_log import (
+from shared.job.chunk_template import DeltaDecoder, DeltaEncoder, Item
+from shared.job.frames import FrameKind, decode, encode, entry_of
+from shared.job.job_log import (
     Delta,
     Entry,
     Journal,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.api.errors import BadRequest
 from shared.api.operator_actions import ACTIONS, PATHS, check_options, read_words
+from shared.job.errors import BadRequest
 
 LOAD = {"lora_name": "sql", "lora_path": "/adapters/sql"}
 

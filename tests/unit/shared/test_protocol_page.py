@@ -6,12 +6,12 @@ import inspect
 import re
 from pathlib import Path
 
-from shared.protocol import keys, scripts
-from shared.protocol.frames import ControlKind, FrameKind
-from shared.protocol.record import WHOLE
-from shared.protocol.scripts.loader import NAMES
-from shared.protocol.states import diagram
-from shared.protocol.version import FORMAT_VERSION
+from shared.job.frames import ControlKind, FrameKind
+from shared.job.record import WHOLE
+from shared.job.states import diagram
+from shared.store.redis import keys, scripts
+from shared.store.redis.format_version import FORMAT_VERSION
+from shared.store.redis.scripts.loader import NAMES
 
 FOLDER = Path(inspect.getfile(keys)).parent
 PAGE = (FOLDER / "PROTOCOL.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.platform.redis_client import (
+from shared.store.redis.redis_client import (
     OutOfMemoryError,
     ResponseError,
     connect,

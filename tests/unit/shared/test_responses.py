@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from shared.protocol.job import new_job_id
-from shared.protocol.response_id import job_id_of, response_id
-from shared.protocol.response_options import ResponseOptions
+from shared.job.job import new_job_id
+from shared.job.response_id import job_id_of, response_id
+from shared.job.response_options import ResponseOptions
 
 
 def test_a_response_has_the_digits_of_its_job() -> None:

@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.protocol.states import (
-    TRANSITIONS,
-    IllegalTransition,
-    JobEvent,
-    JobState,
-    after,
-    diagram,
-)
+from shared.job.states import TRANSITIONS, IllegalTransition, JobEvent, JobState, after, diagram
 
 README = Path(__file__).parents[3] / "README.md"
 

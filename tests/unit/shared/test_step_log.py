@@ -7,13 +7,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from shared.protocol.frames import FrameKind, decode, encode, entry_of
-from shared.protocol.job import LeasedJob
-from shared.protocol.job_log import pack_segment
-from shared.protocol.result import INLINE_RESULT_BYTES, JobResult
-from shared.protocol.scripts.emit import make_step, pack_result
-from shared.protocol.states import JobEvent
-from shared.protocol.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
+from shared.job.frames import FrameKind, decode, encode, entry_of
+from shared.job.job import LeasedJob
+from shared.job.job_log import pack_segment
+from shared.job.result import INLINE_RESULT_BYTES, JobResult
+from shared.job.states import JobEvent
+from shared.job.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
+from shared.store.redis.scripts.emit import make_step, pack_result
 from tests.unit.steps import parse_step
 
 DONE = JobResult(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)

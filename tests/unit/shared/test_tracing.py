@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from shared.job.job import Attempt, Job
+from shared.job.states import JobState
+from shared.job.trace_context import SpanRef, new_trace, parse, trace_id
 from shared.platform import request_span, tracing
 from shared.platform.request_span import RequestSpan
 from shared.platform.settings import Settings, SettingsError, load_settings, to_environment
-from shared.platform.trace_context import SpanRef, new_trace, parse, trace_id
-from shared.protocol.job import Attempt, Job
-from shared.protocol.states import JobState
-from shared.queue.lost_attempts import write_lost_attempts
+from shared.store.redis.lost_attempts import write_lost_attempts
 from tests.redis_server import free_port
 from tests.spans import Span, read_spans
 

@@ -1,4 +1,4 @@
-"""Runs jobs on an engine without Redis, for the tests of worker/run."""
+"""Runs jobs on an engine without Redis, for the tests of worker/core."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from shared.job.chunk_template import DeltaDecoder
+from shared.job.job import NO_ORIGIN, LeasedJob, Origin
+from shared.job.job_log import Entry
+from shared.job.result import JobResult
 from shared.platform.metrics import WorkerMetrics
-from shared.protocol.chunk_template import DeltaDecoder
-from shared.protocol.job import NO_ORIGIN, LeasedJob, Origin
-from shared.protocol.job_log import Entry
-from shared.protocol.result import JobResult
-from shared.protocol.scripts.emit import Step
-from shared.queue.job_queue import LogPart
+from shared.store.redis.job_queue import LogPart
+from shared.store.redis.scripts.emit import Step
 from tests.unit.steps import SentOutput, SentResult, parse_step
-from worker.claim.lease import Lease
-from worker.publish.publisher import Publisher
-from worker.run.job_run import JobRun
+from worker.core.job_run import JobRun
+from worker.core.lease import Lease
+from worker.core.publisher import Publisher
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -1,14 +1,14 @@
-"""Output buffers for the tests of worker/publish."""
+"""Output buffers for the tests of worker/core."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from shared.protocol.job import LeasedJob
-from shared.protocol.result import JobResult
-from shared.protocol.states import JobEvent
-from worker.publish.output_buffer import OutputBuffer
+from shared.job.job import LeasedJob
+from shared.job.result import JobResult
+from shared.job.states import JobEvent
+from worker.core.output_buffer import OutputBuffer
 
 FENCE_TOKEN = "f-1"
 RESULT = JobResult(JobEvent.COMPLETE, "", 200, "text/event-stream", b"", 1, 2)

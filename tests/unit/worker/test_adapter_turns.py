@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.claim.adapter_turns import TURN_S, QueuesSnapshot, turns
+from worker.core.adapter_turns import TURN_S, QueuesSnapshot, turns
 
 QUEUES = ("p+a", "p+b", "p+c")
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from shared.job.states import WorkerState
 from shared.platform.settings import Settings
-from shared.protocol.states import WorkerState
-from worker.claim.admission import (
+from worker.core import lifecycle
+from worker.core.claim_policy import (
     CLAIM_BATCH,
     PATIENCE_S,
     SlotSnapshot,
@@ -18,7 +19,6 @@ from worker.claim.admission import (
     free_slots,
     next_suspect_step,
 )
-from worker.run import lifecycle
 
 READY, BUSY, DRAINING = WorkerState.READY, WorkerState.BUSY, WorkerState.DRAINING
 IDLE = SlotSnapshot(slots=64, unfinished=0, starting=0, kv_usage=0.0, kv_high_watermark=0.95)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from shared.protocol.advertised_slots import UNKNOWN
-from worker.claim.advertised_slots import AdvertisedSlots
+from shared.job.advertised_slots import UNKNOWN
+from worker.core.slot_adverts import AdvertisedSlots
 
 
 class Worker:

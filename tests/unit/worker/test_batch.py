@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.protocol.job_log import parse_segments
-from shared.protocol.step_log import FLUSH_AFTER
+from shared.job.job_log import parse_segments
+from shared.job.step_log import FLUSH_AFTER
 from tests.unit.steps import parse_step
 from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
-from worker.publish.batch import DISCARDED, Batch, FlushSchedule, PendingResult
-from worker.publish.output_buffer import OutputBuffer
+from worker.core.emit_batch import DISCARDED, Batch, FlushSchedule, PendingResult
+from worker.core.output_buffer import OutputBuffer
 
 
 class Shard:

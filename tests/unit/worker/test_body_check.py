@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from shared.platform import fast_paths
 from tests.asgi_client import Reply, call
-from worker.engines.protocol import JOB, JobFacts
+from worker.engines.interface import JOB, JobFacts
 from worker.engines.vllm.body_check import FEW_VALUES, MANY_VALUES, BodyChecker, CheckedBodies
 from worker.engines.vllm.body_models import cheap
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from shared.job.job_log import Delta, Entry, Prompt, Transcript, context_record, read_journal
 from shared.platform.settings import Settings
-from shared.protocol.job_log import Delta, Entry, Prompt, Transcript, context_record, read_journal
 from tests.unit.worker.bench import Bench
-from worker.engines.context import SCHEME, Context, difference
+from worker.core.job_run import Outcome
+from worker.core.sent_output import ContinuationReader
+from worker.engines.prompt_context import SCHEME, Context, difference
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.vllm import weights
-from worker.engines.vllm.context import Contexts
-from worker.publish.continuation import ContinuationReader
-from worker.run.job_run import Outcome
+from worker.engines.vllm.rendered_context import Contexts
 
 OLD = Context(SCHEME, 1, 2, 3, 4)
 

@@ -16,18 +16,18 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from shared.platform.redis_client import RedisConnectionError
+from shared.job.job_log import Entry, Transcript, read_journal
+from shared.job.states import JobEvent
 from shared.platform.settings import Settings
-from shared.protocol.job_log import Entry, Transcript, read_journal
-from shared.protocol.states import JobEvent
-from shared.queue.job_queue import LogPart
+from shared.store.redis.job_queue import LogPart
+from shared.store.redis.redis_client import RedisConnectionError
 from tests.unit.worker.bench import CHAT, Bench
 from tests.waiting import eventually
-from worker.engines.protocol import JOURNAL
+from worker.core.job_run import Outcome
+from worker.core.sent_output import ContinuationDiffers, SentChunks
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.generation import TOKENS
-from worker.publish.continuation import ContinuationDiffers, SentChunks
-from worker.run.job_run import Outcome
 
 COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/responses"
 SHORT = {"max_tokens": 9, "ignore_eos": True}

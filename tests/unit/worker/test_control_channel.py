@@ -8,10 +8,10 @@ import msgpack
 import pytest
 from prometheus_client import CollectorRegistry
 
+from shared.job.frames import ControlKind
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import WorkerMetrics
-from shared.protocol.frames import ControlKind
-from worker.claim.control_channel import ControlChannel
+from worker.core.control_channel import ControlChannel
 
 
 @pytest.mark.parametrize(

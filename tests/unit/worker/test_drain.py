@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worker.run.drain import cheapest, how_many
+from worker.core.drain import cheapest, how_many
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.run.engine_steps import (
+from worker.core.engine_steps import (
     SHORT_PROMPT,
     SHORTEST_S,
     TIMES_LONGEST,

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from shared.job.job_log import Entry, Transcript, read_journal
+from shared.job.result import JobResult
+from shared.job.states import JobEvent
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.settings import Settings, SettingsError
-from shared.protocol.job_log import Entry, Transcript, read_journal
-from shared.protocol.result import JobResult
-from shared.protocol.states import JobEvent
 from tests.unit.worker.bench import Bench
 from tests.unit.worker.test_continued_run import (
     CLASSES,
@@ -26,12 +26,12 @@ from tests.unit.worker.test_continued_run import (
     without_created,
 )
 from tests.waiting import eventually
+from worker.core.job_run import JobRun, Outcome
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.hooks.checked_answer import is_too_large
 from worker.hooks.hooked_app import HookedApp
 from worker.hooks.interface import HOLD, Answer, Refusal, Request
 from worker.hooks.loading import Hook, Hooks, load_hooks
-from worker.run.job_run import JobRun, Outcome
 
 HERE = "tests.unit.worker.test_hooks"
 TEN = {"max_tokens": 10, "ignore_eos": True}

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from shared.job.job_log import Transcript, read_journal
+from shared.job.states import JobEvent
 from shared.platform.settings import Settings
-from shared.protocol.job_log import Transcript, read_journal
-from shared.protocol.states import JobEvent
 from tests.unit.worker.bench import Bench
 from tests.waiting import eventually
-from worker.engines.protocol import JOB, JOURNAL, Capacity, JobFacts, Load
+from worker.core import job_run as module
+from worker.core.job_run import Outcome
+from worker.engines.interface import JOB, JOURNAL, Capacity, JobFacts, Load
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run import job_run as module
-from worker.run.job_run import Outcome
 
 Start = Callable[..., Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shared.platform.redis_client import RedisConnectionError
-from worker.claim.lease import LeaseRenewer
+from shared.store.redis.redis_client import RedisConnectionError
+from worker.core.lease import LeaseRenewer
 
 LEASE_S = 9.0
 THIRD_S = LEASE_S / 3
@@ -110,7 +110,7 @@ async def sleeps_of(bench: Bench, count: int, monkeypatch: pytest.MonkeyPatch) -
         if len(slept) == count:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("worker.claim.lease.asyncio.sleep", record)
+    monkeypatch.setattr("worker.core.lease.asyncio.sleep", record)
     with pytest.raises(asyncio.CancelledError):
         await bench.renewer.run()
     return slept

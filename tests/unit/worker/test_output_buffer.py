@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shared.protocol.chunk_template import DeltaDecoder
-from shared.protocol.frames import entry_of
-from shared.protocol.job_log import Delta, Prompt
-from shared.protocol.scripts.emit import make_step
+from shared.job.chunk_template import DeltaDecoder
+from shared.job.frames import entry_of
+from shared.job.job_log import Delta, Prompt
+from shared.store.redis.scripts.emit import make_step
 from tests.unit.steps import SentOutput, parse_step
 from tests.unit.worker.buffers import RESULT, make_buffer
-from worker.publish.output_buffer import OutputBuffer
+from worker.core.output_buffer import OutputBuffer
 
 
 def taken(buffer: OutputBuffer, *, finish: bool = False) -> SentOutput:

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 import pytest
 from prometheus_client import CollectorRegistry
 
+from shared.job.advertised_slots import SlotUpdate
+from shared.job.job_log import Delta, Prompt
+from shared.job.result import INLINE_RESULT_BYTES, JobResult
+from shared.job.states import JobEvent
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.redis_client import RedisConnectionError, ResponseError
-from shared.platform.redis_link import ScriptsMissing
-from shared.protocol.advertised_slots import SlotUpdate
-from shared.protocol.job_log import Delta, Prompt
-from shared.protocol.result import INLINE_RESULT_BYTES, JobResult
-from shared.protocol.scripts.emit import Fenced, Step
-from shared.protocol.states import JobEvent
+from shared.store.redis.redis_client import RedisConnectionError, ResponseError
+from shared.store.redis.redis_link import ScriptsMissing
+from shared.store.redis.scripts.emit import Fenced, Step
 from tests.unit.steps import SentOutput, SentResult, parse_step
 from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
-from worker.publish import publisher as module
-from worker.publish.output_buffer import OutputBuffer
-from worker.publish.publisher import Publisher
+from worker.core import publisher as module
+from worker.core.output_buffer import OutputBuffer
+from worker.core.publisher import Publisher
 
 # An error inside the publisher's callbacks would leave a test waiting.
 pytestmark = pytest.mark.timeout(60)

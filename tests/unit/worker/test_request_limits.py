@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worker.engines.protocol import JOB, JobFacts
+from worker.engines.interface import JOB, JobFacts
 from worker.engines.vllm.request_limits import RequestLimits, TooManyLogprobs
 
 

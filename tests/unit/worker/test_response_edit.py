@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shared.protocol.response_opening import opening
-from shared.protocol.response_options import ResponseOptions
-from worker.publish.continuation import ContinuationDiffers, SentChunks
-from worker.publish.response_edit import ResponseEdit, with_response_id
+from shared.job.response_opening import opening
+from shared.job.response_options import ResponseOptions
+from worker.core.response_edit import ResponseEdit, with_response_id
+from worker.core.sent_output import ContinuationDiffers, SentChunks
 
 JOB = "job_000" + "0" * 24
 DELTA = b'event: response.output_text.delta\ndata: {"delta":"response.completed"}\n\n'

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from shared.job.job import Origin
+from shared.job.trace_context import new_trace
 from shared.platform import tracing
 from shared.platform.settings import Settings
-from shared.platform.trace_context import new_trace
-from shared.protocol.job import Origin
 from tests.spans import Span, read_spans
 from tests.unit.worker.bench import Bench
+from worker.core.job_run import JobRun
+from worker.core.run_trace import REVOKED
 from worker.engines.simulated.engine import SimulatedEngine
-from worker.run.job_run import JobRun
-from worker.run.run_trace import REVOKED
 
 REQUEST = new_trace()
 TRACED = Origin(REQUEST.traceparent, "req-7")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.jobs.admission import lane_of
-from shared.api.errors import BadRequest
-from shared.protocol.job import LeasedJob
+from gateway.core.admission import lane_of
+from shared.job.errors import BadRequest
+from shared.job.job import LeasedJob
+from worker.core.answer_edit import EditedOutputBuffer
+from worker.core.service_tier import TierEdit, add_tier, requested_tier
 from worker.engines.vllm import stream as vllm_stream
-from worker.publish.answer_edit import EditedOutputBuffer
-from worker.publish.service_tier import TierEdit, add_tier, requested_tier
 
 
 @pytest.mark.parametrize(

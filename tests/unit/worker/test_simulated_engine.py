@@ -14,7 +14,7 @@ import pytest
 
 from shared.platform.settings import Settings, SettingsError
 from tests.asgi_client import Recorder, Reply, call
-from worker.engines.protocol import JOURNAL, Load
+from worker.engines.interface import JOURNAL, Load
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.generation import EOS, TOKENS
 

@@ -15,7 +15,7 @@ import pytest
 from shared.platform.settings import Settings
 from tests.asgi_client import Recorder, Reply, call
 from tests.waiting import eventually
-from worker.engines.protocol import JOURNAL
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.engine import SimulatedEngine
 
 TALK = [{"role": "user", "content": "hello"}]

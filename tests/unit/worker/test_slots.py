@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shared.protocol.job import LeasedJob
-from worker.engines.protocol import Capacity, Load
-from worker.publish.output_buffer import OutputBuffer
-from worker.run.slots import SlotAccounting
+from shared.job.job import LeasedJob
+from worker.core.output_buffer import OutputBuffer
+from worker.core.slots import SlotAccounting
+from worker.engines.interface import Capacity, Load
 
 
 class StubEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from worker.run.stalls import STALL_S, reason
+from worker.core.stalls import STALL_S, reason
 
 NOW = 1000.0
 LONG_AGO = NOW - STALL_S - 1

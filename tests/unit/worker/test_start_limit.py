@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from worker.run.start_limit import StartTimeout, start_limit
+from worker.core.start_limit import StartTimeout, start_limit
 
 
 async def test_a_start_in_time_passes() -> None:

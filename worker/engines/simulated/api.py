@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from shared.api.endpoints import ENDPOINTS
 from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings
-from worker.engines.protocol import NO_ROUTE, Capacity
+from worker.engines.interface import NO_ROUTE, Capacity
 from worker.engines.simulated import operator_api
 from worker.engines.simulated.audio_response import AudioResponse, read_form
 from worker.engines.simulated.chat_response import BatchChatResponse, ChatResponse

@@ -15,7 +15,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 from starlette.types import Message, Send
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.delivery import DONE, event_bytes, event_stream, part, whole
 from worker.engines.simulated.generation import Delta, Generation, Prompt
 from worker.engines.simulated.refusal import RefusedError

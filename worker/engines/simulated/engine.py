@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from shared.platform.settings import Settings, SettingsError
-from worker.engines.protocol import Capacity, Load
+from worker.engines.interface import Capacity, Load
 from worker.engines.simulated.api import SimulatedApi
 from worker.engines.simulated.batch import Batch
 from worker.engines.simulated.generation import Disconnected, EngineDeadError, Generation

@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 from zlib import crc32
 
-from worker.engines.context import SCHEME, Context
-from worker.engines.protocol import Generated, Journal, PastRefused
+from worker.engines.interface import Generated, Journal, PastRefused
+from worker.engines.prompt_context import SCHEME, Context
 
 _WORDS = (
     "the a one each some every queue stream worker gateway job token batch answer lease slot step "

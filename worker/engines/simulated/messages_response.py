@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message as AsgiMessage
 from starlette.types import Send
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.delivery import DEAD, event_stream, part, whole
 from worker.engines.simulated.generation import Delta, Generation, Prompt
 from worker.engines.simulated.refusal import bad_value

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Send
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.delivery import whole
 from worker.engines.simulated.generation import Generation, Prompt, Sampling
 from worker.engines.simulated.refusal import bad_value

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from starlette.responses import Response
 from starlette.types import Message, Send
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.delivery import DONE, event_bytes, event_stream, part, whole
 from worker.engines.simulated.generation import TOKENS, Delta, Generation, Prompt
 from worker.engines.simulated.request import Body, StreamOptions

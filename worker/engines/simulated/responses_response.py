@@ -15,7 +15,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Send
 
-from worker.engines.protocol import JOURNAL
+from worker.engines.interface import JOURNAL
 from worker.engines.simulated.delivery import event_stream, part, whole
 from worker.engines.simulated.generation import Delta, Generation
 from worker.engines.simulated.response_request import ResponseBody

@@ -4,7 +4,7 @@
 `/v1/responses` 60 microseconds. So a body of many values is read in another process first
 (trials.py), as vLLM would do it, and refused if that takes too long or too much memory.
 
-Request path: `worker/run/job_run.py` -> here -> vLLM's application.
+Request path: `worker/core/job_run.py` -> here -> vLLM's application.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from worker.engines.protocol import JOB
+from worker.engines.interface import JOB
 from worker.engines.vllm.body_models import stop_at_first_errors, validators
 from worker.engines.vllm.trial_process import Failure, Limits, Try
 from worker.engines.vllm.trials import TrialFailed, Trials, TrialsBusy

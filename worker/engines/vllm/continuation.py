@@ -18,7 +18,7 @@ from typing import Any
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from worker.engines.protocol import Generated, Past, PastRefused
+from worker.engines.interface import Generated, Past, PastRefused
 from worker.engines.vllm import forced_replay
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm.prefill_resume import PREFILLS

@@ -19,7 +19,7 @@ from shared.platform import tracing
 from shared.platform.setting_groups.pool import split_names
 from shared.platform.settings import Settings, SettingsError
 from worker.demo import MODEL_DIR, MODEL_NAME
-from worker.engines.protocol import Capacity, Load
+from worker.engines.interface import Capacity, Load
 from worker.engines.vllm import parent_death
 from worker.engines.vllm import stream as vllm_stream
 from worker.engines.vllm.gpu_args import with_gpus
@@ -59,7 +59,7 @@ _TRACES = "--otlp-traces-endpoint"
 
 
 class VllmEngine:
-    """Implements `worker.engines.protocol.Engine`."""
+    """Implements `worker.engines.interface.Engine`."""
 
     def __init__(self, settings: Settings) -> None:
         self.kind = "vllm"

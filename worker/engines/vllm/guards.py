@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 
 from shared.platform.settings import Settings
 from worker.engines.vllm.body_check import BodyChecker, CheckedBodies
-from worker.engines.vllm.context import Contexts
 from worker.engines.vllm.grammar_check import Compile, GrammarChecker
+from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.trial_process import Limits
 
 log = logging.getLogger("flotilla.engine")

@@ -14,7 +14,7 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from worker.engines.protocol import JOURNAL, NO_ROUTE
+from worker.engines.interface import JOURNAL, NO_ROUTE
 
 log = logging.getLogger("flotilla.engine")
 

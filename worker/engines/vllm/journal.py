@@ -10,7 +10,7 @@ Where a request's next chunk is known when its tokens arrive (stream.py), both g
 once, without the request's queue (collector.py) and task.
 
 Token path: vLLM's engine -> here, or `collector.py` and `stream.py` ->
-`worker/publish/output_buffer.py`.
+`worker/core/output_buffer.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from worker.engines.protocol import JOURNAL, Journal, Past, PastRefused
+from worker.engines.interface import JOURNAL, Journal, Past, PastRefused
 from worker.engines.vllm import logprobs as vllm_logprobs
 from worker.engines.vllm import resume_args
 from worker.engines.vllm.collector import LATEST, Collector
-from worker.engines.vllm.context import Contexts
 from worker.engines.vllm.continuation import Continuation, refusal
+from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.request_limits import RequestLimits
 from worker.engines.vllm.seam import Replayed
 from worker.engines.vllm.stream import INTERCEPT, Interceptor

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.logprobs import Logprob, create_sample_logprobs
 
-from worker.engines.protocol import Logprobs
+from worker.engines.interface import Logprobs
 
 
 def to_journal(logprobs: Any) -> list[Any]:

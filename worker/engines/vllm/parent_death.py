@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from shared.platform.parent_death import request_signal
+from shared.platform.death_signal import request_signal
 
 
 def die_with_parent() -> None:

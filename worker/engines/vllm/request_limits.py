@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from worker.engines.protocol import JOB
+from worker.engines.interface import JOB
 from worker.engines.vllm.grammar_check import GrammarChecker
 from worker.engines.vllm.trials import TrialsBusy
 

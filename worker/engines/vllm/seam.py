@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput
 
-from worker.engines.protocol import Generated, PastRefused
+from worker.engines.interface import Generated, PastRefused
 from worker.engines.vllm import logprobs as vllm_logprobs
 
 

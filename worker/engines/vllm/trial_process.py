@@ -26,7 +26,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from shared.platform.parent_death import request_signal
+from shared.platform.death_signal import request_signal
 
 log = logging.getLogger("flotilla.trials")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.client import DEFAULT_URL, address, parse_event
 from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.gateway_client import DEFAULT_URL, address, parse_event
 from gateway.launcher import run_file
 from tests.redis_server import free_port
 from tests.unit.gateway.cli.conftest import Flotilla

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.client import GatewayClient
+from gateway.cli.gateway_client import GatewayClient
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import NOW, TIMELINE, WHY, job, jobs
 from tests.unit.gateway.cli.stub import Answer, StubGateway, error, events

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from gateway.cli.top.keyboard import split_keys
-from gateway.cli.top.page import Shown, bar, live, once
 from gateway.cli.top.screen import FAILED, Call, Describe, Quit, Screen, View, press
+from gateway.cli.top.top_page import Shown, bar, live, once
 from shared.platform.settings import Settings, to_environment
 from tests.test_architecture import ROOT
 from tests.unit.gateway.cli.conftest import Flotilla

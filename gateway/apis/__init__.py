@@ -1,0 +1,1 @@
+"""The HTTP API: a folder for each API, and the description of all of them."""

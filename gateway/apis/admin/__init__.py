@@ -1,0 +1,1 @@
+"""Operators' calls: pools, workers, dead letters, tenants."""

@@ -1,0 +1,217 @@
+"""Operator calls, from the checked options to what is kept for workers that start later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.apis.admin.broadcast import OUTCOMES, Broadcast, Operation, new_operation_id
+from gateway.core.fleet_view import FleetView
+from shared.api.operator_actions import (
+    ACTIONS,
+    DRAIN,
+    LOAD_ADAPTER,
+    PAUSE,
+    RESUME,
+    UNLOAD_ADAPTER,
+    OperatorAction,
+)
+from shared.fleet.desired_pool import DesiredPool, DesiredPools
+from shared.fleet.registry import ModelInfo, Registry, unknown_card
+from shared.job.adapter_queues import adapter_queue, pool_of
+from shared.job.errors import BadRequest, NotFound, NoWorker, WorkerNotReady
+from shared.platform.metrics import GatewayMetrics
+from shared.store.redis.servers import Servers
+
+audit = logging.getLogger("flotilla.audit")
+
+
+class OperatorCalls:
+    """Carries out what operators ask for. The methods raise redis' errors."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        fleet: FleetView,
+        metrics: GatewayMetrics,
+        timeout_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        """`timeout_s`: for the answers of all workers of a pool together. `on_change` is called
+        when a call has changed the fleet."""
+        self._fleet = fleet
+        self._on_change = on_change
+        self._metrics = metrics
+        self._broadcast = Broadcast(servers, fleet, timeout_s)
+        self._desired = DesiredPools(servers.primary)
+        self._registry = Registry(servers.primary)
+        # Increases are missed on a counter that does not start at 0.
+        for name in (*ACTIONS, DRAIN.name):
+            for outcome in OUTCOMES:
+                metrics.operator_calls.labels(name, outcome)
+
+    async def pool(self, name: str | None) -> str:
+        """A pool by its name or by that of one of its models; None: the only one.
+
+        Raises NotFound, BadRequest and NoWorker.
+        """
+        await self._fleet.refresh()
+        pools = self.pools()
+        if name in pools:
+            return name
+        if name is not None and name in self._fleet.models:
+            return pool_of(self._fleet.models[name].pool)
+        known = ", ".join(pools) or "none yet"
+        if name is not None:
+            raise NotFound(f"There is no pool or model named {name[:100]!r}; pools: {known}.")
+        if not pools:
+            raise NoWorker("No worker has registered a model yet, so there is no pool.")
+        if len(pools) > 1:
+            raise BadRequest(f"Name the pool with `?pool=`; there are {known}.", "pool")
+        return pools[0]
+
+    def pools(self) -> list[str]:
+        """The names of all pools, as of the last refresh."""
+        of_models = {pool_of(model.pool) for model in self._fleet.models.values()}
+        return sorted(of_models | {worker.pool for worker in self._fleet.workers})
+
+    async def desired(self, pool: str) -> DesiredPool:
+        """What operators have asked for of a pool."""
+        return await self._desired.read(pool)
+
+    async def call(
+        self,
+        pool: str,
+        action: OperatorAction,
+        options: Mapping[str, Any],
+        tenant: str,
+        reason: str = "",
+    ) -> Operation:
+        """Carry it out on all workers of the pool; `tenant` is the operator's, for the log.
+
+        What is to hold for later workers too is stored first, so that none misses it. Raises
+        BadRequest, NotFound and NoWorker.
+        """
+        match action.name:
+            case LOAD_ADAPTER.name:
+                done = await self._load(pool, options)
+            case UNLOAD_ADAPTER.name:
+                done = await self._unload(pool, options["lora_name"])
+            case PAUSE.name if options.get("intake"):
+                await self._desired.stop_intake(pool)
+                done = await self._of_gateways(pool, action)
+            case PAUSE.name:
+                await self._desired.pause(pool)
+                done = await self._broadcast.send(pool, action, options)
+            case RESUME.name:
+                await self._desired.resume(pool)
+                done = await self._broadcast.send(pool, action, options)
+            case _:
+                done = await self._broadcast.send(pool, action, options)
+        if action in (PAUSE, RESUME):
+            await self._fleet.refresh()
+        self._record(done, options, tenant, reason)
+        return done
+
+    async def _of_gateways(self, pool: str, action: OperatorAction) -> Operation:
+        """A call that workers have no part in: gateways read what is stored for it."""
+        return Operation(new_operation_id(), pool, action.name, {})
+
+    async def drain(self, worker_id: str, tenant: str, reason: str = "") -> Operation:
+        """Have one worker drain and end; returns when it has begun. See `call`.
+
+        Raises NotFound, and WorkerNotReady if it can't receive the call.
+        """
+        await self._fleet.refresh()
+        workers = {worker.id: worker for worker in self._fleet.workers}
+        worker = workers.get(worker_id)
+        if worker is None:
+            known = ", ".join(workers) or "none"
+            raise NotFound(f"There is no worker {worker_id[:100]!r}; workers: {known[:500]}.")
+        done = await self._broadcast.send(worker.pool, DRAIN, {}, worker.id)
+        if not done.workers:
+            raise WorkerNotReady(
+                f"The worker {worker.id} is {worker.state} and can't be drained now; to end it, "
+                "stop its process."
+            )
+        self._record(done, {}, tenant, reason)
+        return done
+
+    def _record(
+        self, done: Operation, options: Mapping[str, Any], tenant: str, reason: str
+    ) -> None:
+        self._on_change()
+        self._metrics.operator_calls.labels(done.action, done.outcome).inc()
+        audit.info(
+            "operator call %s on the pool %s: %s",
+            done.action,
+            done.pool,
+            done.outcome,
+            extra={
+                "operation": done.id,
+                "tenant": tenant,
+                "reason": reason,
+                "options": dict(options),
+                "workers": {worker: answer.status for worker, answer in done.workers.items()},
+            },
+        )
+
+    async def _load(self, pool: str, options: Mapping[str, Any]) -> Operation:
+        name, in_place = options["lora_name"], bool(options.get("load_inplace"))
+        self._check_free(pool, name)
+        before = (await self._desired.read(pool)).adapters.get(name)
+        if not await self._desired.add_adapter(pool, options, replace=in_place):
+            raise BadRequest(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                "adapter in place, set 'load_inplace' to True.",
+                "lora_name",
+            )
+        done = await self._broadcast.send(pool, LOAD_ADAPTER, options)
+        if done.without_effect:
+            if before is None:
+                await self._desired.remove_adapter(pool, name)
+            else:
+                await self._desired.add_adapter(pool, before, replace=True)
+        elif not done.workers:  # jobs for it may wait already
+            await self._declare(pool, name, options["lora_path"])
+        await self._fleet.refresh()
+        return done
+
+    async def _unload(self, pool: str, name: str) -> Operation:
+        was_desired = await self._desired.remove_adapter(pool, name)
+        queue = adapter_queue(pool, name)
+        known = any(model.pool == queue for model in (await self._registry.models()).values())
+        if not (was_desired or known):
+            raise NotFound(f"The lora adapter '{name[:100]}' cannot be found in the pool {pool}.")
+        await self._registry.forget_queues([queue])
+        done = await self._broadcast.send(pool, UNLOAD_ADAPTER, {"lora_name": name})
+        if not done.failed:  # a heartbeat may have announced it once more
+            await self._registry.forget_queues([queue])
+        await self._fleet.refresh()
+        return done
+
+    def _check_free(self, pool: str, name: str) -> None:
+        """Raise BadRequest if clients know another model by this name.
+
+        Versions of a model, in several pools, may have adapters of the same name.
+        """
+        model = self._fleet.models.get(name)
+        if model is None or model.pool == adapter_queue(pool, name):
+            return
+        if not (model.version and model.card.get("parent")):
+            raise BadRequest(
+                f"The lora adapter '{name}' conflicts with a model of the pool "
+                f"{pool_of(model.pool)}.",
+                "lora_name",
+            )
+
+    async def _declare(self, pool: str, name: str, path: str) -> None:
+        base = self._base_model(pool)
+        card = unknown_card(name) | {"root": path, "parent": base.name if base else pool}
+        version, weight = (base.version, base.weight) if base else ("", 100)
+        await self._registry.declare_cards(pool, [card], version, weight)
+
+    def _base_model(self, pool: str) -> ModelInfo | None:
+        models = self._fleet.models.values()
+        return next((model for model in models if model.pool == pool), None)

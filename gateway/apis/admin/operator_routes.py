@@ -1,0 +1,143 @@
+"""Routes for operators: pools, and actions that all workers of a pool carry out.
+
+Only an operator's key may use them (gateway/http/middleware.py). Each action has two routes: one
+under /admin/pools, which answers with each worker's result, and one with vLLM's name, parameters
+and answer, for tools made for a single server; `?pool=` names the pool where there are several.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.apis.admin.broadcast import Operation
+from gateway.apis.admin.operation_object import engine_answer, failure, own_answer
+from gateway.apis.admin.operator_body import optional_body, taken_reason
+from gateway.apis.context import Gateway, GatewayDep, TenantDep
+from gateway.http.error_response import error_response
+from gateway.http.query import known_only
+from shared.api.operator_actions import (
+    ACTIONS,
+    DRAIN,
+    PATHS,
+    OperatorAction,
+    check_options,
+    read_words,
+)
+from shared.job.errors import BadRequest, NotFound
+
+router = APIRouter(tags=["operators"])
+
+
+@router.get("/admin/pools", dependencies=[known_only])
+async def list_pools(gateway: GatewayDep) -> dict[str, Any]:
+    """All pools: workers, models and adapters, and what operators have asked for."""
+    await gateway.fleet.refresh()
+    pools = [await _pool_object(gateway, pool) for pool in gateway.operations.pools()]
+    return {"object": "list", "data": pools}
+
+
+@router.get("/admin/pools/{pool}", dependencies=[known_only])
+async def get_pool(pool: str, gateway: GatewayDep) -> dict[str, Any]:
+    """One pool."""
+    return await _pool_object(gateway, await gateway.operations.pool(pool))
+
+
+@router.post("/admin/pools/{pool}/{action}", dependencies=[known_only])
+async def operate(
+    pool: str, action: str, request: Request, gateway: GatewayDep, tenant: TenantDep
+) -> Response:
+    """Have all workers of a pool carry out an action; the body, if any, holds its options as JSON.
+
+    Answers when all have answered: 200 if all have done it, else an error, and each worker's
+    result under `operation`.
+    """
+    row = ACTIONS.get(action)
+    if row is None:
+        known = ", ".join(ACTIONS)
+        raise NotFound(f"There is no action {action[:64]!r}; actions: {known}.")
+    name = await gateway.operations.pool(pool)
+    reason, given = taken_reason(await optional_body(request, gateway))
+    options = check_options(row, given)
+    done = await gateway.operations.call(name, row, options, tenant, reason)
+    return operation_answer(request, gateway, done)
+
+
+@router.post("/admin/workers/{worker}/drain", dependencies=[known_only])
+async def drain(worker: str, request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
+    """Have one worker hand its jobs over to others, or finish them, and end.
+
+    Answers when it has begun. Who supervises its process decides whether a new one is started.
+    """
+    reason, given = taken_reason(await optional_body(request, gateway))
+    check_options(DRAIN, given)
+    done = await gateway.operations.drain(worker, tenant, reason)
+    return operation_answer(request, gateway, done)
+
+
+async def _with_vllms_name(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
+    row = PATHS[request.url.path]
+    words = _words(request)
+    pool = words.pop("pool", [None])[-1]
+    if row.in_query:
+        options = read_words(row, words)
+    elif words:
+        raise BadRequest(f"Unknown query parameter {next(iter(words))[:64]!r}; this has: pool.")
+    else:
+        options = check_options(row, await optional_body(request, gateway))
+    name = await gateway.operations.pool(pool)
+    done = await gateway.operations.call(name, row, options, tenant)
+    return engine_answer(done) if not done.failed else operation_answer(request, gateway, done)
+
+
+def operation_answer(request: Request, gateway: Gateway, operation: Operation) -> Response:
+    """The operation, with an error beside it if workers have not done it."""
+    error = failure(operation)
+    if error is not None:
+        error_response(error, gateway.metrics, request.scope)  # counts it, and notes its code
+    return own_answer(operation, error)
+
+
+def _words(request: Request) -> dict[str, list[str]]:
+    query = request.query_params
+    return {name: query.getlist(name) for name in query}
+
+
+async def _pool_object(gateway: Gateway, pool: str) -> dict[str, Any]:
+    desired = await gateway.operations.desired(pool)
+    models = gateway.fleet.models.values()
+    return {
+        "id": pool,
+        "object": "pool",
+        "paused": desired.paused,
+        "intake_stopped": desired.intake_stopped,
+        "models": sorted(model.name for model in models if model.pool == pool),
+        "adapters": {name: options["lora_path"] for name, options in desired.adapters.items()},
+        "workers": [
+            {
+                "id": worker.id,
+                "state": worker.state,
+                "reason": worker.reason,
+                "models": list(worker.models),
+                "slots": worker.slots,
+                "running": worker.running,
+            }
+            for worker in gateway.fleet.workers_of(pool)
+        ],
+    }
+
+
+def _add(action: OperatorAction) -> None:
+    router.add_api_route(
+        action.path,
+        _with_vllms_name,
+        methods=[action.method],
+        summary=action.summary,
+        response_model=None,
+    )
+
+
+for each in ACTIONS.values():
+    _add(each)

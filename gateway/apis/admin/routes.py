@@ -1,0 +1,27 @@
+"""Routes for operators. Any valid key may call them: they show no prompts and no answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.apis.context import GatewayDep
+from gateway.http.query import known_only
+from gateway.ops.autoscaler.scale_object import whole
+
+router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
+
+_HISTORY = 20
+
+
+@router.get("/autoscale")
+async def get_autoscale(gateway: GatewayDep) -> dict[str, Any]:
+    """Each autoscaled pool: wanted and actual workers, reasons, observations, last decisions."""
+    fleet = gateway.fleet
+    await fleet.refresh()
+    pools = [
+        whole(scale, fleet.workers_of(pool), await fleet.history(pool, _HISTORY), fleet.now_s())
+        for pool, scale in sorted(fleet.scales.items())
+    ]
+    return {"object": "list", "data": pools}

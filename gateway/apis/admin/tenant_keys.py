@@ -1,0 +1,46 @@
+"""The tenants that have API keys, and what they have used; never a key itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.apis.admin.tenant_usage import kept_of, usage
+from gateway.apis.context import GatewayDep
+from gateway.http.query import known_only
+
+router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
+
+_MOST_TENANTS = 50
+"""With more tenants only these, the first by name, have their usage read."""
+
+
+@router.get("/keys")
+async def list_keys(gateway: GatewayDep) -> dict[str, Any]:
+    """Each tenant of this gateway: its keys, the jobs that are kept, and its use in the last hour.
+
+    The usage is of the latest 1000 jobs at most: `complete` says whether these were all.
+    """
+    queue, now_s = gateway.queue, gateway.fleet.now_s()
+    tenants = gateway.tenants
+    kept = await kept_of(queue, [tenant.name for tenant in tenants])
+    used = await asyncio.gather(
+        *(usage(queue, tenant.name, now_s) for tenant in tenants[:_MOST_TENANTS])
+    )
+    rows = []
+    for number, (tenant, jobs) in enumerate(zip(tenants, kept, strict=True)):
+        row = {
+            "name": tenant.name,
+            "tenant": tenant.name,
+            "operator": tenant.operator,
+            "keys": tenant.keys,
+            "jobs_kept": jobs.number,
+            "conversations_kept": jobs.conversations,
+            "bytes_kept": jobs.bytes,
+            "last_job_at": jobs.last_at,
+            "usage": used[number] if number < len(used) else None,
+        }
+        rows.append(row)
+    return {"object": "list", "data": rows}

@@ -1,0 +1,1 @@
+"""Transcriptions, translations and speech."""

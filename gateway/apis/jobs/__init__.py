@@ -1,0 +1,1 @@
+"""Jobs: submit, list, follow, retry, and the job object."""

@@ -1,0 +1,74 @@
+"""Cancel or retry all jobs that a filter matches. For operators: jobs of any tenant."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gateway.apis.admin.operator_body import optional_body, taken_reason
+from gateway.apis.context import Gateway, GatewayDep, TenantDep
+from gateway.apis.jobs.bulk_action import BulkActions
+from gateway.apis.jobs.job_filter import parse_filter, tenants_of
+from gateway.http.query import known_only
+from shared.job.errors import BadRequest
+
+router = APIRouter(prefix="/admin/jobs", tags=["operators"], dependencies=[known_only])
+audit = logging.getLogger("flotilla.audit")
+
+
+class BulkRequest(BaseModel):
+    """The body of a bulk action, but for `reason`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    filter: Annotated[str, Field(min_length=1)]
+    """As in `GET /jobs?filter=`. Without `tenant:` the operator's own jobs."""
+    dry_run: bool = False
+    """Only count, and change nothing."""
+    cursor: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")] | None = None
+    """`next_cursor` of the call before, if `more` was true."""
+
+
+@router.post("/cancel")
+async def cancel_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """Cancel the queued and running jobs that match `filter`, 1000 at most in one call."""
+    return await _run("cancel", request, gateway, tenant)
+
+
+@router.post("/retry")
+async def retry_jobs(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """Submit the failed, cancelled and expired jobs that match `filter` again, 1000 at most.
+
+    A job is repeated once only, however often this is called; its repetition is a job of its own.
+    """
+    return await _run("retry", request, gateway, tenant)
+
+
+async def _run(
+    action: Literal["cancel", "retry"], request: Request, gateway: Gateway, tenant: str
+) -> dict[str, Any]:
+    reason, fields = taken_reason(await optional_body(request, gateway))
+    try:
+        asked = BulkRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = ".".join(str(name) for name in first["loc"])
+        raise BadRequest(f"{param}: {first['msg']}", param or None) from error
+    job_filter = parse_filter(asked.filter, gateway.fleet.now_s())
+    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
+    bulk = BulkActions(gateway.queue, gateway.factory, gateway.submitter)
+    cursor = int(asked.cursor) if asked.cursor else None
+    result = await bulk.run(action, tenants, job_filter, cursor, dry_run=asked.dry_run)
+    if not asked.dry_run:
+        audit.info(
+            "%s of all jobs that match %r: %d of %d",
+            action,
+            asked.filter,
+            len(result.done),
+            len(result.jobs),
+            extra={"tenant": tenant, "reason": reason, "filter": asked.filter},
+        )
+    return result.to_object(job_filter, dry_run=asked.dry_run)

@@ -1,0 +1,110 @@
+"""Cancels or retries all jobs that a filter matches, a bounded number in each call."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.apis.jobs.job_filter import JobFilter
+from gateway.apis.jobs.job_search import search
+from gateway.apis.jobs.repetition import REPEATABLE, repetition
+from gateway.core.job_factory import JobFactory
+from gateway.core.submitter import Submitter
+from shared.job.errors import NotRepeatable
+from shared.job.job import Job, shard_in
+from shared.job.states import JobState
+from shared.store.redis.job_queue import JobQueue
+
+MOST_JOBS = 1000
+"""Jobs in one call; `next_cursor` continues."""
+_MOST_READ = 20_000
+_AT_ONCE = 50
+_IDS_SHOWN = 100
+_CANCELLABLE = frozenset({JobState.QUEUED, JobState.IN_PROGRESS})
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """What one call has found and done."""
+
+    action: str
+    jobs: Sequence[Job]
+    done: Sequence[str]
+    """Ids of the jobs that were cancelled, or of the new jobs."""
+    cursor: int | None
+
+    def to_object(self, job_filter: JobFilter, *, dry_run: bool) -> dict[str, Any]:
+        """As the API shows it."""
+        return {
+            "object": "bulk",
+            "action": self.action,
+            "filter": job_filter.text,
+            "dry_run": dry_run,
+            "matched": len(self.jobs),
+            "done": len(self.done),
+            "skipped": 0 if dry_run else len(self.jobs) - len(self.done),
+            "ids": [job.id for job in self.jobs[:_IDS_SHOWN]],
+            "new_ids": list(self.done[:_IDS_SHOWN]) if self.action == "retry" else [],
+            "more": self.cursor is not None,
+            "next_cursor": None if self.cursor is None else str(self.cursor),
+        }
+
+
+class BulkActions:
+    """The actions, by name: `cancel` and `retry`. Their calls raise redis' errors."""
+
+    def __init__(self, queue: JobQueue, factory: JobFactory, submitter: Submitter) -> None:
+        self._queue = queue
+        self._factory = factory
+        self._submitter = submitter
+
+    async def run(
+        self,
+        action: str,
+        tenants: Sequence[str],
+        job_filter: JobFilter,
+        before_us: int | None,
+        *,
+        dry_run: bool,
+    ) -> BulkResult:
+        """Carry out the action on the jobs of these tenants that match and that allow it.
+
+        `before_us`: the cursor of the call before. Newest jobs first.
+        """
+        states = _CANCELLABLE if action == "cancel" else REPEATABLE
+        allowed = dataclasses.replace(
+            job_filter, tests=(*job_filter.tests, lambda job: job.state in states)
+        )
+        found = await search(self._queue, tenants, allowed, before_us, MOST_JOBS, _MOST_READ)
+        done: list[str] = []
+        if not dry_run:
+            one: Callable[[Job], Awaitable[str]]
+            one = self._cancel if action == "cancel" else self._retry
+            for first in range(0, len(found.jobs), _AT_ONCE):
+                batch = found.jobs[first : first + _AT_ONCE]
+                done += filter(None, await asyncio.gather(*map(one, batch)))
+        return BulkResult(action, found.jobs, done, found.cursor)
+
+    async def _cancel(self, job: Job) -> str:
+        """The job's id; empty if it had ended meanwhile in another way."""
+        state = await self._queue.cancel(job.id, job.tenant)
+        return job.id if state is JobState.CANCELLED else ""
+
+    async def _retry(self, job: Job) -> str:
+        """The new job's id; empty if the request is not kept any more."""
+        try:
+            new = await repetition(self._queue, self._factory, job, retry_id(job))
+        except NotRepeatable:
+            return ""
+        await self._submitter.submit(new)
+        return new.id
+
+
+def retry_id(job: Job) -> str:
+    """The id of the job's repetition, always the same: a repeated call makes no second one."""
+    random = hashlib.sha256(f"retry {job.id}".encode()).hexdigest()[:24]
+    return f"job_{shard_in(job.id):03x}{random}"

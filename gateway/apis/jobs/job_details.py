@@ -1,0 +1,90 @@
+"""What happened to a job and why; and its request, to submit it again with changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from gateway.apis.context import Gateway, GatewayDep, TenantDep
+from gateway.apis.jobs.job_object import summaries
+from gateway.apis.jobs.timeline import timeline
+from gateway.apis.jobs.why import PoolSituation, explain
+from gateway.core.job_lookup import any_job_of, job_of
+from gateway.http.query import known_only
+from shared.api.endpoint import BodyKind, StreamFormat
+from shared.api.endpoints import ENDPOINTS
+from shared.job.adapter_queues import pool_of
+from shared.job.errors import NotFound, NotRepeatable
+from shared.job.job import Job
+
+router = APIRouter(tags=["jobs"], dependencies=[known_only])
+
+
+@router.get("/jobs/{job_id}/timeline")
+async def get_timeline(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """What has happened to the job: events, each a sentence, and the spans between them."""
+    return timeline(await job_of(gateway.queue, gateway.settings, tenant, job_id))
+
+
+@router.get("/jobs/{job_id}/why")
+async def get_why(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """Why the job waits, or why it failed: a sentence, and the facts that it rests on."""
+    return await _why(gateway, await job_of(gateway.queue, gateway.settings, tenant, job_id))
+
+
+@router.get("/jobs/{job_id}/request", response_model=None)
+async def get_request(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
+    """The job's request as it was sent, as long as it is kept: to submit it again with changes."""
+    job = await job_of(gateway.queue, gateway.settings, tenant, job_id)
+    raw = await gateway.queue.request_body(job.id)
+    endpoint = ENDPOINTS.get(job.endpoint)
+    if not raw:
+        raise NotFound("The request of this job is not kept any more.")
+    if endpoint is None or endpoint.body is not BodyKind.JSON:
+        raise NotRepeatable("The request of this job is a form, which can't be shown as JSON.")
+    if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
+        raise NotRepeatable("The request of a response is kept with its history, not as sent.")
+    head = {"object": "job.request", "job": job.id, "endpoint": job.endpoint}
+    # The body is JSON already, and may be large.
+    content = json.dumps(head)[:-1].encode() + b', "body": ' + raw + b"}"
+    return Response(content, media_type="application/json")
+
+
+@router.get("/admin/jobs/{job_id}", tags=["operators"])
+async def get_any_job(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
+    """A job of any tenant, without its prompt and its answer."""
+    job = await any_job_of(gateway.queue, gateway.settings, job_id)
+    (shown,) = await summaries(gateway.queue, [job])
+    return shown
+
+
+@router.get("/admin/jobs/{job_id}/timeline", tags=["operators"])
+async def get_any_timeline(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
+    """The timeline of a job of any tenant."""
+    return timeline(await any_job_of(gateway.queue, gateway.settings, job_id))
+
+
+@router.get("/admin/jobs/{job_id}/why", tags=["operators"])
+async def get_any_why(job_id: str, gateway: GatewayDep) -> dict[str, Any]:
+    """Why a job of any tenant waits, or why it failed."""
+    return await _why(gateway, await any_job_of(gateway.queue, gateway.settings, job_id))
+
+
+async def _why(gateway: Gateway, job: Job) -> dict[str, Any]:
+    fleet, pool = gateway.fleet, pool_of(job.pool)
+    (shown,) = await summaries(gateway.queue, [job])
+    position = shown.get("position")
+    serving = [worker for worker in fleet.workers_of(pool) if worker.state.serving]
+    situation = PoolSituation(
+        running=sum(worker.running for worker in serving),
+        slots=sum(worker.slots for worker in serving),
+        workers=len(serving),
+        paused=pool in fleet.switches.paused,
+        wait_reason=fleet.wait_reason(pool),
+    )
+    wait_s = fleet.wait_estimate(job.pool, position).wait_s if position else None
+    message = (shown["error"] or {}).get("message", "")
+    return explain(job, situation, position, wait_s, message, fleet.now_s()).to_object(job)

@@ -1,0 +1,136 @@
+"""The job object: a job as the API shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.apis.admin.letter_object import attempt_object
+from gateway.apis.jobs.transcripts import read_transcript
+from gateway.core.fleet_view import FleetView
+from shared.job.adapter_queues import pool_of
+from shared.job.errors import StreamReset, job_error
+from shared.job.job import Job
+from shared.job.states import JobState
+from shared.job.trace_context import trace_id
+from shared.store.redis.depths import position, positions
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.listing import with_errors
+from shared.store.redis.stored_body import Body
+
+_MAX_POSITION_COMMANDS = 10_000
+"""Redis commands for the positions in one list. A list that needs more has no positions."""
+_TOO_LONG = (
+    "The text is too long to be shown here: read it from `result` once the job has ended, or as it "
+    "grows from /jobs/{id}/events or, where the request asked for a stream, /jobs/{id}/stream."
+)
+_SUSPECT = "two workers or more were lost with it: it waits for one that runs nothing else"
+
+
+def summary(job: Job) -> dict[str, Any]:
+    """The fields that a list shows. Times are Unix seconds by Redis' clock."""
+    return {
+        "id": job.id,
+        "object": "job",
+        "state": job.state,
+        "tenant": job.tenant,
+        "endpoint": job.endpoint,
+        "model": job.model,
+        "pool": pool_of(job.pool),
+        "lane": job.lane,
+        "stream": job.stream,
+        "metadata": job.metadata,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "deadline_at": job.deadline_at,
+        "expires_at": job.expires_at,
+        "queue_deadline_s": job.queue_deadline_s,
+        "run_deadline_s": job.run_deadline_s,
+        "retried_from": job.retried_from or None,
+        "worker": job.attempts[-1].worker if job.attempts else None,
+        "attempts": [attempt_object(attempt) for attempt in job.attempts],
+        "usage": job.usage,
+        "status_code": job.status or None,
+        "error": _error(job),
+        "trace_id": trace_id(job.origin.traceparent) or None,
+        "request_id": job.origin.request_id or None,
+        "links": {
+            "self": f"/jobs/{job.id}",
+            "events": f"/jobs/{job.id}/events",
+            "stream": f"/jobs/{job.id}/stream",
+            "result": f"/jobs/{job.id}/result",
+            "cancel": f"/jobs/{job.id}/cancel",
+        },
+    }
+
+
+async def summaries(queue: JobQueue, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """The summary of each job, with its position if it is queued."""
+    fields = [summary(job) for job in await with_errors(queue, jobs)]
+    queued = [number for number, job in enumerate(jobs) if job.state is JobState.QUEUED]
+    if len(queued) * queue.shards <= _MAX_POSITION_COMMANDS:
+        found = await positions(queue, [jobs[number] for number in queued])
+        for number, rank in zip(queued, found, strict=True):
+            fields[number]["position"] = rank
+    return fields
+
+
+async def full(queue: JobQueue, fleet: FleetView, job: Job) -> Body:
+    """All fields, as JSON: position while it is queued, text so far once it was started, result if
+    it has one.
+
+    The result is put in as the bytes that the worker has stored. `usage` is what the worker counted
+    at the end, here as in a list. `usage_so_far` is the sum of the journal, over all attempts: for
+    a job that runs, or that was not ended by its worker.
+    """
+    fields = summary(job)
+    if job.state is JobState.QUEUED:
+        rank = fields["position"] = await position(queue, job)
+        if rank is not None:
+            wait_s, reason = fleet.wait_estimate(job.pool, rank)
+            fields["estimated_wait_s"] = None if wait_s is None else round(wait_s, 1)
+            if reason:
+                fields["wait_reason"] = reason
+        if job.suspect:
+            fields["wait_reason"] = _SUSPECT
+    if job.state is not JobState.QUEUED or job.attempts:
+        await _add_output(fields, queue, job)
+    shown = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    if job.result_bytes and job.content_type.startswith("application/json"):
+        return Body(shown.removesuffix(b"}") + b',"result":', queue, job, tail=b"}")
+    return Body(shown)
+
+
+async def _add_output(fields: dict[str, Any], queue: JobQueue, job: Job) -> None:
+    """The text and the usage that the log of a job that was started adds up to."""
+    fields["text"], fields["choices"] = None, []
+    try:
+        transcript = await read_transcript(queue, job)
+    except StreamReset as lost:
+        fields["error"] = fields["error"] or json.loads(lost.to_openai())["error"]
+        return
+    if transcript is None:
+        fields["text_omitted"] = _TOO_LONG
+        return
+    choices = transcript.choices()
+    fields["text"] = choices[0]["text"] if choices else ""
+    fields["choices"] = choices
+    if fields["usage"] is None and transcript.prompt_tokens:
+        fields["usage_so_far"] = transcript.usage()
+
+
+def _error(job: Job) -> dict[str, Any] | None:
+    """OpenAI's error object: vLLM's own if it refused the request, else Flotilla's."""
+    if not job.error_code:
+        return None
+    if job.result:
+        try:
+            error: dict[str, Any] = json.loads(job.result)["error"]
+        except (ValueError, KeyError, TypeError):
+            pass
+        else:
+            return error
+    ours: dict[str, Any] = json.loads(job_error(job.error_code, job.id).to_openai())["error"]
+    return ours | {"code": job.error_code}

@@ -1,0 +1,287 @@
+"""Routes of jobs: submit now, fetch the answer later. A call of an endpoint is a job, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response, StreamingResponse
+
+from gateway.apis.context import Gateway, GatewayDep, TenantDep
+from gateway.apis.jobs.job_filter import parse_filter, tenants_of
+from gateway.apis.jobs.job_object import full, summaries
+from gateway.apis.jobs.job_search import search
+from gateway.apis.openai.new_call import conversation_of, response_job
+from gateway.core.admission import CheckedRequest, admit, check_request
+from gateway.core.job_events import EventPosition, events
+from gateway.core.job_lookup import job_of, no_such_job
+from gateway.core.log_event import ReadMode
+from gateway.core.on_disconnect import keep_s
+from gateway.core.operator_check import check_operator
+from gateway.core.send_body import BodyResponse
+from gateway.core.whole_answer import whole_answer
+from gateway.http import server_events as sse
+from gateway.http.body import Limits, parse_json, raw_member, read_body
+from gateway.http.call_headers import MAX_DEADLINE_S, call_headers
+from gateway.http.middleware import sent_request_id
+from gateway.http.query import known_only
+from shared.api.endpoint import BodyKind
+from shared.api.endpoints import ENDPOINTS
+from shared.job.chunk_template import DeltaDecoder
+from shared.job.errors import BadRequest
+from shared.job.idempotency import IdempotencyKey
+from shared.job.job import Job, NewJob
+from shared.job.lanes import CLIENT_LANES
+from shared.job.states import JobState
+from shared.platform.settings import Settings
+from shared.store.redis.job_queue import JobQueue, JoinedJob
+from shared.store.redis.log_parts import log_parts
+
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
+
+# `?wait` reads the job so often: a message reports its end at once, but not its start.
+_POLL_S = 1.0
+_SSE_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
+_CHUNKS_BYTES = 1 << 16
+"""Of an answer's log that is sent at once."""
+_MAX_SCAN = 1000
+"""Jobs that one page of a filtered list examines; the cursor continues from there."""
+
+
+_JSON_ENDPOINTS = [row.path for row in ENDPOINTS.values() if row.body is BodyKind.JSON]
+"""A form can't be a member of a JSON object; `Prefer: respond-async` makes a job of it."""
+
+Deadline = Annotated[float | None, Field(ge=0.001, le=MAX_DEADLINE_S)]
+
+
+class JobRequest(BaseModel):
+    """The body of POST /jobs."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    endpoint: str = "/v1/chat/completions"
+    body: dict[str, Any]
+    lane: str | None = None
+    on_disconnect: str | None = None
+    deadline_s: Deadline = None
+    queue_deadline_s: Deadline = None
+    run_deadline_s: Deadline = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+
+
+@router.post("", status_code=202, response_model=None)
+async def submit(request: Request, gateway: GatewayDep, tenant: TenantDep) -> Response:
+    """Queue a request of an endpoint. Answers 202 with the job and `Location`."""
+    settings = gateway.settings
+    raw = await read_body(
+        request.scope,
+        request.receive,
+        BodyKind.JSON,
+        settings.max_body_bytes,
+        settings.body_timeout_s,
+    )
+    limits = Limits(settings.max_body_values, settings.max_body_objects)
+    job_request, checked, body = await parse_json(
+        raw, limits, lambda fields: _check_job_request(raw, fields, settings)
+    )
+    endpoint = ENDPOINTS[job_request.endpoint]
+    sent = call_headers(request.scope["headers"])
+    model = await admit(gateway.fleet, checked, sent.model_version)
+    key = sent.idempotency_key and IdempotencyKey.of(
+        tenant, "/jobs", sent.idempotency_key, raw, conversation_of(checked)
+    )
+    on_disconnect = sent.on_disconnect or job_request.on_disconnect or ""
+    new = gateway.factory.detached(
+        endpoint, tenant, model, checked, body, on_disconnect, key or None
+    )
+    new = new._replace(
+        lane=job_request.lane or checked.lane,
+        deadline_s=job_request.deadline_s or new.deadline_s,
+        queue_deadline_s=(
+            sent.queue_deadline_s or job_request.queue_deadline_s or new.queue_deadline_s
+        ),
+        run_deadline_s=sent.run_deadline_s or job_request.run_deadline_s or new.run_deadline_s,
+        metadata=job_request.metadata,
+    ).with_request_id(sent_request_id(request.scope["headers"]))
+    made: NewJob | JoinedJob = new
+    if checked.response is not None:
+        made = await response_job(gateway, new, checked.response)
+    joined = made.id if isinstance(made, JoinedJob) else await gateway.submitter.submit(made)
+    # Read back: only Redis has its time of submission, and whether a worker has it already.
+    job = await _job(gateway, tenant, joined or new.id)
+    headers = _job_header(job) | {"location": f"/jobs/{job.id}", "retry-after": "1"}
+    if joined:
+        gateway.metrics.replayed.inc()
+        headers["idempotent-replayed"] = "true"
+    return BodyResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
+
+
+@router.get("")
+async def list_jobs(
+    request: Request,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    words: Annotated[str, Query(alias="filter", max_length=1000)] = "",
+    state: JobState | None = None,
+    model: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    cursor: Annotated[str | None, Query(pattern=r"^[0-9]{1,18}$")] = None,
+) -> dict[str, Any]:
+    """The tenant's jobs, newest first. `cursor=next_cursor` continues while `has_more` is true.
+
+    `filter` is words like `state:failed model:qwen since:1h worker:w-1 error:worker_lost`; with
+    `tenant:` (an operator's key) it lists jobs of other tenants, with `tenant:*` of all.
+    """
+    job_filter = parse_filter(words, gateway.fleet.now_s()).also(state, model)
+    if job_filter.tenants:
+        check_operator(request)
+    tenants = tenants_of(job_filter, tenant, [each.name for each in gateway.tenants])
+    before_us = int(cursor) if cursor else None
+    found = await search(gateway.queue, tenants, job_filter, before_us, limit, _MAX_SCAN)
+    return {
+        "object": "list",
+        "data": await summaries(gateway.queue, found.jobs),
+        "has_more": found.cursor is not None,
+        "next_cursor": None if found.cursor is None else str(found.cursor),
+    }
+
+
+@router.get("/{job_id}", response_model=None)
+async def get_job(
+    job_id: str,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    wait: Annotated[float, Query(ge=0, le=60)] = 0,
+) -> Response:
+    """The job now; with `wait`, when its state has changed, at the latest after so many seconds."""
+    job = await _job(gateway, tenant, job_id)
+    if wait and not job.state.terminal:
+        job = await _changed(gateway, tenant, job, wait)
+    headers = _job_header(job) | ({} if job.state.terminal else {"retry-after": "1"})
+    return BodyResponse(await full(gateway.queue, gateway.fleet, job), headers=headers)
+
+
+@router.get("/{job_id}/result", response_model=None)
+async def get_result(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
+    """The answer that the endpoint would have given; 202 with the job until there is one."""
+    job = await _job(gateway, tenant, job_id)
+    if not job.state.terminal:
+        headers = _job_header(job) | {"retry-after": "1"}
+        return BodyResponse(await full(gateway.queue, gateway.fleet, job), 202, headers)
+    whole = whole_answer(gateway.queue, job)
+    if whole is not None:
+        headers = {**job.headers, **_job_header(job), "content-type": whole.content_type}
+        return BodyResponse(whole.body, whole.status, headers)
+    chunks = _chunks(gateway.queue, job)
+    first = await anext(chunks)  # a short log's errors have their own status
+
+    async def all_chunks() -> AsyncIterator[bytes]:
+        yield first
+        async for data in chunks:
+            yield data
+
+    return StreamingResponse(all_chunks(), headers=_job_header(job) | _SSE_HEADERS)
+
+
+async def _chunks(queue: JobQueue, job: Job) -> AsyncIterator[bytes]:
+    """The bytes of an answer that was streamed, in parts; short ones are joined."""
+    decoder, data = DeltaDecoder(), b""
+    async for entries in log_parts(queue, job):
+        data += b"".join([decoder.decode(entry.items) for entry in entries])
+        if len(data) > _CHUNKS_BYTES:
+            yield data
+            data = b""
+    yield data
+
+
+@router.get("/{job_id}/events", response_model=None)
+async def get_events(
+    job_id: str,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    last_event_id: Annotated[str, Header(max_length=40)] = "0",
+) -> Response:
+    """The job's events so far, then live ones, as server-sent events (see events.py)."""
+    job = await _job(gateway, tenant, job_id)
+    after = EventPosition.parse(last_event_id)
+    if job.state.terminal:
+        last = await gateway.queue.last_entry(job_id)
+        if last is not None and after.entry > last.seq:
+            raise BadRequest(f"Last-Event-ID is after the last event, {last.seq}.")
+        if last is not None and after.entry == last.seq:
+            return Response(status_code=204)  # tells an EventSource to stop
+    headers = _job_header(job) | _SSE_HEADERS
+    return StreamingResponse(events(gateway.streams, job, after), headers=headers)
+
+
+@router.post("/{job_id}/cancel", response_model=None)
+async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Response:
+    """Cancel the job. Its output so far is kept. A job that has ended stays as it is."""
+    if await gateway.queue.cancel(job_id, tenant) is None:
+        raise no_such_job(gateway.settings, job_id)
+    job = await _job(gateway, tenant, job_id)
+    return BodyResponse(await full(gateway.queue, gateway.fleet, job))
+
+
+def _check_job_request(
+    raw: bytes, fields: dict[str, Any], settings: Settings
+) -> tuple[JobRequest, CheckedRequest, bytes]:
+    """The fields of POST /jobs without `body`, what was checked of `body`, and its JSON text.
+
+    The parsed `body` is not returned, because it may be large. Raises BadRequest.
+    """
+    try:
+        job_request = JobRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = ".".join(str(name) for name in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(JobRequest.model_fields)
+            message = f"There is no field `{param[:64]}`; known: {known}."
+            raise BadRequest(message, param) from error
+        raise BadRequest(f"{param}: {first['msg']}", param) from error
+    if job_request.endpoint not in _JSON_ENDPOINTS:
+        known = ", ".join(_JSON_ENDPOINTS)
+        raise BadRequest(f"`endpoint` must be one of: {known}.", "endpoint")
+    if job_request.lane is not None and job_request.lane not in CLIENT_LANES:
+        raise BadRequest(f"`lane` must be one of: {', '.join(CLIENT_LANES)}.", "lane")
+    if job_request.on_disconnect is not None:
+        keep_s(job_request.on_disconnect, "on_disconnect")
+    without_body = job_request.model_copy(update={"body": {}})
+    return (
+        without_body,
+        check_request(ENDPOINTS[job_request.endpoint], job_request.body, settings),
+        raw_member(raw, "body"),
+    )
+
+
+async def _job(gateway: Gateway, tenant: str, job_id: str) -> Job:
+    return await job_of(gateway.queue, gateway.settings, tenant, job_id)
+
+
+def _job_header(job: Job) -> dict[str, str]:
+    return {"x-flotilla-job-id": job.id}
+
+
+async def _changed(gateway: Gateway, tenant: str, job: Job, wait_s: float) -> Job:
+    """The job when its state has changed, at the latest after `wait_s` seconds."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_s
+    reader = gateway.relay.open(job.id, ReadMode.END)
+    try:
+        await gateway.queue.watch(job.id, gateway.id, follow=False)
+        reader.resync()  # the job may have ended before `watch`
+        state = job.state
+        while job.state is state and (remaining_s := until - loop.time()) > 0:
+            await reader.next(min(remaining_s, _POLL_S))
+            job = await _job(gateway, tenant, job.id)
+    finally:
+        gateway.relay.close(reader)
+        if not job.state.terminal:
+            gateway.streams.unwatcher.start(job.id)
+    return job

@@ -1,0 +1,29 @@
+"""What the log of a job adds up to: the text and the usage of its answer so far."""
+
+from __future__ import annotations
+
+from shared.job.job import Job
+from shared.job.job_log import Transcript, read_journal
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.log_parts import LogTooLong, log_parts
+
+MOST_BYTES = 1 << 19
+"""Of a log that is added up: that of an answer of about 50,000 tokens. Log probabilities that were
+requested are in the log, too."""
+MOST_AT_ONCE = 1 << 16
+
+
+async def read_transcript(queue: JobQueue, job: Job) -> Transcript | None:
+    """The text and the usage; None if the log is too long.
+
+    Raises StreamReset if Redis has lost a part of the log, and redis' errors.
+    """
+    transcript = Transcript.empty()
+    try:
+        parts = log_parts(queue, job, most_bytes=MOST_BYTES, most_at_once=MOST_AT_ONCE)
+        async for entries in parts:
+            for entry in entries:
+                transcript.add(read_journal(entry.journal, entry.items))
+    except LogTooLong:
+        return None
+    return transcript

@@ -1,0 +1,1 @@
+"""Embeddings, classes, scores and tokens."""

@@ -1,0 +1,147 @@
+"""Conversations (OpenAI's Conversations API), which responses continue (`conversation`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.responses import Response
+
+from gateway.apis.context import Gateway, GatewayDep, TenantDep
+from gateway.apis.responses.item_query import IncludedDep, ItemQueryDep, json_answer
+from gateway.core.admission import check_stored_items
+from gateway.core.response_items import Item
+from gateway.http.body import Limits, parse_json, read_body
+from gateway.http.query import known_only
+from shared.api.endpoint import BodyKind
+from shared.job.errors import BadRequest
+
+router = APIRouter(prefix="/v1/conversations", tags=["OpenAI"], dependencies=[known_only])
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
+class ConversationRequest(BaseModel):
+    """The body of a request about a conversation."""
+
+    model_config = ConfigDict(strict=True)
+
+    items: list[Item] | None = None
+    metadata: Metadata | None = None
+
+
+@router.post("", response_model=None)
+async def create(request: Request, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """A new conversation, with `items` and `metadata` if the body has any."""
+    sent = await _body(request, gateway)
+    made = await gateway.conversations.create(tenant, sent.metadata or {}, sent.items or [])
+    return made.shown()
+
+
+@router.get("/{conversation_id}", response_model=None)
+async def retrieve(conversation_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """A conversation without its items."""
+    return (await gateway.conversations.get(tenant, conversation_id)).shown()
+
+
+@router.post("/{conversation_id}", response_model=None)
+async def update(
+    conversation_id: str, request: Request, gateway: GatewayDep, tenant: TenantDep
+) -> dict[str, Any]:
+    """Replace the metadata of a conversation."""
+    sent = await _body(request, gateway)
+    conversation = await gateway.conversations.get(tenant, conversation_id)
+    changed = await gateway.conversations.update(conversation, sent.metadata or {})
+    return changed.shown()
+
+
+@router.delete("/{conversation_id}", response_model=None)
+async def delete(conversation_id: str, gateway: GatewayDep, tenant: TenantDep) -> dict[str, Any]:
+    """Delete a conversation with its items; its responses stay."""
+    conversation = await gateway.conversations.get(tenant, conversation_id)
+    await gateway.conversations.delete(conversation)
+    return {"id": conversation.id, "object": "conversation.deleted", "deleted": True}
+
+
+@router.post("/{conversation_id}/items", response_model=None)
+async def add_items(
+    conversation_id: str,
+    request: Request,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    included: IncludedDep,
+) -> Response:
+    """Add `items` at the end of a conversation."""
+    sent = await _body(request, gateway)
+    if not sent.items:
+        raise BadRequest("`items` must have at least one item.", "items")
+    conversation = await gateway.conversations.get(tenant, conversation_id)
+    return json_answer(await gateway.conversations.append(conversation, sent.items))
+
+
+@router.get("/{conversation_id}/items", response_model=None)
+async def list_items(
+    conversation_id: str,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    query: ItemQueryDep,
+) -> Response:
+    """The items of a conversation, a page of them."""
+    conversation = await gateway.conversations.get(tenant, conversation_id)
+    return json_answer(
+        await gateway.conversations.items(
+            conversation, after=query.after, limit=query.limit, descending=query.descending
+        )
+    )
+
+
+@router.get("/{conversation_id}/items/{item_id}", response_model=None)
+async def get_item(
+    conversation_id: str,
+    item_id: str,
+    gateway: GatewayDep,
+    tenant: TenantDep,
+    included: IncludedDep,
+) -> Response:
+    """One item of a conversation."""
+    conversation = await gateway.conversations.get(tenant, conversation_id)
+    return json_answer(await gateway.conversations.item(conversation, item_id))
+
+
+@router.delete("/{conversation_id}/items/{item_id}", response_model=None)
+async def delete_item(
+    conversation_id: str, item_id: str, gateway: GatewayDep, tenant: TenantDep
+) -> dict[str, Any]:
+    """Delete one item; returns the conversation."""
+    conversation = await gateway.conversations.get(tenant, conversation_id)
+    await gateway.conversations.remove(conversation, item_id)
+    return conversation.shown()
+
+
+async def _body(request: Request, gateway: Gateway) -> ConversationRequest:
+    """The request's body. Raises BadRequest and the errors of `read_body`."""
+    settings = gateway.settings
+    raw = await read_body(
+        request.scope,
+        request.receive,
+        BodyKind.JSON,
+        settings.max_body_bytes,
+        settings.body_timeout_s,
+    )
+    limits = Limits(settings.max_body_values, settings.max_body_objects)
+    return await parse_json(raw, limits, lambda fields: _checked(fields, settings.allow_fields))
+
+
+def _checked(fields: dict[str, Any], allowed: Sequence[str]) -> ConversationRequest:
+    check_stored_items(fields.get("items"), allowed)
+    try:
+        return ConversationRequest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = ".".join(str(name) for name in first["loc"])
+        raise BadRequest(f"{param}: {first['msg']}", param) from error

@@ -1,0 +1,305 @@
+"""Conversations (OpenAI's Conversations API): lists of items that responses continue.
+
+Each item is stored by itself, so that a page reads a page. A response that is being made is the
+conversation's turn: nothing else changes the conversation meanwhile. When it has ended and the
+conversation is used again, its items are added (`_free`): from then on the conversation has them,
+and the response's job has its input no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gateway.apis.responses.stored_response import output_items
+from gateway.core.job_factory import JobFactory
+from gateway.core.response_items import History, Item, page, stored_item
+from shared.job.conversation import StoredItem
+from shared.job.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ConversationLocked,
+    NotFound,
+    QuotaExceeded,
+    StreamReset,
+)
+from shared.job.job import new_job_id
+from shared.job.response_id import new_conversation_id, response_id, shard_of_conversation
+from shared.platform.settings import Settings
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.scripts import delete, remove_item
+from shared.store.redis.scripts.extend_conversation import (
+    ConversationLimits,
+    Extended,
+    ExtendStatus,
+    NewConversation,
+    end_turn,
+    extend,
+)
+
+_READ_ITEMS = 256
+"""Items of one command: Redis serves no other client meanwhile."""
+
+
+class Conversation(NamedTuple):
+    """One conversation, without its items."""
+
+    id: str
+    shard: int
+    tenant: str
+    created_at: int
+    metadata: Mapping[str, Any]
+    version: str = ""
+    """Counted up with each change."""
+    job: str = ""
+    """Of the response that is its turn; empty: there is none."""
+
+    def shown(self) -> dict[str, Any]:
+        """As the API shows it."""
+        shown = {"id": self.id, "created_at": self.created_at, "metadata": self.metadata}
+        return {"object": "conversation", **shown}
+
+
+class Conversations:
+    """All conversations of a fleet. Methods raise redis' errors."""
+
+    def __init__(self, queue: JobQueue, factory: JobFactory, settings: Settings) -> None:
+        self._queue = queue
+        self._factory = factory
+        self._limits = ConversationLimits(
+            settings.max_messages, settings.max_body_bytes, settings.conversation_ttl_s
+        )
+
+    async def create(
+        self, tenant: str, metadata: Mapping[str, Any], items: Sequence[Item]
+    ) -> Conversation:
+        """A new conversation. Raises BadRequest if there are too many items, and QuotaExceeded."""
+        shard = self._factory.new_shard()
+        made = Conversation(
+            new_conversation_id(shard), shard, tenant, int(time.time()), dict(metadata)
+        )
+        new = NewConversation(tenant, made.created_at, json.dumps(made.metadata))
+        await self._extend(made, await _stored(items), new)
+        return made
+
+    async def get(self, tenant: str, conversation_id: str) -> Conversation:
+        """The tenant's conversation with this id. Raises NotFound."""
+        shard = shard_of_conversation(conversation_id)
+        if shard is not None:
+            redis, key = self._queue.servers.of(shard), keys.conversation(shard, conversation_id)
+            owner, created_at, metadata, version, job = await redis.hmget(
+                key, "tenant", "created_at", "metadata", "version", "job"
+            )
+            if owner is not None and owner.decode() == tenant:
+                return Conversation(
+                    conversation_id,
+                    shard,
+                    tenant,
+                    int(created_at),
+                    json.loads(metadata or b"{}"),
+                    (version or b"").decode(),
+                    (job or b"").decode(),
+                )
+        raise NotFound(f"Conversation with id {conversation_id[:64]!r} not found.")
+
+    async def update(self, conversation: Conversation, metadata: Mapping[str, Any]) -> Conversation:
+        """The conversation with other metadata."""
+        key = keys.conversation(conversation.shard, conversation.id)
+        await self._queue.servers.of(conversation.shard).hset(key, "metadata", json.dumps(metadata))
+        await self._keep(conversation)
+        return conversation._replace(metadata=metadata)
+
+    async def delete(self, conversation: Conversation) -> None:
+        """Delete it with its items; responses that belong to it stay, without their input."""
+        await delete.call(self._queue.scripts, conversation.shard, conversation.id)
+
+    async def items(
+        self,
+        conversation: Conversation,
+        *,
+        after: str,
+        limit: int,
+        descending: bool,
+        up_to: str = "+inf",
+    ) -> bytes:
+        """A page of its items, as JSON. Raises NotFound if `after` is not among them.
+
+        `after`: the id of the last item of the page before; empty: none. `up_to`: number of the
+        last item that counts.
+        """
+        await self._free(conversation, running=True)
+        redis, shard = self._queue.servers.of(conversation.shard), conversation.shard
+        order = keys.conversation_order(shard, conversation.id)
+        low, high = "-inf", up_to
+        if after:
+            number = await redis.zscore(order, after)
+            if number is None:
+                raise _no_item(after)
+            low, high = (low, f"({number:.0f}") if descending else (f"({number:.0f}", high)
+        start, end = (high, low) if descending else (low, high)
+        ids = await redis.zrange(
+            order, start, end, byscore=True, desc=descending, offset=0, num=limit + 1
+        )
+        found = await self._read(conversation, ids[:limit])
+        await self._keep(conversation)
+        return page(found, more=len(ids) > limit)
+
+    async def item(self, conversation: Conversation, item_id: str) -> bytes:
+        """One item, as JSON. Raises NotFound."""
+        await self._free(conversation, running=True)
+        found = await self._read(conversation, [item_id.encode()])
+        if not found:
+            raise _no_item(item_id)
+        return found[0][1]
+
+    async def append(self, conversation: Conversation, items: Sequence[Item]) -> bytes:
+        """Add items at the end; returns them with their ids, as a page.
+
+        Raises BadRequest if there are too many, ConversationLocked and QuotaExceeded.
+        """
+        await self._free(conversation)
+        added = await _stored(items)
+        await self._extend(conversation, added)
+        return page(added)
+
+    async def remove(self, conversation: Conversation, item_id: str) -> None:
+        """Delete one item. Raises NotFound and ConversationLocked."""
+        await self._free(conversation)
+        reply = await remove_item.call(
+            self._queue.scripts,
+            conversation.shard,
+            conversation=conversation.id,
+            item=item_id,
+            ttl_s=self._limits.ttl_s,
+        )
+        _check(reply, "item_id", _no_item(item_id))
+
+    async def begin(self, tenant: str, conversation_id: str) -> tuple[Conversation, History]:
+        """The conversation for its next response, with its items.
+
+        Raises NotFound and ConversationLocked, and BadRequest if it has too many items.
+        """
+        conversation = await self.get(tenant, conversation_id)
+        if conversation.job:
+            await self._free(conversation)
+            conversation = await self.get(tenant, conversation_id)
+        history = await self.history(conversation)
+        if history.n_items >= self._limits.items:
+            raise BadRequest(f"This conversation has {history.n_items} items; start another one.")
+        return conversation, history
+
+    async def history(self, conversation: Conversation, up_to: str = "+inf") -> History:
+        """Its items, oldest first. `up_to`: number of the last one."""
+        redis = self._queue.servers.of(conversation.shard)
+        order = keys.conversation_order(conversation.shard, conversation.id)
+        ids = await redis.zrange(order, "-inf", up_to, byscore=True)
+        parts: list[bytes] = []
+        for first in range(0, len(ids), _READ_ITEMS):
+            found = await self._read(conversation, ids[first : first + _READ_ITEMS])
+            parts += [item for _, item in found]
+        return History(len(parts), parts)
+
+    async def end(self, tenant: str, conversation_id: str) -> None:
+        """Add the items of the response that is its turn, if that has ended."""
+        try:
+            await self._free(await self.get(tenant, conversation_id), running=True)
+        except NotFound:
+            return
+
+    async def _free(self, conversation: Conversation, *, running: bool = False) -> None:
+        """Add the items of the response that is its turn, which has ended.
+
+        Of one that has failed nothing is added. Raises ConversationLocked if it has not ended,
+        unless it may be `running`.
+        """
+        job_id = conversation.job
+        if not job_id:
+            return
+        job = await self._queue.get(job_id)
+        if job is not None and not job.state.terminal:
+            if running:
+                return
+            raise _locked(job_id)
+        output: list[StoredItem] | None = None
+        if job is not None:
+            try:
+                output = await output_items(self._queue, job)
+            except (StreamReset, BodyTooLarge):  # there is no answer that could be continued
+                output = None
+        shard, scripts, ttl_s = conversation.shard, self._queue.scripts, self._limits.ttl_s
+        await end_turn(scripts, shard, conversation.id, conversation.tenant, job_id, output, ttl_s)
+
+    async def _extend(
+        self,
+        conversation: Conversation,
+        items: Sequence[StoredItem],
+        new: NewConversation | None = None,
+    ) -> None:
+        reply = await extend(
+            self._queue.scripts,
+            conversation.shard,
+            conversation.id,
+            items,
+            conversation.tenant,
+            self._limits,
+            quotas=self._queue.quotas,
+            new=new,
+        )
+        _check(reply, "items", NotFound(f"Conversation with id {conversation.id!r} not found."))
+
+    async def _read(self, conversation: Conversation, ids: Sequence[bytes]) -> list[StoredItem]:
+        """Those of these items that are there."""
+        if not ids:
+            return []
+        key = keys.conversation_items(conversation.shard, conversation.id)
+        values = await self._queue.servers.of(conversation.shard).hmget(key, list(ids))
+        found = zip(ids, values, strict=True)
+        return [(item_id.decode(), value) for item_id, value in found if value is not None]
+
+    async def _keep(self, conversation: Conversation) -> None:
+        """Its time begins anew with each use."""
+        shard, ttl_ms = conversation.shard, int(self._limits.ttl_s * 1000)
+        async with self._queue.servers.of(shard).pipeline(transaction=False) as pipeline:
+            for name in (keys.conversation, keys.conversation_order, keys.conversation_items):
+                pipeline.pexpire(name(shard, conversation.id), ttl_ms)
+            await pipeline.execute()
+
+
+async def _stored(items: Sequence[Item]) -> list[StoredItem]:
+    """New items as they are stored. In a thread, which lets others run between two items."""
+    owner = new_job_id(1)  # their ids depend on it
+    return await asyncio.to_thread(
+        lambda: [stored_item(item, owner, number) for number, item in enumerate(items)]
+    )
+
+
+def _check(reply: Extended, param: str, gone: NotFound) -> None:
+    """Raise what has kept a change from being made."""
+    status, value = reply
+    if status is ExtendStatus.GONE:
+        raise gone
+    if status is ExtendStatus.BUSY:
+        raise _locked(value)
+    if status is ExtendStatus.KNOWN:
+        raise BadRequest(f"The conversation has an item with id {value[:64]!r} already.", param)
+    if status in (ExtendStatus.ITEMS, ExtendStatus.BYTES):
+        raise BadRequest(f"A conversation may have at most {value} {status}.", param)
+    if status is ExtendStatus.CONVERSATIONS:
+        raise QuotaExceeded.of("conversations", int(value))
+    if status is ExtendStatus.KEPT:
+        raise QuotaExceeded.of("bytes", int(value))
+
+
+def _locked(job_id: str) -> ConversationLocked:
+    return ConversationLocked(
+        f"The response {response_id(job_id)} of this conversation is being made; "
+        "try again when it is complete."
+    )
+
+
+def _no_item(item_id: str) -> NotFound:
+    return NotFound(f"Item with id {item_id[:64]!r} not found.")

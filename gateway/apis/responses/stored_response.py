@@ -1,0 +1,173 @@
+"""Stored responses: each is a job, whose record has the request and whose log has the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from gateway.core.response_items import sent_again, stored_item
+from shared.api.endpoint import StreamFormat
+from shared.api.endpoints import ENDPOINTS
+from shared.job.chunk_template import DeltaDecoder
+from shared.job.conversation import StoredItem
+from shared.job.errors import (
+    BadRequest,
+    BodyTooLarge,
+    NotFound,
+    PreviousResponseNotFound,
+    StreamReset,
+)
+from shared.job.job import Job
+from shared.job.response_id import job_id_of, response_id
+from shared.job.response_options import ResponseOptions
+from shared.job.states import JobState
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.log_parts import log_parts
+from shared.store.redis.stored_body import Body, read_whole
+
+_MOST_CONTINUED_BYTES = 4 << 20
+"""Of a response that is parsed because another one continues it. Log probabilities that the client
+asked for are a part of it, and are left out of what the engine gets."""
+_MEMBER = rb'"(?:type|sequence_number)"\s*:\s*(?:"[a-z._]*"|[0-9]+)'
+_BEFORE = re.compile(rb'\{\s*(?:%b\s*,\s*)*"response"\s*:\s*(?=\{)' % _MEMBER)
+_AFTER = re.compile(rb"\}(?:\s*,\s*%b)*\s*\}\s*\Z" % _MEMBER)
+_AFTER_BYTES = 256
+
+
+class StoredResponse(NamedTuple):
+    """A response and what its client asked for."""
+
+    job: Job
+    body: bytes
+    up_to: str = ""
+    """Where its input is, if not in the body: the number of its last item in its conversation, or
+    the job of a later response, whose input begins with it."""
+
+    @property
+    def id(self) -> str:
+        """The response's id."""
+        return response_id(self.job.id)
+
+    @property
+    def options(self) -> ResponseOptions:
+        """What the client asked of the gateway."""
+        return ResponseOptions.of_body(self.body)
+
+    @property
+    def input(self) -> bytes:
+        """All that the answer was made from, the history first, as JSON.
+
+        Empty if it is elsewhere (`up_to`).
+        """
+        return self.options.input_of(self.body)
+
+
+def is_response(job: Job) -> bool:
+    """Whether the job is a response."""
+    endpoint = ENDPOINTS.get(job.endpoint)
+    return endpoint is not None and endpoint.stream is StreamFormat.RESPONSE_EVENTS
+
+
+async def stored_response(queue: JobQueue, tenant: str, response: str) -> StoredResponse:
+    """The tenant's stored response with this id. Raises NotFound, and redis' errors."""
+    job_id = job_id_of(response)
+    job = await queue.get(job_id) if job_id else None
+    if job is not None and job.tenant == tenant and is_response(job):
+        found = StoredResponse(job, *await queue.stored_request(job.id))
+        if found.options.store:
+            return found
+    raise NotFound(
+        f"Response with id {response[:64]!r} not found: the id is wrong, it was deleted, it was "
+        "created with `store: false`, or it has expired."
+    )
+
+
+async def begins_at_once(queue: JobQueue, job: Job) -> bool:
+    """Whether the first event of the job's stream was sent before a worker has made it."""
+    if not job.stream or not is_response(job):
+        return False
+    return ResponseOptions.of_body(await queue.request_body(job.id)).background
+
+
+async def previous_response(queue: JobQueue, tenant: str, previous: str) -> StoredResponse:
+    """The stored response that a request continues.
+
+    Raises PreviousResponseNotFound, BadRequest if it is not complete, and redis' errors.
+    """
+    param = "previous_response_id"
+    try:
+        stored = await stored_response(queue, tenant, previous)
+    except NotFound as error:
+        message = f"Previous response with id {previous[:64]!r} not found."
+        raise PreviousResponseNotFound(message, param) from error
+    if not stored.job.state.terminal:
+        raise BadRequest("The previous response is not complete yet.", param)
+    if stored.job.state is not JobState.COMPLETED:
+        raise BadRequest(f"The previous response is {stored.job.state}: it has no output.", param)
+    return stored
+
+
+async def output_items(queue: JobQueue, job: Job) -> list[StoredItem] | None:
+    """The items that a response has added, as the next request sends them again; None: it has none.
+
+    Raises StreamReset if Redis has lost a part of the answer, and redis' errors.
+    """
+    final = await final_response(queue, job)
+    if final is None:
+        return None
+    items = enumerate(sent_again(final["output"]))
+    return [stored_item(item, f"{job.id} output", number) for number, item in items]
+
+
+async def final_response(queue: JobQueue, job: Job) -> dict[str, Any] | None:
+    """What the engine answered, to be continued; None if the job ended without a response.
+
+    Raises StreamReset if Redis has lost a part of it, BodyTooLarge, and redis' errors.
+    """
+    body = await final_body(queue, job)
+    if body is None:
+        return None
+    whole = await read_whole(body, _MOST_CONTINUED_BYTES)
+    if whole is None:
+        raise BodyTooLarge(
+            f"The response {response_id(job.id)} has {body.size} bytes; one of more than "
+            f"{_MOST_CONTINUED_BYTES} can't be continued."
+        )
+    try:
+        response = json.loads(whole)
+    except ValueError:
+        response = None
+    if not isinstance(response, dict) or not isinstance(response.get("output"), list):
+        raise StreamReset("The answer of this job is no response.")
+    return response
+
+
+async def final_body(queue: JobQueue, job: Job) -> Body | None:
+    """What the engine answered, as it is stored; None if the job ended without a response.
+
+    Raises StreamReset if Redis has lost a part of it, and redis' errors.
+    """
+    if job.state is not JobState.COMPLETED:
+        return None
+    if job.result_bytes:
+        return Body(b"", queue, job)
+    decoder, chunk = DeltaDecoder(), b""
+    async for entries in log_parts(queue, job):
+        for entry in entries:
+            if entry.items:
+                chunk = decoder.decode(entry.items)
+    _, _, event = chunk.rstrip(b"\n").rpartition(b"\ndata: ")
+    return Body(response_in(event))
+
+
+def response_in(event: bytes) -> bytes:
+    """The JSON of the response in the last event of its stream, which may be long.
+
+    The members beside it are short, so that it is found without parsing it. Raises StreamReset if
+    there is none.
+    """
+    before, after = _BEFORE.match(event), _AFTER.search(event, max(0, len(event) - _AFTER_BYTES))
+    if before is None or after is None:
+        raise StreamReset("The answer of this job is no response.")
+    return event[before.end() : after.start() + 1]

@@ -1,0 +1,116 @@
+"""Admission: what the gateway checks in a request before it queues it. Limits of tenants go here.
+
+The station before is the body as `gateway/http/body.py` has parsed it, the one after
+`job_factory.py`. Everything else about a body is for vLLM to check, on the worker, so that its
+error messages reach the client unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from gateway.core.fleet_view import FleetView
+from gateway.core.input_shapes import check_shapes
+from gateway.core.message_shapes import check_items
+from gateway.core.on_disconnect import on_disconnect_in
+from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
+from gateway.core.response_request import ResponseRequest, response_request
+from shared.api.endpoint import Endpoint, ModelField, StreamFormat
+from shared.api.field_policy import check_fields, check_permission, restricted_parts
+from shared.fleet.registry import ModelInfo
+from shared.job.adapter_queues import pool_of
+from shared.job.errors import BadRequest, IntakeStopped
+from shared.job.lanes import DEFAULT, FLEX, PRIORITY
+from shared.platform.settings import Settings
+
+_LANE_OF_TIER = {
+    None: DEFAULT,
+    "auto": DEFAULT,
+    "default": DEFAULT,
+    "flex": FLEX,
+    "priority": PRIORITY,
+}
+
+
+class CheckedRequest(NamedTuple):
+    """What the gateway needs of a body that it has checked. The body itself may be large."""
+
+    model: str
+    """Empty: the fleet's default model."""
+    stream: bool
+    lane: str
+    """Selected by OpenAI's `service_tier`."""
+    prompt: PromptSize
+    on_disconnect: str = ""
+    """As in on_disconnect.py; empty: the request does not say it."""
+    restricted: tuple[str, ...] = ()
+    """Fields that need the operator's permission, as in field_policy.py."""
+    response: ResponseRequest | None = None
+    """Of a request for a response (OpenAI's Responses API)."""
+
+
+def check_request(
+    endpoint: Endpoint, fields: Mapping[str, Any], settings: Settings
+) -> CheckedRequest:
+    """Check the fields of a body against the endpoint's row of the table. Raises BadRequest."""
+    policy = endpoint.policy
+    required = endpoint.model is ModelField.REQUIRED
+    model = fields.get("model")
+    model = "" if model is None else model
+    if not isinstance(model, str) or (required and not model):
+        raise BadRequest("`model` must be the name of a model; GET /v1/models lists them.", "model")
+    stream = fields.get("stream") if endpoint.stream else None
+    if not (stream is None or isinstance(stream, bool)):  # 1 is equal to True
+        raise BadRequest("`stream` must be true or false.", "stream")
+    lane = lane_of(fields) if policy.service_tier else DEFAULT
+    check_input(policy, fields, settings)
+    check_shapes(policy.input, fields)
+    restricted = check_fields(fields, settings)
+    size, on_disconnect = prompt_size(policy.input, fields), on_disconnect_in(fields)
+    checked = CheckedRequest(model, stream is True, lane, size, on_disconnect, restricted)
+    if endpoint.stream is StreamFormat.RESPONSE_EVENTS:
+        return checked._replace(response=response_request(fields))
+    return checked
+
+
+def check_stored_items(items: Any, allowed: Collection[str]) -> None:
+    """Check items that responses of any model may continue later. Raises BadRequest.
+
+    `allowed`: fields that the operator allows for every pool, as in field_policy.py.
+    """
+    if type(items) is list:
+        check_items("items", items)
+        check_permission(restricted_parts(items), allowed)
+
+
+def lane_of(fields: Mapping[str, Any]) -> str:
+    """The lane for OpenAI's `service_tier`. Raises BadRequest if the tier is unknown."""
+    tier = fields.get("service_tier")
+    if not isinstance(tier, str | None) or tier not in _LANE_OF_TIER:
+        known = ", ".join(name for name in _LANE_OF_TIER if name)
+        raise BadRequest(f"`service_tier` must be one of: {known}.", "service_tier")
+    return _LANE_OF_TIER[tier]
+
+
+def check_intake(pool: str, intake_stopped: Collection[str]) -> None:
+    """Raise IntakeStopped if operators let no requests into this pool."""
+    if pool_of(pool) in intake_stopped:
+        raise IntakeStopped(
+            f"An operator has stopped the intake of the pool {pool_of(pool)}: no new requests are "
+            "accepted now; try again later."
+        )
+
+
+async def admit(fleet: FleetView, request: CheckedRequest, version: str = "") -> ModelInfo:
+    """The model of a request that may be queued; `version` is the one asked for, if one is.
+
+    Raises ModelNotFound, NoWorker, IntakeStopped, BadRequest, and redis' errors.
+    """
+    model = await fleet.model(request.model, version)
+    if fleet.switches.intake_stopped:
+        check_intake(model.pool, fleet.switches.intake_stopped)
+    if request.restricted:
+        check_permission(request.restricted, fleet.allowed_fields(model.pool))
+    check_prompt_size(request.prompt, model.card)
+    return model

@@ -1,0 +1,191 @@
+"""This gateway's copy of the fleet in Redis: models, workers and decisions of the autoscaler."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Collection
+
+from shared.fleet import wait_estimate
+from shared.fleet.desired_pool import DesiredPools, Switches
+from shared.fleet.job_durations import JobDurations
+from shared.fleet.model_names import ModelNames, declared_models, merged
+from shared.fleet.pools import Pools
+from shared.fleet.registry import (
+    HEARTBEAT_S,
+    Heartbeat,
+    ModelInfo,
+    Registry,
+    WorkerInfo,
+    without_failed,
+)
+from shared.fleet.scale_decisions import Scale, ScaleStore
+from shared.fleet.wait_estimate import SlotTurnover, WaitEstimate
+from shared.fleet.worker_losses import WorkerLosses
+from shared.job.adapter_queues import pool_of
+from shared.job.errors import BadRequest, ModelNotFound, NoWorker
+from shared.store.redis.redis_client import RedisError
+
+_REFRESH_S = HEARTBEAT_S
+# The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.
+_MIN_REFRESH_S = 0.25
+_OUTDATED_S = 5 * _REFRESH_S
+
+
+class FleetView:
+    """At most a few seconds old. Start `run` as a task."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        scales: ScaleStore,
+        pools: Pools | None = None,
+        default_model: str = "",
+        allow_fields: Collection[str] = (),
+        desired: DesiredPools | None = None,
+    ) -> None:
+        """`pools`: those of flotilla.yaml are known from the start, with or without workers.
+
+        `allow_fields`: allowed for every pool, as in field_policy.py. `desired`: what operators
+        have asked for; None: nothing.
+        """
+        self._allow_fields = tuple(allow_fields)
+        self._pool_allows = {pool.name: pool.allow_fields for pool in pools.all} if pools else {}
+        self._declared = declared_models(pools) if pools else {}
+        self._default_model = default_model
+        self.names = ModelNames(self._declared, default_model)
+        self.models: dict[str, ModelInfo] = self.names.listed
+        """Every name that a request can have -> its model, or the first of its versions."""
+        self.workers: list[WorkerInfo] = []
+        self.heartbeats: list[Heartbeat] = []
+        """Of the same workers."""
+        self.losses = WorkerLosses()
+        self.switches = Switches(frozenset(), frozenset())
+        self.scales: dict[str, Scale] = {}
+        """The last decision for each autoscaled pool."""
+        self.history = scales.history
+        self.set_worker_range = scales.set_worker_range
+        self._registry = registry
+        self._scales = scales
+        self._desired = desired
+        self._durations = JobDurations()
+        self._redis_ahead_s = time.time() - time.monotonic()  # a guess until Redis answers
+        self._read_at = float("-inf")
+        self._complete_at = time.monotonic()
+        self._error = ""  # of the last refresh that failed
+        self._refreshing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Refresh the copy until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except (RedisError, OSError) as error:
+                self._error = str(error) or type(error).__name__
+            await asyncio.sleep(_REFRESH_S)
+
+    @property
+    def problem(self) -> str:
+        """Why the copy is outdated, in words; empty if it is not."""
+        old_s = time.monotonic() - self._complete_at
+        if old_s < _OUTDATED_S:
+            return ""
+        return f"models and workers were last read {old_s:.0f} s ago: {self._error[:200]}"
+
+    async def refresh(self) -> None:
+        """Read everything from Redis now. Raises redis' errors."""
+        self._read_at = time.monotonic()
+        models = merged(self._declared, await self._registry.models())
+        defaults = await self._registry.default_versions()
+        self.names = ModelNames(models, self._default_model, defaults)
+        self.models = self.names.listed
+        self._set_workers(await self._registry.heartbeats())
+        pools = sorted({pool_of(model.pool) for model in models.values()})
+        now_s, self.scales = await self._scales.read(pools)
+        self._redis_ahead_s = now_s - time.monotonic()
+        self.losses.update(self.heartbeats, now_s)
+        if self._desired is not None:
+            self.switches = await self._desired.switches(pools)
+        self._complete_at = time.monotonic()
+
+    async def refresh_workers(self) -> None:
+        """Read the workers alone. Raises redis' errors."""
+        self._set_workers(await self._registry.heartbeats())
+        self.losses.update(self.heartbeats, self.now_s())
+
+    def worker_gone(self, worker_id: str) -> None:
+        """A worker has no connection to a Redis server any more."""
+        self.losses.gone(worker_id, self.now_s())
+
+    def _set_workers(self, heartbeats: list[Heartbeat]) -> None:
+        self.heartbeats = heartbeats
+        self.workers = without_failed(heartbeats)
+        self._durations.update(self.workers, time.monotonic())
+
+    async def model(self, name: str, version: str = "") -> ModelInfo:
+        """A model by a client's name for it, with or without workers; empty: the default model.
+
+        Of several versions, `version` names one; if it is empty, the weights decide each time anew.
+        Raises ModelNotFound, NoWorker, BadRequest, and redis' errors.
+        """
+        share = random.random()
+        model = self.names.resolve(name, version, share)
+        if model is None:
+            await self._refresh_once()
+            model = self.names.resolve(name, version, share)
+        if model is not None:
+            return model
+        if not self.models:
+            raise NoWorker("No worker has registered a model yet; try again when one has loaded.")
+        if not name:
+            raise BadRequest(
+                "`model` must name one of the fleet's models; GET /v1/models lists them.", "model"
+            )
+        raise ModelNotFound(self._not_found(name, version))
+
+    def _not_found(self, name: str, version: str) -> str:
+        if version and (versions := self.names.versions(name)):
+            there_are = ", ".join(model.version for model in versions)
+            return (
+                f"The model {name[:100]!r} has no version {version[:32]!r}; versions: {there_are}."
+            )
+        near = ", ".join(self.names.nearest(name[:200]))
+        return f"The model {name[:100]!r} does not exist; the nearest names are: {near}."
+
+    def allowed_fields(self, pool: str) -> Collection[str]:
+        """The fields that need permission and have it, in requests to this pool."""
+        return (*self._allow_fields, *self._pool_allows.get(pool.partition("+")[0], ()))
+
+    async def set_default_version(self, name: str, version: str) -> None:
+        """Send requests for `name` without a version to this one. Raises redis' errors."""
+        await self._registry.set_default_version(name, version)
+        await self.refresh()
+
+    async def _refresh_once(self) -> None:
+        """Refresh once for all callers that wait now, `_MIN_REFRESH_S` after the last refresh."""
+        called_at = time.monotonic()
+        async with self._refreshing:
+            if self._read_at < called_at:
+                await asyncio.sleep(max(0.0, self._read_at + _MIN_REFRESH_S - called_at))
+                await self.refresh()
+
+    def now_s(self) -> float:
+        """The time in Unix seconds by Redis' clock, as of the last refresh plus the time since."""
+        return time.monotonic() + self._redis_ahead_s
+
+    def wait_estimate(self, pool: str, position: int) -> WaitEstimate:
+        """How long the job at `position` (from 1) of the pool may wait, and why."""
+        read_s_ago = time.monotonic() - self._read_at
+        turnover = SlotTurnover(self._durations.mean_s(pool_of(pool)), read_s_ago)
+        workers, scale = self.workers_of(pool), self.scales.get(pool_of(pool))
+        return wait_estimate.wait_estimate(position, workers, scale, self.now_s(), turnover)
+
+    def wait_reason(self, pool: str) -> str:
+        """Why the pool's jobs wait, in words, if no worker is ready; else empty."""
+        workers, scale = self.workers_of(pool), self.scales.get(pool_of(pool))
+        return wait_estimate.wait_reason(workers, scale, self.now_s())
+
+    def workers_of(self, pool: str) -> list[WorkerInfo]:
+        """The workers that read a queue, a pool's or an adapter's, and have not expired."""
+        return [worker for worker in self.workers if worker.pool == pool_of(pool)]

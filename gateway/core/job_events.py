@@ -1,0 +1,193 @@
+"""A job as a stream of server-sent events: what has happened (from the log), then what happens.
+
+| event | data |
+|---|---|
+| `queued` | `{id, state, position}`; again while it waits |
+| `in_progress` | `{id, state}` |
+| `chunk` | an OpenAI chunk, if the request asked for a stream |
+| `delta` | `{"choices": [{index, text}]}`, if it did not |
+| `completed`, `failed`, `cancelled`, `expired` | the job; the last event |
+| `error` | OpenAI's error object, if the stream of events can't be continued |
+
+Each has an id: the number of a log entry, or `number.k` for the k-th of several chunks in one
+entry; `queued`, `in_progress` and `error` have that of the event before. Sent back to any gateway
+as `Last-Event-ID`, it continues with what is behind it.
+
+Token path: streaming/reader.py -> here -> the response of `GET /jobs/{id}/events`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from gateway.core.choice_numbers import ChoiceNumbers
+from gateway.core.log_event import LogEvent, ReadMode
+from gateway.core.reader import Reader
+from gateway.core.stream_context import StreamContext
+from gateway.http import server_events as sse
+from shared.job.errors import BadRequest, FlotillaError, RedisUnavailable, StreamReset
+from shared.job.frames import FrameKind
+from shared.job.job import Job
+from shared.job.job_log import Delta
+from shared.job.states import JobState
+from shared.store.redis.depths import position
+from shared.store.redis.redis_client import RedisError
+
+_DONE = b"[DONE]"
+_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+_RETRY = b"retry: 1000\n"
+"""Goes into the first event: clients hand a block without data on as an empty event."""
+
+
+class _CutShort(Exception):
+    """An event is incomplete: the connection is closed, and the client comes back for it."""
+
+
+class EventPosition(NamedTuple):
+    """What a client has had: entries up to number `entry`, and `chunks` chunks of the next one."""
+
+    entry: int
+    chunks: int
+
+    @classmethod
+    def parse(cls, event_id: str) -> EventPosition:
+        """The position behind the event with this id. Raises BadRequest for any other text."""
+        entry, dot, chunk = event_id.partition(".")
+        valid = entry.isdecimal() and len(entry) < 16 and (not dot or chunk.isdecimal())
+        if not valid or (dot and int(entry) == 0):
+            raise BadRequest("Last-Event-ID is not an id of this stream.")
+        return cls(int(entry) - 1, int(chunk)) if dot else cls(int(entry), 0)
+
+    def __str__(self) -> str:
+        return f"{self.entry + 1}.{self.chunks}" if self.chunks else str(self.entry)
+
+
+async def events(context: StreamContext, job: Job, after: EventPosition) -> AsyncIterator[bytes]:
+    """The events behind a position, up to the job's end, as bytes of the response.
+
+    Never raises FlotillaError, which becomes the last event; _CutShort if that is not possible.
+    """
+    mode = ReadMode.CHUNKS if job.stream else ReadMode.DELTAS
+    reader = context.relay.open(job.id, mode, after.entry)
+    last_id, ended, retry_sent = str(after), job.state.terminal, False
+    try:
+        async for data, event_id in _follow(context, reader, job.id, after):
+            last_id = event_id
+            if retry_sent or not data.startswith(b"event:"):
+                yield data
+            else:
+                retry_sent = True
+                yield _RETRY + data
+        ended = True
+    except FlotillaError as failure:
+        yield sse.raw_event("error", failure.to_openai(), last_id)
+    except (RedisError, OSError):
+        unavailable = RedisUnavailable("The queue can't be reached; come back with Last-Event-ID.")
+        yield sse.raw_event("error", unavailable.to_openai(), last_id)
+    finally:
+        context.relay.close(reader)
+        if not ended:
+            context.unwatcher.start(job.id)
+
+
+async def _follow(
+    context: StreamContext, reader: Reader, job_id: str, after: EventPosition
+) -> AsyncIterator[tuple[bytes, str]]:
+    """Parts of the response, each with the id of the last event that the client has with it."""
+    last_id, skip = str(after), after.chunks
+    numbers = ChoiceNumbers(context.queue, job_id)
+    await context.queue.watch(job_id, context.gateway_id, follow=True)
+    reader.resync()  # the log holds what was published before this gateway watched
+    queued = True
+    while True:
+        if queued:
+            job = await _job(context, job_id)
+            queued = job.state is JobState.QUEUED
+            if queued:
+                yield await _queued(context, job, last_id), last_id
+            elif job.started_at is not None:
+                yield _in_progress(job, last_id), last_id
+        log_events = await reader.next(context.settings.keepalive_s)
+        if queued and log_events:
+            queued = False
+            job = await _job(context, job_id)
+            if job.started_at is not None:
+                yield _in_progress(job, last_id), last_id
+        elif not queued and not log_events:
+            yield sse.comment("in progress"), last_id
+        for event in log_events:
+            if event.last:
+                job = await _job(context, job_id)
+                last_id = str(event.seq)
+                async for data in _end(context, job, last_id):
+                    yield data, last_id
+                return
+            if event.kind == FrameKind.DELTAS:
+                await numbers.prepare(event.payload)
+            for data, last_id in _render(event, numbers)[skip:]:
+                yield data, last_id
+            if event.seq:
+                skip = 0
+
+
+async def _end(context: StreamContext, job: Job, last_id: str) -> AsyncIterator[bytes]:
+    """The last event, in parts. Raises _CutShort if it has begun and can't go on."""
+    begin, begun = f"event: {job.state}\nid: {last_id}\ndata: ".encode(), False
+    body = await context.job_object(job)
+    try:
+        async for part in body.parts():
+            # An event's data is one line; JSON has line ends between values only.
+            yield (b"" if begun else begin) + part.translate(_ONE_LINE)
+            begun = True
+    except (FlotillaError, RedisError, OSError) as error:
+        if not begun:
+            raise
+        raise _CutShort from error
+    yield b"\n\n"
+
+
+def _in_progress(job: Job, last_id: str) -> bytes:
+    return sse.event(JobState.IN_PROGRESS, {"id": job.id, "state": JobState.IN_PROGRESS}, last_id)
+
+
+def _render(event: LogEvent, numbers: ChoiceNumbers) -> list[tuple[bytes, str]]:
+    """Events with their ids."""
+    if event.kind == FrameKind.DELTAS:
+        return _render_deltas(event, numbers)
+    if event.kind == FrameKind.CHUNK:
+        chunks = [data for data in sse.split(event.payload) if data != _DONE]
+        ids = [f"{event.seq}.{k}" for k in range(1, len(chunks))] + [str(event.seq)]
+        return [
+            (sse.raw_event("chunk", data, event_id), event_id)
+            for data, event_id in zip(chunks, ids[: len(chunks)], strict=True)
+        ]
+    return []
+
+
+def _render_deltas(event: LogEvent, numbers: ChoiceNumbers) -> list[tuple[bytes, str]]:
+    """One event with the text of each choice; several steps of one are joined."""
+    texts: dict[tuple[int, int], str] = {}
+    for delta in event.payload:
+        if isinstance(delta, Delta):
+            sequence = (delta.call, delta.choice)
+            texts[sequence] = texts.get(sequence, "") + delta.text
+    choices = [{"index": numbers.of(*which), "text": text} for which, text in texts.items()]
+    if not choices:
+        return []
+    data = json.dumps({"choices": choices}, ensure_ascii=False).encode()
+    event_id = str(event.seq)
+    return [(sse.raw_event("delta", data, event_id), event_id)]
+
+
+async def _queued(context: StreamContext, job: Job, last_id: str) -> bytes:
+    data = {"id": job.id, "state": job.state, "position": await position(context.queue, job)}
+    return sse.event("queued", data, last_id)
+
+
+async def _job(context: StreamContext, job_id: str) -> Job:
+    job = await context.queue.get(job_id)
+    if job is None:
+        raise StreamReset("The job is gone.")
+    return job

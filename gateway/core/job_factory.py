@@ -1,0 +1,164 @@
+"""Builds a new job from an admitted request. `submitter.py` puts it into the queue."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from gateway.core.admission import CheckedRequest
+from gateway.core.on_disconnect import keep_s
+from shared.api.endpoint import Endpoint
+from shared.fleet.pools import Pool, load_pools
+from shared.fleet.registry import ModelInfo
+from shared.job.adapter_queues import pool_of
+from shared.job.idempotency import IdempotencyKey
+from shared.job.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id_in
+from shared.job.response_id import shard_of_conversation
+from shared.platform import request_span
+from shared.platform.settings import Settings
+
+_ID_TRIES = 16
+
+
+class JobFactory:
+    """Makes the jobs of one gateway process."""
+
+    def __init__(
+        self, settings: Settings, gateway_id: str, reachable: Callable[[int], bool]
+    ) -> None:
+        """`reachable`: whether the Redis server of a shard can be reached now."""
+        self._settings = settings
+        self._gateway_id = gateway_id
+        self._reachable = reachable
+        pools = load_pools(settings).all
+        self._pools = {pool.name: pool for pool in pools if pool.has_deadlines}
+
+    def attached(
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        model: ModelInfo,
+        request: CheckedRequest,
+        body: bytes,
+        on_disconnect: str = "",
+        idempotency: IdempotencyKey | None = None,
+    ) -> NewJob:
+        """A job whose client waits for the answer, which is sent to this gateway.
+
+        `on_disconnect`: of the request's headers. Raises BadRequest.
+        """
+        settings, on_disconnect = self._settings, on_disconnect or request.on_disconnect
+        kept_s = keep_s(on_disconnect) if on_disconnect else settings.disconnect_grace_s
+        ttl_s = settings.result_ttl_s if kept_s is None else settings.stream_ttl_s
+        gateway_id = self._gateway_id
+        return self._job(
+            endpoint, tenant, model, request, body, ttl_s, gateway_id, kept_s, idempotency
+        )
+
+    def detached(
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        model: ModelInfo,
+        request: CheckedRequest,
+        body: bytes,
+        on_disconnect: str = "",
+        idempotency: IdempotencyKey | None = None,
+    ) -> NewJob:
+        """A job whose answer is fetched later, or never. See `attached`."""
+        on_disconnect = on_disconnect or request.on_disconnect
+        kept_s = keep_s(on_disconnect) if on_disconnect else None
+        ttl_s = self._settings.result_ttl_s
+        return self._job(endpoint, tenant, model, request, body, ttl_s, "", kept_s, idempotency)
+
+    def repeated(
+        self, job: Job, body: bytes, new_id: str = "", idempotency: IdempotencyKey | None = None
+    ) -> NewJob:
+        """A detached job with the request of one that has ended. `new_id`: empty for a new one."""
+        return NewJob(
+            id=new_id or self._job_id(idempotency),
+            tenant=job.tenant,
+            pool=job.pool,
+            lane=job.lane,
+            model=job.model,
+            endpoint=job.endpoint,
+            body=body,
+            stream=job.stream,
+            ttl_s=self._settings.result_ttl_s,
+            max_attempts=self._settings.max_attempts,
+            deadline_s=job.total_deadline_s,
+            metadata=job.metadata,
+            run_deadline_s=job.run_deadline_s,
+            queue_deadline_s=job.queue_deadline_s,
+            retried_from=job.id,
+            idempotency=idempotency,
+            origin=_origin(job.endpoint, job.model, job.pool, job.lane),
+        )
+
+    def _job(
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        model: ModelInfo,
+        request: CheckedRequest,
+        body: bytes,
+        ttl_s: float,
+        gateway_id: str,
+        kept_s: float | None,
+        idempotency: IdempotencyKey | None,
+    ) -> NewJob:
+        job = NewJob(
+            id=self._job_id(idempotency, request),
+            tenant=tenant,
+            pool=model.pool,
+            lane=request.lane,
+            model=request.model or model.name,
+            endpoint=endpoint.path,
+            body=body,
+            stream=request.stream,
+            ttl_s=ttl_s if idempotency is None else max(ttl_s, idempotency.job_ttl_s),
+            max_attempts=self._settings.max_attempts,
+            gateway=gateway_id,
+            keep_s=kept_s,
+            idempotency=idempotency,
+            origin=_origin(endpoint.path, model.name, model.pool, request.lane),
+        )
+        pool = self._pools.get(pool_of(model.pool)) if self._pools else None
+        return job if pool is None else with_deadlines(job, pool)
+
+    def new_shard(self) -> int:
+        """A random shard whose server can be reached, if a few tries find one."""
+        for _ in range(_ID_TRIES):
+            shard = random.randrange(self._settings.shards)
+            if self._reachable(shard):
+                break
+        return shard
+
+    def _job_id(
+        self, idempotency: IdempotencyKey | None, request: CheckedRequest | None = None
+    ) -> str:
+        """An id in the shard of the response's conversation, else in that of the key, else in
+        one whose server can be reached."""
+        shards, response = self._settings.shards, request and request.response
+        if response is not None and response.options.conversation:
+            shard = shard_of_conversation(response.options.conversation)
+            if shard is not None and shard < shards:
+                return new_job_id_in(shard)
+        if idempotency is not None:
+            return new_job_id_in(idempotency.shard(shards))
+        return new_job_id_in(self.new_shard())
+
+
+def _origin(endpoint: str, model: str, pool: str, lane: str) -> Origin:
+    """Of a job that the current request submits."""
+    span = request_span.current()
+    return NO_ORIGIN if span is None else Origin(span.submit(endpoint, model, pool, lane))
+
+
+def with_deadlines(job: NewJob, pool: Pool) -> NewJob:
+    """The job with its pool's deadlines; those of the request replace them later."""
+    return job._replace(
+        deadline_s=pool.deadline_s,
+        queue_deadline_s=pool.queue_deadline_s,
+        run_deadline_s=pool.run_deadline_s,
+    )

@@ -1,0 +1,32 @@
+"""What a client that waits in silence is sent: a comment with the state of its job."""
+
+from __future__ import annotations
+
+from gateway.core.stream_context import StreamContext
+from gateway.http import server_events as sse
+from shared.job.errors import StreamReset
+from shared.job.states import JobState
+from shared.store.redis.depths import position
+from shared.store.redis.redis_client import RedisError
+
+
+async def progress_comment(context: StreamContext, job_id: str) -> bytes:
+    """The comment; empty if the job has just ended.
+
+    Raises StreamReset if there is no such job any more.
+    """
+    try:
+        job = await context.queue.get(job_id)
+        queue_position = job and await position(context.queue, job)
+    except (RedisError, OSError):
+        return sse.comment("waiting for the queue")
+    if job is None:
+        raise StreamReset("The queue has lost this job.")
+    if job.state.terminal:
+        return b""
+    if not queue_position:
+        return sse.comment(job.state)
+    reason = context.wait_reason(job.pool) if job.state is JobState.QUEUED else ""
+    return sse.comment(
+        f"{job.state}, position {queue_position}" + (f"; {reason}" if reason else "")
+    )

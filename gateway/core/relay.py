@@ -1,0 +1,267 @@
+"""The relay: a gateway's subscription at each Redis server, dispatched to readers in memory.
+
+Token path: Redis pub/sub (shared/store/redis/subscription.py) -> here -> streaming/reader.py.
+
+Pub/sub may lose messages. A job's log is the truth: readers read it where frames are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import partial
+from math import inf
+from time import monotonic
+
+from gateway.core.log_event import ReadMode
+from gateway.core.reader import Reader
+from shared.job.errors import StreamReset
+from shared.job.frames import decode
+from shared.job.job import shard_in
+from shared.platform import logs
+from shared.platform.metrics import GatewayMetrics
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisError
+from shared.store.redis.servers import server_index
+from shared.store.redis.subscription import Subscription
+
+log = logging.getLogger("flotilla.relay")
+
+_WAKEUP_INTERVAL_S = 0.1
+"""All readers are checked for due wake-ups at most so often."""
+_POLL_S = 0.5
+"""Between two polls of Redis for jobs that have ended."""
+_WATCHES_AT_ONCE = 100
+_RETRY_S = 0.2
+_JOBS_PER_CALL = 1000
+"""Most jobs in one such call, which blocks Redis while it runs."""
+
+
+class Relay:
+    """The subscriptions and readers of one gateway process. Start `run` as a task."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        urls: Sequence[str],
+        gateway_id: str,
+        metrics: GatewayMetrics,
+        buffer_bytes: int,
+    ) -> None:
+        """`urls`: the Redis servers of the shards, in order. `buffer_bytes`: for one reader."""
+        self.source = queue
+        self.buffer_bytes = buffer_bytes
+        self.now = 0.0
+        """When the latest message came, on the monotonic clock: one reading for all its frames."""
+        self.gaps: dict[float, int] = {}
+        """Seconds since the write before -> how many clients the current message was written to.
+        Streams of one batch are written together, so this is one number for most."""
+        self._queue = queue
+        self._metrics = metrics
+        self._warn_malformed = logs.RareWarning(log)
+        self._channel = channel = keys.tokens_channel(gateway_id)
+        self._subscriptions = [
+            Subscription(
+                url,
+                channel,
+                self._dispatch,
+                partial(self._on_connected, server),
+                partial(self._on_lost, server),
+                metrics.silent_subscriptions.inc,
+            )
+            for server, url in enumerate(urls)
+        ]
+        self._gateway_id = gateway_id
+        self._reconnected = [asyncio.Event() for _ in urls]
+        self._readers: dict[bytes, tuple[Reader, ...]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake_at = inf  # when the timer fires, on the monotonic clock
+        metrics.open_streams.set_function(lambda: sum(map(len, self._readers.values())))
+
+    async def run(self) -> None:
+        """Receive for ever; ends by cancellation."""
+        await asyncio.gather(
+            *(subscription.run() for subscription in self._subscriptions),
+            *(self._poll_ended_jobs(server) for server, _ in enumerate(self._subscriptions)),
+            *(self._watch_again(server) for server, _ in enumerate(self._subscriptions)),
+        )
+
+    async def connected(self) -> None:
+        """Returns when all subscriptions are connected."""
+        for subscription in self._subscriptions:
+            await subscription.connected.wait()
+
+    def is_subscribed(self, shard: int) -> bool:
+        """Whether frames of the shard's jobs can arrive; else readers have nothing but the log."""
+        server = server_index(shard, len(self._subscriptions))
+        return self._subscriptions[server].connected.is_set()
+
+    def check_subscription(self, server: int, channels: Set[str]) -> None:
+        """Subscribe anew if this gateway's channel is not among those with subscribers."""
+        self._subscriptions[server].observe(subscribed=self._channel in channels)
+
+    # --- readers ---
+
+    def open(self, job_id: str, mode: ReadMode, after: int = 0) -> Reader:
+        """A reader of the job's log behind entry number `after`.
+
+        Open it before the job is submitted or watched, and `close` it.
+        """
+        reader = Reader(self, job_id, mode, after)
+        key = job_id.encode()
+        self._readers[key] = (*self._readers.get(key, ()), reader)
+        return reader
+
+    def close(self, reader: Reader) -> None:
+        """The reader gets no more frames."""
+        key = reader.job_id.encode()
+        others = tuple(each for each in self._readers[key] if each is not reader)
+        if others:
+            self._readers[key] = others
+        else:
+            del self._readers[key]
+
+    def has_readers(self, job_id: str) -> bool:
+        """Whether a client of this gateway follows the job."""
+        return job_id.encode() in self._readers
+
+    def fail_all(self, error: Exception) -> None:
+        """End all readers: `next` of each raises `error`."""
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.fail(error)
+
+    # --- what readers use (ReaderHost) ---
+
+    def schedule_wakeup(self, at: float) -> None:
+        """Call `on_wakeup` of readers that are due at `at`, on the monotonic clock, or just after.
+
+        One timer serves all readers: one each would be made and cancelled with every request.
+        """
+        if at >= self._wake_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake_at = at
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, at - monotonic()), self._wake_due_readers)
+
+    def count_gap(self) -> None:
+        """A frame was lost."""
+        self._metrics.gaps.inc()
+
+    def report_malformed(self, job_id: str, error: Exception) -> None:
+        """Count and log a frame, or (with no job id) a message, that could not be decoded."""
+        self._metrics.malformed.labels("frame").inc()
+        self._warn_malformed("malformed frame of %s; reading the log: %r", job_id or "?", error)
+
+    def _wake_due_readers(self) -> None:
+        self._timer, self._wake_at = None, inf
+        now, soonest = monotonic(), inf
+        for readers in self._readers.values():
+            for reader in readers:
+                if reader.wake_at <= now:
+                    reader.on_wakeup()
+                else:
+                    soonest = min(soonest, reader.wake_at)
+        if soonest < inf:
+            self.schedule_wakeup(max(soonest, now + _WAKEUP_INTERVAL_S))
+
+    # --- from Redis ---
+
+    def _dispatch(self, message: bytes) -> None:
+        """Hand the frames of one message to their readers. Never raises."""
+        self.now = monotonic()
+        try:
+            for frame in decode(message):
+                for reader in self._readers.get(frame[0], ()):
+                    reader.on_frame(frame)
+        except Exception as error:
+            # The rest of the message is skipped; whatever it was, the logs have it.
+            self.report_malformed("", error)
+            for server, _ in enumerate(self._subscriptions):
+                self._resync_server(server)
+        for gap, n_clients in self.gaps.items():
+            self._metrics.itl.observe(gap, n_clients)
+        self.gaps.clear()
+
+    def _on_lost(self, server: int) -> None:
+        """Redis may have been restarted without its last writes."""
+        for reader in self._readers_of(server):
+            reader.distrust()
+
+    def _on_connected(self, server: int) -> None:
+        self._resync_server(server)
+        self._reconnected[server].set()
+
+    async def _watch_again(self, server: int) -> None:
+        """After each connect, watch the jobs of all readers: while this gateway was not subscribed
+        it may have been taken for dead, and out of their watchers."""
+        while True:
+            await self._reconnected[server].wait()
+            self._reconnected[server].clear()
+            try:
+                for job_ids in self._awaited_jobs(server).values():
+                    for first in range(0, len(job_ids), _WATCHES_AT_ONCE):
+                        part = job_ids[first : first + _WATCHES_AT_ONCE]
+                        watches = [
+                            self._queue.watch(i, self._gateway_id, follow=False) for i in part
+                        ]
+                        await asyncio.gather(*watches)
+            except (RedisError, OSError) as error:
+                log.debug("could not watch jobs again: %s", error)
+                await asyncio.sleep(_RETRY_S)
+                self._reconnected[server].set()
+
+    async def _watch(self, job_id: str) -> None:
+        await self._queue.watch(job_id, self._gateway_id, follow=False)
+
+    def _resync_server(self, server: int) -> None:
+        """Have all readers of this server's jobs read the log: messages may have been missed."""
+        for reader in self._readers_of(server):
+            reader.resync()
+
+    def _readers_of(self, server: int) -> Iterator[Reader]:
+        for job_id, readers in self._readers.items():
+            if server_index(shard_in(job_id.decode()), len(self._subscriptions)) == server:
+                yield from readers
+
+    async def _poll_ended_jobs(self, server: int) -> None:
+        """Find readers whose job has ended or is gone without a frame of it.
+
+        A frame may be lost, and no frame is sent for a record that was deleted.
+        """
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                for shard, job_ids in self._awaited_jobs(server).items():
+                    for first in range(0, len(job_ids), _JOBS_PER_CALL):
+                        part = job_ids[first : first + _JOBS_PER_CALL]
+                        self._on_ended(await self._queue.ended(shard, part))
+            except (RedisError, OSError) as error:
+                log.debug("could not poll for ended jobs: %s", error)
+
+    def _awaited_jobs(self, server: int) -> dict[int, list[str]]:
+        """Shard of this server -> its jobs whose end a reader waits for."""
+        shards: dict[int, list[str]] = {}
+        for readers in self._readers.values():
+            job_id = readers[0].job_id
+            shard = shard_in(job_id)
+            if server_index(shard, len(self._subscriptions)) == server and any(
+                reader.awaits_end for reader in readers
+            ):
+                shards.setdefault(shard, []).append(job_id)
+        return shards
+
+    def _on_ended(self, states: Mapping[str, str]) -> None:
+        """`states`: job id -> terminal state, or `gone` without a record."""
+        for job_id, state in states.items():
+            for reader in self._readers.get(job_id.encode(), ()):
+                if not reader.awaits_end:
+                    continue
+                if state == "gone":
+                    reader.fail(StreamReset("The queue has lost this job."))
+                else:
+                    reader.resync()  # the log has the end

@@ -1,0 +1,30 @@
+"""What all answers and event streams of one gateway process share."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.core.relay import Relay
+from gateway.core.unwatcher import Unwatcher
+from shared.job.job import Job
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.settings import Settings
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.stored_body import Body
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContext:
+    """Made once, when the gateway starts."""
+
+    gateway_id: str
+    settings: Settings
+    queue: JobQueue
+    relay: Relay
+    unwatcher: Unwatcher
+    metrics: GatewayMetrics
+    wait_reason: Callable[[str], str]
+    """Why the jobs of a pool wait, in words; empty if a worker is ready."""
+    job_object: Callable[[Job], Awaitable[Body]]
+    """A job as the API shows it."""

@@ -1,0 +1,156 @@
+"""Submits jobs to the queue in batches.
+
+The station before is `job_factory.py`, the one after `store/redis/job_queue.py`. Jobs that arrive
+while a call to a server is in flight are sent together in the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from shared.job.adapter_queues import pool_of
+from shared.job.job import NewJob
+from shared.platform.metrics import GatewayMetrics
+from shared.store.redis.job_queue import JobQueue, JoinedJob
+from shared.store.redis.redis_client import RedisConnectionError
+from shared.store.redis.servers import server_index
+
+_CALL_BYTES = 1 << 20
+"""Bytes of bodies in one call; a single larger body has a call of its own."""
+
+
+class _Waiting(NamedTuple):
+    job: NewJob
+    queued: asyncio.Future[str | None]
+    on_error: Callable[[Exception], None] | None
+
+
+class Submitter:
+    """The submissions of one gateway process."""
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        max_depth: int,
+        metrics: GatewayMetrics,
+        max_depths: Mapping[str, int] | None = None,
+    ) -> None:
+        """`max_depth`: jobs that may wait in a lane; `max_depths`: the same by pool."""
+        self._queue = queue
+        self._max_depth = max_depth
+        self._max_depths = max_depths or {}
+        self._metrics = metrics
+        # By server, so that one that does not answer delays only its own jobs.
+        self._waiting: list[list[_Waiting]] = [[] for _ in range(len(queue.servers))]
+        self._calls = [0] * len(queue.servers)  # in flight, by server
+        self._loop = asyncio.get_running_loop()
+
+    def max_depth(self, pool: str) -> int:
+        """How many jobs may wait in a lane of the pool, in one shard."""
+        return self._max_depths.get(pool_of(pool), self._max_depth)
+
+    def submit(
+        self,
+        job: NewJob,
+        *,
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> asyncio.Future[str | None]:
+        """A future that is done when the job is queued, or with the id of the job that it joins.
+
+        It fails with QueueFull, IdempotencyKeyReused or an error of redis; `on_error` is called
+        with that error.
+        """
+        queued: asyncio.Future[str | None] = self._loop.create_future()
+        server = server_index(job.shard, len(self._calls))
+        waiting = self._waiting[server]
+        waiting.append(_Waiting(job, queued, on_error))
+        if not self._calls[server] and len(waiting) == 1:
+            self._loop.call_soon(
+                self._send, server
+            )  # together with other jobs of this turn of the event loop
+        return queued
+
+    def _send(self, server: int) -> None:
+        groups: dict[tuple[int, int], list[_Waiting]] = {}
+        waiting, self._waiting[server] = self._waiting[server], []
+        for each in waiting:
+            max_depth = self.max_depth(each.job.pool) if self._max_depths else self._max_depth
+            groups.setdefault((each.job.shard, max_depth), []).append(each)
+        for (shard, max_depth), together in groups.items():
+            for batch in _batches(together):
+                self._calls[server] += 1
+                self._call(shard, batch, max_depth)
+
+    def _call(
+        self, shard: int, batch: list[_Waiting], max_depth: int, *, last: bool = False
+    ) -> None:
+        jobs = [each.job for each in batch]
+        try:
+            reply = self._queue.start_submit(shard, jobs, max_depth)
+        except Exception as error:  # a job that can't be packed must not block those after it
+            reply = self._loop.create_future()
+            reply.set_exception(error)
+        reply.add_done_callback(partial(self._sent, shard, batch, max_depth, last))
+
+    def _sent(
+        self,
+        shard: int,
+        batch: list[_Waiting],
+        max_depth: int,
+        last: bool,
+        reply: asyncio.Future[Any],
+    ) -> None:
+        error = asyncio.CancelledError() if reply.cancelled() else reply.exception()
+        if isinstance(error, RedisConnectionError) and not last:
+            # The connection broke during the call. Jobs that are queued already stay as they are.
+            self._call(shard, batch, max_depth, last=True)
+            return
+        if error is not None:
+            for each in batch:
+                _fail(each, error)
+        else:
+            self._resolve(batch, reply.result())
+        server = server_index(shard, len(self._calls))
+        self._calls[server] -= 1
+        if self._waiting[server] and not self._calls[server]:
+            self._send(server)
+
+    def _resolve(self, batch: list[_Waiting], reply: Sequence[Any]) -> None:
+        replies = self._queue.parse_submit([each.job for each in batch], reply)
+        for each, result in zip(batch, replies, strict=True):
+            joined = None
+            if isinstance(result, int):
+                self._metrics.submitted.of(pool_of(each.job.pool), each.job.lane).inc()
+            elif isinstance(result, JoinedJob):
+                joined = result.id
+            else:
+                _fail(each, result)
+            if not each.queued.done():
+                each.queued.set_result(joined)
+
+
+def _fail(waiting: _Waiting, error: BaseException) -> None:
+    queued = waiting.queued
+    if queued.done():
+        return
+    queued.set_exception(error)
+    # A callback of the future would also be called for every job that was queued.
+    if waiting.on_error is not None and isinstance(error, Exception):
+        queued.exception()  # mark it as retrieved
+        waiting.on_error(error)
+
+
+def _batches(batch: list[_Waiting]) -> list[list[_Waiting]]:
+    """Split a batch, in order, so that the bodies fit into one argument of a Redis call."""
+    batches: list[list[_Waiting]] = []
+    size = _CALL_BYTES
+    for each in batch:
+        if size + len(each.job.body) > _CALL_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append(each)
+        size += len(each.job.body)
+    return batches

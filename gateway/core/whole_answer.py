@@ -1,0 +1,53 @@
+"""An answer that is not streamed, as the worker gave it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gateway.core.log_event import LogEvent
+from shared.job.errors import RedisUnavailable, StreamReset, job_error
+from shared.job.frames import FrameKind
+from shared.job.job import Job
+from shared.job.states import JobState
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisError
+from shared.store.redis.stored_body import Body
+
+
+class WholeAnswer(NamedTuple):
+    """An HTTP response, without the headers that the gateway adds."""
+
+    status: int
+    content_type: str
+    body: Body
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Further ones that vLLM gave it."""
+
+
+def whole_answer(queue: JobQueue, job: Job) -> WholeAnswer | None:
+    """What the worker answered; None if that was streamed. Raises the error of any other end."""
+    if job.result_bytes:
+        headers = tuple((k.encode("latin-1"), v.encode("latin-1")) for k, v in job.headers.items())
+        return WholeAnswer(job.status, job.content_type, Body(b"", queue, job), headers)
+    if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and job.status == 200):
+        return None
+    raise job_error(job.error_code, job.id)
+
+
+async def answer_at_end(queue: JobQueue, job_id: str, last: LogEvent) -> WholeAnswer | None:
+    """The answer of a job whose last event this is; None if it was streamed and is complete.
+
+    Raises the error that stands for a job that ended otherwise.
+    """
+    if last.kind == FrameKind.DONE:
+        return None
+    if last.kind == FrameKind.RESULT:
+        status, content_type, body = last.payload
+        return WholeAnswer(status, content_type.decode(), Body(body))
+    try:
+        job = await queue.get(job_id)
+    except (RedisError, OSError) as error:
+        raise RedisUnavailable("The queue can't be reached; the job has ended.") from error
+    if job is None:
+        raise StreamReset("The job is gone.")
+    return whole_answer(queue, job)

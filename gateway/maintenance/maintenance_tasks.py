@@ -1,0 +1,124 @@
+"""The maintenance tasks: what runs, how often, and that one process of the fleet does it a round.
+
+A new periodic task is added here. Celery runs those of `celery_intervals` (celery_app.py); those of
+`timer_intervals` must not wait behind them and run on the main process's event loop (process.py).
+Every task may run twice, or not at all in one round: the next round does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from prometheus_client import CollectorRegistry
+
+from gateway.maintenance.housekeeping import Housekeeping
+from gateway.ops.autoscaler import tick as autoscaler
+from shared.fleet.pools import load_pools
+from shared.fleet.registry import Registry
+from shared.platform.metrics import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
+from shared.platform.settings import Settings
+from shared.store.redis import keys
+from shared.store.redis.detector import Detector
+from shared.store.redis.format_version import FormatMonitor
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.lost_gateways import LostGateways
+from shared.store.redis.lost_workers import LostWorkers
+from shared.store.redis.redis_client import UNAVAILABLE, RedisError
+from shared.store.redis.servers import Servers
+
+log = logging.getLogger("flotilla.maintenance")
+
+REPAIR = "repair"
+PRUNE = "prune"
+AUTOSCALE = "autoscale"
+TIMEOUT_S = 20.0
+"""A round that takes longer is cancelled."""
+_PRUNE_INTERVAL_S = 600.0
+_LOCKED_SHARE = 0.9
+"""Of an interval. Not all of it: a timer that fires a little early must not miss its round."""
+
+
+def celery_intervals(settings: Settings) -> dict[str, float]:
+    """The tasks that Celery runs -> seconds from one round to the next."""
+    return {REPAIR: settings.repair_interval_s, PRUNE: _PRUNE_INTERVAL_S}
+
+
+def timer_intervals(settings: Settings) -> dict[str, float]:
+    """The tasks that run on a timer of the main process -> seconds from one round to the next."""
+    return {AUTOSCALE: settings.autoscale_tick_s} if load_pools(settings).autoscaled else {}
+
+
+class MaintenanceTasks:
+    """The tasks of one fleet, with their connections to Redis."""
+
+    def __init__(self, settings: Settings) -> None:
+        servers = Servers(settings.redis_url, settings.shard_redis_urls, max_connections=4)
+        self._queue = JobQueue(servers, shards=settings.shards)
+        self._silence_s = settings.silence_s
+        self._intervals_s = celery_intervals(settings) | timer_intervals(settings)
+        registry = Registry(servers.primary)
+        housekeeping = Housekeeping(self._queue, registry)
+        pools = [pool.name for pool in load_pools(settings).autoscaled]
+        self._work: Mapping[str, Callable[[], Awaitable[None]]] = {
+            REPAIR: housekeeping.repair,
+            PRUNE: functools.partial(housekeeping.prune, pools, self._intervals_s),
+            AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings),
+        }
+
+    async def run(self, name: str) -> None:
+        """Run a task unless another process has done so in this round. Logs what goes wrong."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                try:
+                    await self.run_once_per_round(name)
+                except UNAVAILABLE:  # an idle connection does not notice that Redis has restarted
+                    await self.run_once_per_round(name)
+        except TimeoutError:
+            log.warning("%s: cancelled after %g s; the next round continues", name, TIMEOUT_S)
+        except (RedisError, OSError) as error:
+            log.warning("%s: failed in this round: %s", name, error)
+        except Exception:
+            log.exception("%s: failed in this round", name)
+
+    async def run_once_per_round(self, name: str) -> bool:
+        """Run a task; returns False if another process has done so in this round.
+
+        Raises what the task raises, redis' errors among it.
+        """
+        redis = self._queue.servers.primary
+        lock_ms = int(self._intervals_s[name] * _LOCKED_SHARE * 1000)
+        if not await redis.set(keys.maintenance_lock(name), 1, nx=True, px=lock_ms):
+            return False
+        await self._work[name]()
+        now_s, _ = await redis.time()
+        await redis.hset(keys.MAINTENANCE_RUNS, name, now_s)
+        return True
+
+    async def seconds_since(self, name: str) -> float | None:
+        """How long ago any process completed the task; None: never. Raises redis' errors."""
+        redis = self._queue.servers.primary
+        done_s = await redis.hget(keys.MAINTENANCE_RUNS, name)
+        now_s, _ = await redis.time()
+        return None if done_s is None else now_s - int(done_s)
+
+    async def monitor_format(self) -> None:
+        """Check the format version of the servers for ever. Raises FormatMismatch."""
+        servers = self._queue.servers
+        await FormatMonitor([servers.primary, *servers.all], self._queue.shards).run()
+
+    async def detect_lost_processes(self) -> None:
+        """Find workers and gateways that have lost their connection, for ever."""
+        registry = CollectorRegistry()  # not exported: this process serves no metrics
+        metrics = LostWorkerMetrics(registry, ReaperMetrics(registry))
+        lost_workers = LostWorkers(self._queue, metrics)
+        lost_gateways = LostGateways(self._queue, LostGatewayMetrics(registry))
+        detector = Detector(self._queue, lost_workers, lost_gateways.abandon, self._silence_s)
+        await asyncio.gather(detector.run(), lost_gateways.run())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._queue.close()
+        await self._queue.servers.close()

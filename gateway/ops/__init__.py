@@ -1,0 +1,1 @@
+"""For operations: health, metrics, the overview, the autoscaler, the page."""

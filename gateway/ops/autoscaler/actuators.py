@@ -1,0 +1,45 @@
+"""Actuators start and drain the workers that the autoscaler wants."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from gateway.ops.autoscaler.docker import Docker
+from shared.fleet.pools import Pool
+from shared.fleet.registry import WorkerInfo
+from shared.platform.settings import Settings
+
+
+class Actuator(Protocol):
+    """Something that can start and drain workers of one pool."""
+
+    async def reconcile(
+        self, wanted: int, workers: Sequence[WorkerInfo], draining: Collection[str]
+    ) -> list[str]:
+        """Act once. `workers` are the pool's, `draining` names what was told to drain before.
+
+        Returns what was told to drain, now or before, and still runs. Raises OSError or
+        httpx.HTTPError.
+        """
+        ...
+
+
+class NoopActuator:
+    """Does nothing: `flotilla up` or KEDA reads the decision and acts on it."""
+
+    async def reconcile(
+        self,
+        wanted: int,
+        workers: Sequence[WorkerInfo],
+        draining: Collection[str],
+    ) -> list[str]:
+        """Nothing; returns no names."""
+        return []
+
+
+def actuator(settings: Settings, pool: Pool) -> Actuator:
+    """The actuator that the settings name, for one pool."""
+    if settings.autoscale_actuator == "docker":
+        return Docker(settings.docker_host, pool.docker_project, pool.docker_service)
+    return NoopActuator()

@@ -1,0 +1,102 @@
+"""Prometheus metrics: what this process counted, and the state of the fleet as Redis has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from math import nan
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from gateway.apis.context import Gateway, GatewayDep
+from gateway.ops.readiness import checks
+from shared.job.adapter_queues import pool_of
+from shared.job.states import JobState
+from shared.store.redis import dead_letters, keys
+from shared.store.redis.depths import depths
+from shared.store.redis.redis_client import RedisError
+
+router = APIRouter(tags=["health"])
+log = logging.getLogger("flotilla.gateway")
+
+
+@router.get("/metrics")
+async def metrics(gateway: GatewayDep) -> Response:
+    """All metrics in Prometheus' text format."""
+    # All at once: a Redis that does not answer must not cost a scrape three timeouts.
+    problems, _, _ = await asyncio.gather(
+        checks(gateway), _read_fleet(gateway), _read_redis(gateway)
+    )
+    for check, problem in problems.items():
+        gateway.metrics.ready.labels(check).set(not problem)
+    return Response(generate_latest(gateway.prometheus), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _read_fleet(gateway: Gateway) -> None:
+    """Set the gauges whose values are in Redis. If Redis does not answer they have no value."""
+    m, queue = gateway.metrics, gateway.queue
+    try:
+        lanes, letters, runs = await asyncio.gather(
+            depths(queue),
+            dead_letters.count(queue),
+            queue.servers.primary.hgetall(keys.MAINTENANCE_RUNS),
+        )
+        workers = gateway.fleet.workers
+    except (RedisError, OSError) as error:
+        log.warning("the fleet's metrics could not be read: %s", error)
+        lanes, letters, runs, workers = [], None, {}, []
+    counted = (m.waiting, m.depth_limit, m.oldest, m.jobs, m.workers, m.maintenance)
+    for gauge in (*counted, m.dead_letters_written):
+        gauge.clear()
+    m.dead_letters.set(letters.kept if letters else nan)
+    if letters:
+        for what in {*dead_letters.KINDS, *letters.written}:
+            m.dead_letters_written.labels(what).set(letters.written.get(what, 0))
+    oldest: dict[tuple[str, str], float] = {}
+    for depth in lanes:
+        pool = pool_of(depth.pool)  # with the queues of its adapters
+        m.waiting.labels(pool, depth.lane).inc(depth.waiting)
+        m.depth_limit.labels(pool).set(gateway.submitter.max_depth(pool) * queue.shards)
+        oldest[pool, depth.lane] = max(oldest.get((pool, depth.lane), 0.0), depth.oldest_s)
+        m.jobs.labels(pool, JobState.QUEUED).inc(depth.waiting)
+        m.jobs.labels(pool, JobState.IN_PROGRESS).inc(depth.in_progress)
+    for (pool, lane), seconds in oldest.items():
+        m.oldest.labels(pool, lane).set(seconds)
+    for worker in workers:
+        m.workers.labels(worker.pool, worker.state).inc()
+    for task, done_s in runs.items():
+        m.maintenance.labels(task.decode()).set(int(done_s))
+    _set_scales(gateway)
+
+
+def _set_scales(gateway: Gateway) -> None:
+    m, fleet = gateway.metrics, gateway.fleet
+    for gauge in (m.wanted, m.bounds, m.expected_wait, m.decision_age):
+        gauge.clear()
+    for pool, scale in fleet.scales.items():
+        m.decision_age.labels(pool).set(fleet.now_s() - scale.at_s)
+        if scale.stale(fleet.now_s()):
+            continue
+        m.wanted.labels(pool).set(scale.wanted)
+        m.bounds.labels(pool, "min").set(scale.limits.min)
+        m.bounds.labels(pool, "max").set(scale.limits.max)
+        if scale.wait_s is not None:
+            m.expected_wait.labels(pool).set(scale.wait_s)
+
+
+async def _read_redis(gateway: Gateway) -> None:
+    servers = gateway.queue.servers
+    gateway.metrics.redis.infos = await asyncio.gather(*map(_info, servers.all))
+
+
+async def _info(redis: Any) -> Mapping[str, Any]:
+    try:
+        info: Mapping[str, Any] = await redis.info()
+    except (RedisError, OSError):
+        return {}
+    return info

@@ -1,0 +1,167 @@
+"""Makes the overview: reads Redis, and keeps what rates, percentiles and charts need."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from gateway.core.fleet_view import FleetView
+from gateway.ops.overview import reading
+from gateway.ops.overview.fleet_state import FleetState
+from gateway.ops.overview.history import STEP_S, History
+from gateway.ops.overview.overview_object import Latency, overview_object
+from gateway.ops.overview.percentiles import HistogramWindow
+from gateway.ops.overview.problems import find_problems
+from gateway.ops.overview.rates import JobRates, WorkerRates, job_counters
+from gateway.ops.overview.reading import Reading
+from gateway.ops.overview.tenant_sample import TenantSample
+from gateway.ops.overview.verdict import ProblemLog
+from shared.job.adapter_queues import pool_of
+from shared.platform.metrics import GatewayMetrics
+from shared.platform.tasks import TaskSupervisor
+from shared.store.redis.eviction import EvictionMonitor
+from shared.store.redis.format_version import FormatMonitor
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisError
+
+log = logging.getLogger("flotilla.overview")
+
+_READ_S = 2.0
+"""A reading that takes longer counts as failed."""
+_WINDOW_S = 300.0
+"""Percentiles are of so long."""
+
+
+class Overview:
+    """Of one gateway. `take` is to be called about once a second."""
+
+    def __init__(
+        self,
+        gateway_id: str,
+        queue: JobQueue,
+        fleet: FleetView,
+        metrics: GatewayMetrics,
+        eviction: EvictionMonitor,
+        format_monitor: FormatMonitor,
+        tasks: TaskSupervisor,
+        *,
+        only_tenant: str,
+        max_depth: Callable[[str], int],
+    ) -> None:
+        """`only_tenant`: the one tenant, if there is only one, else empty. `max_depth`: how many
+        jobs may wait in one lane of a pool."""
+        self._gateway = {"id": gateway_id, "version": version("flotilla")}
+        self._queue = queue
+        self._fleet = fleet
+        self._metrics = metrics
+        self._eviction = eviction
+        self._format = format_monitor
+        self._tasks = tasks
+        self._max_depth = max_depth
+        self._sample = TenantSample(queue, only_tenant)
+        self._reading: Reading | None = None
+        self._failing_since_s: float | None = None
+        self._job_rates = JobRates()
+        self._worker_rates = WorkerRates(len(metrics.ttft.counts))
+        self._history = History(("waiting", "running", "output_tokens", "submitted"))
+        self._problems = ProblemLog()
+        seconds, token_seconds = metrics.ttft.bounds, metrics.itl.bounds
+        self._windows = {
+            "ttft_s": HistogramWindow(seconds, _WINDOW_S, STEP_S),
+            "itl_s": HistogramWindow(token_seconds, _WINDOW_S, STEP_S),
+            "queue_wait_s": HistogramWindow(seconds, _WINDOW_S, STEP_S),
+            "e2e_s": HistogramWindow(seconds, _WINDOW_S, STEP_S),
+        }
+
+    async def take(self) -> dict[str, Any]:
+        """The overview now. If Redis does not answer: what was read last, and the error."""
+        error = await self._read()
+        state = self._state(error)
+        problems = self._problems.update(find_problems(state), state.at_s)
+        return overview_object(
+            state,
+            problems,
+            self._problems.recovered,
+            self._latency(state.at_s),
+            self._history.to_object(),
+            self._gateway,
+        )
+
+    async def _read(self) -> str:
+        """Read Redis and add to what is kept; why that failed, empty if it did not."""
+        try:
+            async with asyncio.timeout(_READ_S):
+                self._reading = read = await reading.read(self._queue, self._fleet, self._sample)
+        except (RedisError, OSError, TimeoutError) as error:
+            if self._failing_since_s is None:
+                self._failing_since_s = self._fleet.now_s()
+            return str(error) or type(error).__name__
+        self._failing_since_s = None
+        clock = time.monotonic()
+        self._job_rates.add(clock, job_counters(read.total, read.unfinished))
+        self._worker_rates.update(self._fleet.workers)
+        answers = [each.counts for each in self._metrics.answer_seconds.values()]
+        counts = {
+            "ttft_s": self._metrics.ttft.counts,
+            "itl_s": self._metrics.itl.counts,
+            "queue_wait_s": tuple(self._worker_rates.waits),
+            "e2e_s": tuple(map(sum, zip(*answers, strict=True))),
+        }
+        for name, window in self._windows.items():
+            window.add(clock, counts[name])
+        return ""
+
+    def _state(self, error: str) -> FleetState:
+        fleet, read = self._fleet, self._reading
+        lanes, tenants = (read.lanes, read.tenants) if read else ((), {})
+        state = FleetState(
+            at_s=fleet.now_s(),
+            pools=reading.pool_states(fleet, lanes, tenants, self._max_depth),
+            workers=reading.worker_views(fleet, self._worker_rates.output),
+            adapters=frozenset(
+                name for name, model in fleet.models.items() if model.pool != pool_of(model.pool)
+            ),
+            dead_letters=read.dead_letters if read else 0,
+            newest_letter_s=read.newest_letter_s if read else None,
+            rates={**self._job_rates.per_s(), **self._token_rates()},
+            recent=self._job_rates.increases(),
+            redis=reading.redis_state(self._eviction, error, self._failing_since_s),
+            gateway_problems=self._own_problems(),
+        )
+        if not error:
+            figures = {
+                "waiting": state.waiting,
+                "running": sum(pool.running for pool in state.pools),
+                "output_tokens": state.rates["output_tokens"],
+                "submitted": state.rates["submitted"],
+            }
+            self._history.add(state.at_s, figures)
+        return state
+
+    def _token_rates(self) -> dict[str, float | None]:
+        rates = self._worker_rates
+        known = bool(rates.output)
+        return {
+            "prompt_tokens": round(sum(rates.prompt.values()), 1) if known else None,
+            "output_tokens": round(sum(rates.output.values()), 1) if known else None,
+        }
+
+    def _own_problems(self) -> dict[str, str]:
+        ended = [f"the task {name} has ended: {why}" for name, why in self._tasks.ended.items()]
+        return {
+            "tasks": "; ".join(ended),
+            "format": self._format.problem,
+            "fleet": self._fleet.problem,
+        }
+
+    def _latency(self, at_s: float) -> Latency:
+        windows = self._windows.values()
+        values = {name: window.quantiles() for name, window in self._windows.items()}
+        begins = [window.since_s for window in windows if window.since_s is not None]
+        if len(begins) < len(windows):
+            return Latency(values, None)
+        return Latency(values, round(at_s - (time.monotonic() - min(begins)), 1))

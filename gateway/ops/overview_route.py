@@ -1,0 +1,42 @@
+"""The overview of the fleet, once or as a stream: what the page and `flotilla top` show."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from fastapi import APIRouter
+from starlette.responses import Response, StreamingResponse
+
+from gateway.apis.context import Gateway, GatewayDep
+from gateway.http import server_events as sse
+from gateway.http.query import known_only
+
+router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
+
+_HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
+_RETRY = b"retry: 1000\n"
+
+
+@router.get("/overview", response_model=None)
+async def get_overview(gateway: GatewayDep) -> Response:
+    """The state of the fleet: verdict, rates, pools, workers, latencies, the last 15 minutes.
+
+    Rates need two readings: they are null in the first answer, and there if you ask again within
+    10 seconds.
+    """
+    return Response(await gateway.sampler.latest(), media_type="application/json")
+
+
+@router.get("/stream", response_model=None)
+async def stream_overview(gateway: GatewayDep) -> Response:
+    """The overview as server-sent events, one `overview` each second."""
+    return StreamingResponse(_events(gateway), headers=_HEADERS)
+
+
+async def _events(gateway: Gateway) -> AsyncIterator[bytes]:
+    head = _RETRY
+    async with aclosing(gateway.sampler.follow()) as overviews:
+        async for data in overviews:
+            yield head + sse.raw_event("overview", data)
+            head = b""

@@ -1,1 +1,0 @@
-"""One file for each group of routes of the HTTP API."""

@@ -1,1 +1,0 @@
-"""From Redis to the client: relay, reader, answer, events."""

@@ -1,0 +1,212 @@
+"""A job: an HTTP request that a worker executes with its engine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shared.job.conversation import Turn
+from shared.job.idempotency import IdempotencyKey
+from shared.job.states import JobState
+from shared.job.trace_context import trace_id
+
+_ID = re.compile(r"^job_([0-9a-f]{3})[0-9a-f]{24}$")
+
+
+def new_job_id(shards: int) -> str:
+    """`job_`, three hex digits that name the shard, 96 random bits."""
+    random = os.urandom(16)
+    return f"job_{int.from_bytes(random[:4]) % shards:03x}{random[4:].hex()}"
+
+
+def new_job_id_in(shard: int) -> str:
+    """As `new_job_id`, in this shard."""
+    return f"job_{shard:03x}{os.urandom(12).hex()}"
+
+
+def shard_in(job_id: str) -> int:
+    """The shard that holds the keys of a job. Does not check the id."""
+    return int(job_id[4:7], 16)
+
+
+def shard_of(job_id: str) -> int | None:
+    """The shard that holds the job's keys; None if this is no job id."""
+    match = _ID.fullmatch(job_id)
+    return int(match[1], 16) if match else None
+
+
+def checked_shard(job_id: str) -> int:
+    """The shard that holds the job's keys; AssertionError if this is no job id."""
+    shard = shard_of(job_id)
+    assert shard is not None, f"not a job id: {job_id!r}"
+    return shard
+
+
+class Origin(NamedTuple):
+    """Where a job comes from, for traces and log lines. No text has a space in it."""
+
+    traceparent: str = ""
+    """W3C trace context of the request's span; empty: the job is not traced."""
+    request_id: str = ""
+    """The client's own `x-request-id`; empty: it sent none, and the job's id takes its place."""
+
+    def pack(self) -> str:
+        """As the record and the worker's lease have it; empty if there is nothing in it."""
+        return f"{self.traceparent} {self.request_id}" if any(self) else ""
+
+    @classmethod
+    def read(cls, packed: bytes) -> Origin:
+        """The opposite of `pack`; of damaged bytes something that is not used."""
+        traceparent, _, request_id = packed.decode("ascii", "replace").partition(" ")
+        return cls(traceparent, request_id)
+
+
+NO_ORIGIN = Origin()
+
+
+class NewJob(NamedTuple):
+    """A job as the gateway submits it."""
+
+    id: str
+    tenant: str
+    pool: str
+    lane: str
+    model: str
+    endpoint: str
+    body: bytes
+    stream: bool
+    """The answer is server-sent events."""
+    ttl_s: float
+    """Seconds for which it is kept after its end."""
+    max_attempts: int = 3
+    """The retry limit: attempts that may end with the loss of the worker."""
+    gateway: str = ""
+    """The gateway process that waits for the answer; empty if none does."""
+    deadline_s: float | None = None
+    """Seconds from now to the deadline for the whole job; None: it has none."""
+    metadata: Mapping[str, str] | None = None
+    keep_s: float | None = None
+    """How long it may run on without a reader; None: to its end."""
+    run_deadline_s: float | None = None
+    """Time from its first start to its run deadline; None: it has none."""
+    queue_deadline_s: float | None = None
+    """Time from submit to its queue deadline: it has to start before; None: it has none."""
+    retried_from: str = ""
+    """The job whose request it repeats; empty if it repeats none."""
+    idempotency: IdempotencyKey | None = None
+    """Makes a further call with the same key join this job."""
+    origin: Origin = NO_ORIGIN
+    """The request that it comes from."""
+    turn: Turn | None = None
+    """Of a response that belongs to a conversation; its shard is the conversation's."""
+
+    @property
+    def shard(self) -> int:
+        """The shard that holds its keys."""
+        return shard_in(self.id)
+
+    def with_request_id(self, request_id: bytes | None) -> NewJob:
+        """The job with the `x-request-id` that its client has sent, if it has."""
+        if request_id is None:
+            return self
+        return self._replace(origin=self.origin._replace(request_id=request_id.decode("ascii")))
+
+
+class LeasedJob(NamedTuple):
+    """A job as a worker gets it: the request, and the lease with which it writes the answer."""
+
+    id: str
+    shard: int
+    lease_id: str
+    """Of this lease; random."""
+    generation: int
+    """How many leases the job has had: tells its output apart from that of earlier ones."""
+    fence_token: str
+    """The worker's fencing token when it got the job; see step_log.py."""
+    attempt: int
+    stream: bool
+    endpoint: str
+    body: bytes
+    watchers: str
+    """The gateways that get its frames, with spaces between them."""
+    watched: bool
+    """A client sees the answer grow, by the job's events."""
+    waited_s: float
+    """Seconds from submit to the lease, by Redis' clock."""
+    origin: Origin = NO_ORIGIN
+    tenant: str = ""
+
+    @property
+    def log_fields(self) -> dict[str, str | int]:
+        """What log lines about this attempt have; its number is its place in the history."""
+        fields: dict[str, str | int] = {"job_id": self.id, "attempt": self.generation}
+        if self.origin.request_id:
+            fields["request_id"] = self.origin.request_id
+        if self.origin.traceparent:
+            fields["trace_id"] = trace_id(self.origin.traceparent)
+        return fields
+
+
+class Attempt(NamedTuple):
+    """One lease of a job, from its start to its end."""
+
+    worker: str
+    started_at: float
+    ended_at: float | None
+    outcome: str
+    entries: int | None = None
+    """How many entries it added to the job's log; None for an attempt that was not taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it is in its record (record.py). Times are Unix seconds by Redis' clock."""
+
+    id: str
+    state: JobState
+    tenant: str
+    pool: str
+    lane: str
+    model: str
+    endpoint: str
+    stream: bool
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    deadline_at: float | None
+    """The deadline that applies now."""
+    queue_deadline_s: float | None
+    run_deadline_s: float | None
+    total_deadline_s: float | None
+    """Seconds from submit to the deadline for the whole job."""
+    retried_from: str
+    ttl_s: float
+    attempts: tuple[Attempt, ...]
+    metadata: dict[str, str]
+    error_code: str
+    """Why it ended without an answer; see errors.job_error."""
+    status: int
+    """HTTP status of the response; 0 as long as there is none."""
+    content_type: str
+    result: bytes
+    """The whole body of an answer that is not streamed; empty if it is stored in pieces."""
+    usage: dict[str, int] | None
+    created_us: int
+    result_bytes: int = 0
+    """Length of the body of an answer that is not streamed; 0: there is none."""
+    suspect: bool = False
+    """It waits to run alone: its workers were lost too often without progress."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers of the response."""
+    first_output_s: float | None = None
+    """From the last lease to the first output; None: not known."""
+    origin: Origin = NO_ORIGIN
+    """The request that it comes from."""
+
+    @property
+    def expires_at(self) -> float | None:
+        """When the record of an ended job is deleted, Unix seconds; None while it runs."""
+        return None if self.finished_at is None else self.finished_at + self.ttl_s

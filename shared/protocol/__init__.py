@@ -1,1 +1,0 @@
-"""What stands in Redis and what travels through it; PROTOCOL.md describes it on one page."""

@@ -1,1 +1,0 @@
-"""Jobs in their queues: submit, lease, end, requeue, list, count."""

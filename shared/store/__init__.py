@@ -1,0 +1,1 @@
+"""Where jobs, their logs and the queue are kept."""

@@ -1,0 +1,136 @@
+"""The dead letters: data that could not be read, and jobs that are out of attempts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import is_wrong_type
+from shared.store.redis.scripts import drop_letter
+
+KINDS = ("attempts", "entry", "field", "job", "key", "log", "member", "steps")
+"""What can be set aside: a job that is out of attempts, and kinds of unreadable data."""
+
+
+_ID = re.compile(r"([0-9a-f]{3})-([0-9]{1,15})-([0-9]{1,9})")
+_MOST = 2000
+"""Letters that are read of one shard; its stream is trimmed to about half of that."""
+
+
+class LetterId(NamedTuple):
+    """Which letter: ordered by age, over all shards."""
+
+    ms: int
+    number: int
+    shard: int
+
+    @classmethod
+    def parse(cls, text: str) -> LetterId | None:
+        """From what `str` gives; None if it is something else."""
+        match = _ID.fullmatch(text)
+        return cls(int(match[2]), int(match[3]), int(match[1], 16)) if match else None
+
+    def __str__(self) -> str:
+        return f"{self.shard:03x}-{self.ms}-{self.number}"
+
+    @property
+    def entry(self) -> str:
+        """Its id in the shard's stream."""
+        return f"{self.ms}-{self.number}"
+
+
+class Letter(NamedTuple):
+    """One dead letter."""
+
+    id: LetterId
+    what: str
+    """See `KINDS`."""
+    subject: str
+    """The id of the job, or the key."""
+    reason: str
+    values: Mapping[str, bytes]
+    """What was set aside, 4 KiB of each value."""
+
+
+class DeadLetters(NamedTuple):
+    """How many there are."""
+
+    kept: int
+    """In the streams of all shards, which are trimmed."""
+    written: Mapping[str, int]
+    """Ever written, by what was set aside: see `KINDS`. Without those that are 0."""
+
+
+async def count(queue: JobQueue) -> DeadLetters:
+    """Count them. Raises redis' errors if any server is away."""
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).xlen(keys.dead_letters(shard))
+        pipeline.of(shard).hgetall(keys.dead_letter_counts(shard))
+    kept, written = 0, Counter[str]()
+    replies = iter(await pipeline.execute(raise_on_error=False))
+    for length, counts in zip(replies, replies, strict=True):
+        kept += _checked(length) or 0
+        for what, times in (_checked(counts) or {}).items():
+            written[what.decode(errors="replace")] += int(times)
+    return DeadLetters(kept, written)
+
+
+def _checked(reply: Any) -> Any:
+    """The reply; None if the key is of the wrong type. Raises other errors."""
+    if is_wrong_type(reply):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
+async def page(
+    queue: JobQueue, what: str | None, before: LetterId | None, limit: int
+) -> list[Letter]:
+    """At most `limit` letters, newest first: of this kind, if given, and older than `before`.
+
+    Raises redis' errors if any server is away.
+    """
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        count = limit + 1 if what is None else _MOST
+        newest = "+" if before is None else f"{before.ms}-{before.number}"
+        pipeline.of(shard).xrevrange(keys.dead_letters(shard), newest, "-", count)
+    found = []
+    for shard, entries in enumerate(await pipeline.execute(raise_on_error=False)):
+        for entry, fields in _checked(entries) or ():
+            letter = _letter(shard, entry, fields)
+            if what in (None, letter.what) and (before is None or letter.id < before):
+                found.append(letter)
+    return sorted(found, reverse=True)[:limit]
+
+
+async def get(queue: JobQueue, letter_id: LetterId) -> Letter | None:
+    """The letter; None if there is none. Raises redis' errors."""
+    if letter_id.shard >= queue.shards:
+        return None
+    redis, entry = queue.servers.of(letter_id.shard), letter_id.entry
+    found = await redis.xrange(keys.dead_letters(letter_id.shard), entry, entry)
+    return _letter(letter_id.shard, *found[0]) if found else None
+
+
+async def drop(queue: JobQueue, letter_id: LetterId) -> bool:
+    """Delete a letter; False if there is none. Raises redis' errors."""
+    if letter_id.shard >= queue.shards:
+        return False
+    return await drop_letter.call(queue.scripts, letter_id.shard, letter=letter_id.entry)
+
+
+def _letter(shard: int, entry: bytes, fields: Mapping[bytes, bytes]) -> Letter:
+    ms, number = entry.split(b"-")
+    words = {name.decode(errors="replace"): value for name, value in fields.items()}
+    what, subject, reason = (
+        words.pop(name, b"").decode(errors="replace") for name in ("what", "id", "reason")
+    )
+    values = {name.removeprefix("value:"): value for name, value in words.items()}
+    return Letter(LetterId(int(ms), int(number), shard), what, subject, reason, values)

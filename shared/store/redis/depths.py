@@ -1,0 +1,135 @@
+"""How much waits and runs in each lane, and how many jobs go before one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.job.job import Job, checked_shard
+from shared.job.lanes import CLIENT_LANES, LANES, WAITING_LANES
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import UNAVAILABLE, is_wrong_type
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """What waits in one lane of a pool, over all shards."""
+
+    pool: str
+    lane: str
+    waiting: int
+    oldest_s: float
+    in_progress: int
+
+
+async def depths(queue: JobQueue) -> list[LaneDepth]:
+    """What waits and what runs, per pool and lane.
+
+    A key of the wrong type counts as empty. Raises redis' errors if any server is away.
+    """
+    pools = await _pools(queue)
+    lanes = [(pool, lane) for pool in pools for lane in WAITING_LANES]
+    pipeline = queue.servers.pipeline()
+    pipeline.of(0).time()
+    for pool, lane in lanes:
+        for shard in range(queue.shards):
+            pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+            pipeline.of(shard).zrange(keys.waiting(shard, pool, lane), 0, 0, withscores=True)
+    for pool in pools:
+        for lane in LANES:
+            for shard in range(queue.shards):
+                pipeline.of(shard).xpending(keys.queue(shard, pool, lane), keys.GROUP)
+    replies = _available(await pipeline.execute(raise_on_error=False))
+    (seconds, micros), *replies = replies
+    now_us = int(seconds) * 1_000_000 + int(micros)
+    reply = iter(replies)
+    waiting, oldest = {}, {}
+    for place in lanes:
+        counts, firsts = [], []
+        for _ in range(queue.shards):
+            count, first = next(reply), next(reply)
+            if not is_wrong_type(count):
+                counts.append(count)
+                firsts += [int(score) for _, score in first]
+        waiting[place] = sum(counts)
+        # The clock of another server may be ahead.
+        oldest[place] = max(0, now_us - min(firsts)) / 1e6 if firsts else 0.0
+    running = {}
+    for pool in pools:
+        for lane in LANES:
+            pending = [next(reply) for _ in range(queue.shards)]
+            # No group yet: nothing was ever delivered from that lane.
+            running[pool, lane] = sum(p["pending"] for p in pending if isinstance(p, dict))
+    return [
+        LaneDepth(pool, lane, waiting[pool, lane], oldest[pool, lane], running[pool, lane])
+        if lane in WAITING_LANES
+        else LaneDepth(pool, lane, 0, 0.0, running[pool, lane])
+        for pool in pools
+        for lane in LANES
+    ]
+
+
+async def _pools(queue: JobQueue) -> list[str]:
+    pipeline = queue.servers.pipeline()
+    for shard in range(queue.shards):
+        pipeline.of(shard).smembers(keys.pool_names(shard))
+    replies = _available(await pipeline.execute(raise_on_error=False))
+    names = [part for part in replies if not is_wrong_type(part)]
+    return sorted({pool.decode(errors="replace") for part in names for pool in part})
+
+
+def _available(replies: list[Any]) -> list[Any]:
+    """The replies. Raises an error among them that says that a server is away."""
+    for reply in replies:
+        if isinstance(reply, UNAVAILABLE):
+            raise reply
+    return replies
+
+
+async def position(queue: JobQueue, job: Job) -> int | None:
+    """The job's position in its queue, from 1; None if it does not wait (any more).
+
+    Jobs of a server that is away are not counted. Raises redis' errors if the job's own is away.
+    """
+    (found,) = await positions(queue, [job])
+    return found
+
+
+async def positions(queue: JobQueue, jobs: Sequence[Job]) -> list[int | None]:
+    """`position` of each of these jobs, in one round trip."""
+    pipeline = queue.servers.pipeline()
+    lanes = dict.fromkeys((job.pool, lane) for job in jobs for lane in _better(job))
+    for pool, lane in lanes:
+        for shard in range(queue.shards):
+            pipeline.of(shard).zcard(keys.waiting(shard, pool, lane))
+    for job in jobs:
+        own = checked_shard(job.id)
+        pipeline.of(own).zscore(keys.waiting(own, job.pool, job.lane), job.id)
+        for shard in range(queue.shards):
+            pipeline.of(shard).zcount(
+                keys.waiting(shard, job.pool, job.lane), "-inf", job.created_us
+            )
+    replies = iter(await pipeline.execute(raise_on_error=False))
+
+    def total() -> int:
+        counts = [next(replies) for _ in range(queue.shards)]
+        return sum(count for count in counts if not isinstance(count, Exception))
+
+    waiting = {lane: total() for lane in lanes}
+    found: list[int | None] = []
+    for job in jobs:
+        waits = next(replies)
+        ahead = total() + sum(waiting[job.pool, lane] for lane in _better(job))
+        if is_wrong_type(waits):
+            waits = None
+        if isinstance(waits, Exception):
+            raise waits
+        found.append(None if waits is None else max(1, ahead))
+    return found
+
+
+def _better(job: Job) -> Sequence[str]:
+    """The lanes whose jobs go before this one."""
+    return CLIENT_LANES[: CLIENT_LANES.index(job.lane)]

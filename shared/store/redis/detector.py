@@ -1,0 +1,151 @@
+"""The detector: notices within 200 ms that a process has lost its connection to Redis, and within
+2 s that a worker stands still with its connections open.
+
+Every gateway and the maintenance process run one. It asks each server up to ten times a second for
+the channels that have subscribers, over a connection of its own. What it misses, it reports to the
+handler of that kind of channel; several processes may report the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Set
+
+from shared.platform import logs
+from shared.store.redis import keys
+from shared.store.redis.disconnects import CONFIRM_S, Disconnects
+from shared.store.redis.heartbeats import Heartbeats
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.lost_workers import LostWorkers
+from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import TIMEOUT_S, UNAVAILABLE, RedisError, server_name
+
+log = logging.getLogger("flotilla.detector")
+
+INTERVAL_S = 0.1
+_AT_FULL_RATE = 3
+"""So many gateways ask at this interval. More ask less often each: together they miss a process
+as soon, and the load on Redis does not grow with their number."""
+_LONGEST_S = 1.0
+_RETRY_S = 0.1
+_REFUSED_S = 10.0
+"""Until the next try if Redis refuses the command: its user may not call PUBSUB."""
+
+OnGone = Callable[[int, str], Awaitable[None]]
+"""Called with the number of the server and the id of the process."""
+OnLook = Callable[[int, Set[str]], None]
+"""Called with the number of the server and all channels that have subscribers."""
+
+
+class Detector:
+    """Call `run` as a task; it ends by cancellation.
+
+    `on_gateway_gone` is the handler for gateways. A worker is silent when its heartbeat stays the
+    same for `silence_s`.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        lost_workers: LostWorkers,
+        on_gateway_gone: OnGone,
+        silence_s: float,
+        on_look: OnLook = lambda _server, _channels: None,
+    ) -> None:
+        self._queue = queue
+        self._lost_workers = lost_workers
+        self._on_gone: Mapping[str, OnGone] = {
+            keys.CONTROL_CHANNEL: lost_workers.reclaim,
+            keys.TOKENS_CHANNEL: on_gateway_gone,
+        }
+        self._silence_s = silence_s
+        self._on_look = on_look
+        self._warn_refused = logs.RareWarning(log)
+
+    async def run(self) -> None:
+        """Watch each server by itself: one that is away does not delay the others."""
+        await asyncio.gather(*(self._watch(index) for index in range(len(self._queue.servers))))
+
+    async def _watch(self, server_index: int) -> None:
+        redis = self._queue.servers.all[server_index]
+        connection, losses = PipelinedConnection(redis, TIMEOUT_S), 0
+        disconnects, is_new = Disconnects(), True
+        heartbeats, delay_s = Heartbeats(self._silence_s), 0.0
+
+        def connection_lost() -> None:
+            disconnects.connection_lost()
+            heartbeats.connection_lost()
+
+        try:
+            while True:
+                if connection.losses > losses:
+                    losses, is_new = connection.losses, True
+                    connection_lost()
+                try:
+                    if is_new:
+                        is_new = not await self._expect_registered(disconnects)
+                    asked_at = time.monotonic()
+                    channels, beats = await _channels(connection)
+                    answered_at = time.monotonic()
+                    changes = heartbeats.look(beats, answered_at, delay_s)
+                    delay_s = random.uniform(0.8, 1.0) * interval_s(channels)
+                    gone = disconnects.look(channels, asked_at, answered_at)
+                    self._on_look(server_index, channels)
+                    await self._handle(server_index, gone, disconnects)
+                    for heartbeat in changes.silent:
+                        await self._lost_workers.reclaim_silent(server_index, heartbeat)
+                    for heartbeat in changes.returned:
+                        self._lost_workers.returned(heartbeat)
+                except UNAVAILABLE:
+                    connection_lost()
+                    delay_s = _RETRY_S
+                except RedisError as error:
+                    connection_lost()
+                    self._warn_refused(
+                        "Redis %s: lost workers are found by their leases only: %s",
+                        server_name(redis),
+                        error,
+                    )
+                    delay_s = _REFUSED_S
+                await asyncio.sleep(CONFIRM_S if disconnects.pending else delay_s)
+        finally:
+            await connection.close()
+
+    async def _expect_registered(self, disconnects: Disconnects) -> bool:
+        """Expect the channels of all workers in the registry: one may have ended before this
+        process began to watch. False if the registry's server does not answer."""
+        try:
+            async with asyncio.timeout(INTERVAL_S):
+                ids = await self._queue.servers.primary.smembers(keys.WORKERS)
+        except (*UNAVAILABLE, TimeoutError):  # the other servers are watched all the same
+            return False
+        disconnects.expect({keys.control_channel(each.decode(errors="replace")) for each in ids})
+        return True
+
+    async def _handle(self, server_index: int, gone: list[str], disconnects: Disconnects) -> None:
+        for position, channel in enumerate(gone):
+            for prefix, handler in self._on_gone.items():
+                if channel.startswith(prefix):
+                    try:
+                        await handler(server_index, channel.removeprefix(prefix))
+                    except (RedisError, OSError):
+                        for each in gone[position:]:
+                            disconnects.retry(each)
+                        raise
+
+
+def interval_s(channels: Set[str]) -> float:
+    """The time between two looks, by how many gateways are among the subscribers."""
+    n_gateways = sum(channel.startswith(keys.TOKENS_CHANNEL) for channel in channels)
+    return min(_LONGEST_S, INTERVAL_S * max(1.0, n_gateways / _AT_FULL_RATE))
+
+
+async def _channels(connection: PipelinedConnection) -> tuple[frozenset[str], frozenset[str]]:
+    """The channels of processes, and the heartbeat channels of workers."""
+    reply = await connection.call("PUBSUB", "CHANNELS", keys.CHANNELS_PATTERN)
+    channels = frozenset(channel.decode(errors="replace") for channel in reply)
+    beats = frozenset(name for name in channels if name.startswith(keys.HEARTBEAT_CHANNEL))
+    return channels - beats, beats

@@ -1,0 +1,84 @@
+"""Checks that Redis keeps its data when it stops, and, for FLOTILLA_DURABLE, each write.
+
+With `appendfsync everysec`, the default, Redis may lose about a second of writes that it has
+acknowledged when its machine loses power, or when it is killed while the disk is busy. With
+`always` it loses none, and writes fewer per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shared.platform.setting_groups.errors import SettingsError
+from shared.store.redis.redis_client import RedisError, ResponseError, connect, server_name
+
+log = logging.getLogger("flotilla.redis")
+
+REQUIRED = {"appendonly": "yes", "appendfsync": "always"}
+"""Redis' settings that the durable profile needs."""
+
+
+def problem(config: Mapping[str, str]) -> str:
+    """What is wrong with these settings of Redis; empty if they are durable."""
+    wrong = [
+        f"{name} is {config.get(name)}, it has to be {value}"
+        for name, value in REQUIRED.items()
+        if config.get(name) != value
+    ]
+    return "; ".join(wrong)
+
+
+async def weakness(redis: Any) -> str:
+    """Why this server loses all jobs when it stops; empty if it does not, or hides its settings.
+
+    Raises redis' errors.
+    """
+    try:
+        config = await _read(redis, ["appendonly"])
+    except ResponseError:  # managed servers have no CONFIG
+        return ""
+    if config.get("appendonly") == "no":
+        return "appendonly is no: jobs are lost when Redis stops; set it to yes"
+    return ""
+
+
+async def refuse_volatile(urls: Iterable[str], *, durable: bool) -> None:
+    """Raise SettingsError if one of these servers may lose what it has acknowledged.
+
+    Does nothing unless `durable`. A server that is away passes, and so does one that hides its
+    settings, with a warning.
+    """
+    if durable:
+        await asyncio.gather(*(_refuse_volatile(url) for url in dict.fromkeys(urls)))
+
+
+async def _refuse_volatile(url: str) -> None:
+    redis: Any = connect(url, max_connections=1)
+    name = server_name(redis)
+    try:
+        config = await _read(redis, REQUIRED)
+    except ResponseError as error:  # managed servers have no CONFIG
+        log.warning("FLOTILLA_DURABLE: the settings of Redis %s can't be read: %s", name, error)
+        return
+    except (RedisError, OSError):
+        return
+    finally:
+        await redis.aclose(close_connection_pool=True)
+    found = problem(config)
+    if found:
+        raise SettingsError(f"Redis {name} is not durable (FLOTILLA_DURABLE): {found}")
+
+
+async def _read(redis: Any, names: Iterable[str]) -> dict[str, str]:
+    config: dict[str, str] = {}
+    for name in names:  # one by one: Redis before 7 takes one name
+        found = await redis.config_get(name)
+        config |= {_text(key): _text(value) for key, value in found.items()}
+    return config
+
+
+def _text(word: bytes | str) -> str:
+    return word.decode() if isinstance(word, bytes) else word

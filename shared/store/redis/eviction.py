@@ -1,0 +1,109 @@
+"""Checks that no Redis server evicts keys when its memory is full, which would delete jobs.
+
+A process refuses to start with such a server. `EvictionMonitor` finds settings that are changed
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shared.platform.settings import SettingsError
+from shared.store.redis.redis_client import RedisError, connect, server_name
+
+log = logging.getLogger("flotilla.redis")
+
+_INTERVAL_S = 5.0
+
+
+def problem(info: Mapping[str, Any]) -> str:
+    """Why a server with this INFO can't hold jobs; empty if it never evicts.
+
+    INFO can be read from managed servers too, unlike CONFIG.
+    """
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction" or not info.get("maxmemory"):
+        return ""
+    return f"its maxmemory-policy {policy} deletes jobs when its memory is full; set noeviction"
+
+
+async def refuse_evicting(urls: Iterable[str]) -> None:
+    """Raise SettingsError if one of these servers evicts. A server that is away passes."""
+    await asyncio.gather(*(_refuse_evicting(url) for url in dict.fromkeys(urls)))
+
+
+async def _refuse_evicting(url: str) -> None:
+    try:
+        redis: Any = connect(url, max_connections=1)
+    except ValueError:
+        return  # not an address; connecting to it reports that
+    try:
+        found = problem(await redis.info("memory"))
+    except (RedisError, OSError):
+        return
+    finally:
+        await redis.aclose(close_connection_pool=True)
+    if found:
+        raise SettingsError(f"Redis {server_name(redis)} can't be used for jobs: {found}")
+
+
+class Memory(NamedTuple):
+    """Of one server, in bytes."""
+
+    used: int
+    limit: int
+    """0: there is none."""
+
+
+class EvictionMonitor:
+    """Checks servers every 5 s for evictions. Start `run` as a task."""
+
+    def __init__(self, servers: Iterable[Any]) -> None:
+        """`servers`: a client of each; duplicates are ignored."""
+        self._servers = dict.fromkeys(servers)
+        self._problems: dict[Any, str] = {}
+        self._evicted: dict[Any, int] = {}
+        self._memory: dict[Any, Memory] = {}
+
+    @property
+    def problem(self) -> str:
+        """What the last check found; empty if all servers are fine."""
+        return next(filter(None, self._problems.values()), "")
+
+    @property
+    def memory(self) -> Sequence[Memory]:
+        """The memory of each server, as of the last check."""
+        return list(self._memory.values())
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(_INTERVAL_S)
+
+    async def check(self) -> None:
+        """Check all servers now. A server that is away keeps its last result."""
+        await asyncio.gather(*map(self._check, self._servers))
+
+    async def _check(self, redis: Any) -> None:
+        try:
+            info = await redis.info()
+        except (RedisError, OSError):
+            return
+        name = server_name(redis)
+        self._memory[redis] = Memory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0)))
+        found, evicted = problem(info), int(info.get("evicted_keys", 0))
+        # Keys evicted before this process started are not reported.
+        more = evicted - self._evicted.get(redis, evicted)
+        self._evicted[redis] = evicted
+        if more > 0:
+            log.error("Redis %s has evicted %d keys: jobs may be lost", name, more)
+        before = self._problems.get(redis, "")
+        self._problems[redis] = found or ("it has evicted keys just now" if more > 0 else "")
+        if found and found != before:
+            log.error("Redis %s can't be used for jobs: %s", name, found)
+        elif before and not self._problems[redis]:
+            log.info("Redis %s no longer evicts keys", name)

@@ -1,0 +1,87 @@
+"""The jobs of tenants, page by page. Reads neither the bodies of requests nor the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from shared.job.job import Job, checked_shard, shard_of
+from shared.job.record import SUMMARY
+from shared.job.result import INLINE_RESULT_BYTES
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import is_wrong_type
+from shared.store.redis.scripts import set_aside
+
+
+async def page(
+    queue: JobQueue, tenants: Sequence[str], before: int | None, limit: int
+) -> list[tuple[int, str, Job | None]]:
+    """`(created_us, id, job)` of at most `limit` jobs before that time, newest first.
+
+    The jobs come without their results. A job is None when it has expired; its index entry is
+    deleted. Records and index entries that can't be read are set aside. Raises redis' errors if any
+    server is away.
+    """
+    found = await _newest(queue, tenants, before, limit)
+    pipeline = queue.servers.pipeline()
+    for _, job_id, _ in found:
+        shard = checked_shard(job_id)
+        pipeline.of(shard).hmget(keys.job(shard, job_id), SUMMARY)
+    replies = await pipeline.execute(raise_on_error=False)
+    rows, sweep = [], queue.servers.pipeline()
+    for (created_us, job_id, tenant), reply in zip(found, replies, strict=True):
+        job = await queue.parse_record(job_id, SUMMARY, reply)
+        rows.append((created_us, job_id, job))
+        if job is None:
+            shard = checked_shard(job_id)
+            sweep.of(shard).zrem(keys.jobs(shard, tenant), job_id)
+    await sweep.execute()
+    return rows
+
+
+async def _newest(
+    queue: JobQueue, tenants: Sequence[str], before: int | None, limit: int
+) -> list[tuple[int, str, str]]:
+    """`(created_us, id, tenant)` of the tenants' newest jobs, from the indexes."""
+    upper = "+inf" if before is None else f"({before}"
+    pipeline = queue.servers.pipeline()
+    indexes = [(shard, tenant) for shard in range(queue.shards) for tenant in tenants]
+    for shard, tenant in indexes:
+        pipeline.of(shard).zrevrangebyscore(
+            keys.jobs(shard, tenant), upper, "-inf", start=0, num=limit, withscores=True
+        )
+    found = []
+    replies = await pipeline.execute(raise_on_error=False)
+    for (shard, tenant), members in zip(indexes, replies, strict=True):
+        if is_wrong_type(members):
+            continue  # the next job of this tenant has the key set aside
+        if isinstance(members, Exception):
+            raise members
+        for member, score in members:
+            job_id = member.decode(errors="replace")
+            if shard_of(job_id) is None or not math.isfinite(score):
+                await set_aside.index_member(queue.scripts, shard, tenant, value=member)
+            else:
+                found.append((int(score), job_id, tenant))
+    return sorted(found, reverse=True)[:limit]
+
+
+async def with_errors(queue: JobQueue, jobs: Sequence[Job]) -> list[Job]:
+    """The same jobs; those that the engine refused with their results, which hold the error, unless
+    these are stored in pieces."""
+    refused = [
+        job for job in jobs if job.error_code and 0 < job.result_bytes <= INLINE_RESULT_BYTES
+    ]
+    pipeline = queue.servers.pipeline()
+    for job in refused:
+        shard = checked_shard(job.id)
+        pipeline.of(shard).hget(keys.job(shard, job.id), "result")
+    results = {
+        job.id: result or b"" for job, result in zip(refused, await pipeline.execute(), strict=True)
+    }
+    return [
+        dataclasses.replace(job, result=results[job.id]) if job.id in results else job
+        for job in jobs
+    ]

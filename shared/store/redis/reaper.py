@@ -1,0 +1,100 @@
+"""The reaper: takes jobs from silent workers, expires jobs past their deadline, cancels those that
+no client follows any more, sweeps the index.
+
+Every gateway and every worker runs one; a short lock in Redis lets one of them work at a time. All
+it does is idempotent, so the lock saves effort and is not needed for correctness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+
+from shared.job.states import JobState
+from shared.platform.metrics import ReaperMetrics
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisError, server_name
+from shared.store.redis.servers import shards_on
+
+log = logging.getLogger("flotilla.reaper")
+
+
+# Share of a lease: a longer time between two rounds means that Redis stood still, or was away.
+# Rounds are at most 1.25 quarters of a lease apart, and a holder renews after each third.
+_STOOD_STILL = 0.5
+_LOCK = 0.7
+"""Share of the interval that the lock lasts; it ends before the same process' next round."""
+_SWEEP_S = 10.0
+_AT_ONCE = 200
+"""Jobs in one call: Redis serves no other call meanwhile."""
+
+
+class Reaper:
+    """Call `run` as a task; it ends by cancellation."""
+
+    def __init__(self, queue: JobQueue, lease_s: float, metrics: ReaperMetrics) -> None:
+        self._queue = queue
+        self._metrics = metrics
+        self._lease_s = lease_s
+        self._interval_s = min(1.0, lease_s / 4)
+        self._swept: dict[int, float] = {}  # by shard, on the monotonic clock
+
+    async def run(self) -> None:
+        """Work on each server by itself: one that is away does not delay the others."""
+        await asyncio.gather(*(self._keep(index) for index in range(len(self._queue.servers))))
+
+    async def _keep(self, server_index: int) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s * random.uniform(0.75, 1.25))
+            try:
+                await self.round(server_index)
+            except (RedisError, OSError) as error:
+                where = server_name(self._queue.servers.all[server_index])
+                log.warning("Redis %s is not available: %s", where, error)
+
+    async def round(self, server_index: int = 0) -> None:
+        """One pass over all shards of a server."""
+        for shard in shards_on(server_index, len(self._queue.servers), self._queue.shards):
+            lock_ms, redis = int(self._interval_s * _LOCK * 1000), self._queue.servers.of(shard)
+            if not await redis.set(keys.reaper(shard), 1, nx=True, px=lock_ms):
+                continue
+            await self._expire(shard)
+            await self._cancel_unattended(shard)
+            await self._reap(shard)
+            # By time, not by rounds: in most rounds another process holds the lock.
+            if time.monotonic() - self._swept.get(shard, -_SWEEP_S) >= _SWEEP_S:
+                self._swept[shard] = time.monotonic()
+                while await self._queue.sweep(shard, _AT_ONCE) >= _AT_ONCE:
+                    pass
+
+    async def _expire(self, shard: int) -> None:
+        more = True
+        while more:
+            expired = await self._queue.expire(shard, _AT_ONCE)
+            self._metrics.reaped.labels(JobState.EXPIRED).inc(len(expired))
+            for job_id in expired:
+                log.info("%s expired", job_id)
+            more = len(expired) >= _AT_ONCE
+
+    async def _cancel_unattended(self, shard: int) -> None:
+        more = True
+        while more:
+            due, cancelled = await self._queue.cancel_unattended(shard, _AT_ONCE)
+            self._metrics.reaped.labels(JobState.CANCELLED).inc(len(cancelled))
+            for job_id in cancelled:
+                log.debug("%s cancelled: no client follows it", job_id)
+            more = due >= _AT_ONCE
+
+    async def _reap(self, shard: int) -> None:
+        more = True
+        while more:
+            reaped = await self._queue.reap(
+                shard, self._lease_s, _AT_ONCE, longest_pause_s=self._lease_s * _STOOD_STILL
+            )
+            for job_id, state in reaped.items():
+                self._metrics.reaped.labels(state).inc()
+                log.warning("%s was held by a silent worker, now %s", job_id, state)
+            more = len(reaped) >= _AT_ONCE

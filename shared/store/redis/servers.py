@@ -1,0 +1,95 @@
+"""The fleet's Redis servers, and which of them a shard is on.
+
+Most fleets have one. Where one core of Redis is not enough, shard n is on server n modulo the
+number of servers. Servers do not know of each other: while one is away the jobs of its shards wait,
+and no others. What belongs to no shard (workers, models, decisions, maintenance) is on the
+`primary`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from shared.store.redis.redis_client import connect
+
+
+def server_index(shard: int, n_servers: int) -> int:
+    """Which of the servers a shard lies on."""
+    return shard % n_servers
+
+
+def shards_on(server: int, n_servers: int, n_shards: int) -> range:
+    """The shards that lie on a server."""
+    return range(server, n_shards, n_servers)
+
+
+class Servers:
+    """Clients for short calls. `shard_urls` empty: all is on the primary."""
+
+    def __init__(
+        self, primary_url: str, shard_urls: Sequence[str] = (), *, max_connections: int = 64
+    ) -> None:
+        # redis-py types every reply as bytes or str; ours are bytes.
+        self.primary: Any = connect(primary_url, max_connections=max_connections)
+        self.all: tuple[Any, ...] = tuple(
+            self.primary if url == primary_url else connect(url, max_connections=max_connections)
+            for url in shard_urls or [primary_url]
+        )
+        """Those that hold shards."""
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def of(self, shard: int) -> Any:
+        """The client of a shard's server."""
+        return self.all[server_index(shard, len(self.all))]
+
+    def pipeline(self) -> ShardedPipeline:
+        """An empty pipeline over all servers that hold shards."""
+        return ShardedPipeline(self.all)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for redis in {self.primary, *self.all}:
+            await redis.aclose(close_connection_pool=True)
+
+
+class ShardedPipeline:
+    """Commands to several servers, one pipeline and one round trip for each; use it once."""
+
+    def __init__(self, servers: Sequence[Any]) -> None:
+        self._pipelines = [redis.pipeline(transaction=False) for redis in servers]
+        self._server_of_command: list[int] = []
+
+    def of(self, shard: int) -> Any:
+        """The pipeline to the shard's server; call exactly one command on it."""
+        index = server_index(shard, len(self._pipelines))
+        self._server_of_command.append(index)
+        return self._pipelines[index]
+
+    async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
+        """Send everything. Returns the replies in the order of the commands.
+
+        With `raise_on_error` it raises redis' errors; without, an error takes the place of the
+        reply: of one command, or of all commands of a server that can't be reached.
+        """
+        replies = await asyncio.gather(
+            *(_execute(each, raise_on_error=raise_on_error) for each in self._pipelines)
+        )
+        by_server = [iter(each) for each in replies]
+        return [next(by_server[index]) for index in self._server_of_command]
+
+
+async def _execute(pipeline: Any, *, raise_on_error: bool) -> list[Any]:
+    count = len(pipeline)  # `execute` empties it; it sends nothing when there are no commands
+    try:
+        replies: list[Any] = await pipeline.execute(raise_on_error=raise_on_error)
+    except (RedisError, OSError) as error:
+        if raise_on_error:
+            raise
+        return [error] * count
+    return replies

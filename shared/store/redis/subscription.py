@@ -1,0 +1,123 @@
+"""A subscription to one pub/sub channel that reconnects; each message goes to a callback.
+
+Token path: Redis pub/sub -> pipelined_connection.py -> here -> gateway/core/relay.py. Workers
+receive their control messages the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from shared.platform.backoff import Backoff
+from shared.store.redis import redis_client as connections
+from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import RedisError
+
+log = logging.getLogger("flotilla.subscription")
+
+_RECONNECT_BASE_S = 0.02
+_RECONNECT_CAP_S = 0.2
+_PING_S = 1.0
+_SILENCE_S = 3.0
+"""Longest wait for the reply to a ping: a connection that is half open never answers."""
+_MISSED_LOOKS = 3
+"""After so many looks in a row at which Redis has no subscriber of the channel, subscribe anew."""
+_REPAIR_S = 5.0
+"""Shortest time between two such repairs."""
+
+
+class Subscription:
+    """Start `run` as a task. What is published while it is not connected is lost."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        channel: str,
+        on_message: Callable[[bytes], None],
+        on_connected: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
+        on_silent: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_connected` is called after each connect: messages may have been lost before it.
+
+        `on_lost` is called when the connection is lost, before there is another one; `on_silent`
+        before that if it is given up because nothing arrives on it any more.
+        """
+        self.connected = asyncio.Event()
+        """Set while messages are received."""
+        self._redis = connections.connect(redis_url)
+        self._connection = PipelinedConnection(self._redis, connections.TIMEOUT_S, on_message)
+        self._channel = channel
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._on_silent = on_silent
+        self._was_seen = False
+        self._missed = 0
+        self._repair_after = 0.0  # on the monotonic clock
+
+    async def run(self) -> None:
+        """Receive for ever; ends by cancellation."""
+        backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
+        try:
+            while True:
+                try:
+                    await self._connection.call("SUBSCRIBE", self._channel)
+                    backoff.reset()
+                    self.connected.set()
+                    self._on_connected()
+                    await self._wait_until_lost()
+                except (RedisError, OSError) as error:
+                    if self.connected.is_set():
+                        log.warning("subscription lost: %s", error)
+                        if isinstance(error, connections.RedisTimeoutError):
+                            self._on_silent()
+                        self._on_lost()
+                    self.connected.clear()
+                    await asyncio.sleep(backoff.next_delay_s())
+        finally:
+            await self._connection.close()
+            await self._redis.aclose()
+
+    async def _wait_until_lost(self) -> None:
+        """Raises redis' errors when the connection is lost; a PING finds one that went silent."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PING_S):
+                    await self._connection.lost.wait()
+            if self._connection.lost.is_set():
+                raise connections.RedisConnectionError("closed by Redis")
+            await self._ping()
+
+    async def _ping(self) -> None:
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                await self._connection.call("PING")
+        except TimeoutError:
+            self._connection.give_up("silent")
+            raise connections.RedisTimeoutError(f"silent for {_SILENCE_S:g} s") from None
+
+    def observe(self, *, subscribed: bool) -> None:
+        """What Redis answers, over another connection, about subscribers of this channel.
+
+        A subscription can have a connection that answers pings and gets no messages: to a server
+        that was replaced. Only a channel that Redis has shown before can be missed.
+        """
+        if subscribed or not self._was_seen or not self.connected.is_set():
+            self._was_seen |= subscribed
+            self._missed = 0
+            return
+        self._missed += 1
+        if self._missed >= _MISSED_LOOKS and time.monotonic() >= self._repair_after:
+            self._missed, self._repair_after = 0, time.monotonic() + _REPAIR_S
+            log.warning("Redis has no subscriber of %s: subscribing anew", self._channel)
+            self._on_silent()
+            self._connection.give_up("given up")
+
+    async def catch_up(self) -> None:
+        """Returns when all messages published before have been received. Raises redis' errors."""
+        if self.connected.is_set():
+            await self._connection.call("PING")

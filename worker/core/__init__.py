@@ -1,0 +1,1 @@
+"""A worker process: claim, run, publish and finish jobs."""

@@ -1,0 +1,88 @@
+"""The queues that one worker claims from: its pool's own, and one for each LoRA adapter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from shared.job.job import LeasedJob
+from shared.job.lanes import CLIENT_LANES
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import is_wrong_type
+from worker.core.adapter_turns import QueuesSnapshot, Turns, turns
+
+
+class AdapterQueues:
+    """Decides from which queues to claim, and counts what was claimed from each.
+
+    `places` is how many adapters the engine can run at once, `runs` returns the ids of the
+    worker's jobs.
+    """
+
+    def __init__(
+        self, queue: JobQueue, pool: str, places: int, runs: Callable[[], Collection[str]]
+    ) -> None:
+        self.names: tuple[str, ...] = ()
+        """The adapter queues. While there are some the worker advertises no slots: a job that is
+        leased as it is submitted would go before those that wait in another queue."""
+        self._queue = queue
+        self._pool = pool
+        self._places = places
+        self._runs = runs
+        self._taken: dict[str, str] = {}  # ids of running jobs -> their adapter queue
+        self._since: dict[str, float] = {}  # adapter queue -> when jobs of it began to run
+        self._served: dict[str, int] = {}
+        self._claims = 0
+
+    def set_names(self, names: Iterable[str]) -> bool:
+        """Claim from these adapter queues from now on; whether that is a change."""
+        before, self.names = self.names, tuple(sorted(names))
+        return self.names != before
+
+    async def next_turns(self, shards: Iterable[int]) -> Turns:
+        """From which queues to claim jobs of these shards now. Raises redis' errors."""
+        waiting = await self.waiting(self.names, shards)
+        now = time.monotonic()
+        running = self._running()
+        self._since = {queue: self._since.get(queue, now) for queue in running}
+        return turns(
+            QueuesSnapshot(
+                pool=self._pool,
+                adapters=self.names,
+                waiting=waiting,
+                running_s={queue: now - since for queue, since in self._since.items()},
+                served=self._served,
+                places=self._places,
+            )
+        )
+
+    def claimed(self, queue: str, jobs: Iterable[LeasedJob]) -> None:
+        """These jobs were claimed from a queue, and will be among the worker's runs at once."""
+        self._claims += 1
+        self._served[queue] = self._claims
+        if queue != self._pool:
+            self._taken |= dict.fromkeys((job.id for job in jobs), queue)
+
+    def is_running(self, queue: str) -> bool:
+        """Whether jobs of this adapter queue were running at the last decision."""
+        return queue in self._since
+
+    def _running(self) -> set[str]:
+        runs = self._runs()
+        self._taken = {job: queue for job, queue in self._taken.items() if job in runs}
+        return set(self._taken.values())
+
+    async def waiting(self, names: Collection[str], shards: Iterable[int]) -> set[str]:
+        """Those of these adapter queues that have waiting jobs. Raises redis' errors."""
+        pipeline, asked = self._queue.servers.pipeline(), []
+        for shard in shards:
+            for name in names:
+                lanes = [keys.waiting(shard, name, lane) for lane in CLIENT_LANES]
+                pipeline.of(shard).exists(*lanes)
+                asked.append(name)
+        replies = await pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception) and not is_wrong_type(reply):
+                raise reply
+        return {name for name, found in zip(asked, replies, strict=True) if found}

@@ -1,0 +1,114 @@
+"""A claimer takes jobs from one Redis server as long as slots are free.
+
+A worker has one for each server, so that a server that is away does not delay the others. Request
+path: `shared/store` -> Redis -> here -> `worker/core/executor.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from shared.job.job import LeasedJob
+from shared.platform.backoff import Backoff
+from shared.store.redis.redis_client import RedisError
+from worker.core.claim_policy import ClaimDecision
+from worker.core.queue_consumer import QueueConsumer
+
+log = logging.getLogger("flotilla.claimer")
+
+# A slot may become free without a job's end (n > 1), and the KV cache empties without an event:
+# decide again after this time.
+_RECHECK_S = 0.25
+_RECONNECT_BASE_S = 0.02
+_RECONNECT_CAP_S = 0.25
+
+
+class Claimer:
+    """Calls `start` with each job that it claims.
+
+    `decide` returns how many jobs to claim now. `requested` is how many the claim in flight may
+    return, 0 if none is in flight.
+    """
+
+    def __init__(
+        self,
+        consumer: QueueConsumer,
+        decide: Callable[[], ClaimDecision],
+        start: Callable[[LeasedJob], None],
+    ) -> None:
+        self.requested = 0
+        self.turn_began: float | None = None
+        """When it last decided what to do, on the monotonic clock; None when it has ended."""
+        self._consumer = consumer
+        self._decide = decide
+        self._start = start
+        self._stopped = False
+        self._backoff = Backoff(_RECONNECT_BASE_S, _RECONNECT_CAP_S)
+        self._changed = asyncio.Event()
+        self._wake_up: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Claim until `stop` or cancellation."""
+        try:
+            while not self._stopped:
+                try:
+                    await self._claim_once()
+                except (RedisError, OSError) as error:
+                    retry_s = self._backoff.next_delay_s()
+                    log.warning("claim failed, next try in %.2f s: %s", retry_s, error)
+                    await asyncio.sleep(retry_s)
+        finally:
+            self.turn_began = None
+            await self._consumer.close()
+
+    def slots_changed(self) -> None:
+        """A slot may have become free: decide again."""
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Claim nothing more."""
+        self._stopped = True
+        if self._wake_up is not None:
+            self._wake_up.cancel()
+        self._changed.set()
+
+    async def _claim_once(self) -> None:
+        self.turn_began = time.monotonic()
+        self._changed.clear()
+        decision = self._decide()
+        if decision.count == 0:
+            await self._consumer.forward_wake_up()
+            await self._wait_for_change()
+            return
+        self.requested = decision.count
+        try:
+            jobs = await self._consumer.claim(decision.count, left_over=decision.left_over)
+        finally:
+            self.requested = 0
+        self._backoff.reset()
+        for job in jobs:
+            self._start(job)
+        if len(jobs) < decision.count and not self._stopped:
+            if self._consumer.held_back:  # until a running adapter has no jobs left
+                await self._wait_for_change()
+            else:  # no more jobs are queued
+                await self._wait_for_wake_up()
+
+    async def _wait_for_change(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RECHECK_S):
+                await self._changed.wait()
+
+    async def _wait_for_wake_up(self) -> None:
+        self._wake_up = asyncio.ensure_future(self._consumer.wait_for_wake_up())
+        try:
+            await self._wake_up
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+        finally:
+            self._wake_up = None

@@ -1,0 +1,104 @@
+"""The worker's control channel: jobs that Redis has assigned to it, jobs that were ended, and
+operator calls.
+
+A job that finds an advertised slot is leased by the script that submits it and published here; all
+other jobs are claimed (claimer.py). Messages are lost while the subscription is not connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+
+from shared.job.frames import ControlKind, decode_control
+from shared.job.job import LeasedJob
+from shared.platform.malformed import MalformedValues
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.redis_client import RedisError
+from shared.store.redis.scripts.acquire import parse_jobs
+from worker.core.slot_adverts import AdvertisedSlots
+
+log = logging.getLogger("flotilla.control")
+
+# A message that was published longer ago has arrived, or is lost.
+_DELIVERY_S = 0.25
+
+
+class ControlChannel:
+    """Handles the messages of one worker's control channel.
+
+    `start(job)` is called for each assigned job, `abort(job_id)` for each that was ended.
+    `known_jobs` returns the ids of all jobs that the worker has received and not given up.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        advertised_slots: AdvertisedSlots,
+        *,
+        pool: str,
+        worker_id: str,
+        start: Callable[[LeasedJob], None],
+        abort: Callable[[str], None],
+        known_jobs: Callable[[], Iterable[str]],
+        malformed: MalformedValues,
+    ) -> None:
+        self.operate: Callable[[str, str, bytes], None] = lambda *_: None
+        """Called with id, action and options of each operator call; calls may be repeated."""
+        self._queue = queue
+        self._advertised_slots = advertised_slots
+        self._pool = pool
+        self._worker_id = worker_id
+        self._start = start
+        self._abort = abort
+        self._known_jobs = known_jobs
+        self._malformed = malformed
+        self._rejecting: asyncio.Task[None] | None = None
+
+    def on_message(self, message: bytes) -> None:
+        """Handle one message. A malformed one is skipped and counted."""
+        try:
+            kind, parts = decode_control(message)
+            jobs = parse_jobs(*parts) if kind is ControlKind.JOBS else []
+            ended_id = parts[0].decode() if kind is ControlKind.DROP else ""
+            if kind is ControlKind.OPERATE:
+                self.operate(parts[0].decode(), parts[1].decode(), parts[2])
+        except Exception as error:
+            # Jobs in it are returned to the queue when their leases expire.
+            self._malformed.skip("control message", f"{len(message)} bytes", error)
+            return
+        for job in jobs:
+            self._advertised_slots.job_assigned(job.shard)
+            self._start(job)
+        if ended_id:
+            # Redis would refuse the job's next write anyway; this saves the engine the work.
+            self._abort(ended_id)
+
+    def on_reconnect(self) -> None:
+        """The channel is subscribed (again): messages may have been lost before."""
+        self.stop()
+        self._rejecting = asyncio.create_task(self._reject_unreceived(), name="reject_unreceived")
+
+    def stop(self) -> None:
+        """Reject no more jobs."""
+        if self._rejecting is not None:
+            self._rejecting.cancel()
+
+    async def _reject_unreceived(self) -> None:
+        await asyncio.sleep(2 * _DELIVERY_S)
+        # Two turns of the event loop: if it was blocked, messages that have arrived are read first.
+        for _ in range(2):
+            await asyncio.sleep(0)
+        self._advertised_slots.reset()
+        with contextlib.suppress(RedisError, OSError):  # then their leases expire
+            lost = await self._queue.reject_unreceived(
+                self._pool, self._worker_id, list(self._known_jobs()), _DELIVERY_S
+            )
+            for job_id, state in lost.items():
+                log.warning(
+                    "returned a job whose assignment was not received, it is %s now",
+                    state,
+                    extra={"job_id": job_id},
+                )

@@ -1,0 +1,74 @@
+"""A worker's subscriptions to its control channel, one at each Redis server.
+
+They are also how others notice that the worker has ended: its channel has no subscriber then
+(shared/store/redis/detector.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from shared.store.redis import keys
+from shared.store.redis.detector import INTERVAL_S
+from shared.store.redis.redis_client import RedisError
+from shared.store.redis.servers import Servers
+from shared.store.redis.subscription import Subscription
+from worker.core.control_channel import ControlChannel
+
+_SUBSCRIBE_S = 5.0
+_CHECK_S = 1.0
+
+
+class ControlSubscriptions:
+    """Start `run` as a task; messages go to `control`."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        urls: Sequence[str],
+        worker_id: str,
+        control: ControlChannel,
+        on_silent: Callable[[], None],
+    ) -> None:
+        """`urls` are those of `servers`."""
+        self._servers = servers
+        self._channel = keys.control_channel(worker_id)
+        self._subscriptions = [
+            Subscription(
+                url, self._channel, control.on_message, control.on_reconnect, on_silent=on_silent
+            )
+            for url in urls
+        ]
+
+    async def run(self) -> None:
+        """Receive until cancellation."""
+        await asyncio.gather(
+            *(subscription.run() for subscription in self._subscriptions),
+            *(self._check(server) for server, _ in enumerate(self._subscriptions)),
+        )
+
+    async def detectable(self) -> None:
+        """Return when all detectors have seen the subscriptions, so that the end of this process
+        is noticed at once; or after a while if Redis does not answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SUBSCRIBE_S):
+                for subscription in self._subscriptions:
+                    await subscription.connected.wait()
+                await asyncio.sleep(2 * INTERVAL_S)
+
+    async def catch_up(self) -> None:
+        """Return when all messages published before have been received, as far as possible."""
+        for subscription in self._subscriptions:
+            with contextlib.suppress(RedisError, OSError):
+                await subscription.catch_up()
+
+    async def _check(self, server: int) -> None:
+        """Subscribe anew where the server that takes commands has no such subscriber."""
+        redis = self._servers.all[server]
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            with contextlib.suppress(RedisError, OSError):
+                ((_, subscribers),) = await redis.pubsub_numsub(self._channel)
+                self._subscriptions[server].observe(subscribed=subscribers > 0)

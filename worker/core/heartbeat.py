@@ -1,0 +1,76 @@
+"""The worker's heartbeat, in a thread of its own: it goes on while the event loop is busy.
+
+Each beat is another channel that the thread subscribes to; see store/redis/heartbeats.py. A call
+that holds the interpreter's lock delays it, too. An engine or a loop that hangs does not stop it:
+leases are renewed by the loop, while the engine makes progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from itertools import count
+
+from shared.store.redis import keys
+from shared.store.redis import redis_client as connections
+from shared.store.redis.heartbeats import BEAT_S
+from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import RedisError
+
+_ANSWER_S = 1.0
+"""Longest wait for Redis; then the thread connects anew."""
+_RETRY_S = 0.1
+
+
+class Heartbeat:
+    """Beats at each server from `start` until `stop`, or until the process ends."""
+
+    def __init__(self, urls: Sequence[str], worker_id: str) -> None:
+        self._urls = urls
+        self._worker_id = worker_id
+        self._stopped = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run()), name="heartbeat", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; does nothing if it does not run."""
+        if self._loop is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the thread has closed its loop just now
+                self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join(_ANSWER_S)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(self._beat(url)) for url in self._urls]
+        await self._stopped.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _beat(self, url: str) -> None:
+        redis = connections.connect(url, max_connections=1)
+        connection, before = PipelinedConnection(redis, _ANSWER_S), ""
+        try:
+            for number in count():
+                channel = keys.heartbeat_channel(self._worker_id, number)
+                try:
+                    await connection.call("SUBSCRIBE", channel)
+                    if before:
+                        await connection.call("UNSUBSCRIBE", before)
+                    before = channel
+                except (RedisError, OSError):
+                    connection.give_up("a beat failed")
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    await asyncio.sleep(BEAT_S)
+        finally:
+            await connection.close()
+            await redis.aclose()

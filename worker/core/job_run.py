@@ -1,0 +1,256 @@
+"""The run of one job, from its lease to its end: call the engine, pass its output on, report how
+it ended.
+
+Request path: `worker/core/executor.py` -> here -> the engine's ASGI application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from enum import Enum
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from shared.api.endpoint import BodyKind, Endpoint, ErrorStyle
+from shared.api.endpoints import ENDPOINTS
+from shared.api.error_shapes import as_anthropic, as_anthropic_event, error_style
+from shared.api.multipart import content_type_of
+from shared.job.errors import AnswerTooLarge, UnknownRoute
+from shared.job.job import LeasedJob
+from shared.job.result import MAX_RESULT_BYTES, JobResult
+from shared.job.states import JobEvent, JobState, after
+from shared.platform import tracing
+from shared.platform.metrics import WorkerMetrics
+from worker.core.answer_edit import EditedOutputBuffer
+from worker.core.answer_edits import answer_edit, engine_body
+from worker.core.asgi import Exchange
+from worker.core.continued_output import ContinuedOutputBuffer
+from worker.core.error_event import is_error
+from worker.core.output_buffer import OutputBuffer
+from worker.core.publisher import Publisher
+from worker.core.resume import LogQueue, continue_from_log, give_up
+from worker.core.run_trace import RunTrace
+from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
+
+log = logging.getLogger("flotilla.job")
+
+# In an error chunk: the request's own fault, as a hook that refuses its answer says.
+_REFUSED = b'"type": "invalid_request_error"'
+# How long the engine may take to end an aborted request before its task is cancelled.
+_ABORT_S = 10.0
+
+
+class Outcome(Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    """The job has its terminal state."""
+    LOST = "lost"
+    """The job ended otherwise, or its lease is another worker's."""
+    RELEASE = "release"
+    """The engine died or the worker has to end: the job is still leased and must be released."""
+
+
+class JobRun:
+    """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock.
+
+    `queue` has the log of a job that an earlier worker has begun. `app`: the engine's application
+    with what is around it; None: the engine itself.
+    """
+
+    def __init__(
+        self,
+        job: LeasedJob,
+        engine: Engine,
+        publisher: Publisher,
+        metrics: WorkerMetrics,
+        queue: LogQueue,
+        app: ASGIApp | None = None,
+    ) -> None:
+        self.job = job
+        self._queue = queue
+        self._endpoint = ENDPOINTS.get(job.endpoint)
+        self._edit = edit = answer_edit(job, self._endpoint)
+        self._continued: ContinuedOutputBuffer | None = None
+        self.trace = RunTrace.of(job)
+        """None: the job is not traced."""
+        self.buffer: OutputBuffer
+        if job.generation > 1:
+            self.buffer = self._continued = ContinuedOutputBuffer(
+                job, publisher.notify, edit, metrics, self.abort
+            )
+        elif edit:
+            self.buffer = EditedOutputBuffer(job, publisher.notify, edit)
+        else:
+            self.buffer = OutputBuffer(job, publisher.notify)
+        self._engine = engine
+        self._app = app or engine
+        self._publisher = publisher
+        self._metrics = metrics
+        self.final_state = ""
+        """The terminal state that this run gives the job; empty until it does."""
+        self.error_code = ""
+        """Why the job failed, if it did."""
+        self.started = time.monotonic()
+        self.has_begun = False
+        """The engine was alive when the run began, so the job may be what has ended it."""
+        self.task: asyncio.Task[None] | None = None
+        """The task that executes it; set by its executor."""
+        self._exchange = Exchange(self._on_chunk)
+        self._first_chunk_seen = False
+        self._failed = ""  # the error code of a stream that has ended with an error
+        self._release = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancel_timer: asyncio.TimerHandle | None = None
+        self._cancelled_by_timer = False
+
+    def abort(self, *, release: bool = False) -> None:
+        """Abort the engine's request and send nothing more.
+
+        `release`: the lease is kept, so that the job can be released to other workers.
+        """
+        self._release |= release
+        self.buffer.discarded = True
+        self._exchange.disconnect.set()
+        if self._cancel_timer is None:
+            self._cancel_timer = asyncio.get_running_loop().call_later(_ABORT_S, self._cancel)
+
+    async def execute(self) -> Outcome:
+        """Run the job on the engine, in the calling task."""
+        if self._engine.dead:  # the worker is about to end
+            return Outcome.RELEASE
+        self.has_begun = True
+        JOURNAL.set(self.buffer)
+        JOB.set(JobFacts(self.job.tenant, self.job.attempt > 1))
+        if self._continued is None:
+            # A job that has ended since it was leased (a deadline) never reaches the engine.
+            failure = None if self.buffer.discarded else await self._call_engine()
+        else:
+            failure = await self._continue(self._continued)
+        if self._release or (self._engine.dead and not self.buffer.discarded):
+            return Outcome.RELEASE
+        if self.buffer.discarded:
+            return Outcome.LOST
+        result = self._result(failure)
+        self.final_state = after(JobState.IN_PROGRESS, result.event)
+        self.error_code = result.error_code
+        outcome = await self._publisher.finish(self.buffer, result)
+        self._metrics.job_seconds.observe(time.monotonic() - self.started)
+        if outcome != "ok":
+            log.info("result not stored: the job is already %s", outcome)
+            if outcome == self.final_state:  # `Executor.on_lease_lost` counts the other states
+                self._metrics.fenced.labels(outcome).inc()
+            return Outcome.LOST
+        return Outcome.FINISHED
+
+    async def _continue(self, buffer: ContinuedOutputBuffer) -> Exception | None:
+        """Run the job from the end of its log on; the buffer is discarded if it can't be."""
+        failure = None
+        await continue_from_log(self._queue, buffer, self._exchange.disconnect)
+        if not buffer.discarded:
+            failure = await self._call_engine()
+            refused = self._failed == "rejected"
+            if failure is None and self._exchange.streaming and not (self._engine.dead or refused):
+                buffer.check_whole()
+        if buffer.refusal and not self._release:
+            await give_up(self._queue, buffer)
+        return failure
+
+    async def _call_engine(self) -> Exception | None:
+        """Wait for the engine's application; returns what it raised, if it did."""
+        self._task = asyncio.current_task()
+        if self._endpoint is None:  # a newer gateway may have queued it
+            error = UnknownRoute(f"This worker does not serve {self.job.endpoint[:200]}.")
+            self._exchange.status, self._exchange.content_type = error.status, "application/json"
+            self._exchange.body += error.to_openai()
+            return None
+        headers = (
+            (b"x-request-id", self.job.id.encode()),
+            *tracing.engine_headers(self.trace.ref if self.trace else None),
+        )
+        try:
+            await self._exchange.run(
+                self._app,
+                "POST",
+                self._endpoint.path,
+                engine_body(self.job, self._endpoint),
+                headers,
+                self._content_type(self._endpoint),
+            )
+        except asyncio.CancelledError:
+            if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
+                raise  # this task itself is being cancelled
+            if self._cancelled_by_timer:
+                self._task.uncancel()
+            return RuntimeError("the engine has cancelled the request")
+        except Exception as error:
+            return error
+        finally:
+            if self._cancel_timer is not None:
+                self._cancel_timer.cancel()
+            self._task = None
+        return None
+
+    def _content_type(self, endpoint: Endpoint) -> bytes:
+        with_file = endpoint.body is BodyKind.MULTIPART
+        return content_type_of(self.job.body) if with_file else b"application/json"
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._cancelled_by_timer = True
+            self._task.cancel()
+
+    def _on_chunk(self, data: bytes) -> None:
+        if is_error(data):
+            # vLLM reports the death of its engine as an error inside the stream. The client does
+            # not get that: another worker may still answer.
+            if self._engine.dead:
+                self.abort(release=True)
+            self._failed = "rejected" if _REFUSED in data else "engine_error"
+            if error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
+                data = as_anthropic_event(data)
+        if self.buffer.discarded:
+            return
+        if not self._first_chunk_seen:
+            self._first_chunk_seen = True
+            self._metrics.first_token.observe(time.monotonic() - self.started)
+        self.buffer.chunk(data)
+
+    def _result(self, failure: Exception | None) -> JobResult:
+        exchange = self._exchange
+        status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
+        headers = exchange.headers
+        if failure is not None or status == 0:
+            log.error("the engine did not answer: %r", failure)
+            status, content_type, headers = 500, "application/json", ()
+            body = (
+                b'{"error":{"message":"The engine could not answer.",'
+                b'"type":"InternalServerError","param":null,"code":500}}'
+            )
+        if len(body) > MAX_RESULT_BYTES:
+            too_large = AnswerTooLarge(
+                f"The answer has {len(body)} bytes; at most {MAX_RESULT_BYTES} are stored. Ask for "
+                "less at once, or for embeddings as base64 or bytes."
+            )
+            status, content_type, headers = too_large.status, "application/json", ()
+            body = too_large.to_openai()
+        code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
+        code = self._failed or code
+        if code and body and error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
+            body = as_anthropic(body, status)
+        if self._edit and not code and body:
+            body = self._edit.whole(body)
+        return JobResult(
+            event=JobEvent.FAIL if code else JobEvent.COMPLETE,
+            error_code=code,
+            status=status,
+            content_type=content_type,
+            body=body,
+            prompt_tokens=self.buffer.prompt_tokens,
+            completion_tokens=self.buffer.completion_tokens,
+            headers=headers,
+            first_output_s=(self.buffer.first_output_at or self.started) - self.started,
+        )

@@ -1,0 +1,199 @@
+"""Operator calls on one worker: carried out one after the other, each once.
+
+Path of a call: the gateway's `operator_calls.py` -> the worker's control channel -> here
+-> the engine's own route -> the answer in Redis, where the gateway reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from shared.api.operator_actions import (
+    ACTIONS,
+    DRAIN,
+    IS_PAUSED,
+    LOAD_ADAPTER,
+    PAUSE,
+    RESUME,
+    SLEEP,
+    UNLOAD_ADAPTER,
+    WAKE_UP,
+    WORKER_ACTIONS,
+    OperatorAction,
+    check_options,
+)
+from shared.fleet.operation_answers import OperationAnswers, WorkerAnswer
+from shared.job.errors import BadRequest
+from shared.store.redis.redis_client import RedisError
+from worker.core.adapters import Adapters
+from worker.core.drain import cheapest
+from worker.core.engine_call import operate, refusal
+from worker.core.executor import Executor
+from worker.engines.interface import Engine
+
+log = logging.getLogger("flotilla.operations")
+
+_REMEMBERED = 256
+_RETRY_S = 0.5
+_TRIES = 20
+_EMPTY_CHECK_S = 0.5
+PAUSED = "paused by an operator"
+ASLEEP = "the engine sleeps"
+Call = tuple[str, str, bytes]
+
+
+class Operations:
+    """Receives operator calls by `receive` and carries them out in `run`."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        engine: Engine,
+        executor: Executor,
+        adapters: Adapters,
+        answers: OperationAnswers,
+        stop: Callable[[], None],
+    ) -> None:
+        """`stop` has the worker drain and end; it may be called again."""
+        self._worker_id = worker_id
+        self._engine = engine
+        self._executor = executor
+        self._adapters = adapters
+        self._answers = answers
+        self._received: deque[str] = deque(maxlen=_REMEMBERED)
+        self._waiting: asyncio.Queue[Call] = asyncio.Queue()
+        self._paused = False
+        self._asleep = False
+        self._stop = stop
+        self._draining = False
+        self._own: dict[str, Callable[[Mapping[str, Any]], Awaitable[WorkerAnswer]]] = {
+            LOAD_ADAPTER.name: self._adapters.load,
+            UNLOAD_ADAPTER.name: lambda options: self._adapters.unload(options["lora_name"]),
+            PAUSE.name: lambda _: self._pause(),
+            RESUME.name: lambda _: self._resume(),
+            IS_PAUSED.name: self._is_paused,
+            SLEEP.name: self._sleep,
+            WAKE_UP.name: self._wake_up,
+            DRAIN.name: self._drain,
+        }
+
+    def receive(self, call_id: str, action: str, options: bytes) -> None:
+        """A call has arrived. The gateway repeats it until it has the answer."""
+        if call_id not in self._received:
+            self._received.append(call_id)
+            self._waiting.put_nowait((call_id, action, options))
+
+    async def run(self) -> None:
+        """Carry out the calls until cancellation."""
+        while True:
+            call_id, name, options = await self._waiting.get()
+            began = time.monotonic()
+            answer = await self._answer(name, options)
+            answer = replace(answer, seconds=round(time.monotonic() - began, 3))
+            log.info(
+                "operator call %s: %s",
+                name[:64],
+                answer.message or "done",
+                extra={"operation": call_id, "status": answer.status},
+            )
+            await self._send(call_id, answer)
+            if self._draining:
+                self._stop()
+
+    async def follow(self, *, paused: bool) -> None:
+        """Claim nothing, or claim again, as is desired of the whole pool. Raises redis' errors."""
+        if paused != self._paused:
+            await (self._pause() if paused else self._resume())
+
+    async def _answer(self, name: str, raw: bytes) -> WorkerAnswer:
+        action = ACTIONS.get(name) or WORKER_ACTIONS.get(name)
+        if action is None:  # a newer gateway may have sent it
+            return refusal(501, f"This worker has no action {name[:64]!r}.")
+        try:
+            options = check_options(action, json.loads(raw))
+            return await self._execute(action, options)
+        except (BadRequest, ValueError) as error:
+            return refusal(400, str(error))
+        except (RedisError, OSError) as error:
+            return refusal(503, f"Redis did not answer this worker: {error}")
+        except Exception as error:
+            log.exception("the operator call %s failed", name)
+            return refusal(500, f"{type(error).__name__}: {error}")
+
+    async def _execute(self, action: OperatorAction, options: Mapping[str, Any]) -> WorkerAnswer:
+        own = self._own.get(action.name)
+        return await own(options) if own else await operate(self._engine, action, options)
+
+    async def _send(self, call_id: str, answer: WorkerAnswer) -> None:
+        for _ in range(_TRIES):
+            try:
+                await self._answers.write(call_id, self._worker_id, answer)
+                return
+            except (RedisError, OSError) as error:
+                log.warning("the answer to an operator call was not stored: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    # --- drain, pause, sleep ---
+
+    async def _drain(self, _: Mapping[str, Any]) -> WorkerAnswer:
+        """Answer first: the process that drains ends its connections."""
+        self._draining = True
+        return WorkerAnswer(200, {"status": "draining", "jobs": len(self._executor.runs)})
+
+    async def _pause(self) -> WorkerAnswer:
+        await self._executor.pause(ASLEEP if self._asleep else PAUSED)
+        self._paused = True
+        return WorkerAnswer(200, {"status": "paused"})
+
+    async def _resume(self) -> WorkerAnswer:
+        self._paused = False
+        self._claim_again()
+        return WorkerAnswer(200, {"status": "resumed"})
+
+    async def _is_paused(self, _: Mapping[str, Any]) -> WorkerAnswer:
+        return WorkerAnswer(200, {"is_paused": self._paused})
+
+    async def _sleep(self, options: Mapping[str, Any]) -> WorkerAnswer:
+        """Run no more jobs, then let the engine sleep.
+
+        By `mode`, as vLLM's: `abort` hands back the jobs that another worker can continue, `wait`
+        lets all of them end here.
+        """
+        self._asleep, done = True, False
+        executor = self._executor
+        try:
+            await executor.pause(ASLEEP)
+            while executor.runs:
+                if options.get("mode") != "wait":
+                    runs = executor.runs.values()
+                    await executor.release(cheapest(runs, len(runs)), "asleep")
+                await executor.wait_until_empty(_EMPTY_CHECK_S)
+            answer = await operate(self._engine, SLEEP, {"level": options.get("level", 1)})
+            done = answer.ok
+        finally:
+            if not done:
+                self._asleep = False
+                self._claim_again()
+        return answer
+
+    async def _wake_up(self, options: Mapping[str, Any]) -> WorkerAnswer:
+        answer = await operate(self._engine, WAKE_UP, options)
+        is_awake = not isinstance(answer.body, dict) or answer.body.get("status") != "sleeping"
+        if answer.ok and is_awake:
+            self._asleep = False
+            self._claim_again()
+        return answer
+
+    def _claim_again(self) -> None:
+        """Claim jobs, unless another reason not to is left."""
+        if self._asleep or self._paused:
+            self._executor.slots.paused = ASLEEP if self._asleep else PAUSED
+        else:
+            self._executor.resume()

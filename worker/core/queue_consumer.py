@@ -1,0 +1,196 @@
+"""Claims queued jobs from one server, then blocks for a wake-up when there are no more.
+
+Both commands leave in one write, on a connection of their own, which may block: a claim that
+returns less than it asked for is already followed by the blocking pop of the wake-up list.
+
+Where the pool has LoRA adapters, each claim asks first which of their queues have waiting jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from shared.job.advertised_slots import SlotUpdate
+from shared.job.job import LeasedJob
+from shared.store.redis import keys
+from shared.store.redis.job_queue import JobQueue
+from shared.store.redis.pipelined_connection import PipelinedConnection
+from shared.store.redis.redis_client import BLOCK_S, Redis
+from shared.store.redis.scripts.acquire import Acquired
+from shared.store.redis.servers import shards_on
+from worker.core.adapter_claims import AdapterQueues
+from worker.core.slot_adverts import AdvertisedSlots
+
+_SILENCE_S = 2.0
+"""How much later than its time-out the reply to a blocking pop may come."""
+
+
+class QueueConsumer:
+    """One worker's claims on its queues' lanes, of those shards that lie on one server.
+
+    `redis` is a client of that server for blocking reads, `server_index` its number in `queue`.
+    `on_suspects` is called when suspects of the pool wait.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        redis: Redis,
+        server_index: int = 0,
+        *,
+        pool: str,
+        worker: str,
+        lease_s: float,
+        advertised_slots: AdvertisedSlots,
+        adapter_queues: AdapterQueues,
+        on_suspects: Callable[[], None],
+    ) -> None:
+        self.held_back = False
+        """The last claim left jobs waiting that this worker may not take yet."""
+        self._queue = queue
+        self._pool = pool
+        self._worker = worker
+        self._lease_s = lease_s
+        self._advertised_slots = advertised_slots
+        self._adapter_queues = adapter_queues
+        self._on_suspects = on_suspects
+        self._connection = PipelinedConnection(redis, BLOCK_S + _SILENCE_S)
+        self._shards = deque(shards_on(server_index, len(queue.servers), queue.shards))
+        self._blocking_pop: asyncio.Future[Any] | None = None
+
+    async def claim(self, count: int, *, left_over: int = 0) -> list[LeasedJob]:
+        """Lease at most `count` jobs, best lane first. Raises redis' errors.
+
+        `left_over`: slots that stay free even if `count` jobs come. With some, the blocking pop
+        follows the claim at once, whatever it returns.
+        """
+        blocking_pop, self._blocking_pop = self._blocking_pop, None
+        popped = None
+        if blocking_pop is not None:
+            with contextlib.suppress(RedisError, OSError):  # of a connection that is closed
+                popped = await blocking_pop
+        await self._queue.prepare(self._shards[0])
+        await self._connection.connect()
+        shards = tuple(self._shards)
+        self._shards.rotate(-1)  # so that each shard comes first in turn
+        self.held_back = False
+        if self._adapter_queues.names:
+            return await self._claim_in_turns(shards, count, popped)
+        jobs: list[LeasedJob] = []
+        for shard in shards:
+            missing = count - len(jobs)
+            pop = left_over > 0 and shard == shards[-1]
+            try:
+                jobs += await self._acquire(shard, self._pool, missing, pop=pop)
+            except (RedisError, OSError):
+                if not jobs:
+                    raise
+                return jobs  # already leased: dropping them would delay them by a lease
+            if len(jobs) == count:
+                return jobs
+        if self._blocking_pop is None:
+            self._start_blocking_pop()
+        return jobs
+
+    async def _claim_in_turns(
+        self, shards: Sequence[int], count: int, popped: Sequence[bytes] | None
+    ) -> list[LeasedJob]:
+        """As `claim`, from the pool's own queue and from those of its adapters.
+
+        `popped`: what the last blocking pop has returned.
+        """
+        queues, found = self._adapter_queues, dict[str, list[LeasedJob]]()
+        order, places, self.held_back = await queues.next_turns(shards)
+        if self.held_back and popped is not None:
+            # Another worker may take the jobs that this one may not take yet.
+            await self._queue.push_wake_up(self._shards[0], popped[0].decode())
+        missing, failed = count, False
+        try:
+            for name in order:
+                is_new = name != self._pool and not queues.is_running(name)
+                if is_new and not places:
+                    continue
+                for shard in shards if missing else ():
+                    jobs = await self._acquire(shard, name, missing) if missing else []
+                    found.setdefault(name, []).extend(jobs)
+                    missing -= len(jobs)
+                places -= is_new and bool(found.get(name))
+        except (RedisError, OSError):
+            if missing == count:
+                raise
+            failed = True  # return what is leased already
+        for name, jobs in found.items():
+            if jobs:
+                queues.claimed(name, jobs)
+        if missing and not failed and not self.held_back:
+            self._start_blocking_pop()
+        return [job for jobs in found.values() for job in jobs]
+
+    async def _acquire(
+        self, shard: int, name: str, count: int, *, pop: bool = False
+    ) -> list[LeasedJob]:
+        """Lease at most `count` jobs of one queue; `pop`: then start the blocking pop."""
+        if name != self._pool:
+            update = SlotUpdate(name, keys.advertiser(self._worker, self._lease_s), 0, 0)
+            reply = await self._send_acquire(shard, count, update)
+            return reply.jobs
+        await self._advertised_slots.wait_until_settled(shard)
+        update, left = self._advertised_slots.start_update(shard), None
+        try:
+            sent = self._send_acquire(shard, count, update)
+            if pop:
+                self._start_blocking_pop()
+            left, leased, suspects = await sent
+            if suspects:
+                self._on_suspects()
+            return leased
+        finally:
+            self._advertised_slots.acked(shard, None if left is None else update.slots - left)
+
+    def _send_acquire(
+        self, shard: int, count: int, update: SlotUpdate
+    ) -> Coroutine[Any, Any, Acquired]:
+        return self._queue.start_acquire(
+            self._connection, shard, self._worker, count, self._lease_s, update
+        )
+
+    def _start_blocking_pop(self) -> None:
+        names = (self._pool, *self._adapter_queues.names)
+        lists = [keys.wake_ups(shard, name) for shard in self._shards for name in names]
+        own = keys.own_wake_ups(self._shards[0], self._worker)
+        self._blocking_pop = self._connection.send("BLPOP", *lists, own, BLOCK_S)
+        self._blocking_pop.add_done_callback(_retrieve_error)
+
+    async def wait_for_wake_up(self) -> None:
+        """Return when a job may have been queued since `claim`, or after `BLOCK_S`."""
+        if self._blocking_pop is not None:
+            await self._blocking_pop
+
+    async def forward_wake_up(self) -> None:
+        """Push a received wake-up back, for another worker: this one has no free slot for it."""
+        if self._blocking_pop is not None and self._blocking_pop.done():
+            blocking_pop, self._blocking_pop = self._blocking_pop, None
+            popped = await blocking_pop
+            if popped is not None:
+                await self._queue.push_wake_up(self._shards[0], popped[0].decode())
+
+    async def wake(self) -> None:
+        """End this worker's own blocking pop: it has other queues now. Raises redis' errors."""
+        shard = self._shards[0]
+        await self._queue.push_wake_up(shard, keys.own_wake_ups(shard, self._worker), BLOCK_S)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._connection.close()
+
+
+def _retrieve_error(blocking_pop: asyncio.Future[Any]) -> None:
+    """Mark the error as seen: no task may be awaiting the pop, and asyncio would log it."""
+    if not blocking_pop.cancelled():
+        blocking_pop.exception()

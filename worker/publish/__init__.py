@@ -1,1 +1,0 @@
-"""Output of the engine on its way to Redis: buffered per job, sent once per engine step."""

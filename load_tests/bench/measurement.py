@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,11 +70,6 @@ class Results:
     """Private bytes that one open stream without tokens takes, by system and process."""
     log_bytes: dict[str, float] = field(default_factory=dict)
     """Bytes of Redis memory that a token takes in its job's log, by system."""
-
-    def save(self, path: Path) -> None:
-        """Write a JSON file; creates its folder."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
 
 def load_results(path: Path) -> Results:

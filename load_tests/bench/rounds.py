@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from load_tests.bench.measurement import Measurement
 from load_tests.bench.points import Point
@@ -29,6 +29,7 @@ from load_tests.systems.engine import request_body
 from load_tests.systems.registry import SYSTEMS
 from load_tests.systems.system import System
 
+S = TypeVar("S", bound=System)
 _SETTLE_S = 0.05
 _CLIENT_EXTRA_S = 15.0
 _CHECKED_TOKENS = 64
@@ -84,8 +85,8 @@ def tolerate_failure(system: System, progress: Progress) -> Iterator[None]:
 
 
 def schedule(
-    systems: Sequence[System], points: Sequence[Point], rounds: int
-) -> Iterator[tuple[int, Point, System]]:
+    systems: Sequence[S], points: Sequence[Point], rounds: int
+) -> Iterator[tuple[int, Point, S]]:
     """Yield (round, point, system) in the order in which they are measured."""
     for round_index in range(rounds):
         for point in points:
@@ -132,7 +133,9 @@ def load_spec(system: System, point: Point, seed: int = 1) -> LoadSpec:
         ports=tuple(system.ports),
         path=system.path,
         headers=dict(system.headers),
-        body=json.dumps(request_body(tokens=point.tokens, stream=point.stream)),
+        body=json.dumps(
+            request_body(tokens=point.tokens, stream=point.stream) | system.body_fields
+        ),
         mode="open" if point.rate else "closed",
         connections=point.connections,
         requests=max(minimum, point.requests // system.requests_divisor),
@@ -141,8 +144,9 @@ def load_spec(system: System, point: Point, seed: int = 1) -> LoadSpec:
         seed=seed,
         tokens=point.tokens,
         events=point.tokens + system.extra_events if point.stream else 0,
+        least_events=system.least_events,
         contains="" if point.stream else _ANSWER_PREFIX,
-        timeout_s=20 + 10 * point.shortest_s,
+        timeout_s=system.timeout_s + 10 * point.shortest_s,
     )
 
 

@@ -9,11 +9,11 @@ import argparse
 import os
 import resource
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict
 
 from load_tests.bench import report
 from load_tests.bench.figures import Figures
-from load_tests.bench.measurement import Measurement, Results
+from load_tests.bench.measurement import VERSION, Measurement, Results
 from load_tests.bench.open_streams import measure_open_streams
 from load_tests.bench.plot import plot
 from load_tests.bench.points import POINTS, Point
@@ -21,7 +21,14 @@ from load_tests.bench.rounds import measure
 from load_tests.bench.targets import Verdict, evaluate, last_line
 from load_tests.harness import machine
 from load_tests.harness.processes import Processes
-from load_tests.harness.session import parse_names, print_progress, result_path, session
+from load_tests.harness.session import (
+    add_output_arguments,
+    parse_names,
+    print_progress,
+    print_tables,
+    save_result,
+    session,
+)
 from load_tests.systems.engine import EngineTiming
 from load_tests.systems.peer_install import UnavailableError
 from load_tests.systems.registry import PEERS, SYSTEMS
@@ -56,8 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-memory", action="store_true", help="do not measure the memory of open streams"
     )
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/<date>)")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    add_output_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -71,12 +77,10 @@ def main(arguments: argparse.Namespace) -> int:
     points = [POINTS[name] for name in parse_names(wanted, POINTS)]
     rounds = arguments.rounds or (_QUICK_ROUNDS if quick else _ROUNDS)
     with_memory = not (arguments.no_memory or (quick and not arguments.points))
-    path: Path = arguments.json or result_path()
     _raise_file_limit()
     with session() as processes:
         results = _measure(processes, names, points, rounds, with_memory=with_memory)
-    results.save(path)
-    return _report(results, path, markdown=arguments.markdown)
+    return _report(results, arguments)
 
 
 def _measure(
@@ -104,13 +108,13 @@ def _measure(
     return results
 
 
-def _report(results: Results, path: Path, *, markdown: bool) -> int:
+def _report(results: Results, arguments: argparse.Namespace) -> int:
     figures = Figures(results)
     target_results = evaluate(figures)
     print(f"\n{report.heading(figures)}")
-    for table in report.tables(figures, target_results):
-        print(f"\n{table.render(markdown=markdown)}")
-    print(f"\nresults: {path}; {plot(figures, path.with_suffix('.png'))}")
+    print_tables(report.tables(figures, target_results), arguments)
+    path = save_result(arguments.json, "", {"version": VERSION, **asdict(results)})
+    print(plot(figures, path.with_suffix(".png")))
     print(last_line(target_results))
     return 1 if any(item.verdict is Verdict.MISSED for item in target_results) else 0
 

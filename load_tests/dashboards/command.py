@@ -11,25 +11,28 @@ import argparse
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from contextlib import AsyncExitStack, closing
 from statistics import median
+from typing import NamedTuple
 
-from load_tests.harness.http import free_port, post_json
-from load_tests.harness.processes import Process
-from load_tests.harness.session import print_progress, result_path, save_result, session
+from load_tests.harness.fleet import Fleet, FleetShape
+from load_tests.harness.http import post_json
+from load_tests.harness.session import (
+    add_output_arguments,
+    print_progress,
+    print_tables,
+    save_result,
+    session,
+)
 from load_tests.harness.table import Table
-from load_tests.systems.engine import CHAT_PATH, EngineTiming, request_body
-from load_tests.systems.system import System
+from load_tests.systems.engine import CHAT_PATH, request_body
 
 HELP = "what open dashboards cost a gateway and Redis"
 
 MAX_CORE_SHARE = 0.05
 MAX_COMMANDS_FACTOR = 1.15
 """How much more often than one stream many may ask Redis: a reading more or less at the edges."""
-_TIMING = EngineTiming(step_ms=2000, step_us_per_seq=0, max_num_seqs=64)
-_WORKERS = 2
+_BUSY = FleetShape(workers=2, step_ms=2000)
 _JOBS = 200
 _TOKENS = 8000
 _SETTLE_S = 2.0
@@ -42,15 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=50, help="open dashboards (default 50)")
     parser.add_argument("--seconds", type=float, default=15, help="of each part (default 15)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds over all parts (default 3)")
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    add_output_arguments(parser)
 
 
-@dataclass(frozen=True, slots=True)
-class DashboardCost:
-    """Medians over the rounds."""
+class DashboardCost(NamedTuple):
+    """What was measured in one round, or the medians over all."""
 
-    streams: int
+    streams: float
     gateway_core: float
     """Share of one core."""
     redis_core: float
@@ -62,76 +63,51 @@ class DashboardCost:
     bytes_per_event: float
 
 
-class _BusyFleet(System):
-    """Redis, two workers whose slots are all taken, jobs that wait, one gateway."""
-
-    name = "dashboards"
-
-    def start(self) -> None:
-        """Start all of it and submit the jobs."""
-        redis_url = self.start_redis().url
-        for n in range(_WORKERS):
-            port = free_port()
-            self.start_flotilla(
-                "worker", f"worker {n + 1}", "engine", port, worker_port=port, redis_url=redis_url
-            )
-        port = free_port()
-        self.start_flotilla("gateway", "gateway", "front", port, port=port, redis_url=redis_url)
-        self.ports = [port]
-        body = request_body(tokens=_TOKENS, stream=False)
-        for _ in range(_JOBS):
-            post_json(port, "/jobs", {"endpoint": CHAT_PATH, "body": body})
-
-    def process(self, label: str) -> Process:
-        """The process with this label."""
-        return next(process for process in self.processes if process.label == label)
-
-
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    counts = [0, 1, arguments.streams]
-    with session() as processes:
-        fleet = _BusyFleet(processes, _TIMING)
-        fleet.start()
-        found: dict[int, list[DashboardCost]] = {count: [] for count in counts}
+    found: dict[int, list[DashboardCost]] = {count: [] for count in (0, 1, arguments.streams)}
+    body = {"endpoint": CHAT_PATH, "body": request_body(tokens=_TOKENS, stream=False)}
+    with session() as processes, closing(Fleet(processes.folder / "fleet", _BUSY)) as fleet:
+        for _ in range(_JOBS):
+            post_json(fleet.ports[0], "/jobs", body)
         for number in range(arguments.rounds):
-            for count in counts:
-                found[count].append(asyncio.run(_measure(fleet, count, arguments.seconds)))
+            for count, costs in found.items():
+                costs.append(asyncio.run(_measure(fleet, count, arguments.seconds)))
             print_progress(f"round {number + 1} of {arguments.rounds} is done")
-    costs = [_median(each) for each in found.values()]
-    print(table(costs).render(markdown=arguments.markdown))
-    save_result(arguments.json or result_path("dashboards"), {"costs": [asdict(c) for c in costs]})
-    good, verdict = evaluate(costs)
+    medians = [DashboardCost(*map(median, zip(*each, strict=True))) for each in found.values()]
+    print_tables([table(medians)], arguments)
+    save_result(arguments.json, "dashboards", {"costs": [cost._asdict() for cost in medians]})
+    good, verdict = evaluate(medians)
     print(verdict)
     return 0 if good else 1
 
 
-async def _measure(fleet: _BusyFleet, streams: int, seconds: float) -> DashboardCost:
-    gateway, redis = fleet.process("gateway"), fleet.process("redis")
+async def _measure(fleet: Fleet, streams: int, seconds: float) -> DashboardCost:
     async with AsyncExitStack() as stack:
         viewers = [_Viewer(fleet.ports[0]) for _ in range(streams)]
         for viewer in viewers:
             await stack.enter_async_context(viewer)
         await asyncio.sleep(_SETTLE_S)
-        began = time.monotonic()
-        before, commands_before = (gateway.cpu_s(), redis.cpu_s()), fleet.redis_counters()
-        seen = [(viewer.events, viewer.bytes) for viewer in viewers]
+        began, before = time.monotonic(), _read(fleet, viewers)
         await asyncio.sleep(seconds)
-        passed_s = time.monotonic() - began
-        after, commands = (gateway.cpu_s(), redis.cpu_s()), fleet.redis_counters()
-        events = sum(viewer.events for viewer in viewers) - sum(n for n, _ in seen)
-        size = sum(viewer.bytes for viewer in viewers) - sum(n for _, n in seen)
-    return DashboardCost(
-        streams=streams,
-        gateway_core=(after[0] - before[0]) / passed_s,
-        redis_core=(after[1] - before[1]) / passed_s,
-        commands_per_s=(commands["commands"] - commands_before["commands"]) / passed_s,
-        overview_commands_per_s=sum(
-            commands.get(name, 0.0) - commands_before.get(name, 0.0) for name in _OF_THE_OVERVIEW
-        )
-        / passed_s,
-        events_per_stream_s=events / passed_s / streams if streams else 0.0,
-        bytes_per_event=size / events if events else 0.0,
+        passed_s, after = time.monotonic() - began, _read(fleet, viewers)
+    *per_s, events, size = (b - a for a, b in zip(before, after, strict=True))
+    per_stream_s = events / passed_s / streams if streams else 0.0
+    size_of_each = size / events if events else 0.0
+    rates = (growth / passed_s for growth in per_s)
+    return DashboardCost._make([streams, *rates, per_stream_s, size_of_each])
+
+
+def _read(fleet: Fleet, viewers: Sequence[_Viewer]) -> Sequence[float]:
+    """CPU seconds of gateway and Redis, commands, those of the overview, events, their bytes."""
+    counters = fleet.redis.counters()
+    return (
+        fleet.gateways[0].cpu_s(),
+        fleet.redis.process.cpu_s(),
+        counters["commands"],
+        sum(counters.get(name, 0.0) for name in _OF_THE_OVERVIEW),
+        sum(viewer.events for viewer in viewers),
+        sum(viewer.bytes for viewer in viewers),
     )
 
 
@@ -159,44 +135,22 @@ class _Viewer:
             self.bytes += len(data)
 
 
-def _median(costs: Sequence[DashboardCost]) -> DashboardCost:
-    def of(name: str) -> float:
-        return median(float(getattr(cost, name)) for cost in costs)
-
-    return DashboardCost(
-        streams=costs[0].streams,
-        gateway_core=of("gateway_core"),
-        redis_core=of("redis_core"),
-        commands_per_s=of("commands_per_s"),
-        overview_commands_per_s=of("overview_commands_per_s"),
-        events_per_stream_s=of("events_per_stream_s"),
-        bytes_per_event=of("bytes_per_event"),
-    )
-
-
 def table(costs: Sequence[DashboardCost]) -> Table:
     """One row for each number of streams."""
-    head = [
-        "dashboards",
-        "gateway\n% of a core",
-        "Redis\n% of a core",
-        "Redis\ncommands/s",
-        "of the\noverview",
-    ]
-    head += ["events/s\nof each", "bytes\nper event"]
+    columns = {
+        "dashboards": "{:.0f}",
+        "gateway\n% of a core": "{:.1%}",
+        "Redis\n% of a core": "{:.1%}",
+        "Redis\ncommands/s": "{:.0f}",
+        "of the\noverview": "{:.1f}",
+        "events/s\nof each": "{:.2f}",
+        "bytes\nper event": "{:.0f}",
+    }
     rows = [
-        [
-            str(cost.streams),
-            f"{cost.gateway_core:.1%}",
-            f"{cost.redis_core:.1%}",
-            f"{cost.commands_per_s:.0f}",
-            f"{cost.overview_commands_per_s:.1f}",
-            f"{cost.events_per_stream_s:.2f}",
-            f"{cost.bytes_per_event:.0f}",
-        ]
+        [shape.format(value) for shape, value in zip(columns.values(), cost, strict=True)]
         for cost in costs
     ]
-    return Table("Open dashboards", head, rows)
+    return Table("Open dashboards", list(columns), rows)
 
 
 def evaluate(costs: Sequence[DashboardCost]) -> tuple[bool, str]:
@@ -206,7 +160,7 @@ def evaluate(costs: Sequence[DashboardCost]) -> tuple[bool, str]:
     factor = many.overview_commands_per_s / (one.overview_commands_per_s or 1.0)
     good = share <= MAX_CORE_SHARE and factor <= MAX_COMMANDS_FACTOR
     return good, (
-        f"{many.streams} dashboards cost {share:.1%} of a gateway's core (limit "
+        f"{many.streams:.0f} dashboards cost {share:.1%} of a gateway's core (limit "
         f"{MAX_CORE_SHARE:.0%}), and {factor:.2f} times the Redis commands of one (limit "
         f"{MAX_COMMANDS_FACTOR:.2f})"
     )

@@ -12,55 +12,41 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from load_tests.faults.hostile.catalogue import (
-    BASELINES,
-    HOSTILE_REQUESTS,
-    VLLM_HOSTILE_REQUESTS,
-)
-from load_tests.faults.hostile.limits import baseline_ms, broken
-from load_tests.faults.hostile.row import HostileRow, hostile_table
-from load_tests.faults.hostile.run import VllmTarget, run_hostile
-from load_tests.faults.injected.catalogue import FAULTS
-from load_tests.faults.injected.row import FaultRow, fault_table
-from load_tests.faults.injected.run import FIXED_TIMES, FIXED_TITLES, run_fault, run_fixed_schedule
+from load_tests.faults.hostile.catalogue import HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
+from load_tests.faults.hostile.row import hostile_table
+from load_tests.faults.hostile.run import HostileRun
+from load_tests.faults.injected.fault import FAULTS
+from load_tests.faults.injected.row import FaultRow, fault_table, make_row
+from load_tests.faults.injected.run import run_fault
 from load_tests.faults.kills.command import add_kill_arguments, run_kills
-from load_tests.faults.schedules.play import ScheduleResults, play_drawn
+from load_tests.faults.schedules.play import play_drawn, play_fixed
 from load_tests.harness.errors import ProcessError
-from load_tests.harness.processes import Processes
 from load_tests.harness.session import (
     parse_names,
     print_progress,
-    result_path,
+    print_tables,
     save_result,
     session,
 )
 
 HELP = "inject faults into a fleet; print what its clients observe"
 
+FIXED_TITLES = {
+    "lost-lease": "Redis stopped for 1/60 of a lease, then the worker until 0.83 of it has passed",
+    "silent-redis": "Redis stopped for 0.9 of a lease, one worker, young streams",
+}
+_FIXED_TIMES = 11
 _TOKENS = 120
 _QUICK_TIMES, _QUICK_EVERY_S, _QUICK_TOKENS = 1, 3.0, 40
 _TIMEOUT_S, _QUICK_TIMEOUT_S = 40.0, 15.0
 """A client's time limit for a call."""
 _ROWS = (*FAULTS, *FIXED_TITLES)
 _QUICK_ROWS = (
-    "worker-kill",
-    "worker-stop",
-    "same-id",
-    "redis-stop",
-    "redis-evicts",
-    "job-deleted",
-    "log-deleted",
-    "flushall",
-    "lost-lease",
-    "silent-redis",
+    "worker-kill,worker-stop,same-id,redis-stop,redis-evicts,job-deleted,log-deleted,flushall,"
+    "lost-lease,silent-redis"
 )
 _AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
 """Seconds after a hostile request until memory is measured again."""
-_TURNS = 3
-"""So often is a hostile request tried that breaks a limit, and the shortest silence counts: a busy
-machine stops a stream now and then, a defect each time."""
-_CERTAIN_MS = 3000.0
-"""No noise: such a row is not measured again."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,27 +103,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status. Raises SystemExit if options exclude each other."""
-    simulated_only = arguments.schedule or _is_table(arguments) or not arguments.defaults
+    table = bool(arguments.table or arguments.only or arguments.times or arguments.quick)
+    simulated_only = arguments.schedule or table or not arguments.defaults
     if arguments.vllm and not arguments.hostile and simulated_only:
         raise SystemExit("--vllm is for --hostile and for --defaults (kills) only")
     with session() as processes:
+        folder = processes.folder
         if arguments.schedule:
-            return _schedule(arguments, processes)
+            return _schedule(arguments, folder)
         if arguments.hostile:
-            return _hostile(arguments, processes)
-        if _is_table(arguments):
-            return _table(arguments, processes)
-        return run_kills(arguments, processes.folder)
+            return _hostile(arguments, folder)
+        return _table(arguments, folder) if table else run_kills(arguments, folder)
 
 
-def _is_table(arguments: argparse.Namespace) -> bool:
-    return bool(arguments.table or arguments.only or arguments.times or arguments.quick)
-
-
-def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:
-    results: ScheduleResults = asyncio.run(
+def _schedule(arguments: argparse.Namespace, folder: Path) -> int:
+    results = asyncio.run(
         play_drawn(
-            processes.folder / "schedule",
+            folder / "schedule",
             seed=arguments.seed,
             rounds=arguments.rounds,
             first=arguments.first,
@@ -157,87 +139,62 @@ def _schedule(arguments: argparse.Namespace, processes: Processes) -> int:
     return 1 if results.failures or results.hung else 0
 
 
-def _table(arguments: argparse.Namespace, processes: Processes) -> int:
-    path: Path = arguments.json or result_path("faults")
-    usual = _QUICK_ROWS if arguments.quick else _ROWS
-    names = parse_names(arguments.only or ",".join(usual), _ROWS)
+def _table(arguments: argparse.Namespace, folder: Path) -> int:
+    names = parse_names(
+        arguments.only or (_QUICK_ROWS if arguments.quick else ",".join(_ROWS)), _ROWS
+    )
     rows: list[FaultRow] = []
     for name in names:
         began = time.monotonic()
         try:
-            row = asyncio.run(_row(name, arguments, processes.folder))
+            row = asyncio.run(_row(name, arguments, folder / name))
         except ProcessError as error:
             print_progress(f"{name}: no figures: {error}")
             continue
         rows.append(row)
-        print_progress(f"{name}: {time.monotonic() - began:.0f} s, {_progress_line(row)}")
-    found = fault_table(rows)
-    print(f"\n{found.render(markdown=not arguments.text)}\n")
+        print_progress(
+            f"{name}: {time.monotonic() - began:.0f} s, "
+            f"{row.complete} of {row.streams} streams complete, "
+            f"{sum(row.failed.values())} of {row.jobs} jobs failed, {sum(row.wrong.values())} wrong"
+        )
+    print_tables([fault_table(rows)], arguments)
     for row in rows:
         for note in row.notes:
             print(f"{row.title}: {note}")
-    save_result(path, {"rows": [asdict(row) for row in rows]})
-    print(f"results: {path}")
+    save_result(arguments.json, "faults", {"rows": [asdict(row) for row in rows]})
     return 1 if any(row.wrong for row in rows) or len(rows) < len(names) else 0
 
 
-def _hostile(arguments: argparse.Namespace, processes: Processes) -> int:
-    path: Path = arguments.json or result_path("hostile")
-    after_s = _QUICK_AFTER_S if arguments.quick else _AFTER_S
-    known = VLLM_HOSTILE_REQUESTS if arguments.vllm else HOSTILE_REQUESTS
-    names = parse_names(arguments.only or ",".join(known), known)
-    target = VllmTarget(processes, after_s) if arguments.vllm else None
-
-    def run(name: str, turn: int) -> HostileRow:
-        if target is not None:
-            return target.run(known[name])
-        return run_hostile(f"{name}-{turn}", known[name], processes.folder, after_s)
-
-    rows: dict[str, HostileRow] = {}
-    wrong: dict[str, list[str]] = {}
-    for name in dict.fromkeys((*BASELINES, *names)):
-        idle_ms = baseline_ms(rows[each] for each in BASELINES if each in rows)
-        for turn in range(1 if name in BASELINES else _TURNS):
-            began = time.monotonic()
-            try:
-                row = run(name, turn)
-            except (RuntimeError, OSError, ValueError) as error:
-                wrong[name] = [f"not measured: {type(error).__name__}: {error}"]
-                print_progress(f"{name}: {wrong[name][0]}")
-                continue
-            rows[name] = min(rows.get(name, row), row, key=lambda each: each.stall_ms)
-            wrong[name] = [] if name in BASELINES else broken(rows[name], idle_ms)
-            print_progress(f"{name}: {time.monotonic() - began:.0f} s, {row.response}")
-            if not wrong[name] or row.stall_ms > _CERTAIN_MS:
-                break
-    found = hostile_table(list(rows.values()), after_s)
-    print(f"\n{found.render(markdown=not arguments.text)}\n")
-    for name, lines in wrong.items():
-        print("\n".join(f"FAILED: {name}: {line}" for line in lines), end="\n" * bool(lines))
-    save_result(path, {"rows": [asdict(row) for row in rows.values()], "failures": wrong})
-    print(f"results: {path}")
-    return 1 if any(wrong.values()) else 0
-
-
 async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> FaultRow:
-    quick: bool = arguments.quick
+    quick, times = arguments.quick, arguments.times or (_QUICK_TIMES if arguments.quick else 0)
     if name in FIXED_TITLES:
-        usual = _QUICK_TIMES if quick else FIXED_TIMES
-        return await run_fixed_schedule(name, folder, times=arguments.times or usual)
+        results = await play_fixed(
+            name, folder, rounds=times or _FIXED_TIMES, progress=lambda line: None
+        )
+        return make_row(FIXED_TITLES[name], results.paused_at, results.calls, results.leftovers)
     fault = FAULTS[name]
     return await run_fault(
-        name,
         fault,
         folder,
-        times=arguments.times or (_QUICK_TIMES if quick else fault.times),
+        times=times or fault.times,
         every_s=min(fault.every_s, _QUICK_EVERY_S) if quick else fault.every_s,
         tokens=_QUICK_TOKENS if quick else _TOKENS,
         timeout_s=_QUICK_TIMEOUT_S if quick else _TIMEOUT_S,
     )
 
 
-def _progress_line(row: FaultRow) -> str:
-    return (
-        f"{row.complete} of {row.streams} streams complete, "
-        f"{sum(row.failed.values())} of {row.jobs} jobs failed, {sum(row.wrong.values())} wrong"
+def _hostile(arguments: argparse.Namespace, folder: Path) -> int:
+    after_s = _QUICK_AFTER_S if arguments.quick else _AFTER_S
+    known = VLLM_HOSTILE_REQUESTS if arguments.vllm else HOSTILE_REQUESTS
+    names = parse_names(arguments.only or ",".join(known), known)
+    run = HostileRun(folder, after_s, vllm=arguments.vllm)
+    run.run(known, names)
+    rows = list(run.rows.values())
+    print_tables([hostile_table(rows, after_s)], arguments)
+    for name, lines in run.wrong.items():
+        for line in lines:
+            print(f"FAILED: {name}: {line}")
+    save_result(
+        arguments.json, "hostile", {"rows": [asdict(row) for row in rows], "failures": run.wrong}
     )
+    return 1 if any(run.wrong.values()) else 0

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from load_tests.harness.errors import ProcessError
+from load_tests.harness.forked_popen import ForkedPopen
 
 READY_S = 60.0
 _STOP_S = 15.0
@@ -37,7 +38,7 @@ class Process:
     label: str
     """Its column in the tables: gateway, redis, engine, proxy."""
     role: Role
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | ForkedPopen
     log: Path
 
     def cpu_s(self) -> float:

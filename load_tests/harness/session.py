@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import shutil
@@ -16,6 +17,7 @@ from typing import Any, NoReturn
 from load_tests.harness import machine
 from load_tests.harness.errors import RunError
 from load_tests.harness.processes import Processes
+from load_tests.harness.table import Table
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -45,16 +47,32 @@ def session() -> Iterator[Processes]:
     shutil.rmtree(folder)
 
 
-def result_path(command: str = "") -> Path:
-    """Return the file for a command's results when no `--json` option names one."""
-    prefix = f"{command}-" if command else ""
-    return RESULTS / f"{prefix}{time.strftime('%Y-%m-%dT%H%M%S')}.json"
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `print_tables` and `save_result`."""
+    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
 
 
-def save_result(path: Path, data: dict[str, Any]) -> None:
-    """Write data as JSON, with a description of this machine unless `data` has one."""
+def print_tables(tables: Iterable[Table], arguments: argparse.Namespace) -> None:
+    """Print the tables that have rows, as the option `--markdown` or `--text` says."""
+    text = getattr(arguments, "text", not getattr(arguments, "markdown", False))
+    for table in tables:
+        if table.rows:
+            print(f"\n{table.render(markdown=not text)}")
+
+
+def save_result(given: Path | None, name: str, data: dict[str, Any]) -> Path:
+    """Write data as JSON, with a description of this machine unless `data` has one.
+
+    `given`: the file that the option `--json` names; without it one in RESULTS is named after
+    `name` and the time. Prints and returns its path.
+    """
+    prefix = f"{name}-" if name else ""
+    path = given or RESULTS / f"{prefix}{time.strftime('%Y-%m-%dT%H%M%S')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine.describe(), **data}, indent=1) + "\n")
+    print(f"\nresults: {path}")
+    return path
 
 
 def parse_names(text: str, known: Iterable[str]) -> list[str]:

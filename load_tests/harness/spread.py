@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -47,3 +47,11 @@ def show_spread(of: Spread | None, digits: int = 2, sign: str = "") -> str:
     if of.n == 1:
         return shown
     return f"{shown} ({of.low:{sign}.{digits}f}..{of.high:{sign}.{digits}f})"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return a percentile (nearest rank; `share` is 0 to 1); NaN of no values."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

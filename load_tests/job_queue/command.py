@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from itertools import product
-from pathlib import Path
 from statistics import median
 
 import uvloop
@@ -19,7 +18,13 @@ from load_tests.bench.targets import Verdict
 from load_tests.harness.http import free_port
 from load_tests.harness.processes import Processes
 from load_tests.harness.redis_server import RedisServer
-from load_tests.harness.session import print_progress, result_path, save_result, session
+from load_tests.harness.session import (
+    add_output_arguments,
+    print_progress,
+    print_tables,
+    save_result,
+    session,
+)
 from load_tests.harness.spread import Spread, show_spread, spread
 from load_tests.harness.table import Table
 from load_tests.job_queue.claim_latency import ClaimLatency, measure_latencies
@@ -47,25 +52,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depths", default=_DEPTHS, help=f"waiting jobs (default {_DEPTHS})")
     parser.add_argument("--rounds", type=int, default=5, help="rounds over all depths (default 5)")
     parser.add_argument("--samples", type=int, default=400, help="claims to time (default 400)")
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    add_output_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     depths = sorted({int(depth) for depth in arguments.depths.split(",")})
-    path: Path = arguments.json or result_path("queue")
     with session() as processes:
         queues, costs, latencies = uvloop.run(
             _measure(processes, depths, arguments.rounds, arguments.samples)
         )
-    shown = [cost_table(costs), latency_table(latencies)]
-    for table in shown:
-        print(f"\n{table.render(markdown=arguments.markdown)}")
+    print_tables([cost_table(costs), latency_table(latencies)], arguments)
     for depth, size in queues.items():
         print(f"\n{depth} waiting jobs take {size:.0f} bytes of Redis memory each", end="")
+    print()
     save_result(
-        path,
+        arguments.json,
+        "queue",
         {
             "bytes_per_waiting_job": queues,
             "costs": [asdict(cost) for cost in costs],
@@ -73,7 +76,7 @@ def main(arguments: argparse.Namespace) -> int:
         },
     )
     good, verdict = evaluate(costs, latencies)
-    print(f"\n\nresults: {path}\n{verdict}")
+    print(verdict)
     return 0 if good else 1
 
 

@@ -11,27 +11,28 @@ import argparse
 import asyncio
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from load_tests.harness.http import free_port, responds_ok
-from load_tests.harness.processes import Process, Processes, python_command, wait_for
-from load_tests.harness.redis_server import RedisServer
-from load_tests.harness.session import print_progress, result_path, save_result, session
+from load_tests.clients.trial import Trial, errors_of
+from load_tests.harness.fleet import FleetShape
+from load_tests.harness.session import (
+    add_output_arguments,
+    print_progress,
+    print_tables,
+    save_result,
+    session,
+)
+from load_tests.harness.spread import percentile
 from load_tests.harness.table import Table
-from load_tests.rolling.client import Clients, undisturbed
-from load_tests.systems.engine import MODEL, EngineTiming
-from shared.platform.settings import Settings, to_environment
-from worker.demo import MODEL_NAME
+from load_tests.oracle.observation import Observation
+from load_tests.oracle.request_classes import Mode, chat
+from load_tests.oracle.request_source import RequestSource, VllmSource
+from load_tests.oracle.stored_job import StoredJob
 
 HELP = "replace all workers under load: no call may fail"
 
-_LOADED_S = 400.0
-_END_S = 120.0
-_PROMPTS = 12
-_ENGINE_ARGS = "--dtype float32"
-"""With it an answer does not depend on what else is in the batch."""
-_TIMING = EngineTiming(step_ms=20, step_us_per_seq=100, max_num_seqs=32)
+_TIMEOUT_S = 120.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=3, help="workers (default 3)")
     parser.add_argument("--clients", type=int, default=8, help="streams at once (default 8)")
     parser.add_argument("--tokens", type=int, default=150, help="tokens per answer (default 150)")
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    add_output_arguments(parser)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RollingResult:
     calls: int
     failed: int
     wrong: int
-    """Complete answers that differ from the undisturbed one."""
+    """Answers that differ from the undisturbed one, or from their record."""
     pause_p50_s: float
     pause_p99_s: float
     pause_max_s: float
@@ -73,89 +73,56 @@ class RollingResult:
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     with session() as processes:
-        result = asyncio.run(_run(processes, arguments))
-    print(result.table().render(markdown=arguments.markdown))
-    save_result(arguments.json or result_path("rolling"), asdict(result))
+        result = asyncio.run(_run(processes.folder / "fleet", arguments))
+    print_tables([result.table()], arguments)
+    save_result(arguments.json, "rolling", asdict(result))
     return 1 if result.failed or result.wrong else 0
 
 
-async def _run(processes: Processes, arguments: argparse.Namespace) -> RollingResult:
-    redis = RedisServer(processes, free_port(), processes.folder / "redis")
-    port = free_port()
-    gateway = processes.start(
-        "gateway", "front", python_command("gateway"), _environment(redis.url, port=port)
-    )
-    fleet = _Workers(processes, redis.url, vllm=arguments.vllm)
-    workers = [fleet.start() for _ in range(arguments.workers)]
-    for worker in workers:
-        await fleet.until_ready(worker)
-    await asyncio.to_thread(wait_for, lambda: responds_ok(port, "/readyz"), "ready", [gateway])
-    model = MODEL_NAME if arguments.vllm else MODEL
-    clients = Clients(f"http://127.0.0.1:{port}", model, arguments.tokens)
-    prompts = [f"Tell me about queues, part {n}." for n in range(_PROMPTS)]
-    right = await undisturbed(clients, prompts)
-    print_progress("the undisturbed answers are known; the restart begins")
-    loops = [
-        asyncio.create_task(clients.loop([*prompts[n % _PROMPTS :], *prompts[: n % _PROMPTS]]))
-        for n in range(arguments.clients)
-    ]
-    drains = []
-    for n, worker in enumerate(workers):
-        await fleet.until_ready(fleet.start())
-        began = time.monotonic()
-        worker.popen.terminate()
-        await asyncio.to_thread(worker.popen.wait, _END_S)
-        drains.append(time.monotonic() - began)
-        print_progress(f"worker {n + 1} of {len(workers)} is replaced")
-    clients.stop()
-    await asyncio.gather(*loops)
-    await clients.close()
-    calls = clients.calls
-    pauses = sorted(call.pause_s for call in calls)
-    for problem in sorted({call.problem for call in calls if call.problem}):
-        print_progress(f"problem: {problem}")
+async def _run(folder: Path, arguments: argparse.Namespace) -> RollingResult:
+    calls: list[Observation] = []
+    wrong: list[str] = []
+
+    def on_read(seen: Observation, stored: StoredJob | None) -> None:
+        calls.append(seen)
+        errors = errors_of(seen, stored) if seen.complete else [seen.reason]
+        if errors:
+            wrong.extend(errors[:1] * seen.complete)
+            print_progress(f"problem: {seen.request.tag}: {'; '.join(errors)}")
+
+    classes = [chat(arguments.tokens)]
+    source = VllmSource(1, classes) if arguments.vllm else RequestSource(classes)
+    shape = FleetShape(arguments.workers, vllm=arguments.vllm)
+    async with Trial(folder, shape, source, on_read, timeout_s=_TIMEOUT_S) as trial:
+        draw = partial(source.draw, modes={Mode.CALL: 1})
+        trial.clients.start(draw, clients=arguments.clients)
+        print_progress("the restart begins")
+        drains = await _replace_all(trial)
+        await trial.stop()
+    pauses = [seen.pause_s for seen in calls]
     return RollingResult(
-        engine="vLLM, demo model, CPU" if arguments.vllm else "simulated",
+        engine=shape.engine,
         replaced=len(drains),
         calls=len(calls),
-        failed=sum(bool(call.problem) for call in calls),
-        wrong=sum(not call.problem and call.text != right[call.prompt] for call in calls),
-        pause_p50_s=pauses[len(pauses) // 2],
-        pause_p99_s=pauses[min(len(pauses) - 1, round(0.99 * len(pauses)))],
-        pause_max_s=pauses[-1],
+        failed=sum(not seen.complete for seen in calls),
+        wrong=len(wrong),
+        pause_p50_s=percentile(pauses, 0.5),
+        pause_p99_s=percentile(pauses, 0.99),
+        pause_max_s=percentile(pauses, 1.0),
         drain_s=tuple(drains),
     )
 
 
-class _Workers:
-    """Starts the workers of one fleet."""
-
-    def __init__(self, processes: Processes, redis_url: str, *, vllm: bool) -> None:
-        self._processes = processes
-        self._redis_url = redis_url
-        self._vllm = vllm
-        self._ports: dict[int, int] = {}
-
-    def start(self) -> Process:
-        """Start one; does not wait."""
-        port = free_port()
-        settings: dict[str, Any] = {"worker_port": port}
-        environment = (
-            _environment(self._redis_url, engine="vllm", engine_args=_ENGINE_ARGS, **settings)
-            if self._vllm
-            else _TIMING.environment(redis_url=self._redis_url, **settings)
-        )
-        worker = self._processes.start("worker", "engine", python_command("worker"), environment)
-        self._ports[worker.popen.pid] = port
-        return worker
-
-    async def until_ready(self, worker: Process) -> None:
-        """Wait until a worker takes jobs. Raises ProcessError."""
-        port = self._ports[worker.popen.pid]
-        await asyncio.to_thread(
-            wait_for, lambda: responds_ok(port, "/readyz"), "a worker", [worker], _LOADED_S
-        )
-
-
-def _environment(redis_url: str, **settings: Any) -> dict[str, str]:
-    return to_environment(Settings(), redis_url=redis_url, **settings)
+async def _replace_all(trial: Trial) -> list[float]:
+    """Replace each worker; return the seconds that each needed to drain."""
+    fleet, drains = trial.fleet, []
+    for n, worker in enumerate(list(fleet.workers)):
+        successor = fleet.start_worker()
+        await asyncio.to_thread(fleet.wait_until_ready, successor)
+        began = time.monotonic()
+        await asyncio.to_thread(fleet.end, worker)
+        drains.append(time.monotonic() - began)
+        fleet.workers[n] = successor
+        trial.check()
+        print_progress(f"worker {n + 1} of {len(fleet.workers)} is replaced")
+    return drains

@@ -8,28 +8,41 @@ nothing is left over. 1: otherwise.
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from load_tests.clients.mixed_client import MixedResult, MixedSpec
-from load_tests.harness.errors import ProcessError
-from load_tests.harness.processes import Process, Processes, python_command, wait_for
-from load_tests.harness.session import print_progress, result_path, save_result, session
+import uvloop
+
+from load_tests.clients.trial import Trial, errors_of
+from load_tests.harness.fleet import Fleet, FleetShape
+from load_tests.harness.session import (
+    add_output_arguments,
+    print_progress,
+    print_tables,
+    save_result,
+    session,
+)
 from load_tests.harness.table import Table
-from load_tests.soak.fleet import TENANTS, SoakFleet
+from load_tests.oracle.observation import End, Observation
+from load_tests.oracle.request_classes import CLASSES, Mode, chat
+from load_tests.oracle.request_source import RequestSource
+from load_tests.oracle.stored_job import StoredJob
+from load_tests.soak.figures import TENANTS, figures, work
 from load_tests.soak.plot import plot
 from load_tests.soak.trend import Trend, trend
-from load_tests.systems.engine import EngineTiming
 
 HELP = "mixed load for half an hour: nothing may grow"
 
-_TIMING = EngineTiming(step_ms=50, step_us_per_seq=250)
+_STEP_MS = 50.0
+_LEASE_S = 5.0
 _KEPT_S = 30.0
 """How long Redis keeps ended jobs."""
 _WARM_UP = 0.2
@@ -38,11 +51,44 @@ _TOLERATED_BYTES = 4e6
 _TOLERATED_COUNT = 20.0
 _DEVIATIONS = 4.0
 """Tolerated growth of a count in standard deviations: the root of its usual value (Poisson)."""
-_LAST_CLIENT_S = 120.0
+_CLIENT_S = 60.0
 _CLEANUP_S = 60.0
+_STAYING = {Mode.CALL: 65, Mode.POLLED: 10, Mode.EVENTS: 5}
+_LEAVING = {Mode.LEFT: 15, Mode.CANCELLED: 5}
+"""How many of a hundred clients do what."""
+_LONG = [chat(400, stream=stream) for stream in (True, False)]
+"""No client that leaves reads such an answer to its end."""
 
 Sample = Mapping[str, float]
 """Figures by name, among them `seconds` since the start and `cpu_s` of all processes."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """What all clients got."""
+
+    right: Counter[str] = field(default_factory=Counter)
+    """Clients without an error, by mode."""
+    wrong: Counter[str] = field(default_factory=Counter)
+    """The others, by class, mode and error."""
+    tokens: int = 0
+    """Tokens of the answers that were read to their end and right."""
+
+    def add(self, seen: Observation, stored: StoredJob | None) -> None:
+        """Add one client."""
+        mode = seen.request.mode
+        meant = End.LEFT if mode in _LEAVING else End.COMPLETE
+        errors = errors_of(seen, stored) if seen.job_id else []
+        if seen.end is not meant:
+            errors.insert(0, f"{seen.end} {seen.code}")
+        if errors:
+            self.wrong[f"{seen.request.class_name}, {mode}: {errors[0]}"] += 1
+            ago_s, took_s = time.monotonic() - seen.ended, seen.ended - seen.began
+            when = f"after {took_s:.1f} s, {ago_s:.1f} s ago"
+            print_progress(f"wrong: {seen.job_id}, {when}: {'; '.join(errors)}")
+            return
+        self.right[mode] += 1
+        self.tokens += seen.expected.completion_tokens * seen.complete
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,94 +98,94 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rate", type=float, default=16.0, help="clients a second (default 16)")
     parser.add_argument("--every", type=float, default=15.0, help="seconds between samples")
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    add_output_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    path: Path = arguments.json or result_path("soak")
-    seconds = 60 * arguments.minutes
-    if seconds < 3 * _KEPT_S:
+    if 60 * arguments.minutes < 3 * _KEPT_S:
         sys.exit(f"a soak test takes at least {3 * _KEPT_S:.0f} s")
     with session() as processes:
-        fleet = SoakFleet(processes, _TIMING, _KEPT_S)
-        fleet.start()
-        clients, result_file = _start_clients(processes, fleet.url, seconds, arguments.rate)
-        samples = list(_samples(fleet, clients, seconds, arguments.every))
-        wait_for(lambda: clients.popen.poll() is not None, "clients end", (), _LAST_CLIENT_S)
-        if not result_file.exists():
-            raise ProcessError(f"the clients failed:\n{clients.tail()}")
-        clients_result = MixedResult(**json.loads(result_file.read_text()))
-        left = _leftovers(fleet)
+        samples, answers, left = uvloop.run(_run(processes.folder / "fleet", arguments))
     trends = trends_of(samples)
-    found = problems(trends, clients_result, left)
-    table = trend_table(trends)
-    print(f"\n{table.render(markdown=arguments.markdown)}\n")
-    print(_summary(samples, clients_result))
-    save_result(
-        path,
+    found = problems(trends, answers, left)
+    print_tables([trend_table(trends)], arguments)
+    print(f"\n{_summary(samples, answers)}")
+    path = save_result(
+        arguments.json,
+        "soak",
         {
-            "clients": asdict(clients_result),
+            "clients": {"right": answers.right, "wrong": answers.wrong, "tokens": answers.tokens},
             "leftovers": left,
             "trends": [asdict(item) | {"flat": item.flat} for item in trends],
             "samples": samples,
         },
     )
-    print(f"results: {path}; {plot(samples, path.with_suffix('.png'))}")
+    print(plot(samples, path.with_suffix(".png")))
     print("\n".join(found) or "FLAT")
     return 1 if found else 0
 
 
-def _start_clients(
-    processes: Processes, url: str, seconds: float, rate: float
-) -> tuple[Process, Path]:
-    """Return the clients' process, and the file into which it writes its result."""
-    spec_file, result_file = (processes.folder / f"clients-{of}.json" for of in ("spec", "result"))
-    spec = MixedSpec(url, list(TENANTS.values()), seconds, rate)
-    spec_file.write_text(json.dumps(asdict(spec)))
-    command = python_command("load_tests.clients.mixed_client", spec_file, result_file)
-    return processes.start("clients", "front", command), result_file
+async def _run(
+    folder: Path, arguments: argparse.Namespace
+) -> tuple[list[Sample], Answers, dict[str, float]]:
+    """Return the samples, what clients got, and what is left over. Raises ProcessError."""
+    seconds, answers = 60 * arguments.minutes, Answers()
+    kept = {"stream_ttl_s": _KEPT_S, "result_ttl_s": _KEPT_S}
+    keys = ",".join(f"{tenant}:{key}" for tenant, key in TENANTS.items())
+    settings = {"api_keys": keys, **kept}
+    shape = FleetShape(2, step_ms=_STEP_MS, lease_s=_LEASE_S, settings=settings)
+    source = RequestSource(CLASSES)
+    async with Trial(folder, shape, source, answers.add, timeout_s=_CLIENT_S) as trial:
+        share = arguments.rate / len(TENANTS) / 100
+        for tenant, key in TENANTS.items():
+            group = trial.add_clients({"authorization": f"Bearer {key}"})
+            for modes, draw in (
+                (_STAYING, partial(source.draw, modes=_STAYING)),
+                (_LEAVING, partial(source.draw, modes=_LEAVING, classes=_LONG)),
+            ):
+                rate = share * sum(modes.values())
+                arrive = group.arrive(
+                    draw, rate=rate, seconds=seconds, seed=f"{tenant}-{len(modes)}"
+                )
+                trial.add_task(asyncio.create_task(arrive))
+        samples = await _samples(trial, answers, seconds, arguments.every)
+        await trial.stop()
+        return samples, answers, await asyncio.to_thread(_leftovers, trial.fleet)
 
 
-def _samples(
-    fleet: SoakFleet, clients: Process, seconds: float, every_s: float
-) -> Iterator[Sample]:
-    """Yield a sample every `every_s` seconds. Raises ProcessError if a process ends."""
-    began = time.monotonic()
-    cpu_s = fleet.cpu_s()
+async def _samples(trial: Trial, answers: Answers, seconds: float, every_s: float) -> list[Sample]:
+    """Take a sample every `every_s` seconds. Raises ProcessError if a process ends."""
+    fleet, samples = trial.fleet, list[Sample]()
+    began, cpu_s, own_s = time.monotonic(), _cpu_s(fleet), time.process_time()
     for n in range(1, int(seconds / every_s) + 1):
-        time.sleep(max(0.0, began + n * every_s - time.monotonic()))
-        _check(fleet)
-        now_s = fleet.cpu_s()
+        await asyncio.sleep(max(0.0, began + n * every_s - time.monotonic()))
+        trial.check()
+        for process in fleet.processes:
+            process.check()
         sample = {
             "seconds": time.monotonic() - began,
-            "cpu_s": sum(now_s.values()) - sum(cpu_s.values()),
-            **fleet.figures(),
+            "cpu_s": _cpu_s(fleet) - cpu_s,
+            "clients_cpu_s": time.process_time() - own_s,
+            **await asyncio.to_thread(figures, fleet),
         }
-        wrong = clients.log.read_text(errors="replace").count("\n")
-        print_progress(f"{_progress_line(sample)}; wrong answers {wrong}")
-        yield sample
+        print_progress(f"{_progress_line(sample)}; wrong answers {answers.wrong.total()}")
+        samples.append(sample)
+    return samples
 
 
-def _leftovers(fleet: SoakFleet) -> dict[str, float]:
-    """Wait until Redis holds no trace of jobs; return what is left at the deadline.
+def _cpu_s(fleet: Fleet) -> float:
+    return sum(process.cpu_s() for process in fleet.processes)
 
-    Raises ProcessError.
-    """
+
+def _leftovers(fleet: Fleet) -> dict[str, float]:
+    """Wait until Redis holds no trace of jobs; return what is left at the deadline."""
     until = time.monotonic() + _KEPT_S + _CLEANUP_S
     while True:
-        _check(fleet)
-        left = {name: count for name, count in fleet.work().items() if count}
+        left = {name: count for name, count in work(fleet).items() if count}
         if not left or time.monotonic() > until:
             return left
         time.sleep(1)
-
-
-def _check(fleet: SoakFleet) -> None:
-    """Raise ProcessError if a process of the fleet has ended."""
-    for process in fleet.processes:
-        process.check()
 
 
 def trends_of(samples: Sequence[Sample]) -> list[Trend]:
@@ -153,7 +199,7 @@ def trends_of(samples: Sequence[Sample]) -> list[Trend]:
             tolerance=_tolerance(name, median(sample[name] for sample in samples)),
         )
         for name in samples[0]
-        if name not in ("seconds", "cpu_s")
+        if name != "seconds" and not name.endswith("cpu_s")
     ]
 
 
@@ -163,13 +209,13 @@ def _tolerance(name: str, usual: float) -> float:
     return max(_TOLERATED_COUNT, _DEVIATIONS * math.sqrt(usual))
 
 
-def problems(trends: Sequence[Trend], clients: MixedResult, left: Mapping[str, float]) -> list[str]:
+def problems(trends: Sequence[Trend], answers: Answers, left: Mapping[str, float]) -> list[str]:
     """Return one line per problem."""
     return [
         *(f"GROWS: {item.name}, {_shown(item)}" for item in trends if not item.flat),
-        *(f"WRONG: {count}x {reason}" for reason, count in clients.wrong.items()),
+        *(f"WRONG: {count}x {reason}" for reason, count in answers.wrong.items()),
         *(f"LEFT OVER: {count:.0f} {name}" for name, count in left.items()),
-        *([] if clients.right else ["WRONG: no client got a right answer"]),
+        *([] if answers.right else ["WRONG: no client got a right answer"]),
     ]
 
 
@@ -205,11 +251,12 @@ def _progress_line(sample: Sample) -> str:
     return f"{sample['seconds'] / 60:5.1f} min, {share:.0%} of a core, {', '.join(shown)}"
 
 
-def _summary(samples: Sequence[Sample], clients: MixedResult) -> str:
-    share = samples[-1]["cpu_s"] / samples[-1]["seconds"]
-    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(clients.right.items()))
+def _summary(samples: Sequence[Sample], answers: Answers) -> str:
+    last = samples[-1]
+    fleet, clients = (last[name] / last["seconds"] for name in ("cpu_s", "clients_cpu_s"))
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(answers.right.items()))
     return (
-        f"right answers: {kinds}; {clients.tokens} tokens read to the end; "
-        f"wrong: {sum(clients.wrong.values())}\n"
-        f"CPU: the fleet {share:.0%} of a core, the clients {clients.cpu_s / clients.seconds:.0%}"
+        f"right answers: {kinds}; {answers.tokens} tokens read to the end; "
+        f"wrong: {answers.wrong.total()}\n"
+        f"CPU: the fleet {fleet:.0%} of a core, the clients {clients:.0%}"
     )

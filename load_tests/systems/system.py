@@ -27,6 +27,15 @@ class System(ABC):
     extra_events: ClassVar[int] = 2
     """Events of a stream that carry no token: the chunk with the role, and `[DONE]`."""
 
+    least_events: ClassVar[int] = 0
+    """Fewest events of a stream, where one may carry several tokens; 0: one for each token."""
+
+    body_fields: ClassVar[dict[str, Any]] = {}
+    """Fields in which its requests differ from those to other systems."""
+
+    timeout_s: ClassVar[float] = 20.0
+    """A point may take so long, and ten times as long as its load alone."""
+
     skipped_points: ClassVar[frozenset[str]] = frozenset()
     """Points at which it is overloaded, so that measuring them says nothing."""
 

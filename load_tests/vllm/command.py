@@ -10,18 +10,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from load_tests.bench.figures import Figures
 from load_tests.bench.measurement import Results
-from load_tests.bench.rounds import progress_line
+from load_tests.bench.rounds import progress_line, schedule
 from load_tests.harness import machine
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.processes import Processes
 from load_tests.harness.session import (
+    add_output_arguments,
     parse_names,
     print_progress,
-    result_path,
+    print_tables,
     save_result,
     session,
 )
@@ -34,7 +33,7 @@ from load_tests.vllm.rounds import (
     run_bench_serve,
     run_point,
 )
-from load_tests.vllm.systems import VARIANTS, VllmSystem
+from load_tests.vllm.systems import VLLM_SYSTEMS, VllmServe
 
 HELP = "real vLLM with the demo model: its own server and Flotilla"
 BASE = "vllm"
@@ -43,7 +42,7 @@ _BENCH_SERVE_POINT = POINTS["c32"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    names = ",".join(VARIANTS)
+    names = ",".join(VLLM_SYSTEMS)
     parser.add_argument("--systems", default=names, help=f"of {names} (default all)")
     parser.add_argument("--points", default=",".join(POINTS), help=f"of {', '.join(POINTS)}")
     parser.add_argument(
@@ -55,60 +54,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2,
         help="rounds of `vllm bench serve` (default 2; 0: none)",
     )
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    add_output_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    path: Path = arguments.json or result_path("vllm")
-    chosen = parse_names(arguments.systems, VARIANTS)
-    points = parse_names(arguments.points, POINTS)
+    chosen = parse_names(arguments.systems, VLLM_SYSTEMS)
+    points = [POINTS[name] for name in parse_names(arguments.points, POINTS)]
     with session() as processes:
-        systems = _start(processes, chosen)
-        results = _measure(systems, points, arguments.rounds)
+        systems = [VLLM_SYSTEMS[name](processes) for name in chosen]
+        for system in systems:
+            system.start()
+            print_progress(f"{system.name} is ready")
+        check_answers(systems)
+        for system in systems:  # warm up
+            run_point(system, POINTS["c32"], 0)
+        results = Results(machine.describe(), [])
+        for round_index, point, system in schedule(systems, points, arguments.rounds):
+            measurement = run_point(system, point, round_index)
+            print_progress(progress_line(measurement))
+            results.measurements.append(measurement)
         bench_serve = _run_bench_serve(systems, arguments.bench_serve_rounds)
-    figures = Figures(results)
-    for table in (*tables(figures), bench_serve_table(bench_serve)):
-        if table.rows:
-            print(f"\n{table.render(markdown=arguments.markdown)}")
-    save_result(path, {**asdict(results), "bench_serve": [asdict(item) for item in bench_serve]})
-    print(f"\nresults: {path}")
+    print_tables([*tables(Figures(results)), bench_serve_table(bench_serve)], arguments)
+    data = {**asdict(results), "bench_serve": [asdict(item) for item in bench_serve]}
+    save_result(arguments.json, "vllm", data)
     return 0
 
 
-def _start(processes: Processes, names: Sequence[str]) -> list[VllmSystem]:
-    systems = []
-    for name in names:
-        systems.append(VARIANTS[name].start(processes))
-        print_progress(f"{name} is ready")
-    check_answers(systems)
-    return systems
-
-
-def _measure(systems: list[VllmSystem], points: Sequence[str], rounds: int) -> Results:
-    for system in systems:  # warm up
-        run_point(system, POINTS["c32"], 0)
-    results = Results(machine.describe(), [])
-    for round_index in range(rounds):
-        for name in points:
-            for system in systems if round_index % 2 == 0 else reversed(systems):
-                measurement = run_point(system, POINTS[name], round_index)
-                print_progress(progress_line(measurement))
-                results.measurements.append(measurement)
-    return results
-
-
-def _run_bench_serve(systems: list[VllmSystem], rounds: int) -> list[BenchServeResult]:
+def _run_bench_serve(systems: Sequence[VllmServe], rounds: int) -> list[BenchServeResult]:
     results: list[BenchServeResult] = []
     try:
-        for round_index in range(rounds):
-            for system in systems if round_index % 2 == 0 else reversed(systems):
-                results.append(run_bench_serve(system, _BENCH_SERVE_POINT, round_index))
-                last = results[-1]
-                print_progress(
-                    f"{round_index} bench serve: {last.system} {last.tokens_per_s:.0f} tok/s"
-                )
+        for round_index, point, system in schedule(systems, [_BENCH_SERVE_POINT], rounds):
+            results.append(run_bench_serve(system, point, round_index))
+            per_s = results[-1].tokens_per_s
+            print_progress(f"{round_index} bench serve: {system.name} {per_s:.0f} tok/s")
     except WrongAnswerError as error:
         print_progress(f"`vllm bench serve` is left out: {error}")
     return results

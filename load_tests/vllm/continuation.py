@@ -14,43 +14,32 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from load_tests.oracle.undisturbed import Recorder
+from load_tests.systems.engine import CHAT_PATH
 from shared.platform.settings import Settings
+from worker.core.asgi import Exchange
 from worker.engines.interface import JOURNAL, Generated, Past
-from worker.engines.prompt_context import Context
 from worker.engines.vllm.engine import VllmEngine
 
 ROUNDS = 3
 NEW = 8
-PATH = "/v1/chat/completions"
 
 
-class Journal:
+class PastJournal(Recorder):
     """Notes when the first new token comes."""
 
     def __init__(self, past: Past | None = None) -> None:
+        super().__init__()
         self.deltas: list[Generated] = []
         self.first = 0.0
         self._past = past
 
     def past(self, call: int) -> Past | None:
-        """See `Journal.past`."""
+        """What is to be continued."""
         return self._past
 
-    def refuse_past(self, reason: str) -> None:
-        """See `Journal.refuse_past`."""
-        raise RuntimeError(reason)
-
-    def keep_here(self) -> None:
-        """See `Journal.keep_here`."""
-
     def continued(self, how: str, decoded_again: int) -> None:
-        """See `Journal.continued`."""
-
-    def context(self, call: int, context: Context) -> None:
-        """See `Journal.context`."""
-
-    def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
-        """See `Journal.prompt`."""
+        """The past is continued."""
 
     def delta(
         self,
@@ -61,40 +50,20 @@ class Journal:
         logprobs: Any = None,
         own_text: str | None = None,
     ) -> None:
-        """See `Journal.delta`."""
+        """Add tokens."""
         self.first = self.first or time.perf_counter()
         self.deltas.append(Generated(index, token_ids, text, logprobs))
 
-    def chunk(self, data: bytes) -> None:
-        """See `Journal.chunk`."""
 
-
-async def answer(engine: VllmEngine, n_tokens: int, journal: Journal) -> float:
+async def answer(engine: VllmEngine, n_tokens: int, journal: PastJournal) -> float:
     """Seconds until the first new token."""
     messages = [{"role": "user", "content": "Tell me a story about a queue."}]
     body = {"messages": messages, "stream": True, "ignore_eos": True, "max_tokens": n_tokens}
-    sent = [{"type": "http.request", "body": json.dumps({**body, "seed": 1}).encode()}]
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "path": PATH,
-        "raw_path": PATH.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"x-request-id", b"one")],
-    }
-
-    async def receive() -> Any:
-        return sent.pop() if sent else await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        pass
-
+    raw = json.dumps({**body, "seed": 1}).encode()
     JOURNAL.set(journal)
     began = time.perf_counter()
-    await engine(scope, receive, send)
+    exchange = Exchange(lambda data: None)
+    await exchange.run(engine, "POST", CHAT_PATH, raw, headers=((b"x-request-id", b"one"),))
     return journal.first - began
 
 
@@ -105,7 +74,7 @@ async def main(n_tokens: int) -> None:
     await engine.start()
     from worker.engines.vllm.prefill_resume import PREFILLS
 
-    whole = Journal()
+    whole = PastJournal()
     await asyncio.create_task(answer(engine, n_tokens + NEW, whole))
     print(f"{len(whole.deltas)} deltas in the undisturbed answer")
     first: dict[str, list[float]] = {"no past": [], "by prefill": [], "by forced replay": []}
@@ -115,7 +84,7 @@ async def main(n_tokens: int) -> None:
             if way == "by forced replay":
                 PREFILLS.disable("measured without it")
             n = NEW + (n_tokens if past else 0)
-            times.append(await asyncio.create_task(answer(engine, n, Journal(past))))
+            times.append(await asyncio.create_task(answer(engine, n, PastJournal(past))))
             PREFILLS._checked = False  # noqa: SLF001 - enabled again
     for way, times in first.items():
         low, high = min(times), max(times)

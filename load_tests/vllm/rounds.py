@@ -5,34 +5,24 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from load_tests.bench import rounds as bench
 from load_tests.bench.measurement import Measurement
 from load_tests.bench.points import Point
-from load_tests.bench.rounds import run_client
-from load_tests.clients.load_client import LoadSpec
-from load_tests.harness import machine
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.http import free_port
+from load_tests.harness.http import free_port, post_json
 from load_tests.harness.processes import python_command
-from load_tests.vllm.systems import VllmSystem
+from load_tests.systems.engine import request_body
+from load_tests.vllm.systems import VllmServe
 from worker.demo import MODEL_DIR, MODEL_NAME
 
 POINTS = {
     point.name: point
     for point in (Point("c1", 1, 40, 16), Point("c32", 32, 192, 64), Point("c64", 64, 384, 64))
 }
-_BODY = {
-    "model": MODEL_NAME,
-    "messages": [{"role": "user", "content": "Tell me a story about a queue."}],
-    "temperature": 0,
-    "ignore_eos": True,
-}
-_MIN_EVENTS = 4
-"""The role, a first and a last chunk, `[DONE]`: vLLM merges tokens that wait to be sent."""
-_SETTLE_S = 0.1
 _TIMEOUT_S = 300.0
 _INPUT_TOKENS = 64
 
@@ -48,65 +38,35 @@ class BenchServeResult:
     itl_p50_ms: float
 
 
-def run_point(system: VllmSystem, point: Point, round_index: int) -> Measurement:
+def run_point(system: VllmServe, point: Point, round_index: int) -> Measurement:
     """Run a point's load; measure the CPU time of the system's processes meanwhile.
 
     Raises WrongAnswerError, also if vLLM generated another number of tokens than clients received.
     """
-    name = system.variant.name
-    load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
-    generated, before = system.generated(), system.cpu_s()
-    client = run_client(_spec(system, point))
-    time.sleep(_SETTLE_S)
-    after, generated = system.cpu_s(), system.generated() - generated
-    if client.errors:
-        raise WrongAnswerError(f"{name} at {point.name}: {'; '.join(client.problems)}")
-    if generated != client.tokens:
+    before = system.generated()
+    measurement = bench.run_point(system, point, round_index)
+    generated, received = system.generated() - before, measurement.client.tokens
+    if generated != received:
         raise WrongAnswerError(
-            f"{name} generated {generated:.0f} tokens, clients received {client.tokens}"
+            f"{system.name} generated {generated:.0f} tokens, clients received {received}"
         )
-    return Measurement(
-        system=name,
-        point=point.name,
-        round=round_index,
-        unit=point.unit,
-        step_s=0.0,
-        client=client,
-        cpu_s={label: after[label] - before[label] for label in after},
-        roles=system.roles(),
-        load_average=load_average,
-        stolen=machine.stolen_share(ticks, machine.cpu_ticks()),
-    )
+    return measurement
 
 
-def _spec(system: VllmSystem, point: Point) -> LoadSpec:
-    return LoadSpec(
-        ports=tuple(system.ports),
-        path=system.path,
-        body=json.dumps({**_BODY, "max_tokens": point.tokens, "stream": True}),
-        connections=point.connections,
-        requests=point.requests,
-        ramp_s=0.005,
-        tokens=point.tokens,
-        events=point.tokens + system.extra_events,
-        least_events=_MIN_EVENTS,
-        timeout_s=_TIMEOUT_S,
-    )
-
-
-def check_answers(systems: list[VllmSystem]) -> None:
+def check_answers(systems: Sequence[VllmServe]) -> None:
     """Compare the systems' answers to one request. Raises WrongAnswerError if they differ."""
     texts = {}
     for system in systems:
-        answer = system.complete({**_BODY, "max_tokens": 48})
+        body = request_body(tokens=48, stream=False) | system.body_fields
+        answer = json.loads(post_json(system.ports[0], system.path, body)[1])
         if "choices" not in answer:
-            raise WrongAnswerError(f"{system.variant.name}: {answer}")
-        texts[system.variant.name] = answer["choices"][0]["message"]["content"]
+            raise WrongAnswerError(f"{system.name}: {answer}")
+        texts[system.name] = answer["choices"][0]["message"]["content"]
     if len(set(texts.values())) > 1:
         raise WrongAnswerError(f"answers differ: {texts}")
 
 
-def run_bench_serve(system: VllmSystem, point: Point, round_index: int) -> BenchServeResult:
+def run_bench_serve(system: VllmServe, point: Point, round_index: int) -> BenchServeResult:
     """Run `vllm bench serve` with random prompts. Raises WrongAnswerError if it fails."""
     result = system.folder / f"bench-serve-{free_port()}.json"
     options = {
@@ -138,7 +98,7 @@ def run_bench_serve(system: VllmSystem, point: Point, round_index: int) -> Bench
         raise WrongAnswerError(
             f"vllm bench serve failed:\n{(process.stderr or process.stdout)[-2000:]}"
         )
-    return parse_bench_serve(system.variant.name, round_index, point, result)
+    return parse_bench_serve(system.name, round_index, point, result)
 
 
 def parse_bench_serve(system: str, round_index: int, point: Point, path: Path) -> BenchServeResult:

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 
+from load_tests.harness.forked_popen import ForkedPopen
 from shared.platform.settings import Settings, to_environment
-from tests.forked_popen import MODULES, ForkedPopen
+from tests.forked_popen import MODULES, start_forked
 from tests.redis_server import free_port
 from tests.waiting import wait_for
 
@@ -127,7 +128,7 @@ class Stack:
         popen: subprocess.Popen[bytes] | ForkedPopen
         simulated = module == "gateway" or values.get("engine") == "simulated"
         if module in MODULES and simulated and not self.launcher:
-            popen = ForkedPopen(module, environment, log)
+            popen = start_forked(module, environment, log)
         else:
             with log.open("wb") as output:
                 popen = subprocess.Popen(

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from load_tests.faults.kills.kill import KillKind
-from load_tests.faults.kills.kill_fleet import FleetShape
-from load_tests.faults.kills.kill_run import KillRun, RunResult, RunShape
+from load_tests.faults.kills.kill_run import KillRun, RunResult, RunShape, hard_fleet
+from load_tests.faults.kills.kill_schedule import KillKind
 from load_tests.faults.kills.report import failures
 
 CLIENT_S = 5.0
@@ -40,8 +39,7 @@ def test_without_fencing_the_run_fails(tmp_path: Path) -> None:
         clients=32,
         timeout_s=CLIENT_S,
         end_s=CLIENT_S,
-        fleet=FleetShape(workers=5, lease_s=0.6),
-        controls=("fencing",),
+        fleet=hard_fleet(5, lease_s=0.6, controls=("fencing",)),
     )
     result = run(tmp_path, shape)
     assert failures(result, pauses=False)
@@ -56,8 +54,7 @@ def test_without_the_log_the_run_fails(tmp_path: Path) -> None:
         kinds=(KillKind.WORKER,),
         timeout_s=CLIENT_S,
         end_s=CLIENT_S,
-        fleet=FleetShape(workers=3),
-        controls=("log",),
+        fleet=hard_fleet(3, controls=("log",)),
     )
     result = run(tmp_path, shape)
     assert failures(result, pauses=False)
@@ -70,8 +67,7 @@ def test_without_detection_the_run_fails(tmp_path: Path) -> None:
         seed=19,
         rate=1.0,
         kinds=(KillKind.WORKER,),
-        fleet=FleetShape(workers=3, lease_s=5.0),
-        controls=("detection",),
+        fleet=hard_fleet(3, lease_s=5.0, controls=("detection",)),
     )
     result = run(tmp_path, shape)
     assert [line for line in failures(result) if "the limit is" in line]

@@ -12,7 +12,7 @@ from typing import Any
 
 from load_tests.faults.hostile.raw_http import NEIGHBOUR_KEY, is_reachable, post
 from load_tests.harness.processes import Process
-from load_tests.systems.engine import CHAT_PATH
+from load_tests.systems.engine import CHAT_PATH, MODEL
 
 _TIMEOUT_S = 60.0
 _PROBE_EVERY_S = 0.1
@@ -23,9 +23,7 @@ _STREAMS = 4
 class Bystanders:
     """Ordinary clients, and the memory of all processes, measured from `start` to `end`."""
 
-    def __init__(
-        self, port: int, model: str, processes: Mapping[str, Process], tokens: int = 2000
-    ) -> None:
+    def __init__(self, port: int, processes: Mapping[str, Process], tokens: int) -> None:
         """`processes` by label: whose memory is sampled. `tokens`: length of a stream."""
         self.longest_silence_s = 0.0
         """Longest time between two reads of a stream, or from a request to its first byte."""
@@ -37,7 +35,7 @@ class Bystanders:
         """Highest resident bytes by process."""
         self._port = port
         self._body = {
-            "model": model,
+            "model": MODEL,
             "messages": [{"role": "user", "content": "Say something."}],
             "max_tokens": tokens,
             "ignore_eos": True,

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from load_tests.faults.hostile.requests import (
-    HostileRequest,
+from load_tests.faults.hostile.anonymous_attacks import (
     guess_keys,
     half_a_header,
     large_body,
-    list_jobs,
     nothing,
     one_header,
     send_headers,
     short_headers,
-    short_prompts,
-    submit_large_jobs,
-    truncated_prompt,
     upgrade,
 )
+from load_tests.faults.hostile.attack import HostileRequest, gets, posts
 from load_tests.faults.hostile.tenant_attacks import (
     NEIGHBOUR_SERVED,
     REFUSED,
+    SHORT_PROMPTS,
     keep_conversations,
     many_filters,
     ordinary,
-    posts,
-    read_conversation,
-    read_large_answer,
-    read_large_response,
+    prepare_conversation,
+    prepare_large_answer,
+    prepare_large_response,
     replay_in_conversation,
     slow_grammars,
     submit_large_answer,
+    submit_large_jobs,
     urls_and_tensors,
 )
 
-_BODIES = {
+_COMPLETIONS = "/v1/completions"
+_ITEMS = "10 at once: items?limit=1 of a conversation of 8 MB"
+_RESPONSE = "GET /v1/responses/{id} with 800 tokens x 20 alternatives, 4 times"
+_LARGE_JOB = "a job of n x 400 tokens x 20 alternatives, to its end"
+_NO_MATCH = "GET /jobs with a filter that matches none, 100 jobs of 8 MB"
+_TENANT = {
+    # Bodies that keep vLLM's validation busy.
     **{
         f"items-{n}": HostileRequest(
             f"{n:,} items `{{}}` to /v1/responses", posts("/v1/responses", input=[{}] * n)
@@ -45,27 +48,23 @@ _BODIES = {
         posts("/v1/chat/completions/batch", messages=[[{}] * 9900] * 3),
     ),
     "floats": HostileRequest(
-        "15 lists of 60,000 `1.5` to completions",
-        posts("/v1/completions", prompt=[[1.5] * 60_000] * 15),
+        "15 lists of 60,000 `1.5` to completions", posts(_COMPLETIONS, prompt=[[1.5] * 60_000] * 15)
     ),
-}
-"""Bodies that keep vLLM's validation busy."""
-_TENANT = {
-    **_BODIES,
     "urls": HostileRequest("URLs and tensors in five places", urls_and_tensors, expected=REFUSED),
-    "large-job": HostileRequest(
-        "a job of n x 400 tokens x 20 alternatives, to its end", submit_large_answer
-    ),
-    "large-get": HostileRequest("GET /jobs/{id} of it, 4 times", *read_large_answer("/jobs/{id}")),
-    "large-wait": HostileRequest("the same with ?wait=1", *read_large_answer("/jobs/{id}?wait=1")),
-    "large-events": HostileRequest(
-        "GET /jobs/{id}/events of it, 4 times", *read_large_answer("/jobs/{id}/events")
-    ),
+    "large-job": HostileRequest(_LARGE_JOB, submit_large_answer),
+    **{
+        name: HostileRequest(title, gets(path, times=4), prepare_large_answer)
+        for name, title, path in (
+            ("large-get", "GET /jobs/{id} of it, 4 times", "/jobs/{id}"),
+            ("large-wait", "the same with ?wait=1", "/jobs/{id}?wait=1"),
+            ("large-events", "GET /jobs/{id}/events of it, 4 times", "/jobs/{id}/events"),
+        )
+    },
     "large-response": HostileRequest(
-        "GET /v1/responses/{id} with 800 tokens x 20 alternatives, 4 times", *read_large_response()
+        _RESPONSE, gets("/v1/responses/{id}", times=4), prepare_large_response
     ),
     "conversation": HostileRequest(
-        "10 at once: items?limit=1 of a conversation of 8 MB", *read_conversation()
+        _ITEMS, gets("/v1/conversations/{id}/items?limit=1", at_once=10), prepare_conversation
     ),
     "kept": HostileRequest("four conversations of 8 MB", keep_conversations),
     "replays": HostileRequest(
@@ -91,18 +90,16 @@ HOSTILE_REQUESTS = {
         "8 MB of `{}` as messages", large_body('"messages": [{}...]', times=1)
     ),
     "list-40": HostileRequest(
-        "GET /jobs?limit=100, 40 jobs of 8 MB", list_jobs("limit=100"), submit_large_jobs(40)
+        "GET /jobs?limit=100, 40 jobs of 8 MB", gets("/jobs?limit=100"), submit_large_jobs(40)
     ),
     "list-40x4": HostileRequest(
-        "the same, four at once", list_jobs("limit=100", 4), submit_large_jobs(40)
+        "the same, four at once", gets("/jobs?limit=100", at_once=4), submit_large_jobs(40)
     ),
     "list-100": HostileRequest(
-        "GET /jobs?limit=100, 100 jobs of 8 MB", list_jobs("limit=100"), submit_large_jobs(100)
+        "GET /jobs?limit=100, 100 jobs of 8 MB", gets("/jobs?limit=100"), submit_large_jobs(100)
     ),
     "list-none": HostileRequest(
-        "GET /jobs with a filter that matches none, 100 jobs of 8 MB",
-        list_jobs("limit=100&model=nobody"),
-        submit_large_jobs(100),
+        _NO_MATCH, gets("/jobs?limit=100&model=nobody"), submit_large_jobs(100)
     ),
     "header": HostileRequest("no key: one header of 100 MB", *send_headers(one_header)),
     "headers": HostileRequest("no key: 40 MB of headers", *send_headers(short_headers)),
@@ -114,9 +111,12 @@ HOSTILE_REQUESTS = {
 VLLM_HOSTILE_REQUESTS = {
     "nothing": HostileRequest("real vLLM: nothing", nothing),
     "ordinary": HostileRequest("real vLLM: ordinary short requests", ordinary),
-    "vllm-prompts": HostileRequest("real vLLM: 8 MB in 1024 prompts", short_prompts),
+    "vllm-prompts": HostileRequest(
+        "real vLLM: 8 MB in 1024 prompts", posts(_COMPLETIONS, prompt=SHORT_PROMPTS, max_tokens=1)
+    ),
     "vllm-truncate": HostileRequest(
-        "real vLLM: 4 MB prompt with `truncate_prompt_tokens`", truncated_prompt
+        "real vLLM: 4 MB prompt with `truncate_prompt_tokens`",
+        posts(_COMPLETIONS, prompt="one two " * (1 << 19), truncate_prompt_tokens=16, max_tokens=1),
     ),
     **_TENANT,
     "grammars": HostileRequest(

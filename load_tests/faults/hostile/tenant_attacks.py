@@ -1,43 +1,39 @@
-"""What one tenant can do with bodies and calls that are small: the second round of attacks."""
+"""What one tenant can do with bodies and calls that the gateway accepts."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-from load_tests.faults.hostile.raw_http import (
-    KEY,
-    NEIGHBOUR_KEY,
-    RawResponse,
-    exchange,
-    request,
-)
-from load_tests.faults.hostile.requests import (
-    Attack,
+from load_tests.faults.hostile.anonymous_attacks import BODY_BYTES
+from load_tests.faults.hostile.attack import (
+    CALL_S,
     AttackTarget,
     Prepare,
-    at_once,
+    call,
     message,
     summarize,
+    together,
 )
-from load_tests.systems.engine import CHAT_PATH
+from load_tests.faults.hostile.raw_http import KEY, NEIGHBOUR_KEY, RawResponse
+from load_tests.systems.engine import CHAT_PATH, MODEL
 
-_LONG_S = 60.0
 _SEQUENCES = (64, 32, 16, 8, 4)
 _APPENDS = 14
 _LISTS = 190_000
 _FILTERS = 3000
 _GRAMMARS = 48
 _REPLAYS = 300
+_PROMPTS = 1024
 NEIGHBOUR_SERVED = "the neighbour's: all 200"
 """What the answer contains if another tenant's grammars were compiled meanwhile."""
 REFUSED = "all refused"
 """The answer of an attack of which nothing may get past the gateway."""
+SHORT_PROMPTS = ["one two three " * (BODY_BYTES // _PROMPTS // 14 - 1)] * _PROMPTS
+"""8 MB of prompts that each fit into the model, as many as vLLM accepts."""
 _ASK = [{"role": "user", "content": "Say something."}]
 _URL = "http://127.0.0.1:9/picture.png"
 _IMAGE = {"type": "image_url", "image_url": {"url": _URL}}
@@ -60,22 +56,21 @@ _FETCHED: dict[str, tuple[str, dict[str, Any]]] = {
 """Ways to have a worker fetch a URL, or unpickle a tensor."""
 
 
-def call(
-    target: AttackTarget, method: str, path: str, body: Any = None, **headers: str
-) -> RawResponse:
-    """Send one request with the attacker's key, at most a minute; the answer to its end."""
-    data = b"" if body is None else json.dumps(body).encode()
-    return exchange(target.port, request(method, path, data, headers=headers), _LONG_S)
+def submit_large_jobs(n: int) -> Prepare:
+    """Return a preparation: n jobs with a prompt of nearly 8 MB. They fail; their records stay."""
 
+    def prepare(target: AttackTarget) -> None:
+        content = "x" * (BODY_BYTES - 1000)
+        inner = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+        for _ in range(n):
+            _must(call(target, "POST", "/jobs", {"body": inner}), "202")
 
-def posts(path: str, **fields: Any) -> Attack:
-    """Return an attack that posts one body with these fields and the model."""
-    return lambda target: summarize([call(target, "POST", path, {"model": target.model, **fields})])
+    return prepare
 
 
 def ordinary(target: AttackTarget) -> str:
     """Send ordinary requests for a while, one after the other: the figures for comparison."""
-    body = {"model": target.model, "messages": _ASK, "max_tokens": 8}
+    body = {"model": MODEL, "messages": _ASK, "max_tokens": 8}
     until = time.monotonic() + target.idle_s
     answers = [call(target, "POST", CHAT_PATH, body)]
     while time.monotonic() < until:
@@ -86,7 +81,7 @@ def ordinary(target: AttackTarget) -> str:
 def submit_large_answer(target: AttackTarget) -> str:
     """Run the job with the largest answer that is accepted, to its end; return its id and `n`."""
     chat = {
-        "model": target.model,
+        "model": MODEL,
         "messages": _ASK,
         "max_tokens": 400,
         "ignore_eos": True,
@@ -97,100 +92,52 @@ def submit_large_answer(target: AttackTarget) -> str:
         answer = call(target, "POST", "/jobs", {"body": {**chat, "n": n}})
         if answer.status == "202":
             break
-    else:
-        raise RuntimeError(f"no job was accepted: {answer.status} {message(answer.body)}")
-    job_id = json.loads(answer.body)["id"]
-    until = time.monotonic() + _LONG_S
+    job_id = target.made = json.loads(_must(answer, "202").body)["id"]
+    until = time.monotonic() + CALL_S
     while job_id not in _ended(target):
         if time.monotonic() > until:
-            raise RuntimeError(f"{job_id} has not ended in {_LONG_S:.0f} s")
+            raise RuntimeError(f"{job_id} has not ended in {CALL_S:.0f} s")
         time.sleep(0.25)
     return f"{job_id} n={n}"
 
 
-def _ended(target: AttackTarget) -> str:
-    listed = call(target, "GET", "/jobs?state=completed&limit=1")
-    failed = call(target, "GET", "/jobs?state=failed&limit=1")
-    return (listed.body + failed.body).decode(errors="replace")
+def prepare_large_answer(target: AttackTarget) -> None:
+    """Run the job with the largest answer; its id is what was made."""
+    submit_large_answer(target)
 
 
-def read_large_answer(path: str) -> tuple[Attack, Prepare]:
-    """Return an attack that reads a job's large answer four times, and its preparation.
-
-    `path`: the call, with `{id}` for the job's id, `{digits}` for the digits of it.
-    """
-    made: list[str] = []
-
-    def prepare(target: AttackTarget) -> None:
-        made.append(submit_large_answer(target))
-
-    def attack(target: AttackTarget) -> str:
-        job_id, _, n = made[-1].partition(" ")
-        where = path.format(id=job_id, digits=job_id.removeprefix("job_"))
-        answers = [call(target, "GET", where) for _ in range(4)]
-        return f"{n}: {summarize(answers)}"
-
-    return attack, prepare
+def prepare_large_response(target: AttackTarget) -> None:
+    """Store a large response."""
+    body = {
+        "model": MODEL,
+        "input": "Say something.",
+        "max_output_tokens": 800,
+        "top_logprobs": 20,
+        "include": ["message.output_text.logprobs"],
+        "ignore_eos": True,
+    }
+    answer = _must(call(target, "POST", "/v1/responses", body), "200")
+    target.made = answer.body.partition(b'"id":')[2].split(b'"')[1].decode()
 
 
-def read_large_response() -> tuple[Attack, Prepare]:
-    """Return an attack that reads a stored response four times, and its preparation."""
-    made: list[str] = []
-
-    def prepare(target: AttackTarget) -> None:
-        body = {
-            "model": target.model,
-            "input": "Say something.",
-            "max_output_tokens": 800,
-            "top_logprobs": 20,
-            "include": ["message.output_text.logprobs"],
-            "ignore_eos": True,
-        }
-        answer = call(target, "POST", "/v1/responses", body)
-        if answer.status != "200":
-            raise RuntimeError(f"the response: {answer.status} {message(answer.body)}")
-        made.append(answer.body.partition(b'"id":')[2].split(b'"')[1].decode())
-
-    def attack(target: AttackTarget) -> str:
-        answers = [call(target, "GET", f"/v1/responses/{made[-1]}") for _ in range(4)]
-        return summarize(answers)
-
-    return attack, prepare
-
-
-def new_conversation(target: AttackTarget) -> str:
-    """Make a conversation of 8 MB, as far as it is accepted; return its id."""
+def prepare_conversation(target: AttackTarget) -> None:
+    """Make a conversation of 8 MB, as far as it is accepted."""
     made = call(target, "POST", "/v1/conversations", {})
-    conversation_id: str = json.loads(made.body)["id"]
+    target.made = json.loads(made.body)["id"]
     lists: dict[str, Any] = {"role": "user", "content": "x", "x": [[]] * _LISTS}
     text: dict[str, Any] = {"role": "user", "content": "x" * (3 * _LISTS)}
-    path, item = f"/v1/conversations/{conversation_id}/items", lists
+    path, item = f"/v1/conversations/{target.made}/items", lists
     for _ in range(_APPENDS):
         if call(target, "POST", path, {"items": [item]}).status != "200":
             item = text  # lists are refused; a long text has as many bytes
             call(target, "POST", path, {"items": [item]})
-    return conversation_id
-
-
-def read_conversation() -> tuple[Attack, Prepare]:
-    """Return an attack that reads one item of a large conversation, ten calls at once."""
-    made: list[str] = []
-
-    def prepare(target: AttackTarget) -> None:
-        made.append(new_conversation(target))
-
-    def attack(target: AttackTarget) -> str:
-        path = f"/v1/conversations/{made[-1]}/items?limit=1"
-        return summarize(at_once([lambda: call(target, "GET", path)] * 10))
-
-    return attack, prepare
 
 
 def keep_conversations(target: AttackTarget) -> str:
     """Leave four conversations of 8 MB in Redis."""
     began = time.monotonic()
     for _ in range(4):
-        new_conversation(target)
+        prepare_conversation(target)
     return f"4 conversations in {time.monotonic() - began:.1f} s"
 
 
@@ -199,14 +146,14 @@ def replay_in_conversation(target: AttackTarget) -> str:
     made = call(target, "POST", "/v1/conversations", {})
     conversation_id = json.loads(made.body)["id"]
     body = {
-        "model": target.model,
+        "model": MODEL,
         "input": "Say something.",
         "max_output_tokens": 200,
         "conversation": conversation_id,
         "background": True,
     }
     key = {"idempotency-key": f"replayed-{conversation_id}"}
-    answers = [call(target, "POST", "/v1/responses", body, **key) for _ in range(_REPLAYS)]
+    answers = [call(target, "POST", "/v1/responses", body, headers=key) for _ in range(_REPLAYS)]
     listed = call(target, "GET", f"/v1/conversations/{conversation_id}/items")
     return f"{summarize(answers)}; then items: {summarize([listed])}"
 
@@ -226,19 +173,14 @@ def slow_grammars(target: AttackTarget) -> str:
     """Send 48 slow grammars at once; tell how long a neighbour's small one takes meanwhile."""
 
     def ask(regex: str, key: str) -> RawResponse:
-        body = {
-            "model": target.model,
-            "messages": _ASK,
-            "max_tokens": 4,
-            "structured_outputs": {"regex": regex},
-        }
-        data = request("POST", CHAT_PATH, json.dumps(body).encode(), key=key)
-        return exchange(target.port, data, _LONG_S)
+        body = {"model": MODEL, "messages": _ASK, "max_tokens": 4}
+        grammar = {"structured_outputs": {"regex": regex}}
+        return call(target, "POST", CHAT_PATH, {**body, **grammar}, key=key)
 
     slow = [lambda n=n: ask(f"((a|b|c|d{n}){{1,400}}){{1,400}}", KEY) for n in range(_GRAMMARS)]
     alone = ask("(yes|no)", NEIGHBOUR_KEY)
     found: list[RawResponse] = []
-    attackers = threading.Thread(target=lambda: found.extend(at_once(slow)))
+    attackers = threading.Thread(target=lambda: found.extend(together(slow)))
     attackers.start()
     time.sleep(0.5)
     small = [ask(f"(yes|no|maybe{n})", NEIGHBOUR_KEY) for n in range(5)]
@@ -252,14 +194,21 @@ def slow_grammars(target: AttackTarget) -> str:
 
 def urls_and_tensors(target: AttackTarget) -> str:
     """Send the bodies that make a worker fetch a URL or unpickle a tensor."""
-    passed = Counter(
-        f"{name} {answer.status}"
-        for name, answer in _answers(target)
-        if answer.status not in {"400", "404", "422"}
-    )
+    passed = []
+    for name, (path, body) in _FETCHED.items():
+        answer = call(target, "POST", path, {"model": MODEL, "max_tokens": 1, **body})
+        if answer.status not in {"400", "404", "422"}:
+            passed.append(f"{name} {answer.status}")
     return f"PASSED: {', '.join(passed)}" if passed else REFUSED
 
 
-def _answers(target: AttackTarget) -> Iterator[tuple[str, RawResponse]]:
-    for name, (path, body) in _FETCHED.items():
-        yield name, call(target, "POST", path, {"model": target.model, "max_tokens": 1, **body})
+def _ended(target: AttackTarget) -> str:
+    states = ("completed", "failed")
+    listed = [call(target, "GET", f"/jobs?state={state}&limit=1").body for state in states]
+    return b"".join(listed).decode(errors="replace")
+
+
+def _must(answer: RawResponse, status: str) -> RawResponse:
+    if answer.status != status:
+        raise RuntimeError(f"the preparation was answered {answer.status} {message(answer.body)}")
+    return answer

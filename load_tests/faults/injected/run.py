@@ -4,61 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 
-from load_tests.faults.clients import Clients
-from load_tests.faults.fleet import FaultFleet
+from load_tests.clients.trial import Trial
+from load_tests.faults.checked_call import CheckedCall
 from load_tests.faults.injected.fault import Fault
 from load_tests.faults.injected.row import FaultRow, make_row
-from load_tests.faults.leftovers import leftovers
-from load_tests.faults.schedules.play import play_fixed
+from load_tests.harness.fleet import FleetShape
+from load_tests.harness.leftovers import leftovers
+from load_tests.oracle.request_classes import Mode, chat
+from load_tests.oracle.request_source import RequestSource
 
-FIXED_TITLES = {
-    "lost-lease": "Redis stopped for 1/60 of a lease, then the worker until 0.83 of it has passed",
-    "silent-redis": "Redis stopped for 0.9 of a lease, one worker, young streams",
-}
-FIXED_TIMES = 11
+_STREAMS, _JOBS = 30, 10
+_LEASE_S = 1.5
 _WARM_UP_S = 2.0
 _AFTER_S = 1.0
 
 
-async def run_fixed_schedule(name: str, folder: Path, *, times: int) -> FaultRow:
-    """Return the row of a fixed schedule of pauses. Raises ProcessError."""
-    results = await play_fixed(name, folder / name, rounds=times, progress=lambda line: None)
-    return make_row(FIXED_TITLES[name], results.paused_at, results.outcomes, results.leftovers)
-
-
 async def run_fault(
-    name: str,
-    fault: Fault,
-    folder: Path,
-    *,
-    times: int,
-    every_s: float,
-    tokens: int,
-    timeout_s: float,
+    fault: Fault, folder: Path, *, times: int, every_s: float, tokens: int, timeout_s: float
 ) -> FaultRow:
     """Return the row of a fault that is injected `times` times.
 
     Raises ProcessError if the fleet does not start, or is not ready again after a fault.
     """
-    fleet = await asyncio.to_thread(lambda: FaultFleet(folder / name, **fault.fleet))
-    clients = Clients(fleet.urls, tokens=tokens, timeout_s=timeout_s)
+    calls: list[CheckedCall] = []
     injected_at: list[float] = []
-    try:
-        clients.start()
+    shape = FleetShape(**{"workers": 3, "lease_s": _LEASE_S, **fault.fleet})
+    source = RequestSource([chat(tokens)])
+    both = [chat(tokens), chat(tokens, stream=False)]
+    async with Trial(
+        folder,
+        shape,
+        source,
+        lambda seen, stored: calls.append(CheckedCall(seen, stored)),
+        timeout_s=timeout_s,
+    ) as trial:
+        fleet, clients = trial.fleet, trial.clients
+        clients.start(partial(source.draw, modes={Mode.CALL: 1}), clients=_STREAMS)
+        polled = partial(source.draw, modes={Mode.POLLED: 1}, classes=both)
+        clients.start(polled, clients=_JOBS, seed="jobs")
         await asyncio.sleep(_WARM_UP_S)
         for n in range(times):
             injected_at.append(time.monotonic())
             await asyncio.to_thread(fault.inject, fleet, n)
             await asyncio.to_thread(fleet.wait_until_ready)
             await asyncio.sleep(injected_at[-1] + every_s - time.monotonic())
+            trial.check()
         await asyncio.sleep(_AFTER_S)
-        await clients.stop()
-        gone = await clients.compare_records()
+        await trial.stop()
         left = await asyncio.to_thread(leftovers, fleet.client)
-    finally:
-        await clients.close()
-        await asyncio.to_thread(fleet.close)
-    notes = [*fleet.notes, *([f"{gone} jobs have no record"] if gone else [])]
-    return make_row(fault.title, injected_at, clients.outcomes, left, notes)
+        return make_row(fault.title, injected_at, calls, left, fleet.notes)

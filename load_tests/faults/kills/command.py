@@ -8,13 +8,11 @@ from pathlib import Path
 import uvloop
 
 from load_tests.faults.kills.controls import CONTROLS
-from load_tests.faults.kills.kill import KillKind
-from load_tests.faults.kills.kill_fleet import FleetShape
-from load_tests.faults.kills.kill_run import KillRun, RunShape
-from load_tests.faults.kills.pauses import DEFAULTS_LIMITS, PauseLimits
+from load_tests.faults.kills.kill_run import KillRun, RunShape, hard_fleet, usual_fleet
+from load_tests.faults.kills.kill_schedule import KillKind
 from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
 from load_tests.harness import machine
-from load_tests.harness.session import parse_names, print_progress, result_path, save_result
+from load_tests.harness.session import parse_names, print_progress, print_tables, save_result
 
 _KILLS, _DEFAULTS_KILLS = 1000, 10_000
 _RATE = 7.0
@@ -74,43 +72,47 @@ def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
     """Run kills and print the report; return the exit status."""
+    shape = _shape(arguments)
+    result = uvloop.run(KillRun(folder / "kills", shape, print_progress).play())
+    print_tables([summary_table(result), kills_table(result)], arguments)
+    found = machine.describe()
+    print(
+        f"\n{found['date']}, {found['cores']} cores ({found['cpu']}), Python {found['python']}, "
+        f"Redis {found['redis']}, {shape.fleet.engine}"
+    )
+    tally = result.tally
+    for head, lines in (
+        ("WRONG", tally.examples),
+        ("ENDED", tally.ended_by_themselves),
+        ("LONG PAUSE", tally.long_pauses[:_LONG_PAUSES]),
+    ):
+        for line in lines:
+            print(f"{head} {line}")
+    wrong = failures(result)
+    print("\n".join(f"FAILED: {line}" for line in wrong) or "all checks passed")
+    name = "kills" + "-defaults" * arguments.defaults + "-vllm" * arguments.vllm
+    save_result(arguments.json, name, {"machine": found, **as_json(result)})
+    return 1 if wrong else 0
+
+
+def _shape(arguments: argparse.Namespace) -> RunShape:
     usual, vllm = arguments.defaults, arguments.vllm
     kills, workers, clients = _KILLS, _WORKERS, _CLIENTS
     if vllm:
         kills, workers, clients = _VLLM_KILLS, _VLLM_WORKERS, _VLLM_CLIENTS
     elif usual:
         kills, workers = _DEFAULTS_KILLS, _DEFAULTS_WORKERS
-    workers = arguments.kill_workers or workers
-    shape = RunShape(
+    fleet = usual_fleet if usual else hard_fleet
+    return (RunShape.defaults if usual else RunShape)(
+        fleet=fleet(
+            arguments.kill_workers or workers,
+            vllm=vllm,
+            controls=tuple(parse_names(arguments.without, CONTROLS)),
+        ),
         kills=arguments.kills or kills,
         seed=int(arguments.seed),
         rate=arguments.rate,
         kinds=tuple(KINDS[name] for name in parse_names(arguments.kinds, KINDS)),
         clients=arguments.clients or clients,
         timeout_s=_VLLM_TIMEOUT_S if vllm else _TIMEOUT_S,
-        fleet=FleetShape.defaults(workers, vllm=vllm) if usual else FleetShape(workers),
-        limits=DEFAULTS_LIMITS if usual else PauseLimits(),
-        controls=tuple(parse_names(arguments.without, CONTROLS)),
     )
-    path: Path = arguments.json or result_path("kills" + "-defaults" * usual + "-vllm" * vllm)
-    result = uvloop.run(KillRun(folder / "kills", shape, print_progress).play())
-    markdown = not arguments.text
-    for table in (summary_table(result), kills_table(result)):
-        print(f"\n{table.render(markdown=markdown)}")
-    found = machine.describe()
-    print(
-        f"\n{found['date']}, {found['cores']} cores ({found['cpu']}), Python {found['python']}, "
-        f"Redis {found['redis']}, "
-        f"{shape.fleet.engine}"
-    )
-    for example in result.tally.examples:
-        print(f"WRONG {example}")
-    for process in result.tally.ended_by_themselves:
-        print(f"ENDED {process}")
-    for pause in result.tally.long_pauses[:_LONG_PAUSES]:
-        print(f"LONG PAUSE {pause}")
-    wrong = failures(result)
-    print("\n".join(f"FAILED: {line}" for line in wrong) or "all checks passed")
-    save_result(path, {"machine": found, **as_json(result)})
-    print(f"results: {path}")
-    return 1 if wrong else 0

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
-from load_tests.faults.kills.http_client import Gateways
-from load_tests.faults.kills.kill import KillKind
-from load_tests.faults.kills.kill_fleet import KillFleet
-from load_tests.faults.kills.kill_schedule import PlannedKill
-from load_tests.faults.kills.observation import Observation
+from load_tests.clients.client_group import ClientGroup
+from load_tests.faults.kills.kill_schedule import KillKind, PlannedKill
 from load_tests.faults.kills.pauses import Hit
 from load_tests.harness.errors import ProcessError
-from load_tests.vllm.systems import LOADED_S
+from load_tests.harness.fleet import LOADED_S, Fleet
+from load_tests.oracle.observation import Observation
 
 OF_WORKERS = (KillKind.WORKER, KillKind.ENGINE, KillKind.STOP, KillKind.SILENT)
 
 
 class Killer:
-    """Kills processes of one fleet. `open_requests` returns the requests that run now."""
+    """Kills processes of one fleet while `clients` send requests."""
 
-    def __init__(
-        self,
-        fleet: KillFleet,
-        gateways: Gateways,
-        open_requests: Callable[[], Collection[Observation]],
-    ) -> None:
+    def __init__(self, fleet: Fleet, clients: ClientGroup, silent_s: float) -> None:
+        """`silent_s`: a worker that stands still for good is killed and replaced after so long."""
         self.hits: dict[str, list[Hit]] = defaultdict(list)
         """Kills of gateways and Redis that hit each job, by its id. Which jobs a killed worker held
         is in their records."""
@@ -35,12 +30,12 @@ class Killer:
         """When each kill was carried out, and the process."""
         self.of_process: dict[str, list[Hit]] = defaultdict(list)
         """The same by process."""
-        self._fleet = fleet
-        self._gateways = gateways
-        self._open = open_requests
-        self._background: set[asyncio.Task[None]] = set()
         self.waited_s = 0.0
         """How long the plan has waited for workers that load vLLM."""
+        self._fleet = fleet
+        self._clients = clients
+        self._silent_s = silent_s
+        self._background: set[asyncio.Task[None]] = set()
 
     async def wait_until_loaded(self, planned: PlannedKill) -> float:
         """With vLLM: wait until all workers serve, if one is to be killed; return the seconds.
@@ -59,19 +54,18 @@ class Killer:
         self.waited_s += waited
         return waited
 
-    async def kill(self, planned: PlannedKill) -> KillKind:
-        """Carry out one kill; return its kind."""
-        kind = planned.kind
+    async def kill(self, planned: PlannedKill) -> None:
+        """Carry out one kill."""
+        fleet, kind = self._fleet, planned.kind
         if kind in OF_WORKERS:
             await self._kill_worker(planned)
         elif kind is KillKind.GATEWAY:
-            n = int(planned.choice * len(self._fleet.gateways))
-            self._note(kind, f"gateway-{n}", self._answered_by(self._fleet.ports[n]))
-            await self._fleet.kill_gateway(n)
+            n = int(planned.choice * len(fleet.gateways))
+            self._note(kind, fleet.gateways[n].label, self._answered_by(fleet.ports[n]))
+            await asyncio.to_thread(fleet.kill_gateway, n)
         else:
-            self._note(kind, "redis", self._open())
-            await self._fleet.kill_redis()
-        return kind
+            self._note(kind, "redis", self._clients.open.values())
+            await asyncio.to_thread(fleet.kill_redis)
 
     def check(self) -> None:
         """Raise the error of a kill that is carried out in the background."""
@@ -96,20 +90,34 @@ class Killer:
             await asyncio.sleep(0.05)
             fleet.supervise()
         n = free[int(planned.choice * len(free))]
-        self._note(planned.kind, fleet.workers[n].name, ())
+        self._note(planned.kind, fleet.workers[n].label, ())
         if planned.kind is KillKind.WORKER:
             fleet.kill_worker(n)
         elif planned.kind is KillKind.ENGINE:
             fleet.kill_engine(n)
-        elif planned.kind is KillKind.SILENT:
-            self._background.add(asyncio.create_task(fleet.silence_worker(n)))
         else:
-            seconds = planned.stop_times * fleet.shape.lost_after_s
-            self._background.add(asyncio.create_task(fleet.stop_worker(n, seconds)))
+            for_good = planned.kind is KillKind.SILENT
+            seconds = self._silent_s if for_good else planned.stop_times * fleet.shape.lost_after_s
+            stop = self._stop_worker(n, seconds, for_good=for_good)
+            self._background.add(asyncio.create_task(stop))
+
+    async def _stop_worker(self, n: int, seconds: float, *, for_good: bool) -> None:
+        fleet, worker = self._fleet, self._fleet.workers[n].popen
+        fleet.busy.add(n)
+        worker.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            if for_good:
+                fleet.kill_worker(n)
+            else:
+                worker.send_signal(signal.SIGCONT)
+            fleet.busy.discard(n)
 
     def _answered_by(self, port: int) -> list[Observation]:
         """Return the open requests whose client is connected to this gateway."""
-        return [seen for seen in self._open() if self._gateways.port_of(seen.job_id) == port]
+        port_of = self._clients.gateways.port_of
+        return [seen for seen in self._clients.open.values() if port_of(seen.job_id) == port]
 
     def _note(self, kind: KillKind, process: str, hit: Collection[Observation]) -> None:
         now = time.monotonic()

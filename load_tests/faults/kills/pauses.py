@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from load_tests.faults.kills.kill import STOPPED, KillKind
+from load_tests.faults.kills.kill_schedule import STOPPED, KillKind
 
 _IN_FLIGHT_S = 0.05
 """Parts of an answer that had left the process before the kill may come for this long."""

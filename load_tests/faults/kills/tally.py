@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from load_tests.faults.kills.differences import differences
-from load_tests.faults.kills.kill import KILLED, STOPPED, KillKind
-from load_tests.faults.kills.observation import End, Observation
+from load_tests.faults.kills.kill_schedule import KILLED, STOPPED, KillKind
 from load_tests.faults.kills.pauses import Hit, Silence, pauses
-from load_tests.faults.kills.record_check import record_errors, terminal_entries
-from load_tests.faults.kills.stored_job import StoredJob
+from load_tests.oracle.differences import differences
+from load_tests.oracle.observation import Observation
+from load_tests.oracle.record_check import record_errors, terminal_entries
+from load_tests.oracle.stored_job import StoredJob
 from shared.job.job_log import tokens_in
 
 _MAX_EXAMPLES = 40
@@ -101,17 +101,13 @@ class Tally:
         found = differences(seen)
         self.tokens_lost += found.tokens_lost
         self.tokens_repeated += found.tokens_repeated
-        complete = seen.end is End.COMPLETE
+        complete = seen.complete
         self.streams += seen.streams
         self.streams_cut += seen.streams and not complete
         self.failed += not seen.streams and not complete
         if complete:
             self.tokens += seen.expected.completion_tokens
-        errors = list(found.wrong)
-        if found.tokens_lost:
-            errors.append(f"{found.tokens_lost} tokens lost")
-        if found.tokens_repeated:
-            errors.append(f"{found.tokens_repeated} tokens repeated")
+        errors = found.in_words()
         if not complete:
             errors.append(f"no whole answer: {_end_of(seen)}")
         return errors

@@ -1,44 +1,43 @@
-"""Runs one schedule of pauses on a fleet and checks every answer."""
+"""Runs one schedule of pauses on a fleet; the trial checks every answer."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import time
 from collections.abc import Callable
 
-from load_tests.faults.call_outcome import CallOutcome
-from load_tests.faults.clients import Clients
-from load_tests.faults.fleet import FaultFleet, send
+from load_tests.clients.trial import Trial
 from load_tests.faults.schedules.schedule import Pause, PauseSchedule, PauseTarget
 from load_tests.harness.processes import Process
+from load_tests.oracle.observation import Observation
+from load_tests.oracle.request_classes import Mode, chat, make_request
 
 _TOKENS_DEADLINE_S = 5.0
 """How long to wait for the tokens that a schedule requires; then it continues without them."""
 
 
 class ScheduleRun:
-    """One run of a schedule; the fleet and the clients serve several runs."""
+    """One run of a schedule; the trial serves several runs."""
 
-    def __init__(
-        self, fleet: FaultFleet, clients: Clients, schedule: PauseSchedule, tag: str
-    ) -> None:
-        self._fleet = fleet
-        self._clients = clients
+    def __init__(self, trial: Trial, schedule: PauseSchedule, tag: str) -> None:
+        self._trial = trial
+        self._fleet = trial.fleet
         self._schedule = schedule
         self._tag = tag
-        self._calls: list[asyncio.Task[CallOutcome]] = []
+        self._calls: list[asyncio.Task[Observation]] = []
         self._streams: list[str] = []
         self.paused_at = 0.0
         """When the last pause began, on the monotonic clock."""
 
-    async def play(self) -> list[CallOutcome]:
-        """Run the schedule; return the outcomes of all calls, compared with their records."""
+    async def play(self) -> None:
+        """Run the schedule; return when all calls have ended and their records were read."""
         schedule = self._schedule
         for n in range(schedule.streams):
-            self._start_call(f"old-{n}")
+            await self._start_call(f"old-{n}", Mode.CALL)
         for n in range(schedule.jobs):
-            self._start_call(f"job-{n}", stream=n % 2 == 0, job=True)
+            await self._start_call(f"job-{n}", Mode.POLLED, stream=n % 2 == 0)
         await self._until(lambda: self._min_tokens() >= schedule.after)
         pauses: list[asyncio.Task[None]] = []
         try:
@@ -54,27 +53,26 @@ class ScheduleRun:
         finally:
             for task in pauses:
                 task.cancel()
-            for process in self._processes():
-                send(process, signal.SIGCONT)
-        outcomes = list(await asyncio.gather(*self._calls))
-        await self._clients.compare_records(outcomes)
-        return outcomes
+            for process in self._fleet.processes:
+                process.popen.send_signal(signal.SIGCONT)
+        await asyncio.gather(*self._calls)
+        await self._trial.all_read()
 
     async def _pause(self, pause: Pause, n: int) -> None:
         seconds = pause.seconds
         if pause.since_renewal:
             since = await asyncio.to_thread(self._fleet.since_renewal_s, pause.n)
             seconds = max(0.0, seconds - since)
-        process = self._process(pause)
+        process = self._process(pause).popen
         self.paused_at = time.monotonic()
         until = self.paused_at + seconds
-        send(process, signal.SIGSTOP)
+        process.send_signal(signal.SIGSTOP)
         try:
             for k in range(pause.calls):
-                self._start_call(f"new-{n}-{k}")
+                await self._start_call(f"new-{n}-{k}", Mode.CALL)
             await asyncio.sleep(until - time.monotonic())
         finally:
-            send(process, signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)
 
     def _process(self, pause: Pause) -> Process:
         if pause.target is PauseTarget.REDIS:
@@ -83,20 +81,19 @@ class ScheduleRun:
             return self._fleet.gateways[0]
         return self._fleet.workers[pause.n]
 
-    def _processes(self) -> list[Process]:
-        return [*self._fleet.gateways, *self._fleet.workers, self._fleet.redis.process]
-
-    def _start_call(self, name: str, *, stream: bool = True, job: bool = False) -> None:
+    async def _start_call(self, name: str, mode: Mode, *, stream: bool = True) -> None:
         tag = f"{self._tag}-{name}"
-        if not job:
+        if mode is Mode.CALL:
             self._streams.append(tag)
-        call = self._clients.call(tag, tokens=self._schedule.tokens, stream=stream, job=job)
+        asked = chat(self._schedule.tokens, stream=stream)
+        request = make_request(asked, random.Random(tag), tag, mode)
+        call = self._trial.clients.send(*await self._trial.source.answered(request))
         self._calls.append(asyncio.create_task(call))
 
     def _tokens(self) -> dict[str, int]:
         """Return the number of tokens of each open stream, by tag."""
-        open_ = self._clients.open
-        return {tag: open_[tag].text.count(" ") for tag in self._streams if tag in open_}
+        open_ = self._trial.clients.open
+        return {tag: len(open_[tag].at) for tag in self._streams if tag in open_}
 
     def _min_tokens(self) -> int:
         n_open = len(self._tokens())

@@ -11,7 +11,7 @@ from load_tests.bench import compare as command
 from load_tests.bench.compare import RatioChange, compare, load_ratios, pooled, ratios
 from load_tests.bench.measurement import Results
 from load_tests.harness.spread import Spread
-from tests.unit.load_tests.test_figures import direct, flotilla, measurement
+from tests.unit.load_tests.test_figures import direct, flotilla, measurement, save
 
 NAME = "c64 flotilla total_us"
 
@@ -64,8 +64,8 @@ def test_a_baseline_is_written_and_compared_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     baseline, good, bad = (tmp_path / name for name in ("baseline.json", "good.json", "bad.json"))
-    Results({}, [direct(100), flotilla(20, 10, 30)]).save(good)
-    Results({}, [direct(100), flotilla(20, 10, 60)]).save(bad)
+    for path, redis in ((good, 30), (bad, 60)):
+        save(path, Results({}, [direct(100), flotilla(20, 10, redis)]))
 
     assert command.main(argparse.Namespace(baseline=baseline, result=[good], update=True)) == 0
     assert set(load_ratios(baseline)) == set(load_ratios(good))

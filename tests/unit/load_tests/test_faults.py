@@ -1,9 +1,10 @@
-"""The parts of `make faults` that need no fleet: outcomes, rows, schedules, hostile requests."""
+"""The parts of `make faults` that need no fleet: clients, rows, schedules, hostile requests."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -11,102 +12,41 @@ from typing import Any
 import httpx
 import pytest
 
-from load_tests.clients.expected_text import expected_text
-from load_tests.clients.token_difference import DifferenceKind, find_difference, tokens_of
-from load_tests.faults.call_outcome import CallEnd, CallOutcome
-from load_tests.faults.checked_request import CheckedRequest
-from load_tests.faults.clients import Clients
+from load_tests.clients.client_group import ClientGroup
+from load_tests.clients.gateways import Gateways
+from load_tests.clients.trial import errors_of
+from load_tests.faults.checked_call import CheckedCall
+from load_tests.faults.hostile.anonymous_attacks import fill
+from load_tests.faults.hostile.attack import summarize
 from load_tests.faults.hostile.raw_http import RawResponse, read_answer, request
-from load_tests.faults.hostile.requests import fill, summarize
-from load_tests.faults.injected.row import fault_table, make_row, notified_after, percentile
+from load_tests.faults.injected.row import fault_table, make_row, notified_after
 from load_tests.faults.schedules.schedule import PauseTarget, draw, lost_lease
-
-RIGHT = [f"t{n}" for n in range(40)]
-
-
-@pytest.mark.parametrize(
-    ("received", "complete", "kind"),
-    [
-        (RIGHT, True, None),
-        (RIGHT[:14], False, None),
-        ([], False, None),
-        (RIGHT[:14], True, DifferenceKind.SHORT),
-        ([], True, DifferenceKind.SHORT),
-        (RIGHT[:14] + RIGHT, True, DifferenceKind.SPLICED),
-        (RIGHT[:14] + RIGHT[:3], False, DifferenceKind.SPLICED),
-        (RIGHT[:30] + RIGHT[20:], True, DifferenceKind.REPEATED),
-        (RIGHT[:30] + RIGHT[29:], True, DifferenceKind.REPEATED),
-        ([*RIGHT, "t39"], True, DifferenceKind.REPEATED),
-        ([*RIGHT, "more"], True, DifferenceKind.LONG),
-        (RIGHT[:14] + RIGHT[15:], True, DifferenceKind.MISSING),
-        (RIGHT[1:], True, DifferenceKind.MISSING),
-        ([*RIGHT[:14], "other", *RIGHT[15:]], True, DifferenceKind.FOREIGN),
-        (["other"], False, DifferenceKind.FOREIGN),
-    ],
-)
-def test_a_difference_has_a_kind(
-    received: list[str], complete: bool, kind: DifferenceKind | None
-) -> None:
-    found = find_difference(received, RIGHT, complete=complete)
-    assert (found and found.kind) == kind
+from load_tests.harness.spread import percentile
+from load_tests.oracle.observation import End, Observation
+from load_tests.oracle.request_classes import Mode, Request, chat, make_request
+from load_tests.oracle.request_source import RequestSource
 
 
-def test_a_splice_whose_first_token_is_right_by_chance_is_a_splice() -> None:
-    right = ["start", *RIGHT[1:14], "start", *RIGHT[15:]]
-    received = right[:14] + right
-    found = find_difference(received, right, complete=True)
-    assert found is not None
-    assert (found.kind, found.at) == (DifferenceKind.SPLICED, 15)
+async def asked(mode: Mode = Mode.CALL, *, stream: bool = True) -> tuple[Request, Any]:
+    """A request of 12 tokens, and the answer to it."""
+    source = RequestSource([])
+    await source.start()
+    try:
+        request = make_request(chat(12, stream=stream), random.Random(1), "tag", mode)
+        return await source.answered(request)
+    finally:
+        source.close()
 
 
-def test_a_text_without_its_beginning_misses_tokens() -> None:
-    found = find_difference(tokens_of(" t5 t6"), RIGHT, complete=False)
-    assert found is not None
-    assert (found.kind, found.at) == (DifferenceKind.MISSING, 0)
-
-
-def test_a_difference_names_its_position() -> None:
-    found = find_difference(RIGHT[:30] + RIGHT[20:], RIGHT, complete=True)
-    assert str(found) == "repeated after 30, 50 tokens instead of 40"
-
-
-def outcome(
-    end: CallEnd = CallEnd.COMPLETE, text: str = " ".join(RIGHT), **fields: Any
-) -> CallOutcome:
-    request = CheckedRequest("tag", {"stream": True}, tuple(RIGHT))
-    given: dict[str, Any] = {"is_job": False, "began": 0.0, "job_id": "j", **fields}
-    found = CallOutcome(request, end=end, text=text, **given)
-    found.check_tokens()
+def seen(
+    expected: Any, end: End = End.COMPLETE, *, mode: Mode = Mode.CALL, **fields: Any
+) -> Observation:
+    request = make_request(chat(12), random.Random(1), "tag", mode)
+    given: dict[str, Any] = {"began": 0.0, "ended": 1.0, "job_id": "j", "end": end, **fields}
+    found = Observation(request, expected, **given)
+    if found.complete:
+        found.answer = expected.answer
     return found
-
-
-def record(text: str, state: str = "completed", tokens: int = len(RIGHT)) -> dict[str, Any]:
-    return {"state": state, "text": text, "usage": {"completion_tokens": tokens}}
-
-
-ALL, PART = " ".join(RIGHT), " ".join(RIGHT[:14])
-
-
-@pytest.mark.parametrize(
-    ("seen", "kept", "wrong", "behind"),
-    [
-        (outcome(), record(ALL), False, 0),
-        (outcome(), None, False, 0),
-        (outcome(), record(PART), True, 0),
-        (outcome(), record(ALL, tokens=39), True, 0),
-        (outcome(), record(ALL, state="failed"), True, 0),
-        (outcome(CallEnd.FAILED, PART), record(PART, "failed", 14), False, 0),
-        (outcome(CallEnd.CUT, PART), record(ALL), False, 0),
-        (outcome(CallEnd.CUT, PART), record("t0 t1", "failed", 2), False, 12),
-        (outcome(CallEnd.FAILED, PART), record("t0 t2", "failed", 2), True, 12),
-    ],
-)
-def test_an_answer_is_compared_with_its_record(
-    seen: CallOutcome, kept: dict[str, Any] | None, wrong: bool, behind: int
-) -> None:
-    seen.check_record(kept)
-    assert bool(seen.errors) == wrong
-    assert seen.record_behind == behind
 
 
 @pytest.mark.parametrize(
@@ -134,29 +74,40 @@ def test_the_percentile_of_no_values_is_nan() -> None:
 def test_the_delay_of_an_error_counts_from_the_fault_that_caused_it(
     last_token: float, ended: float, seconds: float | None
 ) -> None:
-    broken = outcome(CallEnd.FAILED, PART, last_token=last_token, ended=ended)
+    broken = seen(None, End.FAILED, at=[last_token], ended=ended)
     assert notified_after([10.0, 20.0], broken) == seconds
 
 
-def test_a_row_counts_every_outcome_once() -> None:
-    outcomes = [
-        outcome(longest_silence_s=0.1),
-        outcome(CallEnd.FAILED, PART, code="worker_lost", ended=2.5, longest_silence_s=2.0),
-        outcome(CallEnd.HUNG, PART, ended=40.0, longest_silence_s=38.0),
-        outcome(CallEnd.REFUSED, "", code="redis_unavailable"),
-        outcome(is_job=True),
-        outcome(CallEnd.GONE, "", is_job=True, code="gone", ended=3.0),
-        outcome(text=" ".join(RIGHT[:14] + RIGHT)),
+def test_the_silence_of_a_call_counts_from_its_request_to_its_end() -> None:
+    call = seen(None, End.CUT, at=[1.0, 1.5, 4.5, 5.0], ended=9.0)
+    assert (call.silence_s, call.pause_s) == (4.0, 3.0)
+    assert seen(None, End.CUT).pause_s == 0
+
+
+async def test_a_row_counts_every_call_once() -> None:
+    _, expected = await asked()
+    twice = seen(expected)
+    twice.answer = type(twice.answer)(done=True)
+    for data in [*expected.answer.chunks[0], *expected.answer.chunks[0]]:
+        twice.answer.add_chunk(data)
+    observations = [
+        seen(expected, at=[0.9]),
+        seen(expected, End.FAILED, code="worker_lost", ended=2.5),
+        seen(expected, End.HUNG, ended=40.0),
+        seen(expected, End.REFUSED, code="redis_unavailable", job_id=""),
+        seen(expected, mode=Mode.POLLED),
+        seen(expected, End.FAILED, mode=Mode.POLLED, code="gone", ended=3.0),
+        twice,
     ]
-    row = make_row("a fault", [1.0], outcomes, {"queue entries": 1}, ["a note"])
+    row = make_row("a fault", [1.0], map(CheckedCall, observations), {"queue entries": 1}, ["note"])
     assert (row.streams, row.complete, row.jobs) == (4, 2, 2)
     assert row.broken == {"worker_lost": 1, "hung": 1}
     assert row.refused == {"redis_unavailable": 1}
     assert row.failed == {"gone": 1}
-    assert row.wrong == {"spliced (stream)": 1}
-    assert row.silence_s == (0.1, 38.0, 38.0)
+    assert row.wrong == {"streams": 1}
+    assert row.silence_s == (1.0, 40.0, 40.0)
     assert row.notified_s == (1.5, 2.0)
-    assert row.notes[0] == "a note"
+    assert row.notes[:2] == ["note", "6 jobs have no record"]
     assert "| a fault, 1 | 4 | 2 | 1 worker_lost, 1 hung |" in fault_table([row]).markdown()
 
 
@@ -177,89 +128,98 @@ def test_a_fixed_schedule_scales_with_the_lease() -> None:
     assert (worker.target, worker.seconds, worker.since_renewal) == (PauseTarget.WORKER, 1.25, True)
 
 
-def stream_of(tokens: list[str], *, done: bool = True) -> bytes:
-    choices: list[dict[str, Any]] = [
-        {"delta": {"content": token if n == 0 else f" {token}"}, "finish_reason": None}
-        for n, token in enumerate(tokens)
-    ]
-    if done and choices:
-        choices[-1]["finish_reason"] = "length"
-    events = [json.dumps({"choices": [choice]}) for choice in choices]
-    return "".join(f"data: {event}\n\n" for event in (*events, *["[DONE]"] * done)).encode()
+async def call(
+    respond: Callable[[httpx.Request, Any], httpx.Response],
+    mode: Mode = Mode.CALL,
+    *,
+    stream: bool = True,
+) -> Observation:
+    """Send one request to a server that answers so; `respond` gets the right answer, too."""
+    wanted, expected = await asked(mode, stream=stream)
+    transport = httpx.MockTransport(lambda got: respond(got, expected))
+    gateways = Gateways(["http://fleet"], timeout_s=5.0, transport=transport)
+    ended: list[Observation] = []
+    clients = ClientGroup(gateways, ended.append, timeout_s=5.0)
+    found = await clients.send(wanted, expected)
+    await clients.close()
+    assert ended == [found]
+    return found
+
+
+def stream_of(chunks: list[bytes], *, more: bytes = b"data: [DONE]\n\n") -> httpx.Response:
+    content = b"".join(b"data: %b\n\n" % chunk for chunk in chunks) + more
+    return httpx.Response(200, content=content, headers={"content-type": "text/event-stream"})
+
+
+ERROR = b'data: {"error": {"code": "lost"}}\n\n'
 
 
 @pytest.mark.parametrize(
     ("answer", "end", "code", "wrong"),
     [
-        (lambda t: httpx.Response(200, content=stream_of(t)), CallEnd.COMPLETE, "", False),
+        (stream_of, End.COMPLETE, "", ""),
+        (lambda chunks: stream_of(chunks[:3], more=b""), End.CUT, "", ""),
+        (lambda chunks: stream_of(chunks[1:3], more=b""), End.CUT, "", "1 tokens lost"),
+        (lambda chunks: stream_of(chunks[:5]), End.COMPLETE, "", "tokens lost"),
+        (lambda chunks: stream_of(chunks[:3] + chunks), End.COMPLETE, "", "3 tokens repeated"),
+        (lambda chunks: stream_of(chunks[:3], more=ERROR), End.FAILED, "lost", ""),
         (
-            lambda t: httpx.Response(200, content=stream_of(t[:3], done=False)),
-            CallEnd.CUT,
-            "",
-            False,
-        ),
-        (lambda t: httpx.Response(200, content=stream_of(t[:5])), CallEnd.COMPLETE, "", True),
-        (lambda t: httpx.Response(200, content=stream_of(t[:3] + t)), CallEnd.COMPLETE, "", True),
-        (
-            lambda t: httpx.Response(
-                200,
-                content=stream_of(t[:3], done=False) + b'data: {"error": {"code": "lost"}}\n\n',
-            ),
-            CallEnd.FAILED,
-            "lost",
-            False,
-        ),
-        (
-            lambda t: httpx.Response(503, json={"error": {"code": "full"}}),
-            CallEnd.REFUSED,
+            lambda chunks: httpx.Response(503, json={"error": {"code": "full"}}),
+            End.REFUSED,
             "full",
-            0,
+            "",
         ),
-        (lambda t: httpx.Response(502, text="?"), CallEnd.REFUSED, "502", False),
+        (lambda chunks: httpx.Response(502, text="?"), End.FAILED, "502", ""),
     ],
 )
-async def test_a_client_records_how_its_stream_ended(
-    answer: Callable[[list[str]], httpx.Response], end: CallEnd, code: str, wrong: bool
+async def test_a_client_notes_how_its_stream_ended(
+    answer: Callable[[list[bytes]], httpx.Response], end: End, code: str, wrong: str
 ) -> None:
-    async def respond(request: httpx.Request) -> httpx.Response:
-        return answer(tokens_of(await expected_text(json.loads(request.content))))
+    found = await call(lambda got, expected: answer(list(*expected.answer.chunks.values())))
+    assert (found.end, found.code) == (end, code)
+    errors = errors_of(found, None, strict=False)
+    assert wrong in "; ".join(errors)
+    assert bool(errors) == bool(wrong)
 
-    clients = Clients(["http://fleet"], transport=httpx.MockTransport(respond))
-    found = await clients.call("tag", tokens=12)
-    await clients.close()
-    assert (found.end, found.code, bool(found.errors)) == (end, code, wrong)
-    assert clients.outcomes == [found]
+
+async def test_a_server_that_can_not_be_reached_refuses() -> None:
+    def respond(got: httpx.Request, expected: Any) -> httpx.Response:
+        raise httpx.ReadError("closed")
+
+    found = await call(respond)
+    assert (found.end, found.code) == (End.REFUSED, "ReadError")
 
 
 async def test_a_client_polls_its_job_to_the_end() -> None:
     polled = iter(["queued", "in_progress", "completed"])
 
-    async def respond(request: httpx.Request) -> httpx.Response:
-        if request.method == "POST":
+    def respond(got: httpx.Request, expected: Any) -> httpx.Response:
+        if got.method == "POST":
             return httpx.Response(202, json={"id": "j1"})
-        state = next(polled)
-        text = await expected_text(asked) if state == "completed" else ""
-        return httpx.Response(200, json={"state": state, "text": text})
+        if got.url.path.endswith("/result"):
+            return httpx.Response(200, content=expected.answer.body)
+        return httpx.Response(200, json={"state": next(polled), "text": ""})
 
-    clients = Clients(["http://fleet"], transport=httpx.MockTransport(respond))
-    asked: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "Say something. tag"}],
-        "max_tokens": 12,
-        "ignore_eos": True,
-    }
-    found = await clients.call("tag", tokens=12, stream=False, job=True)
-    await clients.close()
-    assert (found.end, found.job_id, found.errors) == (CallEnd.COMPLETE, "j1", [])
+    found = await call(respond, Mode.POLLED, stream=False)
+    assert (found.end, found.job_id) == (End.COMPLETE, "j1")
+    assert errors_of(found, None, strict=False) == []
 
 
 async def test_a_job_that_no_longer_exists_is_gone() -> None:
-    async def respond(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(202 if request.method == "POST" else 404, json={"id": "j1"})
+    found = await call(
+        lambda got, _: httpx.Response(202 if got.method == "POST" else 404, json={"id": "j1"}),
+        Mode.POLLED,
+    )
+    assert (found.end, found.code) == (End.FAILED, "gone")
 
-    clients = Clients(["http://fleet"], transport=httpx.MockTransport(respond))
-    found = await clients.call("tag", tokens=12, stream=False, job=True)
-    await clients.close()
-    assert (found.end, found.code) == (CallEnd.GONE, "gone")
+
+@pytest.mark.parametrize(("state", "end"), [("cancelled", End.LEFT), ("completed", End.FAILED)])
+async def test_a_client_cancels_its_job(state: str, end: End) -> None:
+    def respond(got: httpx.Request, expected: Any) -> httpx.Response:
+        job = {"id": "j1", "state": state, "text": expected.texts[0][:20]}
+        return httpx.Response(202 if got.url.path == "/jobs" else 200, json=job)
+
+    assert (await call(respond, Mode.CANCELLED, stream=False)).end is end
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from load_tests.bench.figures import Figures
-from load_tests.bench.measurement import Measurement, Results, load_results
+from load_tests.bench.measurement import VERSION, Measurement, Results, load_results
 from load_tests.bench.points import POINTS
 from load_tests.bench.rounds import schedule
 from load_tests.clients.load_client import LoadResult
+from load_tests.harness.session import save_result
 from load_tests.harness.spread import Spread, spread
 from load_tests.systems.system import System
 
 ROLES = {"gateway": "front", "redis": "front", "engine": "engine"}
 MACHINE = {"date": "today"}
+
+
+def save(path: Path, results: Results) -> None:
+    save_result(path, "", {"version": VERSION, **asdict(results)})
 
 
 def measurement(
@@ -134,7 +139,7 @@ def test_results_are_equal_after_saving_and_loading(tmp_path: Path) -> None:
         MACHINE, [direct(100), flotilla(1, 2, 3)], {"flotilla": {"gateway": 1.0}}, {"flotilla": 2.0}
     )
     path = tmp_path / "results" / "x.json"
-    results.save(path)
+    save(path, results)
     loaded = load_results(path)
     assert repr(loaded) == repr(results)  # NaN is not equal to itself
 

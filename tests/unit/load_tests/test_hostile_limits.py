@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from load_tests.faults.hostile.catalogue import BASELINES, HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
-from load_tests.faults.hostile.limits import baseline_ms, broken
-from load_tests.faults.hostile.row import HostileRow
+from load_tests.faults.hostile.row import HostileRow, baseline_ms, broken
 
 
 def row(**changes: Any) -> HostileRow:

@@ -12,25 +12,22 @@ from typing import Any
 
 import pytest
 
+from load_tests.clients.sse_parser import SseEvent, SseParser
 from load_tests.faults import command
 from load_tests.faults.kills import controls
-from load_tests.faults.kills.answer import Answer
-from load_tests.faults.kills.differences import differences
-from load_tests.faults.kills.joined import joined
-from load_tests.faults.kills.kill import KillKind
-from load_tests.faults.kills.kill_fleet import FleetShape
-from load_tests.faults.kills.kill_run import RunResult, RunShape
-from load_tests.faults.kills.kill_schedule import PlannedKill, plan
+from load_tests.faults.kills.kill_run import RunResult, RunShape, usual_fleet
+from load_tests.faults.kills.kill_schedule import KillKind, PlannedKill, plan
 from load_tests.faults.kills.killer import Killer
-from load_tests.faults.kills.observation import End, Observation
 from load_tests.faults.kills.pauses import Silence, pauses, silence_after
-from load_tests.faults.kills.record_check import record_errors
 from load_tests.faults.kills.report import as_json, failures, kills_table, summary_table
-from load_tests.faults.kills.request_classes import CLASSES, Mode, make_request
-from load_tests.faults.kills.sse_parser import SseEvent, SseParser
-from load_tests.faults.kills.stored_job import StoredJob
 from load_tests.faults.kills.tally import Tally
-from load_tests.faults.kills.undisturbed import Expected, Undisturbed
+from load_tests.oracle.answer import Answer, joined
+from load_tests.oracle.differences import differences
+from load_tests.oracle.observation import End, Observation
+from load_tests.oracle.record_check import contradictions, record_errors, record_is_behind
+from load_tests.oracle.request_classes import CLASSES, Mode, make_request
+from load_tests.oracle.stored_job import StoredJob
+from load_tests.oracle.undisturbed import Expected, Undisturbed
 from shared.job.job import Attempt, Job
 from shared.job.job_log import Entry
 from shared.job.states import JobState
@@ -84,7 +81,7 @@ def stored_job(
         "usage": {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12},
     }
     job = Job(**(values | changes))
-    return StoredJob(job, entries, 0, log_lost=False, ttl_ms=ttl_ms, log_ttl_ms=1000)
+    return StoredJob(job, entries, lacks_entries=False, ttl_ms=ttl_ms, log_ttl_ms=1000)
 
 
 def result(tally: Tally, **shape: Any) -> RunResult:
@@ -215,6 +212,40 @@ def test_a_client_of_events_gets_one_terminal_event() -> None:
     assert record_errors(seen, stored_job()) == []
 
 
+ONE_WORD = Entry(1, (), [[0, 7], [0, 0, [0], WORDS[0]]], "")
+OTHER = Entry(1, (), [[0, 7], [0, 0, [0], "[other]"]], "")
+
+
+@pytest.mark.parametrize(
+    ("words", "end", "stored", "wrong", "behind"),
+    [
+        (WORDS, End.COMPLETE, None, [], False),
+        (WORDS, End.COMPLETE, stored_job(), [], False),
+        (WORDS, End.COMPLETE, stored_job([]), ["its log has"], False),
+        (WORDS, End.COMPLETE, stored_job(state=JobState.FAILED), ["but it is failed"], False),
+        (WORDS[:2], End.CUT, stored_job(), [], False),
+        (WORDS[:2], End.CUT, stored_job([ONE_WORD], state=JobState.FAILED), [], True),
+        (WORDS[:2], End.FAILED, stored_job([OTHER], state=JobState.FAILED), ["text in"], True),
+    ],
+)
+def test_where_redis_may_lose_records_they_must_not_contradict_the_answer(
+    words: tuple[str, ...], end: End, stored: StoredJob | None, wrong: list[str], behind: bool
+) -> None:
+    seen = seen_stream(streamed(words, done=end is End.COMPLETE), end)
+    found = contradictions(seen, stored)
+    assert [text for text in wrong if any(text in each for each in found)] == wrong
+    assert bool(found) == bool(wrong)
+    assert record_is_behind(seen, stored) == behind
+
+
+def test_the_text_of_the_job_object_is_compared() -> None:
+    seen = seen_stream(streamed(), mode=Mode.POLLED)
+    seen.job_texts = {0: "".join(WORDS)}
+    assert not differences(seen)
+    seen.job_texts = {0: "".join(WORDS[:4])}
+    assert differences(seen).wrong == ["the text in the job's object is wrong"]
+
+
 # --- the sums ---
 
 
@@ -228,7 +259,7 @@ def test_a_good_run_passes_and_has_a_report() -> None:
     assert failures(good) == []
     assert (tally.tokens, tally.decoded_again, tally.streams, tally.streams_cut) == (5, 3, 1, 0)
     assert tally.pauses[KillKind.WORKER] == [pytest.approx(0.3)]
-    assert as_json(good)["terminal_entries_per_job"] == {"1": 1}
+    assert json.loads(json.dumps(as_json(good)))["terminal_entries"] == {"1": 1}
     assert "| 0.30 |" in kills_table(good).markdown()
     assert "tokens lost" in summary_table(good).markdown()
 
@@ -322,10 +353,8 @@ def test_without_token_ids_the_words_are_compared() -> None:
 @pytest.mark.asyncio
 async def test_only_kills_of_workers_wait_until_all_replacements_serve(kind: KillKind) -> None:
     answers = iter([False, True])
-    fleet: Any = SimpleNamespace(
-        shape=FleetShape.defaults(2, vllm=True), all_serve=lambda: next(answers)
-    )
-    killer = Killer(fleet, None, list)  # type: ignore[arg-type]
+    fleet: Any = SimpleNamespace(shape=usual_fleet(2, vllm=True), all_serve=lambda: next(answers))
+    killer = Killer(fleet, None, 1.0)  # type: ignore[arg-type]
     waited = await killer.wait_until_loaded(PlannedKill(kind, 0.0, 0.0, 1.0))
     assert waited == killer.waited_s
     assert (waited > 0) == (kind is KillKind.WORKER)

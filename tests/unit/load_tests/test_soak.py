@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
-import httpx
 import pytest
 
-from load_tests.clients.expected_text import expected_text
-from load_tests.clients.mixed_client import MIX, MixedClient, MixedResult, MixedSpec
-from load_tests.soak.command import problems, trend_table, trends_of
+from load_tests.oracle.answer import Answer
+from load_tests.oracle.observation import End, Observation
+from load_tests.oracle.request_classes import Mode, chat, make_request
+from load_tests.oracle.undisturbed import Expected
+from load_tests.soak.command import Answers, problems, trend_table, trends_of
 from load_tests.soak.trend import Trend, trend
-from load_tests.systems.engine import MODEL
 
-RIGHT = MixedResult(right={"stream": 10})
+RIGHT = Answers(right=Counter({"call": 10}))
 TIMES = [15.0 * n for n in range(1, 121)]
 MB = 1e6
 
@@ -77,60 +76,38 @@ def test_a_flat_run_has_no_problems() -> None:
 
 def test_every_problem_has_a_line() -> None:
     growing = trends_of([sample(at, keys=at) for at in TIMES])
-    wrong = MixedResult(wrong={"stream: WrongAnswerError('x')": 2})
+    wrong = Answers(wrong=Counter({"chat, call: 1 tokens lost": 2}))
     assert problems(growing, wrong, {"log keys": 3.0}) == [
         "GROWS: keys, from 360 to 1800",
-        "WRONG: 2x stream: WrongAnswerError('x')",
+        "WRONG: 2x chat, call: 1 tokens lost",
         "LEFT OVER: 3 log keys",
         "WRONG: no client got a right answer",
     ]
 
 
-async def test_the_expected_text_depends_on_the_request() -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
-    text = await expected_text({**body, "seed": 1, "ignore_eos": True})
-    assert text.startswith("[simulated]")
-    assert len(text.split()) == 5
-    assert text != await expected_text({**body, "seed": 2, "ignore_eos": True})
-
-
-def stream_of(text: str) -> bytes:
-    """An answer that is streamed word by word."""
-    words = [word if n == 0 else f" {word}" for n, word in enumerate(text.split())]
-    choices: list[dict[str, Any]] = [
-        {"delta": {"content": word}, "finish_reason": None} for word in words
-    ]
-    choices[-1]["finish_reason"] = "length"
-    events = [json.dumps({"choices": [choice]}) for choice in choices]
-    return "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode()
-
-
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("mode", "end", "right"),
     [
-        (lambda text: text, ""),
-        (lambda text: f"{text} {text.split()[-1]}", "repeated after"),
-        (lambda text: text.rpartition(" ")[0], "short after"),
+        (Mode.CALL, End.COMPLETE, True),
+        (Mode.CALL, End.CUT, False),
+        (Mode.CALL, End.REFUSED, False),
+        (Mode.LEFT, End.LEFT, True),
+        (Mode.LEFT, End.COMPLETE, False),
+        (Mode.CANCELLED, End.FAILED, False),
     ],
 )
-async def test_a_wrong_token_is_detected(
-    change: Callable[[str], str], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def answer(request: httpx.Request) -> httpx.Response:
-        text = change(await expected_text(json.loads(request.content)))
-        return httpx.Response(200, content=stream_of(text))
-
-    monkeypatch.setattr("load_tests.clients.mixed_client.MIX", {"stream": 1})
-    spec = MixedSpec("http://fleet", ["key"], seconds=0.05, rate=100)
-    result = await MixedClient(spec, httpx.MockTransport(answer)).run()
-    assert bool(result.wrong) == bool(reason)
-    assert bool(result.right) != bool(reason)
-    assert all(reason in wrong for wrong in result.wrong)
+def test_each_client_must_end_as_it_is_meant_to(mode: Mode, end: End, right: bool) -> None:
+    answers = Answers()
+    request = make_request(chat(5), random.Random(1), "tag", mode)
+    expected = Expected(Answer(), Counter({(0, 0): 5}), {}, prompt_tokens=1)
+    answers.add(Observation(request, expected, began=0.0, end=end), None)
+    assert bool(answers.right) == right
+    assert bool(answers.wrong) != right
 
 
-async def test_a_refusal_is_an_error_for_every_kind_of_client() -> None:
-    refuse = httpx.MockTransport(lambda request: httpx.Response(503, text="full"))
-    spec = MixedSpec("http://fleet", ["key"], seconds=0.1, rate=1000)
-    result = await MixedClient(spec, refuse).run()
-    assert not result.right
-    assert {reason.partition(":")[0] for reason in result.wrong} == set(MIX)
+def test_a_client_without_a_record_is_wrong() -> None:
+    answers = Answers()
+    request = make_request(chat(5), random.Random(1), "tag", Mode.CALL)
+    expected = Expected(Answer(), Counter({(0, 0): 5}), {}, prompt_tokens=1)
+    answers.add(Observation(request, expected, began=0.0, end=End.COMPLETE, job_id="j"), None)
+    assert list(answers.wrong) == ["chat, call: Redis has no record of it"]

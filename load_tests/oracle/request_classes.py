@@ -1,4 +1,4 @@
-"""The requests of a run: every class that the simulated engine serves, drawn from a seed.
+"""The requests of clients: every class that the simulated engine serves, drawn from a seed.
 
 A class is a shape of request; a request of it has a prompt of its own, so that no two requests have
 the same answer. How a client reads the answer is its mode.
@@ -32,6 +32,10 @@ class Mode(StrEnum):
     """POST /jobs, then its events; taken up again by Last-Event-ID when the connection breaks."""
     RESUMED = "resumed"
     """As EVENTS, and the client itself closes the connection now and then."""
+    LEFT = "left"
+    """The endpoint itself; the client closes the connection long before the end."""
+    CANCELLED = "cancelled"
+    """POST /jobs, then POST /jobs/<id>/cancel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,8 @@ class RequestClass:
 
 
 @dataclass(frozen=True, slots=True)
-class KillRequest:
-    """One request of a run."""
+class Request:
+    """One request."""
 
     tag: str
     """Part of its prompt only."""
@@ -148,23 +152,22 @@ VLLM_CLASSES = (
     RequestClass("completions whole", COMPLETIONS_PATH, _SAMPLED, _seed),
 )  # fmt: skip
 """Classes of which two undisturbed runs on real vLLM are the same."""
-_MODES = (Mode.CALL, Mode.POLLED, Mode.EVENTS, Mode.RESUMED)
-_WEIGHTS = (6, 1, 1, 1)
+MODES: Mapping[Mode, int] = {Mode.CALL: 6, Mode.POLLED: 1, Mode.EVENTS: 1, Mode.RESUMED: 1}
+"""How clients that read their whole answer do it, with weights."""
 
 
-def draw_request(
-    rng: random.Random, tag: str, classes: tuple[RequestClass, ...] = CLASSES
-) -> KillRequest:
-    """Draw a class, a mode and the request's own fields."""
-    return make_request(rng.choice(classes), rng, tag, draw_mode(rng))
+def chat(tokens: int, *, stream: bool = True) -> RequestClass:
+    """Return a class of chat completions with exactly this many tokens."""
+    fields = {"stream": stream, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    return RequestClass("chat" if stream else "chat whole", CHAT_PATH, fields)
 
 
-def draw_mode(rng: random.Random) -> Mode:
+def draw_mode(rng: random.Random, modes: Mapping[Mode, int]) -> Mode:
     """Draw how the client reads the answer."""
-    return rng.choices(_MODES, _WEIGHTS)[0]
+    return rng.choices(list(modes), list(modes.values()))[0]
 
 
-def make_request(chosen: RequestClass, rng: random.Random, tag: str, mode: Mode) -> KillRequest:
+def make_request(chosen: RequestClass, rng: random.Random, tag: str, mode: Mode) -> Request:
     """Make a request of a class."""
     prompts = [f"Say something. {tag} {n}" for n in range(chosen.prompts)]
     body: Json = {"model": MODEL, **chosen.fields, **chosen.drawn(rng)}
@@ -172,4 +175,4 @@ def make_request(chosen: RequestClass, rng: random.Random, tag: str, mode: Mode)
         body["messages"] = [{"role": "user", "content": prompts[0]}]
     else:
         body["prompt"] = prompts if len(prompts) > 1 else prompts[0]
-    return KillRequest(tag, chosen.name, chosen.path, body, mode)
+    return Request(tag, chosen.name, chosen.path, body, mode)

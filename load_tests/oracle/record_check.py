@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from load_tests.faults.kills.observation import End, Observation
-from load_tests.faults.kills.request_classes import Mode
-from load_tests.faults.kills.stored_job import StoredJob
+from load_tests.oracle.observation import Observation
+from load_tests.oracle.request_classes import Mode
+from load_tests.oracle.stored_job import StoredJob
 from shared.job.job_log import Entry, Transcript, read_journal
 from shared.job.states import JobState
 
@@ -32,14 +32,43 @@ def record_errors(seen: Observation, stored: StoredJob | None) -> list[str]:
         errors.append("its record has no time to live")
     if stored.log_ttl_ms == -1:
         errors.append("its log has no time to live")
-    if seen.end is End.COMPLETE and seen.expected.answer.status == 200:
-        if job.state is not JobState.COMPLETED:
-            errors.append(f"its client has a complete answer, but it is {job.state}")
-        else:
-            errors += _content_errors(seen, stored)
+    errors += _answer_errors(seen, stored)
     if seen.request.mode in (Mode.EVENTS, Mode.RESUMED) and seen.terminal_events != 1:
         errors.append(f"its client got {seen.terminal_events} terminal events")
     return errors
+
+
+def contradictions(seen: Observation, stored: StoredJob | None) -> list[str]:
+    """Return where a record contradicts the right answer or what its client saw.
+
+    For faults in which Redis may lose records, logs and their entries.
+    """
+    if stored is None or stored.lacks_entries or not stored.job.state.terminal:
+        return []
+    if seen.complete:
+        return _answer_errors(seen, stored)
+    texts = _texts(stored.entries)
+    right = seen.expected.texts
+    if all(right.get(index, "").startswith(text) for index, text in texts.items()):
+        return []
+    return ["the text in its log is wrong"]
+
+
+def record_is_behind(seen: Observation, stored: StoredJob | None) -> bool:
+    """Return whether the client of a call that failed got more than its record has."""
+    if stored is None or seen.complete or not seen.job_id:
+        return False
+    kept = {} if stored.lacks_entries else _texts(stored.entries)
+    return any(len(text) > len(kept.get(index, "")) for index, text in seen.answer.texts.items())
+
+
+def _answer_errors(seen: Observation, stored: StoredJob) -> list[str]:
+    """The record of a request whose client has the whole answer."""
+    if not seen.complete or seen.expected.answer.status != 200:
+        return []
+    if stored.job.state is not JobState.COMPLETED:
+        return [f"its client has a complete answer, but it is {stored.job.state}"]
+    return _content_errors(seen, stored)
 
 
 def _log_errors(stored: StoredJob) -> list[str]:
@@ -47,7 +76,7 @@ def _log_errors(stored: StoredJob) -> list[str]:
     numbers = [entry.seq for entry in stored.entries]
     if numbers != list(range(1, len(numbers) + 1)):
         errors.append("its log's entries are not numbered 1 to N")
-    if stored.log_lost or stored.damaged_segments or any(entry.lost for entry in stored.entries):
+    if stored.lacks_entries:
         errors.append("its log lacks entries")
     if stored.job.state.terminal:
         ends = terminal_entries(stored)
@@ -60,12 +89,11 @@ def _log_errors(stored: StoredJob) -> list[str]:
 
 def _lease_errors(stored: StoredJob) -> list[str]:
     """Two workers must not hold one job at a time."""
-    errors = []
-    attempts = stored.job.attempts
-    for before, after in pairwise(attempts):
-        if before.ended_at is None or after.started_at < before.ended_at - _CLOCK_S:
-            errors.append(f"{before.worker} and {after.worker} held it at the same time")
-    return errors
+    return [
+        f"{before.worker} and {after.worker} held it at the same time"
+        for before, after in pairwise(stored.job.attempts)
+        if before.ended_at is None or after.started_at < before.ended_at - _CLOCK_S
+    ]
 
 
 def _content_errors(seen: Observation, stored: StoredJob) -> list[str]:
@@ -78,21 +106,20 @@ def _content_errors(seen: Observation, stored: StoredJob) -> list[str]:
     errors = []
     if transcript.tokens != dict(expected.tokens):
         errors.append(f"its log has {transcript.tokens} tokens, not {dict(expected.tokens)}")
-    texts = {index: choice["text"] for index, choice in enumerate(transcript.choices())}
-    if texts != expected.texts:
+    if _texts(stored.entries) != expected.texts:
         errors.append("the text in its log is wrong")
     counted = stored.entries[-1].tokens if stored.entries else None
     if counted != expected.completion_tokens:
         errors.append(f"its last entry counts {counted} tokens, not {expected.completion_tokens}")
     usage = stored.job.usage or {}
-    if (usage.get("prompt_tokens"), usage.get("completion_tokens")) != (
-        expected.prompt_tokens,
-        expected.completion_tokens,
-    ):
-        errors.append(
-            f"its usage is {usage}, not {expected.prompt_tokens} and {expected.completion_tokens}"
-        )
+    right = (expected.prompt_tokens, expected.completion_tokens)
+    if (usage.get("prompt_tokens"), usage.get("completion_tokens")) != right:
+        errors.append(f"its usage is {usage}, not {right[0]} and {right[1]}")
     return errors
+
+
+def _texts(entries: Sequence[Entry]) -> dict[int, str]:
+    return {n: choice["text"] for n, choice in enumerate(_transcript(entries).choices())}
 
 
 def _transcript(entries: Sequence[Entry]) -> Transcript:

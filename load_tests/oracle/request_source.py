@@ -1,24 +1,24 @@
-"""Where the clients of a run get their requests and the right answers to them."""
+"""Where clients get their requests and the right answers to them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from load_tests.faults.kills.request_classes import (
+from load_tests.oracle.request_classes import (
     CLASSES,
+    MODES,
     VLLM_CLASSES,
-    KillRequest,
     Mode,
+    Request,
     RequestClass,
     draw_mode,
-    draw_request,
     make_request,
 )
-from load_tests.faults.kills.undisturbed import Expected, Undisturbed
+from load_tests.oracle.undisturbed import Expected, Undisturbed
 
 _OF_EACH = 5
 """Requests of each class with real vLLM."""
@@ -30,19 +30,29 @@ class RequestSource:
     Each request is a new one; the simulated engine computes its answer when it is drawn.
     """
 
-    def __init__(self) -> None:
-        self.classes: Sequence[RequestClass] = ()
-        """The classes that take part, known after `start`."""
+    def __init__(self, classes: Sequence[RequestClass] = CLASSES) -> None:
+        self.classes = classes
+        """The classes that take part; after `start` those that the engine does not refuse."""
         self._undisturbed = Undisturbed()
 
     async def start(self) -> None:
         """Start the engine; leave out the classes that it refuses."""
         await self._undisturbed.start()
-        self.classes = await self._undisturbed.served(CLASSES)
+        self.classes = await self._undisturbed.served(self.classes)
 
-    async def draw(self, rng: random.Random, tag: str) -> tuple[KillRequest, Expected]:
-        """Draw a request; return it with its answer."""
-        request = draw_request(rng, tag, tuple(self.classes))
+    async def draw(
+        self,
+        rng: random.Random,
+        tag: str,
+        modes: Mapping[Mode, int] = MODES,
+        classes: Sequence[RequestClass] = (),
+    ) -> tuple[Request, Expected]:
+        """Draw a request, of `classes` if given; return it with its answer."""
+        chosen = rng.choice(classes or self.classes)
+        return await self.answered(make_request(chosen, rng, tag, draw_mode(rng, modes)))
+
+    async def answered(self, request: Request) -> tuple[Request, Expected]:
+        """Return a request with its answer."""
         return request, await self._undisturbed.expected(request)
 
     def close(self) -> None:
@@ -51,13 +61,13 @@ class RequestSource:
 
 
 class VllmSource(RequestSource):
-    """Some requests of each class, answered before the kills so that the engine is gone by then."""
+    """Some requests of each class, answered before the run so that the engine is gone by then."""
 
-    def __init__(self, seed: int) -> None:
-        self.classes = VLLM_CLASSES
+    def __init__(self, seed: int, classes: Sequence[RequestClass] = VLLM_CLASSES) -> None:
+        self.classes = classes
         self._undisturbed = Undisturbed(vllm=True)
         self._rng = random.Random(seed)
-        self._known: list[tuple[KillRequest, Expected]] = []
+        self._known: list[tuple[Request, Expected]] = []
 
     async def start(self) -> None:
         """Answer all requests, then stop the engine."""
@@ -70,20 +80,25 @@ class VllmSource(RequestSource):
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         try:
             await self._undisturbed.start()
-            answers = await asyncio.gather(*map(self._undisturbed.expected, requests))
+            self._known = list(await asyncio.gather(*map(self.answered, requests)))
         finally:
             self._undisturbed.close()
             os.environ.clear()  # of the variables that the engine sets; workers inherit them
             os.environ.update(before)
-        self._known = list(zip(requests, answers, strict=True))
         for request, expected in self._known:
             if expected.answer.status != 200:
                 raise ValueError(f"vLLM refuses {request.class_name}: {expected.answer.body!r}")
 
-    async def draw(self, rng: random.Random, tag: str) -> tuple[KillRequest, Expected]:
+    async def draw(
+        self,
+        rng: random.Random,
+        tag: str,
+        modes: Mapping[Mode, int] = MODES,
+        classes: Sequence[RequestClass] = (),
+    ) -> tuple[Request, Expected]:
         """Draw one of these requests again; the tag is not part of its prompt."""
         request, expected = rng.choice(self._known)
-        return replace(request, tag=tag, mode=draw_mode(rng)), expected
+        return replace(request, tag=tag, mode=draw_mode(rng, modes)), expected
 
     def close(self) -> None:
         """The engine has stopped."""

@@ -23,8 +23,8 @@ class StoredJob:
 
     job: Job
     entries: Sequence[Entry]
-    damaged_segments: int
-    log_lost: bool
+    lacks_entries: bool
+    """Redis has lost entries of the log, or they can't be read."""
     ttl_ms: int
     """Of the record; -1: it is kept for good."""
     log_ttl_ms: int
@@ -55,4 +55,5 @@ def _stored(
     except DamagedRecord:
         return None
     entries = parse_segments(segments, 0, damaged)
-    return StoredJob(job, entries, len(damaged), b"log_lost" in raw, ttl_ms, log_ttl_ms)
+    lacks = bool(damaged) or b"log_lost" in raw or any(entry.lost for entry in entries)
+    return StoredJob(job, entries, lacks, ttl_ms, log_ttl_ms)

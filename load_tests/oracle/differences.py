@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from load_tests.faults.kills.answer import Answer, Chunks, texts_of_body
-from load_tests.faults.kills.joined import joined
-from load_tests.faults.kills.observation import End, Observation
+from load_tests.oracle.answer import Answer, Chunks, joined, texts_of_body
+from load_tests.oracle.observation import Observation
 
 
 @dataclass(slots=True)
@@ -26,11 +25,16 @@ class Differences:
         """Whether there is any."""
         return bool(self.tokens_lost or self.tokens_repeated or self.wrong)
 
+    def in_words(self) -> list[str]:
+        """Return a text for each difference."""
+        counts = {"lost": self.tokens_lost, "repeated": self.tokens_repeated}
+        return [*self.wrong, *(f"{n} tokens {what}" for what, n in counts.items() if n)]
+
 
 def differences(seen: Observation) -> Differences:
     """Compare one observation; what a client has of an unfinished answer must be right, too."""
     found = Differences()
-    complete = seen.end is End.COMPLETE
+    complete = seen.complete
     expected, answer = seen.expected.answer, seen.answer
     if seen.out_of_order:
         found.wrong.append(f"{seen.out_of_order} events out of order")
@@ -42,10 +46,12 @@ def differences(seen: Observation) -> Differences:
         if complete and answer.done != expected.done:
             found.wrong.append("the stream has no [DONE]" if expected.done else "an extra [DONE]")
     else:
-        if seen.streams:
+        if seen.streams or answer.texts:
             _compare_texts(found, answer.texts, seen.expected.texts, complete=complete)
         if complete:
             _compare_bodies(found, answer, expected)
+    if complete and seen.job_texts not in ({}, seen.expected.texts):
+        found.wrong.append("the text in the job's object is wrong")
     if len(answer.created) > 1:
         found.wrong.append("`created` changed within the answer")
     if complete and expected.usage is not None and answer.usage is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 _CREATED = re.compile(rb'("created": ?)(\d+)')
 _ID = re.compile(rb'("id": ?")(?:chatcmpl|cmpl)-[^"]*')
+_ENDS = ("finish_reason", "stop_reason")
 DONE = b"[DONE]"
 Chunks = dict[int | None, list[bytes]]
 """The chunks of a stream by the index of their choice; None: chunks without choices."""
@@ -32,7 +32,7 @@ class Answer:
     body: bytes = b""
     """An answer in one piece."""
     texts: dict[int, str] = field(default_factory=dict)
-    """Text by choice, where the client gets nothing else (events of a job that is not streamed)."""
+    """Text by choice, of the chunks or of a job's events."""
     usage: dict[str, Any] | None = None
 
     def add_chunk(self, data: bytes) -> int:
@@ -47,6 +47,7 @@ class Answer:
             self.usage = parsed.get("usage") or self.usage
             if choices := parsed.get("choices"):
                 index = choices[0]["index"]
+                self.add_text(index, _text(choices[0]))
         except (ValueError, LookupError, TypeError, AttributeError):
             pass  # damaged bytes: no chunk of the undisturbed answer equals them
         self.chunks.setdefault(index, []).append(comparable(data))
@@ -71,24 +72,55 @@ def comparable(data: bytes) -> bytes:
     return _ID.sub(rb"\1ID", _CREATED.sub(rb"\g<1>0", data))
 
 
-def text_of(chunk: bytes) -> str:
-    """Return the text of a chunk's first choice."""
-    choices = json.loads(chunk).get("choices") or [{}]
-    found = choices[0].get("text")
-    if found is None:
-        found = (choices[0].get("delta") or {}).get("content")
-    return str(found or "")
-
-
 def texts_of_body(body: bytes) -> dict[int, str]:
     """Return the text of each choice of an answer in one piece; empty if it is none."""
     try:
-        choices: Sequence[Any] = json.loads(body).get("choices") or ()
         return {
             choice["index"]: choice["text"]
             if "text" in choice
             else choice["message"]["content"] or ""
-            for choice in choices
+            for choice in json.loads(body).get("choices") or ()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def joined(chunks: Chunks) -> Chunks:
+    """Return a part for each token or word of each choice, and one for its end.
+
+    vLLM merges the tokens of steps that its caller was too slow for into one chunk. So of each
+    choice the parts are compared that all its chunks have together: token ids if the request asks
+    for them, else the tokens of logprobs, else the words of the text; then its end. The values of
+    logprobs are left out: their last digits depend on the number of neighbours in the batch.
+    Chunks that are no JSON, or have no choices, stay as they are.
+    """
+    found: Chunks = {}
+    for index, datas in chunks.items():
+        try:
+            choices = [json.loads(data)["choices"][0] for data in datas]
+        except (ValueError, LookupError, TypeError):
+            found[index] = datas
+            continue
+        ends = [[choice.get(name) for name in _ENDS] for choice in choices]
+        end = [json.dumps(each).encode() for each in ends if any(each)]
+        found[index] = [*_parts(choices, ended=bool(end)), *end]
+    return found
+
+
+def _parts(choices: list[dict[str, Any]], *, ended: bool) -> list[bytes]:
+    ids = [token for choice in choices for token in choice.get("token_ids") or ()]
+    if ids:
+        return [b"%d" % token for token in ids]
+    if tokens := [token.encode() for choice in choices for token in _tokens(choice)]:
+        return tokens
+    words = "".join(map(_text, choices)).encode().split(b" ")
+    return words if ended else words[:-1]  # the last word may be incomplete
+
+
+def _tokens(choice: dict[str, Any]) -> list[str]:
+    logprobs = choice.get("logprobs") or {}
+    return logprobs.get("tokens") or [each["token"] for each in logprobs.get("content") or ()]
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""

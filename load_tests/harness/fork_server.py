@@ -1,16 +1,16 @@
-"""`python -m load_tests.faults.kills.fork_server`: forks workers and gateways in milliseconds.
+"""`python -m load_tests.harness.fork_server`: forks workers and gateways in milliseconds.
 
 It imports everything that they need once, before any event loop or connection, and forks a process
 for each command. A command is a line of JSON on its input; the reply is a line on its output:
 
     {"start": "worker" or "gateway", "environment": {...}, "log": path}  ->  {"pid": 123}
-        (`environment` is the whole environment of the process)
-    {"signal": 9, "pid": 123}  ->  {"sent": true}; false if the process has ended
+        (`environment`: all its variables; `descriptors`, if not null: its limit of open files)
+    {"signal": 9, "pid": 123}  ->  {}; nothing is done if the process has ended
     {"tokens": true}  ->  {"tokens": 5}: what the engines of all workers have generated so far
     {}  ->  {}
 
-Its arguments are names of negative controls (controls.py), `--count-tokens`, and `--vllm`
-(preload vLLM, too).
+Its arguments are names of negative controls (faults/kills/controls.py), `--count-tokens`, and
+`--vllm` (preload vLLM, too).
 
 Each reply also has `ended`: process id and exit status of the processes that have ended since the
 reply before. Signals go through this process because it is the parent: a process id can't belong
@@ -23,6 +23,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -30,7 +31,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from load_tests.faults.kills.controls import CONTROLS
-from load_tests.faults.kills.token_counter import TokenCounter
+from load_tests.harness.token_counter import TokenCounter
 from shared.platform.death_signal import request_signal
 
 _PRELOADED = (
@@ -75,12 +76,11 @@ class ForkServer:
             if pid == 0:
                 if self._counter is not None:
                     self._counter.count_in(self._n_started)
-                _run(self._mains[command["start"]], command["environment"], command["log"])
+                _run(self._mains[command["start"]], command)
             self._running.add(pid)
             reply["pid"] = pid
         elif "signal" in command:
-            reply["sent"] = command["pid"] in self._running
-            if reply["sent"]:
+            if command["pid"] in self._running:
                 os.kill(command["pid"], command["signal"])
         elif "tokens" in command:
             reply["tokens"] = self._counter.total() if self._counter is not None else 0
@@ -122,17 +122,19 @@ def _main_of(package: str) -> Callable[[], None]:
     return found
 
 
-def _run(process_main: Callable[[], None], environment: Mapping[str, str], log: str) -> None:
+def _run(process_main: Callable[[], None], command: Mapping[str, Any]) -> None:
     """Become the process; never returns."""
     status = 1
     try:
         request_signal(signal.SIGKILL)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if descriptors := command.get("descriptors"):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+        output = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
             os.dup2(descriptor, target)
         os.setsid()
         os.environ.clear()
-        os.environ.update(environment)
+        os.environ.update(command["environment"])
         process_main()
         status = 0
     except SystemExit as error:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from load_tests.faults.kills.answer import Answer
-from load_tests.faults.kills.kill_fleet import VLLM_SETTINGS
-from load_tests.faults.kills.request_classes import KillRequest, Mode, RequestClass, make_request
-from load_tests.faults.kills.sse_parser import SseParser
+from load_tests.clients.sse_parser import SseParser
+from load_tests.harness.fleet import VLLM_SETTINGS
+from load_tests.oracle.answer import Answer
+from load_tests.oracle.request_classes import Mode, Request, RequestClass, make_request
 from shared.platform.settings import Settings
 from worker.core.asgi import Exchange
 from worker.core.service_tier import add_tier, requested_tier
@@ -40,8 +41,8 @@ class Expected:
 
 
 @dataclass(slots=True)
-class _Recorder:
-    """The engine's journal for one request; collects everything."""
+class Recorder:
+    """The engine's journal for one request (worker.engines.interface.Journal); collects all."""
 
     answer: list[bytes] = field(default_factory=list)
     tokens: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -49,21 +50,25 @@ class _Recorder:
     prompt_tokens: int = 0
 
     def past(self, call: int) -> Past | None:
+        """There is nothing to continue."""
         return None
 
     def refuse_past(self, reason: str) -> None:
+        """There is nothing to refuse."""
         raise AssertionError(reason)
 
     def continued(self, how: str, decoded_again: int) -> None:
-        raise AssertionError(f"there is nothing to continue: {how}")
+        """There is nothing to continue."""
+        raise AssertionError(how)
 
     def keep_here(self) -> None:
         """Nothing is handed over."""
 
     def context(self, call: int, context: Context) -> None:
-        """See `Journal.context`."""
+        """Nothing depends on it."""
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
+        """Count the prompt's tokens."""
         self.prompt_tokens += n_tokens
 
     def delta(
@@ -75,10 +80,12 @@ class _Recorder:
         logprobs: Logprobs | None = None,
         own_text: str | None = None,
     ) -> None:
+        """Add tokens and their text."""
         self.tokens[call, index] += len(token_ids)
         self.texts[call, index] = self.texts.get((call, index), "") + text
 
     def chunk(self, data: bytes) -> None:
+        """Add a part of the answer."""
         self.answer.append(data)
 
 
@@ -100,8 +107,6 @@ class Undisturbed:
 
     async def served(self, classes: Sequence[RequestClass]) -> tuple[RequestClass, ...]:
         """Return the classes that the engine does not refuse."""
-        import random
-
         found = []
         for each in classes:
             request = make_request(each, random.Random(0), "probe", Mode.CALL)
@@ -109,10 +114,10 @@ class Undisturbed:
                 found.append(each)
         return tuple(found)
 
-    async def expected(self, request: KillRequest) -> Expected:
+    async def expected(self, request: Request) -> Expected:
         """Compute the right answer."""
         raw = json.dumps(request.body).encode()
-        recorder = _Recorder()
+        recorder = Recorder()
         token = JOURNAL.set(recorder)
         exchange = Exchange(recorder.chunk)
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 
 import pytest
 import redis as sync_redis
@@ -15,7 +16,7 @@ from redis import Redis
 from shared.job.job import LeasedJob
 from shared.platform.metrics import LostWorkerMetrics, ReaperMetrics
 from shared.platform.tasks import end
-from shared.store.redis import keys
+from shared.store.redis import detector, keys
 from shared.store.redis.detector import INTERVAL_S, Detector, interval_s
 from shared.store.redis.disconnects import RETURN_S
 from shared.store.redis.job_queue import JobQueue
@@ -40,23 +41,55 @@ OTHER = "w-2"
 FAST_S = 5.0
 """Far longer than a detection takes, far shorter than a lease."""
 SILENCE_S = 1.0
-SEEN_S = 0.5
-"""A detector has looked several times."""
+PUBSUB_STATS = ("cmdstat_pubsub", "cmdstat_pubsub|channels")
+"""As Redis 6 and Redis 7 call it."""
+
+
+class Detectors:
+    """Running detectors, and how often they have looked."""
+
+    def __init__(self, *queues: JobQueue) -> None:
+        self.registry = CollectorRegistry()
+        lost = LostWorkerMetrics(self.registry, ReaperMetrics(self.registry))
+        self._looks = {
+            (number, server): 0
+            for number, queue in enumerate(queues)
+            for server in range(len(queue.servers))
+        }
+        self.runs = [
+            Detector(
+                queue,
+                LostWorkers(queue, lost),
+                ignore_gateway,
+                SILENCE_S,
+                functools.partial(self._looked, number),
+            ).run()
+            for number, queue in enumerate(queues)
+        ]
+
+    def _looked(self, number: int, server: int, _channels: Set[str]) -> None:
+        self._looks[number, server] += 1
+
+    async def looked(self, times: int = 3) -> None:
+        """Wait until each of them has looked so often at each of its servers from now on.
+
+        Two are enough to miss a worker, and `reclaim` has ended before the next one.
+        """
+        before = dict(self._looks)
+
+        async def check() -> bool:
+            return all(self._looks[each] >= before[each] + times for each in before)
+
+        await eventually(check, "all have looked")
 
 
 @contextlib.asynccontextmanager
-async def detecting(*queues: JobQueue) -> AsyncIterator[CollectorRegistry]:
+async def detecting(*queues: JobQueue) -> AsyncIterator[Detectors]:
     """A running detector for each queue, as in as many gateways."""
-    registry = CollectorRegistry()
-    lost = LostWorkerMetrics(registry, ReaperMetrics(registry))
-    tasks = [
-        asyncio.create_task(
-            Detector(queue, LostWorkers(queue, lost), ignore_gateway, SILENCE_S).run()
-        )
-        for queue in queues
-    ]
+    detectors = Detectors(*queues)
+    tasks = [asyncio.create_task(run) for run in detectors.runs]
     try:
-        yield registry
+        yield detectors
     finally:
         await end(tasks)
 
@@ -120,14 +153,14 @@ async def test_a_worker_that_stands_still_loses_its_jobs(
     beat = keys.heartbeat_channel(WORKER, 7)
     heartbeat = ChannelSubscriber(store, beat)
     job = await lease(queue)
-    async with detecting(queue) as registry:
+    async with detecting(queue) as detectors:
         await eventually(lambda: is_queued(queue, job.id), "it is queued again", FAST_S)
         again = ChannelSubscriber(store, keys.heartbeat_channel(WORKER, 8))
         heartbeat.close()
         alarms = "flotilla_false_alarms_total"
 
         async def counted() -> bool:
-            return registry.get_sample_value(alarms) == 1
+            return detectors.registry.get_sample_value(alarms) == 1
 
         await eventually(counted, "the false alarm is counted", FAST_S)
     again.close()
@@ -182,12 +215,13 @@ async def test_the_end_of_a_connection_is_noticed_long_before_the_lease_ends(
 ) -> None:
     subscriber = subscribe(store)
     job = await lease(queue)
-    async with open_queue(redis_url) as second, detecting(queue, second) as registry:
-        await asyncio.sleep(SEEN_S)
+    async with open_queue(redis_url) as second, detecting(queue, second) as detectors:
+        await detectors.looked()
         assert await state(queue, job.id) == "in_progress"
         subscriber.close()
         await eventually(lambda: is_queued(queue, job.id), "it is queued again", FAST_S)
-        assert registry.get_sample_value("flotilla_lost_workers_total") == 1
+        await detectors.looked()
+        assert detectors.registry.get_sample_value("flotilla_lost_workers_total") == 1
 
 
 async def test_workers_of_every_server_and_shard_are_watched(
@@ -200,10 +234,11 @@ async def test_workers_of_every_server_and_shard_are_watched(
             for shard in range(4):
                 await submit(queue, id=f"job_{shard:03x}{shard:024x}")
                 jobs += await claim(queue, shard=shard)
-            async with detecting(queue):
-                await asyncio.sleep(SEEN_S)
+            async with detecting(queue) as detectors:
+                await detectors.looked()
                 subscribers[1].close()  # of the shards 1 and 3
                 await all_are_queued(queue, jobs[1], jobs[3])
+                await detectors.looked()
                 assert [await state(queue, jobs[number].id) for number in (0, 2)] == [
                     "in_progress",
                     "in_progress",
@@ -215,14 +250,14 @@ async def test_workers_of_every_server_and_shard_are_watched(
 async def test_a_worker_that_returns_soon_after_a_restart_of_redis_keeps_its_jobs(
     own_redis: RedisServer,
 ) -> None:
-    async with open_queue(own_redis.url) as queue, detecting(queue):
+    async with open_queue(own_redis.url) as queue, detecting(queue) as detectors:
         with own_redis.client() as store:
             subscribers = [subscribe(store, worker) for worker in (WORKER, OTHER)]
             jobs = []
             for worker in (WORKER, OTHER):
                 await submit(queue)
                 jobs.append(await claim_one(queue, worker))
-            await asyncio.sleep(SEEN_S)
+            await detectors.looked()
             own_redis.stop(kill=True)
             own_redis.start()
             restarted = time.monotonic()
@@ -230,7 +265,7 @@ async def test_a_worker_that_returns_soon_after_a_restart_of_redis_keeps_its_job
             again = subscribe(own_redis.client())  # the other worker does not return
             await eventually(lambda: is_queued(queue, jobs[1].id), "it is queued", LEASE_S)
             assert time.monotonic() - restarted > RETURN_S / 2
-            await asyncio.sleep(SEEN_S)
+            await detectors.looked()
             assert await state(queue, jobs[0].id) == "in_progress"
             for subscriber in (*subscribers, again):
                 subscriber.close()
@@ -258,15 +293,26 @@ def test_many_gateways_ask_less_often_each() -> None:
     assert asked_every(100) == 1.0
 
 
-async def test_a_redis_that_refuses_the_question_is_reported_and_asked_again_later(
-    queue: JobQueue, store: sync_redis.Redis, caplog: pytest.LogCaptureFixture
+async def test_a_redis_that_refuses_the_question_is_reported_once_and_asked_again_later(
+    queue: JobQueue,
+    store: sync_redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    assert detector._REFUSED_S > 50 * INTERVAL_S
+    monkeypatch.setattr(detector, "_REFUSED_S", 0.0)
+    store.config_resetstat()
     store.acl_setuser(
         "default", enabled=True, nopass=True, categories=["+@all"], commands=["-pubsub"]
     )
+
+    async def refused() -> bool:
+        stats = store.info("commandstats")
+        return sum(stats.get(name, {}).get("rejected_calls", 0) for name in PUBSUB_STATS) >= 3
+
     try:
         async with detecting(queue):
-            await asyncio.sleep(SEEN_S)
+            await eventually(refused, "it was asked again")
         lines = [each for each in caplog.records if "by their leases only" in each.getMessage()]
         assert len(lines) == 1
     finally:

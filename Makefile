@@ -20,7 +20,7 @@ install: ## .venv with everything in it (PYTHON, FLOTILLA_BACKEND: see compose/i
 PARALLEL = -n $$(( ($$(nproc) * 3 + 1) / 2 )) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: lint ## before a commit: lint and unit tests, in a minute and a half
-	.venv/bin/pytest -q $(PARALLEL) tests/unit tests/test_words.py
+	.venv/bin/pytest -q $(PARALLEL) tests/unit
 
 test: install ## all tests but test-models (ARGS: pytest's)
 	.venv/bin/pytest $(PARALLEL) --ignore tests/models --ignore tests/page \

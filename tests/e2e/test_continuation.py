@@ -2,16 +2,13 @@
 
 Each class of requests runs undisturbed once. Then its journal is cut after the first, a random, the
 middle, the last but one and the last delta, and the engine gets the request again with that past:
-by prefill, and every third class by forced replay too. What comes out is compared with the
-undisturbed answer, and the table of classes in worker/engines/CONTINUATION.md with what was found.
-
-CONTINUATION_TABLE=check runs all classes both ways, CONTINUATION_TABLE=write writes the table, too.
+by prefill and by forced replay. What comes out is compared with the undisturbed answer, and the
+table of classes in worker/engines/CONTINUATION.md with the classes that are tried here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -39,20 +36,13 @@ from tests.e2e.continuation_classes import (
     same,
     summary,
 )
-from tests.e2e.continuation_table import FILE, table
 from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
 WAYS = ("prefill", "forced")
-ALL = os.environ.get("CONTINUATION_TABLE", "")
-TRIED = [of for of in CLASSES if ALL or not of.reasons]
-"""A second engine would take the metrics of the first one away from other tests."""
-BY_FORCE = {of.name for number, of in enumerate(CLASSES) if ALL or number % 3 == 0}
-"""The classes that are continued by forced replay too, which takes most of the time."""
 HOW = {"prefill": "prefill", "forced": "replay"}
-FOUND: dict[str, dict[str, str]] = {}
-"""What each class was found to be, by each way."""
+DOCUMENTATION = Path(__file__).parents[2] / "worker" / "engines" / "CONTINUATION.md"
 
 
 @pytest.fixture
@@ -151,20 +141,27 @@ def check_chunks(journal: LogRecorder, whole: Reply, again: Reply, k: int, *, ex
             assert after[index][:n] == before[index][:n]
 
 
-@pytest.mark.parametrize("of", TRIED, ids=lambda of: of.name)
-async def test_it_continues(
-    of: RequestClass, vllm_engine: Engine, use_way: Any, request: pytest.FixtureRequest
+@pytest.mark.parametrize("of", [of for of in CLASSES if not of.reasons], ids=lambda of: of.name)
+async def test_it_continues(of: RequestClass, vllm_engine: Engine, use_way: Any) -> None:
+    await check_both_ways(vllm_engine, of, use_way)
+
+
+@pytest.mark.parametrize("of", [of for of in CLASSES if of.reasons], ids=lambda of: of.name)
+async def test_it_continues_in_and_after_the_reasoning(
+    of: RequestClass, reasoning_engine: Engine, use_way: Any
 ) -> None:
-    engine = request.getfixturevalue("reasoning_engine") if of.reasons else vllm_engine
+    whole = summary(await check_both_ways(reasoning_engine, of, use_way))
+    message = whole.get(0) or whole["choices"][0]["message"]
+    assert message["reasoning"]
+    assert message["content"]
+
+
+async def check_both_ways(engine: Engine, of: RequestClass, use_way: Any) -> Reply:
+    """Continue it at each cut by each way; returns the undisturbed answer."""
     body, whole, journal = await undisturbed(engine, of)
-    if of.reasons:
-        message = summary(whole)
-        message = message.get(0) or message["choices"][0]["message"]
-        assert message["reasoning"]
-        assert message["content"]
     n = len(journal.log)
     ks = cuts(journal, of)
-    for way in WAYS if of.name in BY_FORCE else WAYS[:1]:
+    for way in WAYS:
         use_way(way)
         # All at once: continued requests share the batch, with each other and with new ones.
         calls = [answer(engine, of, body, journal.cut(k)) for k in ks]
@@ -184,7 +181,7 @@ async def test_it_continues(
                 check_by_hand(of, again, sum(map(len, tokens(journal.log[:k] + new.log).values())))
             if k == n:
                 assert not new.log, "all tokens were there"
-        FOUND.setdefault(of.name, {})[way] = "exact" if of.exact else "checked"
+    return whole
 
 
 def check_by_hand(of: RequestClass, reply: Reply, n_tokens: int) -> None:
@@ -197,17 +194,18 @@ def check_by_hand(of: RequestClass, reply: Reply, n_tokens: int) -> None:
         assert n_tokens == of.body["max_tokens"]
 
 
-async def test_the_table_in_the_documentation_is_what_was_found(vllm_engine: Engine) -> None:
-    if set(FOUND) != {of.name for of in TRIED}:
-        pytest.skip("not all classes were run")
-    found = table(FOUND, vllm_engine.kind)
-    if ALL == "write":
-        FILE.write_text(re.sub(r"(?s)(?<=-->\n).*", found, FILE.read_text()))
-    known = FILE.read_text()
-    missing = [line for line in found.splitlines() if line not in known]
-    assert not missing, f"run this file with CONTINUATION_TABLE=write\n{found}"
-    rows = [line for line in known.splitlines() if line.startswith("| ")]
-    assert len(rows) == len(CLASSES) + 1, "the table has classes that are not tested"
+async def test_the_table_in_the_documentation_has_the_classes_that_are_tried(
+    vllm_engine: Engine,
+) -> None:
+    cell = {True: "exact", False: "checked"}
+    table = [
+        f"Found with {vllm_engine.kind} on a CPU.",
+        "",
+        "| Class of requests | by prefill | by forced replay |",
+        "|---|---|---|",
+        *(f"| {of.name} | {cell[of.exact]} | {cell[of.exact]} |" for of in CLASSES),
+    ]
+    assert DOCUMENTATION.read_text().split("-->\n", 1)[1] == "\n".join([*table, ""])
 
 
 PLAIN = RequestClass("plain", CHAT, {"messages": STORY, **LONG, **GREEDY, **STREAM})

@@ -17,8 +17,10 @@ KILLS = 6
 SLOW = {"sim_step_ms": 5, "sim_step_us_per_seq": 0, "sim_prefill_us_per_token": 3_000_000}
 """The first token takes longer than the test."""
 LEASE_S = 15.0
+FASTEST_S = 0.3
+"""The best of a few kills, whatever else the machine does; FAILURES.md has what was measured."""
 LONGEST_S = 5.0
-"""On a calm machine 0.2 s."""
+"""For one kill on a machine that is busy with other tests."""
 SILENT_S = 8.0
 """On a calm machine 1.6 s."""
 
@@ -56,6 +58,7 @@ def test_jobs_of_killed_workers_are_queued_again_at_once(stack: Stack) -> None:
         taken.append(seconds_until_queued(store, gateway, victim))
     taken.sort()
     print(f"queued again after {', '.join(f'{seconds * 1000:.0f}' for seconds in taken)} ms")
+    assert taken[0] < FASTEST_S
     assert taken[KILLS // 2] < LONGEST_S
     assert gateway.metric("flotilla_lost_workers_total") == KILLS
 

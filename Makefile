@@ -62,9 +62,6 @@ docs: install ## the documentation as a site, .cache/site/index.html; works with
 	@echo 'docs: open .cache/site/index.html'
 
 load: install ## what Flotilla costs, beside other servers (ARGS: see `.venv/bin/python -m load_tests -h`)
-	@.venv/bin/python -c 'import matplotlib' 2>/dev/null || \
-		.venv/bin/python -m pip install -qq --disable-pip-version-check --no-warn-conflicts \
-			-c compose/constraints.txt -e '.[load]'
 	@.venv/bin/python -m load_tests $(ARGS)
 
 faults: install ## kill processes of a fleet 1,000 times and check every answer (ARGS: see load_tests/README.md)

@@ -28,7 +28,6 @@ FILES = {
     "compose/observability/runbooks.md": "operate/runbooks.md",
     "gateway/apis/admin/README.md": "operate/operator-calls.md",
     "load_tests/README.md": "figures.md",
-    "load_tests/results.png": "pictures/results.png",
     "shared/api/ROUTES.md": "api/routes.md",
     "shared/client/README.md": "api/resuming-clients.md",
     "shared/fleet/MODELS.md": "operate/models.md",

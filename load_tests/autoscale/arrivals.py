@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -58,29 +58,43 @@ class LoadShape:
         return arrivals
 
 
+Rate = Callable[[float], float]
+"""Jobs a second at a second of the simulation."""
+_POISSON: Sequence[tuple[str, str, float, float, int, Rate]] = (
+    ("step", "0.5, then 4, then 0.5 jobs/s", 4, 5400, 1, lambda s: 4 if 900 <= s < 3600 else 0.5),
+    ("ramp", "0.2 to 5 jobs/s and back", 5, 5400, 1, lambda s: max(0.2, 5 - abs(s - 2700) / 375)),
+    (
+        "day",
+        "24 h, 0.1 jobs/s at night, 2.9 at noon",
+        2.9,
+        _DAY_S,
+        1,
+        lambda s: 1.5 - 1.4 * math.cos(2 * math.pi * s / _DAY_S),
+    ),
+    ("spikes", "1 job/s, a minute of 8 each 15", 8, 7200, 1, lambda s: 8 if s % 900 >= 840 else 1),
+    ("square", "1 and 4 jobs/s, 6 min each", 4, 7200, 1, lambda s: 4 if s % 720 >= 360 else 1),
+    ("rare", "held out: one job in 200 s", 0.005, 36000, 0, lambda s: 0.005),
+)
+"""Name, description, highest rate, seconds, fewest workers, rate of loads with Poisson arrivals."""
+
+
 def load_shapes() -> Mapping[str, LoadShape]:
     """Return all loads by name."""
     known = [
-        LoadShape("step", "0.5, then 4, then 0.5 jobs/s", 5400, poisson(_step, 4, 5400)),
-        LoadShape("ramp", "0.2 to 5 jobs/s and back", 5400, poisson(_ramp, 5, 5400)),
-        LoadShape(
-            "day", "24 h, 0.1 jobs/s at night, 2.9 at noon", _DAY_S, poisson(_day, 2.9, _DAY_S)
-        ),
+        LoadShape(name, description, seconds, poisson(rate, peak, seconds), min_workers)
+        for name, description, peak, seconds, min_workers, rate in _POISSON
+    ]
+    known += [
         LoadShape(
             "burst", "400 at once, every half hour", 7200, _bursts(400, 1800, 7200), min_workers=0
         ),
-        LoadShape("spikes", "1 job/s, a minute of 8 each 15", 7200, poisson(_spikes, 8, 7200)),
-        LoadShape("square", "1 and 4 jobs/s, 6 min each", 7200, poisson(_square, 4, 7200)),
         LoadShape("gusts", "held out: gusts of 30 s, 5.5 jobs/s", 3600, _periods(_gusts, 3600)),
         LoadShape("drift", "held out: new rate every 1 to 20 min", 14400, _periods(_drift, 14400)),
-        LoadShape(
-            "rare", "held out: one job in 200 s", 36000, poisson(_rare, 0.005, 36000), min_workers=0
-        ),
     ]
     return {shape.name: shape for shape in known}
 
 
-def poisson(rate: Callable[[float], float], peak: float, seconds: float) -> Times:
+def poisson(rate: Rate, peak: float, seconds: float) -> Times:
     """Return Poisson arrivals at `rate(second)` jobs a second, which must not exceed `peak`."""
 
     def times(rng: random.Random) -> Iterator[float]:
@@ -137,27 +151,3 @@ def _gusts(rng: random.Random) -> Iterator[tuple[float, float]]:
 def _drift(rng: random.Random) -> Iterator[tuple[float, float]]:
     while True:
         yield rng.uniform(60, 1200), rng.uniform(0.1, 5.0)
-
-
-def _step(at_s: float) -> float:
-    return 4.0 if 900 <= at_s < 3600 else 0.5
-
-
-def _ramp(at_s: float) -> float:
-    return max(0.2, 5.0 - abs(at_s - 2700) / 1800 * 4.8)
-
-
-def _day(at_s: float) -> float:
-    return 1.5 - 1.4 * math.cos(2 * math.pi * at_s / _DAY_S)
-
-
-def _spikes(at_s: float) -> float:
-    return 8.0 if at_s % 900 >= 840 else 1.0
-
-
-def _square(at_s: float) -> float:
-    return 4.0 if at_s % 720 >= 360 else 1.0
-
-
-def _rare(at_s: float) -> float:
-    return 0.005

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from load_tests.autoscale.pool import Policy
 from shared.fleet.autoscale_policy import decide
 from shared.fleet.autoscale_types import Limits, Observation, PolicyState
 
@@ -16,11 +17,10 @@ _STABILIZATION_S = 300.0
 _PODS_AT_ONCE = 4
 
 
-class FlotillaPolicy:
+class FlotillaPolicy(Policy):
     """shared/fleet/autoscale_policy.py, called as often as the maintenance process calls it."""
 
     every_s = 2.0
-    stops_starting_first = False
 
     def __init__(self, limits: Limits, name: str = "Flotilla") -> None:
         self.name = name
@@ -34,11 +34,10 @@ class FlotillaPolicy:
         return decision.wanted
 
 
-class FixedPolicy:
+class FixedPolicy(Policy):
     """Always the same number of workers."""
 
     every_s = 60.0
-    stops_starting_first = False
 
     def __init__(self, workers: int) -> None:
         self.name = f"{workers} fixed"
@@ -49,7 +48,7 @@ class FixedPolicy:
         return self.workers
 
 
-class KedaPolicy:
+class KedaPolicy(Policy):
     """A KEDA ScaledObject with a target of jobs per replica and defaults for the rest.
 
     KEDA checks every 30 s for jobs: it starts the first replica if there are any, and stops the

@@ -10,10 +10,10 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from load_tests.autoscale.arrivals import TOKENS_PER_S, Arrival
 from shared.fleet.autoscale_types import Observation
@@ -27,21 +27,16 @@ _NEWEST_WEIGHT = 0.3
 _START_SPREAD = 0.1
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Decides how many workers a pool has."""
 
-    @property
-    def name(self) -> str:
-        """Its name in the table."""
+    name: str
+    every_s: float
+    """Seconds between its decisions."""
+    stops_starting_first = False
+    """Whether it stops starting workers before ready ones, as a ReplicaSet does."""
 
-    @property
-    def every_s(self) -> float:
-        """Seconds between its decisions."""
-
-    @property
-    def stops_starting_first(self) -> bool:
-        """Whether it stops starting workers before ready ones, as a ReplicaSet does."""
-
+    @abstractmethod
     def wanted(self, now: Observation) -> int:
         """Return the number of workers to have now."""
 

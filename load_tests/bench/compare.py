@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from load_tests.bench.figures import Figures
 from load_tests.bench.measurement import Results, load_results, parse_results
@@ -28,7 +27,6 @@ from load_tests.harness.spread import Spread, show_spread
 HELP = "compare results with a stored baseline"
 WARNING_GROWTH = 0.15
 FAILURE_GROWTH = 0.25
-_QUANTITIES = ("total_us", "front_us")
 
 Ratios = Mapping[str, Spread]
 """Ratios to `direct` by `<point> <system> <figure>`; smaller is better."""
@@ -61,14 +59,14 @@ class RatioComparison:
 def ratios(results: Results) -> dict[str, Spread]:
     """Return Flotilla's ratios to `direct` of a run."""
     figures = Figures(results)
-    found = {}
-    for point in figures.points:
-        for system in filter(_is_product, figures.systems):
-            for quantity in _QUANTITIES:
-                ratio = figures.ratio(point, system, quantity)
-                if ratio is not None:
-                    found[f"{point} {system} {quantity}"] = ratio
-    return found
+    found = {
+        f"{point} {system} {quantity}": figures.ratio(point, system, quantity)
+        for point in figures.points
+        for system in figures.systems
+        if system.split("-")[0] == PRODUCT
+        for quantity in ("total_us", "front_us")
+    }
+    return {name: ratio for name, ratio in found.items() if ratio is not None}
 
 
 def pooled(runs: Iterable[Ratios]) -> dict[str, Spread]:
@@ -86,10 +84,6 @@ def pooled(runs: Iterable[Ratios]) -> dict[str, Spread]:
         )
         for name, spreads in by_name.items()
     }
-
-
-def _is_product(system: str) -> bool:
-    return system.split("-")[0] == PRODUCT
 
 
 def compare(baseline: Ratios, result: Ratios) -> list[RatioComparison]:
@@ -123,9 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
     parser.add_argument("baseline", type=Path)
     parser.add_argument("result", type=Path, nargs="+", help="result file; several are combined")
-    parser.add_argument(
-        "--update", action="store_true", help="write the results as the new baseline"
-    )
+    help_ = "write the results as the new baseline"
+    parser.add_argument("--update", action="store_true", help=help_)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -133,7 +126,7 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         result = pooled(map(load_ratios, arguments.result))
         if arguments.update:
-            _write(arguments.baseline, load_results(arguments.result[-1]).machine, result)
+            _write(arguments.baseline, arguments.result, result)
             return 0
         found = compare(load_ratios(arguments.baseline), result)
     except (OSError, ValueError, KeyError) as error:
@@ -149,9 +142,12 @@ def main(arguments: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _write(path: Path, machine: Mapping[str, Any], ratios: Ratios) -> None:
-    rounded = {
-        name: {key: round(value, 3) for key, value in asdict(spread).items()}
-        for name, spread in ratios.items()
+def _write(path: Path, runs: Sequence[Path], ratios: Ratios) -> None:
+    data = {
+        "machine": load_results(runs[-1]).machine,
+        "ratios": {
+            name: {key: round(value, 3) for key, value in asdict(spread).items()}
+            for name, spread in ratios.items()
+        },
     }
-    path.write_text(json.dumps({"machine": machine, "ratios": rounded}, indent=1) + "\n")
+    path.write_text(json.dumps(data, indent=1) + "\n")

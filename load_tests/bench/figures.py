@@ -8,8 +8,8 @@ medians would compare different minutes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter, sub
 
 from load_tests.bench.measurement import Measurement, Results
 from load_tests.harness.spread import Spread, spread
@@ -29,22 +29,20 @@ def added_ttft_ms(measurement: Measurement, time_s: float) -> float:
     return 1e3 * (time_s - measurement.step_s)
 
 
+def _redis(*names: str) -> Quantity:
+    return lambda m: sum(m.redis.get(name, math.nan) for name in names) / m.units
+
+
 QUANTITIES: Mapping[str, Quantity] = {
     "total_us": attrgetter("total_us"),
     "front_us": attrgetter("front_us"),
     "ttft_p50_ms": lambda m: added_ttft_ms(m, m.client.ttft_p50_s),
     "ttft_p99_ms": lambda m: added_ttft_ms(m, m.client.ttft_p99_s),
     "gap_sd_ms": lambda m: 1e3 * m.client.gap_sd_s,
-    "gap_p99_ms": lambda m: 1e3 * m.client.gap_p99_s,
-    "e2e_p99_ms": lambda m: 1e3 * m.client.e2e_p99_s,
     "tokens_per_s": lambda m: m.client.tokens / m.client.wall_s,
     "requests_per_s": lambda m: m.client.done / m.client.wall_s,
-    "client_us": lambda m: 1e6 * m.client.cpu_s / m.units,
-    "redis_commands": lambda m: m.redis.get("commands", math.nan) / m.units,
-    "redis_bytes": lambda m: (
-        (m.redis.get("net_input_bytes", math.nan) + m.redis.get("net_output_bytes", math.nan))
-        / m.units
-    ),
+    "redis_commands": _redis("commands"),
+    "redis_bytes": _redis("net_input_bytes", "net_output_bytes"),
 }
 """How to compute each figure; `_us`, commands and bytes are per token or request."""
 
@@ -80,14 +78,13 @@ class Figures:
                 roles |= m.roles
         return sorted(roles, key=lambda label: (roles[label] != "front", label))
 
-    def of(self, point: str, system: str, quantity: Quantity | str) -> Spread | None:
+    def of(self, point: str, system: str, quantity: str) -> Spread | None:
         """Return the spread of a figure over the rounds; None if it was not measured."""
-        measure = _quantity(quantity)
-        return spread(measure(m) for m in self.measured(point, system))
+        return spread(map(QUANTITIES[quantity], self.measured(point, system)))
 
     def process(self, point: str, system: str, label: str) -> Spread | None:
         """Return CPU microseconds per token or request of one process."""
-        return self.of(point, system, lambda m: m.process_us(label))
+        return spread(m.process_us(label) for m in self.measured(point, system))
 
     def ratio(
         self,
@@ -100,18 +97,22 @@ class Figures:
         """Return `numerator` of a system / `denominator` of `base`, paired by round."""
         return self._paired((point, system, numerator), (point, base, denominator), _divide)
 
+    def growth(self, system: str, quantity: str, point: str, smaller: str) -> Spread | None:
+        """Return a figure at `point` / the same figure at `smaller`, paired by round."""
+        return self._paired((point, system, quantity), (smaller, system, quantity), _divide)
+
     def time_ratio(self, point: str, system: str, quantity: str) -> Spread | None:
         """Return a wall time of a system / that of `direct`, of undisturbed rounds only."""
-        return self._undisturbed(point, system, quantity, _divide)
+        return self._undisturbed(point, system, quantity, _divide, BASE)
 
     def time_difference(
         self, point: str, system: str, quantity: str, base: str = BASE
     ) -> Spread | None:
         """Return a wall time of a system minus that of `base`, of undisturbed rounds only."""
-        return self._undisturbed(point, system, quantity, lambda a, b: a - b, base)
+        return self._undisturbed(point, system, quantity, sub, base)
 
     def _undisturbed(
-        self, point: str, system: str, quantity: str, combine: Combine, base: str = BASE
+        self, point: str, system: str, quantity: str, combine: Combine, base: str
     ) -> Spread | None:
         """Combine wall times of the rounds in which the host took at most 5 % of CPU time.
 
@@ -120,41 +121,31 @@ class Figures:
         """
         ours, theirs = (self._by_point_and_system.get((point, name), {}) for name in (system, base))
         undisturbed = {
-            round_index
-            for round_index in ours.keys() & theirs.keys()
-            if max(ours[round_index].stolen, theirs[round_index].stolen) <= _MAX_STOLEN
+            n
+            for n in ours.keys() & theirs.keys()
+            if max(ours[n].stolen, theirs[n].stolen) <= _MAX_STOLEN
         }
         if len(undisturbed) < min(_MIN_PAIRS, len(ours)):
             return None
         return self._paired(
-            (point, system, quantity), (point, base, quantity), combine, undisturbed.__contains__
+            (point, system, quantity), (point, base, quantity), combine, undisturbed
         )
-
-    def growth(self, system: str, quantity: str, point: str, smaller: str) -> Spread | None:
-        """Return a figure at `point` / the same figure at `smaller`, paired by round."""
-        return self._paired((point, system, quantity), (smaller, system, quantity), _divide)
 
     def _paired(
         self,
         left: tuple[str, str, str],
         right: tuple[str, str, str],
         combine: Combine,
-        counts: Callable[[int], bool] = lambda round_index: True,
+        rounds: Collection[int] | None = None,
     ) -> Spread | None:
-        ours = self._by_point_and_system.get(left[:2], {})
-        theirs = self._by_point_and_system.get(right[:2], {})
-        measure, measure_base = _quantity(left[2]), _quantity(right[2])
-        pairs = [
-            (measure(ours[round_index]), measure_base(theirs[round_index]))
-            for round_index in ours
-            if round_index in theirs and counts(round_index)
-        ]
-        return spread(combine(a, b) for a, b in pairs)
+        ours, theirs = (self._by_point_and_system.get(each[:2], {}) for each in (left, right))
+        measure, measure_base = QUANTITIES[left[2]], QUANTITIES[right[2]]
+        return spread(
+            combine(measure(ours[n]), measure_base(theirs[n]))
+            for n in ours
+            if n in theirs and (rounds is None or n in rounds)
+        )
 
 
 def _divide(a: float, b: float) -> float:
     return a / b if b else math.nan
-
-
-def _quantity(quantity: Quantity | str) -> Quantity:
-    return QUANTITIES[quantity] if isinstance(quantity, str) else quantity

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from load_tests.clients.load_client import LoadResult
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from load_tests.bench.points import OPEN_STREAMS, Point
+from load_tests.bench.points import Point
 from load_tests.bench.rounds import run_point, tolerate_failure
 from load_tests.clients.load_client import LoadSpec
 from load_tests.harness.errors import WrongAnswerError
@@ -37,8 +37,6 @@ def measure_open_streams(
     per_stream = {}
     for name in names:
         system = SYSTEMS[name](processes, SLOW)
-        if OPEN_STREAMS in system.skipped_points:
-            continue
         with tolerate_failure(system, progress):
             system.start()
             run_point(system, _WARM_UP, 0)
@@ -64,9 +62,8 @@ def _private_bytes_with_streams(system: System) -> dict[str, float]:
     spec = LoadSpec(
         ports=tuple(system.ports),
         path=system.path,
-        headers=dict(system.headers),
         body=json.dumps(request_body(tokens=_TOKENS, stream=True)),
-        mode="hold",
+        hold=True,
         connections=_STREAMS,
         ramp_s=_RAMP_S,
         timeout_s=_TIMEOUT_S,

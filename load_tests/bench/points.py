@@ -22,14 +22,12 @@ class Point:
 
     name: str
     connections: int
-    """Open at once; in an open loop about this many."""
+    """Open at once."""
     requests: int
     """In all."""
     tokens: int
     """Of each answer."""
     stream: bool = True
-    rate: float = 0.0
-    """Requests a second of an open loop; 0: a closed loop."""
     timing: EngineTiming = PACED
     max_rounds: int = 3
     """Points whose CPU time is compared with a target get as many rounds as asked for."""
@@ -54,18 +52,10 @@ class Point:
     @property
     def shortest_s(self) -> float:
         """Seconds that the load takes if everything but the engine takes no time."""
-        if self.rate:
-            return self.requests / self.rate
         return self.requests / self.connections * (self.tokens + 2) * self.step_s
 
 
-OPEN_STREAMS = "open-streams"
-"""The measurement of memory, as a name among a system's `skipped_points`."""
-
 _ALL_ROUNDS = 1000
-# An answer of 64 tokens in steps of 10 ms takes 0.65 s: 60 a second keep 40 running. Beyond that
-# steps grow with the batch, and 62.5 a second are the most that the engine can answer.
-_POISSON_RATE = 60.0
 
 POINTS = {
     point.name: point
@@ -78,7 +68,6 @@ POINTS = {
         Point("req1", 1, 100, 1, stream=False),
         Point("req16", 16, 800, 1, stream=False),
         Point("req64", 64, 1920, 1, stream=False, max_rounds=_ALL_ROUNDS),
-        Point("poisson40", 40, 240, 64, rate=_POISSON_RATE),
         Point("sat64", 64, 256, 200, timing=FAST),
     )
 }

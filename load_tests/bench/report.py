@@ -19,68 +19,53 @@ def tables(figures: Figures, results: Sequence[TargetResult]) -> list[Table]:
 def heading(figures: Figures) -> str:
     """Return a line with date, machine, versions and disturbance of a run."""
     machine = figures.results.machine
+    shares = sorted(measurement.stolen for measurement in figures.results.measurements)
+    stolen = f"{shares[0]:.0%} to {shares[-1]:.0%} (median {median(shares):.0%})" if shares else "?"
     return (
         f"{machine['date']}: {machine['cores']} x {machine['cpu']}, Linux {machine['kernel']}, "
         f"Python {machine['python']}, Redis {machine['redis']}; load average "
-        f"{machine['load_average']:.1f} at the start; its host took {_stolen(figures)} of its CPU "
+        f"{machine['load_average']:.1f} at the start; its host took {stolen} of its CPU "
         "time (steal)"
     )
 
 
-def _stolen(figures: Figures) -> str:
-    shares = sorted(measurement.stolen for measurement in figures.results.measurements)
-    return f"{shares[0]:.0%} to {shares[-1]:.0%} (median {median(shares):.0%})" if shares else "?"
-
-
 def _main(figures: Figures) -> Table:
-    head = [
-        "system",
-        "TTFT+ c=1\np50/p99 ms",
-        "TTFT+ c=64\np50/p99 ms",
-        "jitter c=64\nsd ms",
-        "limit\ntok/s",
-        "limit\nreq/s",
-        "CPU us/token c=64\nby process*",
-        "total",
-        f"/ {BASE}\nfront",
-        f"/ {BASE}\ntotal",
-        "CPU us/request c=64\nby process*",
-        "total",
-        f"/ {BASE}\ntotal",
-        "Redis/token\ncommands",
-        "Redis/token\nbytes",
-        "log\nB/token",
-        "KB per open\nstream*",
-    ]
-    rows = []
-    for system in figures.systems:
-        log_bytes = figures.results.log_bytes.get(system)
-        rows.append(
-            [
-                system,
-                _pair(figures, "c1", system),
-                _pair(figures, "c64", system),
-                show_median(figures.of("c64", system, "gap_sd_ms"), 1),
-                show_median(figures.of("sat64", system, "tokens_per_s"), 0),
-                show_median(figures.of("req64", system, "requests_per_s"), 0),
-                _parts(figures, "c64", system),
-                show_median(figures.of("c64", system, "total_us"), 0),
-                show_median(figures.ratio("c64", system, "front_us"), 2),
-                show_median(figures.ratio("c64", system, "total_us"), 2),
-                _parts(figures, "req64", system),
-                show_median(figures.of("req64", system, "total_us"), 0),
-                show_median(figures.ratio("req64", system, "total_us"), 2),
-                show_median(figures.of("c64", system, "redis_commands"), 2),
-                show_median(figures.of("c64", system, "redis_bytes"), 0),
-                NOT_MEASURED if log_bytes is None else f"{log_bytes:.0f}",
-                _memory(figures, system),
-            ]
-        )
+    def of(point: str, quantity: str, digits: int) -> list[str]:
+        return [show_median(figures.of(point, each, quantity), digits) for each in systems]
+
+    def ratio(point: str, quantity: str) -> list[str]:
+        return [show_median(figures.ratio(point, each, quantity), 2) for each in systems]
+
+    def ttft(point: str) -> list[str]:
+        pairs = zip(of(point, "ttft_p50_ms", 1), of(point, "ttft_p99_ms", 1), strict=True)
+        return [NOT_MEASURED if p50 == NOT_MEASURED else f"{p50}/{p99}" for p50, p99 in pairs]
+
+    systems = figures.systems
+    log_bytes = [figures.results.log_bytes.get(system) for system in systems]
+    columns = {
+        "system": systems,
+        "TTFT+ c=1\np50/p99 ms": ttft("c1"),
+        "TTFT+ c=64\np50/p99 ms": ttft("c64"),
+        "jitter c=64\nsd ms": of("c64", "gap_sd_ms", 1),
+        "limit\ntok/s": of("sat64", "tokens_per_s", 0),
+        "limit\nreq/s": of("req64", "requests_per_s", 0),
+        "CPU us/token c=64\nby process*": [_parts(figures, "c64", each) for each in systems],
+        "total": of("c64", "total_us", 0),
+        f"/ {BASE}\nfront": ratio("c64", "front_us"),
+        f"/ {BASE}\ntotal": ratio("c64", "total_us"),
+        "CPU us/request c=64\nby process*": [_parts(figures, "req64", each) for each in systems],
+        "total ": of("req64", "total_us", 0),
+        f"/ {BASE}\ntotal ": ratio("req64", "total_us"),
+        "Redis/token\ncommands": of("c64", "redis_commands", 2),
+        "Redis/token\nbytes": of("c64", "redis_bytes", 0),
+        "log\nB/token": [NOT_MEASURED if n is None else f"{n:.0f}" for n in log_bytes],
+        "KB per open\nstream*": [_memory(figures, each) for each in systems],
+    }
     title = (
         "Medians over rounds; ratios are paired within a round. TTFT+ is the time to first "
         "token beyond one engine step. *: by process, in the order of the table above."
     )
-    return Table(title, head, rows)
+    return Table.of_columns(title, columns)
 
 
 def _growth(figures: Figures) -> Table:
@@ -97,26 +82,19 @@ def _growth(figures: Figures) -> Table:
 
 
 def _targets(results: Sequence[TargetResult]) -> Table:
-    rows = [
-        [
-            result.target.name,
-            show_spread(result.measured, result.target.digits),
-            f"{result.target.limit:g}",
-            f"{result.target.goal:g}",
-            result.target.unit,
-            result.verdict.value.upper()
-            if result.verdict is Verdict.MISSED
-            else result.verdict.value,
-        ]
-        for result in results
-    ]
-    return Table("Targets", ["target", "measured", "limit <=", "goal <=", "unit", "verdict"], rows)
-
-
-def _pair(figures: Figures, point: str, system: str) -> str:
-    p50 = figures.of(point, system, "ttft_p50_ms")
-    p99 = figures.of(point, system, "ttft_p99_ms")
-    return NOT_MEASURED if p50 is None else f"{show_median(p50, 1)}/{show_median(p99, 1)}"
+    missed = Verdict.MISSED
+    columns = {
+        "target": [each.target.name for each in results],
+        "measured": [show_spread(each.measured) for each in results],
+        "limit <=": [f"{each.target.limit:g}" for each in results],
+        "goal <=": [f"{each.target.goal:g}" for each in results],
+        "unit": [each.target.unit for each in results],
+        "verdict": [
+            each.verdict.value.upper() if each.verdict is missed else each.verdict.value
+            for each in results
+        ],
+    }
+    return Table.of_columns("Targets", columns)
 
 
 def _parts(figures: Figures, point: str, system: str) -> str:

@@ -34,7 +34,6 @@ _SETTLE_S = 0.05
 _CLIENT_EXTRA_S = 15.0
 _CHECKED_TOKENS = 64
 _ANSWER_PREFIX = "[simulated]"
-_MIN_REQUESTS = 30
 _LOG_SIZE = Point("log-size", 16, 16, 64)
 _WARM_UP = (Point("warm-up", 8, 32, 8), Point("warm-up", 8, 32, 1, stream=False))
 
@@ -93,8 +92,7 @@ def schedule(
             if round_index >= point.max_rounds:
                 continue
             for system in systems if round_index % 2 == 0 else reversed(systems):
-                if point.name not in system.skipped_points:
-                    yield round_index, point, system
+                yield round_index, point, system
 
 
 def run_point(system: System, point: Point, round_index: int) -> Measurement:
@@ -105,7 +103,7 @@ def run_point(system: System, point: Point, round_index: int) -> Measurement:
     load_average, ticks = os.getloadavg()[0], machine.cpu_ticks()
     redis_before = system.redis_counters()
     before = system.cpu_s()
-    client = run_client(load_spec(system, point, seed=round_index + 1))
+    client = run_client(load_spec(system, point))
     time.sleep(_SETTLE_S)
     after = system.cpu_s()
     redis_after = system.redis_counters()
@@ -126,22 +124,17 @@ def run_point(system: System, point: Point, round_index: int) -> Measurement:
     )
 
 
-def load_spec(system: System, point: Point, seed: int = 1) -> LoadSpec:
+def load_spec(system: System, point: Point) -> LoadSpec:
     """Return what the load client sends to this system at this point."""
-    minimum = max(point.connections, min(point.requests, _MIN_REQUESTS))
     return LoadSpec(
         ports=tuple(system.ports),
         path=system.path,
-        headers=dict(system.headers),
         body=json.dumps(
             request_body(tokens=point.tokens, stream=point.stream) | system.body_fields
         ),
-        mode="open" if point.rate else "closed",
         connections=point.connections,
-        requests=max(minimum, point.requests // system.requests_divisor),
+        requests=point.requests,
         ramp_s=point.ramp_s,
-        rate=point.rate,
-        seed=seed,
         tokens=point.tokens,
         events=point.tokens + system.extra_events if point.stream else 0,
         least_events=system.least_events,
@@ -185,7 +178,7 @@ def check_answers(system: System) -> None:
 
 def _request(system: System, *, stream: bool) -> str:
     body = request_body(tokens=_CHECKED_TOKENS, stream=stream)
-    status, answer = post_json(system.ports[0], system.path, body, system.headers)
+    status, answer = post_json(system.ports[0], system.path, body)
     if status != 200:
         raise WrongAnswerError(f"{system.name}: status {status}: {answer[:500]!r}")
     return answer

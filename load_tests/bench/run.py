@@ -15,7 +15,6 @@ from load_tests.bench import report
 from load_tests.bench.figures import Figures
 from load_tests.bench.measurement import VERSION, Measurement, Results
 from load_tests.bench.open_streams import measure_open_streams
-from load_tests.bench.plot import plot
 from load_tests.bench.points import POINTS, Point
 from load_tests.bench.rounds import measure
 from load_tests.bench.targets import Verdict, evaluate, last_line
@@ -30,12 +29,12 @@ from load_tests.harness.session import (
     session,
 )
 from load_tests.systems.engine import EngineTiming
-from load_tests.systems.peer_install import UnavailableError
 from load_tests.systems.registry import PEERS, SYSTEMS
+from load_tests.systems.system import UnavailableError
 
 HELP = "measure systems and compare with the targets (the default command)"
-_SYSTEMS = "direct,lean,flotilla,flotilla-2gw,naive"
-_QUICK_SYSTEMS = "direct,lean,flotilla"
+_SYSTEMS = "direct,flotilla,flotilla-2gw"
+_QUICK_SYSTEMS = "direct,flotilla"
 _QUICK_POINTS = "c1,c64,req64"
 _QUICK_ROUNDS = 3
 # The ratios of one point differ by up to a tenth from round to round: a median of few says little.
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--systems",
         help=f"of {', '.join(SYSTEMS)} (default {_SYSTEMS}; with PEERS=1 in the environment also "
-        "the last four)",
+        "the last two)",
     )
     parser.add_argument("--points", help=f"of {', '.join(POINTS)} (default all)")
     parser.add_argument(
@@ -113,8 +112,7 @@ def _report(results: Results, arguments: argparse.Namespace) -> int:
     target_results = evaluate(figures)
     print(f"\n{report.heading(figures)}")
     print_tables(report.tables(figures, target_results), arguments)
-    path = save_result(arguments.json, "", {"version": VERSION, **asdict(results)})
-    print(plot(figures, path.with_suffix(".png")))
+    save_result(arguments.json, "", {"version": VERSION, **asdict(results)})
     print(last_line(target_results))
     return 1 if any(item.verdict is Verdict.MISSED for item in target_results) else 0
 

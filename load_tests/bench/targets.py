@@ -6,11 +6,11 @@ peer or point was not measured, nor a wall time if the machine's host took too m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from load_tests.bench.figures import Figures
+from load_tests.bench.figures import BASE, Figures
 from load_tests.harness.spread import Spread, spread
 
 PRODUCT = "flotilla"
@@ -25,6 +25,13 @@ class Verdict(Enum):
     MET = "met"
     MISSED = "missed"
     NOT_MEASURED = "not measured"
+
+    @classmethod
+    def of(cls, value: float, limit: float, goal: float) -> Verdict:
+        """Return the verdict on a value; smaller is better."""
+        if value > limit:
+            return cls.MISSED
+        return cls.GOAL if value <= goal else cls.MET
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +48,6 @@ class Target:
     peer: str = ""
     """The system with which the figure compares; empty: `direct`, or none."""
 
-    @property
-    def digits(self) -> int:
-        """Decimals with which the figure is printed."""
-        return 3 if 0 < self.limit < 0.1 else 2
-
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
@@ -60,62 +62,47 @@ class TargetResult:
         unit = f" {self.target.unit}" if self.target.unit else ""
         if self.measured is None:
             return f"{self.target.name}: not measured"
-        figure = f"{self.measured.median:.{self.target.digits}f}"
-        return f"{self.target.name} {figure}{unit}, limit {self.target.limit:g}{unit}"
+        limit = f"limit {self.target.limit:g}{unit}"
+        return f"{self.target.name} {self.measured.median:.2f}{unit}, {limit}"
 
 
-def _front(point: str, peer: str = "") -> Figure:
-    if peer:
-        return lambda figures: figures.ratio(point, PRODUCT, "front_us", "front_us", peer)
+def _front(point: str) -> Figure:
     return lambda figures: figures.ratio(point, PRODUCT, "front_us")
 
 
-def _total(point: str, peer: str = "") -> Figure:
-    if peer:
-        return lambda figures: figures.ratio(point, PRODUCT, "total_us", "total_us", peer)
-    return lambda figures: figures.ratio(point, PRODUCT, "total_us")
+def _total(point: str, base: str = BASE) -> Figure:
+    return lambda figures: figures.ratio(point, PRODUCT, "total_us", base=base)
 
 
 def _added_ttft(point: str) -> Figure:
     return lambda figures: figures.time_difference(point, PRODUCT, "ttft_p50_ms")
 
 
-def _stream_kb(figures: Figures) -> Spread | None:
-    memory = figures.results.stream_memory.get(PRODUCT, {})
-    return spread([memory["gateway"] / 1e3] if "gateway" in memory else [])
+def _known(of: Callable[[Figures], Mapping[str, float]], name: str, unit: float) -> Figure:
+    return lambda figures: spread(value / unit for key, value in of(figures).items() if key == name)
 
 
-def _log_bytes(figures: Figures) -> Spread | None:
-    log_bytes = figures.results.log_bytes
-    return spread([log_bytes[PRODUCT]] if PRODUCT in log_bytes else [])
-
-
-RUST, STACK, LITELLM = "rust-router", "production-stack", "litellm"
-"""The peers' names as systems."""
+RUST = "rust-router"
+"""A peer's name as a system."""
 BEFORE = "flotilla-before"
 """Another checkout of Flotilla as a system."""
+_REQUEST = "CPU per short request"
+_LOG = "Redis log per token"
+_STREAM = "gateway memory per open stream without tokens"
 
 TARGETS = (
     Target("CPU per token, front / direct", 0.50, 0.40, _front("c64")),
     Target("CPU per token, total / direct", 1.00, 0.70, _total("c64")),
-    Target(f"CPU per token, front / {RUST}", 1.0, 0.78, _front("c64", RUST), peer=RUST),
-    Target(f"CPU per token, front / {STACK}", 0.45, 0.30, _front("c64", STACK), peer=STACK),
-    Target(f"CPU per token, front / {LITELLM}", 0.04, 0.03, _front("c64", LITELLM), peer=LITELLM),
-    Target("CPU per short request, total / direct", 1.00, 0.70, _total("req64")),
     Target(
-        f"CPU per short request, front / {STACK}", 0.25, 0.16, _front("req64", STACK), peer=STACK
+        f"CPU per token, front / {RUST}",
+        1.0,
+        0.78,
+        lambda figures: figures.ratio("c64", PRODUCT, "front_us", "front_us", RUST),
+        peer=RUST,
     ),
-    Target(
-        f"CPU per short request, front / {LITELLM}",
-        0.02,
-        0.015,
-        _front("req64", LITELLM),
-        peer=LITELLM,
-    ),
+    Target(f"{_REQUEST}, total / direct", 1.00, 0.70, _total("req64")),
     Target("CPU per token, total / before", 1.03, 1.0, _total("c64", BEFORE), peer=BEFORE),
-    Target(
-        "CPU per short request, total / before", 1.03, 1.0, _total("req64", BEFORE), peer=BEFORE
-    ),
+    Target(f"{_REQUEST}, total / before", 1.03, 1.0, _total("req64", BEFORE), peer=BEFORE),
     Target("TTFT p50 over direct, c=1", 1.0, 0.5, _added_ttft("c1"), "ms"),
     Target("TTFT p50 over direct, c=64", 0.0, -0.5, _added_ttft("c64"), "ms"),
     Target(
@@ -130,9 +117,15 @@ TARGETS = (
         1.0,
         lambda figures: figures.growth(PRODUCT, "total_us", "c256", "c64"),
     ),
-    Target("gateway memory per open stream without tokens", 16.0, 12.0, _stream_kb, "KB"),
-    Target("Redis log per token", 60.0, 30.0, _log_bytes, "bytes"),
-)
+    Target(
+        _STREAM,
+        16.0,
+        12.0,
+        _known(lambda f: f.results.stream_memory.get(PRODUCT, {}), "gateway", 1e3),
+        "KB",
+    ),
+    Target(_LOG, 60.0, 30.0, _known(lambda f: f.results.log_bytes, PRODUCT, 1), "bytes"),
+)  # fmt: skip
 
 
 def evaluate(figures: Figures) -> list[TargetResult]:
@@ -154,7 +147,4 @@ def _evaluate(target: Target, figures: Figures) -> TargetResult:
     measured = target.figure(figures)
     if measured is None:
         return TargetResult(target, None, Verdict.NOT_MEASURED)
-    if measured.median > target.limit:
-        return TargetResult(target, measured, Verdict.MISSED)
-    verdict = Verdict.GOAL if measured.median <= target.goal else Verdict.MET
-    return TargetResult(target, measured, verdict)
+    return TargetResult(target, measured, Verdict.of(measured.median, target.limit, target.goal))

@@ -14,6 +14,8 @@ from shared.client.retries import Limits
 
 JOB_ID = "x-flotilla-job-id"
 _CONNECT_S = 5.0
+_IDLE_S = 2.0
+"""Idle connections are closed after so long: before the gateway closes them."""
 
 
 class Gateways:
@@ -87,7 +89,9 @@ class _Connections(httpx.AsyncBaseTransport):
     """httpx's connections; notes which gateway answered about which job."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=64, keepalive_expiry=_IDLE_S
+        )
         self._transport = transport or httpx.AsyncHTTPTransport(limits=limits)
         self.ports: dict[str, int | None] = {}
 

@@ -5,13 +5,9 @@ prints a `LoadResult` (JSON). It is a process of its own, so that its CPU time i
 server's, and it does little per token: one `recv`, one clock reading, one count of bytes. An
 asyncio client would cost as much as the servers that it measures.
 
-Three modes:
-
-- `closed`: `connections` requests are open at any time until `requests` have been answered.
-- `open`: requests are sent at the times of a Poisson process of `rate` requests a second, however
-  many have been answered.
-- `hold`: opens `connections` streams, prints one line when each has had its first event, and closes
-  them when it receives a line on stdin.
+`connections` requests are open at any time until `requests` have been answered. With `hold` it
+opens `connections` streams instead, prints one line when each has had its first event, and closes
+them when it receives a line on stdin.
 
 Times are seconds of the monotonic clock. The time to the first token is counted from the last byte
 of the request to the first event of the response; every server sends its first event with the first
@@ -24,15 +20,14 @@ from __future__ import annotations
 import gc
 import json
 import math
-import random
 import select
 import socket
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from statistics import pstdev
+from typing import Any
 
 from load_tests.clients.response_parser import ResponseParser
 
@@ -48,16 +43,12 @@ class LoadSpec:
 
     ports: tuple[int, ...]
     body: str
-    mode: Literal["closed", "open", "hold"] = "closed"
+    hold: bool = False
     path: str = "/v1/chat/completions"
-    headers: dict[str, str] = field(default_factory=dict)
     connections: int = 1
     requests: int = 1
     ramp_s: float = 0.0
     """Seconds between the first requests of two connections, so that not all start at once."""
-    rate: float = 0.0
-    """Requests a second of an open loop."""
-    seed: int = 1
     tokens: int = 1
     """Tokens of each response; only used to count them."""
     events: int = 0
@@ -82,25 +73,14 @@ class LoadResult:
     wall_s: float = 0.0
     ttft_p50_s: float = math.nan
     ttft_p99_s: float = math.nan
-    gap_p50_s: float = math.nan
-    gap_p99_s: float = math.nan
     gap_sd_s: float = math.nan
-    e2e_p50_s: float = math.nan
-    e2e_p99_s: float = math.nan
-    late_p99_s: float = math.nan
-    """How much later than planned an open loop sent its requests."""
-    running_mean: float = math.nan
-    """Mean number of requests open at once."""
-    bytes_read: int = 0
-    reads: int = 0
+    """Standard deviation of the gaps."""
     cpu_s: float = 0.0
     """CPU seconds of the client itself."""
-    opened: int = 0
-    """Connections opened."""
 
 
 class _Connection:
-    __slots__ = ("first", "last", "port", "response", "reused", "sent", "socket", "started")
+    __slots__ = ("first", "last", "port", "response", "reused", "sent", "socket")
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -109,7 +89,7 @@ class _Connection:
         self.socket.setblocking(False)
         self.reused = False
         self.response: ResponseParser | None = None
-        self.started = self.sent = self.first = self.last = 0.0
+        self.sent = self.first = self.last = 0.0
 
 
 class LoadClient:
@@ -126,19 +106,16 @@ class LoadClient:
         self._ttft: list[float] = []
         self._gaps: list[float] = []
         self._no_gaps = 0
-        self._e2e: list[float] = []
-        self._late: list[float] = []
         self._n_started = 0
         self._n_ended = 0
         self._n_first = 0
+        self._n_opened = 0
 
     def run(self) -> LoadResult:
         """Send the load and wait for the responses, at most `timeout_s` seconds."""
         cpu_s, began = time.process_time(), time.perf_counter()
         until = began + self._spec.timeout_s
-        if self._spec.mode == "open":
-            self._open_loop(began, until)
-        elif self._spec.mode == "hold":
+        if self._spec.hold:
             self._hold(began, until)
         else:
             self._closed_loop(began, until)
@@ -156,17 +133,6 @@ class LoadClient:
             while self._free and self._n_started + to_open < spec.requests:
                 self._start(self._free.popleft())
             self._poll_once(due - now if to_open else _POLL_S)
-
-    def _open_loop(self, began: float, until: float) -> None:
-        spec = self._spec
-        draw = random.Random(spec.seed)
-        due = began
-        while self._n_ended < spec.requests and (now := time.perf_counter()) < until:
-            while now >= due and self._n_started < spec.requests:
-                self._late.append(now - due)
-                self._start(self._free.pop() if self._free else self._connect())
-                due += draw.expovariate(spec.rate)
-            self._poll_once(due - now if self._n_started < spec.requests else _POLL_S)
 
     def _hold(self, began: float, until: float) -> None:
         to_open = self._spec.connections
@@ -188,15 +154,14 @@ class LoadClient:
 
     def _connect(self) -> _Connection:
         ports = self._spec.ports
-        connection = _Connection(ports[self._result.opened % len(ports)])
-        self._result.opened += 1
+        connection = _Connection(ports[self._n_opened % len(ports)])
+        self._n_opened += 1
         self._connections[connection.socket.fileno()] = connection
         self._epoll.register(connection.socket.fileno(), select.EPOLLIN)
         return connection
 
     def _start(self, connection: _Connection) -> None:
         self._n_started += 1
-        connection.started = time.perf_counter()
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
@@ -214,7 +179,6 @@ class LoadClient:
 
     def _poll_once(self, wait_s: float) -> bool:
         """Wait at most `wait_s` for data and handle it; return False if stdin has data."""
-        result = self._result
         for fd, _ in self._epoll.poll(max(0.0, wait_s)):
             connection = self._connections.get(fd)
             if connection is None:
@@ -226,8 +190,6 @@ class LoadClient:
             except OSError:
                 data = b""
             now = time.perf_counter()
-            result.reads += 1
-            result.bytes_read += len(data)
             response = connection.response
             if not data or response is None:
                 self._on_close(connection, now)
@@ -256,7 +218,6 @@ class LoadClient:
         else:
             self._result.done += 1
             self._result.tokens += self._spec.tokens
-            self._e2e.append(now - connection.started)
             if not self._spec.events:
                 self._ttft.append(now - connection.sent)
         if response.closing:
@@ -272,25 +233,22 @@ class LoadClient:
         if response is None:
             if connection in self._free:
                 self._free.remove(connection)
-                if self._spec.mode == "closed":
-                    self._free.append(self._connect())
+                self._free.append(self._connect())
             return
         if connection.reused and not response.started:
             # The server closed an idle kept-alive connection: send the request again.
-            again = self._connect()
-            again.started = connection.started
-            self._send(again)
+            self._send(self._connect())
             return
         response.end()
         if response.done:
             response.closing = False
             replacement = self._connect()
-            replacement.started, replacement.sent = connection.started, connection.sent
+            replacement.sent = connection.sent
             self._on_response(replacement, response, now)
             return
         self._n_ended += 1
         self._problems["the connection closed before the end of the response"] += 1
-        if self._spec.mode == "closed":
+        if not self._spec.hold:
             self._free.append(self._connect())
 
     def _close(self, connection: _Connection) -> None:
@@ -299,7 +257,7 @@ class LoadClient:
 
     def _finish(self, wall_s: float, cpu_s: float) -> LoadResult:
         result = self._result
-        if self._spec.mode != "hold":
+        if not self._spec.hold:
             missing = self._spec.requests - self._n_ended
             if missing:
                 self._problems["not answered in time"] += missing
@@ -310,11 +268,7 @@ class LoadClient:
         result.wall_s, result.cpu_s = wall_s, cpu_s
         result.ttft_p50_s, result.ttft_p99_s = _p50_p99(self._ttft)
         self._gaps.extend([0.0] * self._no_gaps)
-        result.gap_p50_s, result.gap_p99_s = _p50_p99(self._gaps)
         result.gap_sd_s = _deviation(self._gaps)
-        result.e2e_p50_s, result.e2e_p99_s = _p50_p99(self._e2e)
-        result.late_p99_s = _p50_p99(self._late)[1]
-        result.running_mean = sum(self._e2e) / wall_s
         for connection in list(self._connections.values()):
             self._close(connection)
         self._epoll.close()
@@ -328,7 +282,6 @@ def _request(spec: LoadSpec) -> bytes:
         "Content-Type": "application/json",
         "Accept": "*/*",
         "Content-Length": str(len(body)),
-        **spec.headers,
     }
     lines = [f"POST {spec.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -355,12 +308,8 @@ def _p50_p99(values: list[float]) -> tuple[float, float]:
     return values[min(last, len(values) // 2)], values[min(last, int(len(values) * 0.99))]
 
 
-def _deviation(values: Iterable[float]) -> float:
-    items = list(values)
-    if not items:
-        return math.nan
-    mean = sum(items) / len(items)
-    return math.sqrt(sum((item - mean) ** 2 for item in items) / len(items))
+def _deviation(values: list[float]) -> float:
+    return pstdev(values) if values else math.nan
 
 
 def parse_spec(data: dict[str, Any]) -> LoadSpec:

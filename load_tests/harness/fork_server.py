@@ -22,6 +22,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import mmap
 import os
 import resource
 import signal
@@ -31,8 +32,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from load_tests.faults.kills.controls import CONTROLS
-from load_tests.harness.token_counter import TokenCounter
 from shared.platform.death_signal import request_signal
+from worker.engines.simulated.generation import Sequence
 
 _PRELOADED = (
     "gateway.__main__",
@@ -56,6 +57,28 @@ _PRELOADED_VLLM = (
 )
 """A worker that has them is ready after its model is loaded, without the 10 s of the imports."""
 COUNT_TOKENS, VLLM = "--count-tokens", "--vllm"
+_PROCESSES = 1 << 16
+
+
+class TokenCounter:
+    """A number per process, in memory that all of them share. Make it before the first fork."""
+
+    def __init__(self) -> None:
+        self._counts = memoryview(mmap.mmap(-1, _PROCESSES * 8)).cast("Q")
+
+    def count_in(self, n: int) -> None:
+        """Count from now on what the engine of this process generates; it is number `n`."""
+        counts, slot, advance = self._counts, n % _PROCESSES, Sequence.advance
+
+        def counted(sequence: Sequence) -> None:
+            counts[slot] += 1
+            advance(sequence)
+
+        Sequence.advance = counted  # type: ignore[method-assign,assignment]
+
+    def total(self) -> int:
+        """Return the sum over all processes."""
+        return sum(self._counts)
 
 
 class ForkServer:
@@ -102,7 +125,7 @@ def main() -> None:
     options = set(sys.argv[1:])
     count_tokens = COUNT_TOKENS in options
     for name in options - {COUNT_TOKENS, VLLM}:
-        CONTROLS[name].apply()
+        CONTROLS[name]()
     for module in (*_PRELOADED, *(_PRELOADED_VLLM if VLLM in options else ())):
         importlib.import_module(module)
     if VLLM in options:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.forked_popen import ForkedPopen
@@ -47,7 +47,8 @@ class Process:
 
     def memory(self) -> MemoryUse:
         """Return the memory of the process and its descendants."""
-        return sum((_memory_use(pid) for pid in process_tree(self.popen.pid)), MemoryUse(0, 0, 0))
+        each = [_memory_use(pid) for pid in process_tree(self.popen.pid)]
+        return MemoryUse(sum(use.rss for use in each), sum(use.private for use in each))
 
     def check(self) -> None:
         """Raise ProcessError if the process has ended."""
@@ -59,16 +60,11 @@ class Process:
         return self.log.read_text(errors="replace")[-3000:]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes. `pss` divides shared pages among their processes; `private` counts unshared pages."""
+class MemoryUse(NamedTuple):
+    """Bytes: all resident ones, and those that no other process shares."""
 
     rss: int
-    pss: int
     private: int
-
-    def __add__(self, other: MemoryUse) -> MemoryUse:
-        return MemoryUse(self.rss + other.rss, self.pss + other.pss, self.private + other.private)
 
 
 @dataclass
@@ -168,12 +164,12 @@ def _memory_use(pid: int) -> MemoryUse:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
-        return MemoryUse(0, 0, 0)
+        return MemoryUse(0, 0)
     for line in lines:
         name, _, value = line.partition(":")
         sizes[name] = int(value.split()[0]) << 10
     private = sizes["Private_Clean"] + sizes["Private_Dirty"]
-    return MemoryUse(sizes["Rss"], sizes["Pss"], private)
+    return MemoryUse(sizes["Rss"], private)
 
 
 def _signal(process: Process, number: int) -> None:

@@ -61,18 +61,17 @@ def print_tables(tables: Iterable[Table], arguments: argparse.Namespace) -> None
             print(f"\n{table.render(markdown=not text)}")
 
 
-def save_result(given: Path | None, name: str, data: dict[str, Any]) -> Path:
+def save_result(given: Path | None, name: str, data: dict[str, Any]) -> None:
     """Write data as JSON, with a description of this machine unless `data` has one.
 
     `given`: the file that the option `--json` names; without it one in RESULTS is named after
-    `name` and the time. Prints and returns its path.
+    `name` and the time. Prints its path.
     """
     prefix = f"{name}-" if name else ""
     path = given or RESULTS / f"{prefix}{time.strftime('%Y-%m-%dT%H%M%S')}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine.describe(), **data}, indent=1) + "\n")
     print(f"\nresults: {path}")
-    return path
 
 
 def parse_names(text: str, known: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -14,6 +14,11 @@ class Table:
     head: Sequence[str]
     """Column names; a name may have several lines."""
     rows: Sequence[Sequence[str]]
+
+    @classmethod
+    def of_columns(cls, title: str, columns: Mapping[str, Sequence[str]]) -> Table:
+        """Return a table of columns of equal length by their names."""
+        return cls(title, list(columns), list(map(list, zip(*columns.values(), strict=True))))
 
     def render(self, *, markdown: bool) -> str:
         """Return the table as Markdown or as plain text."""

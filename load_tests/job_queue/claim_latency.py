@@ -1,22 +1,24 @@
 """Measures how soon an idle worker gets a job: from the call of `submit` to the worker's claim.
 
-The time until the worker calls its engine is measured too. The worker is another process
-(`claiming_worker.py`); both read the machine's monotonic clock. Jobs are submitted one at a time
-with pauses in between, so that all processes are asleep when a job comes.
+The time until the job has ended is measured too; the worker's simulated engine answers at once.
+Both are Redis' times, by the same clock of this machine. Jobs are submitted one at a time with
+pauses in between, so that all processes are asleep when a job comes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+from load_tests.harness.http import free_port, responds_ok
 from load_tests.harness.processes import Processes, python_command, wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.job_queue.costs import POOL, new_job, open_queue, submit
+from load_tests.systems.engine import EngineTiming
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.pipelined_connection import PipelinedConnection
 from shared.store.redis.redis_client import TIMEOUT_S
@@ -36,27 +38,24 @@ class ClaimLatency:
     """Jobs that wait in another pool."""
     p50_ms: float
     p99_ms: float
-    engine_p50_ms: float
-    """From submit until the engine is called."""
+    end_p50_ms: float
+    """From submit until the job has ended."""
     samples: int
     ping_p50_ms: float
     """A PING of the equally idle Redis: how long this machine takes to wake two processes."""
 
 
 def summarize(
-    waiting_elsewhere: int, times_s: list[tuple[float, float]], pings_s: list[float]
+    waiting_elsewhere: int, times_s: Sequence[tuple[float, float]], pings_s: Sequence[float]
 ) -> ClaimLatency:
-    """Summarize samples, at least two.
-
-    `times_s`: seconds from submit to claim, and from submit to the engine's call.
-    """
-    claims_s, engine_s = zip(*times_s, strict=True)
+    """Summarize samples, at least two; `times_s`: seconds from submit to claim, and to the end."""
+    claims_s, ends_s = zip(*times_s, strict=True)
     percentiles = quantiles(claims_s, n=100, method="inclusive")
     return ClaimLatency(
         waiting_elsewhere,
         p50_ms=1e3 * percentiles[49],
         p99_ms=1e3 * percentiles[98],
-        engine_p50_ms=1e3 * median(engine_s),
+        end_p50_ms=1e3 * median(ends_s),
         samples=len(times_s),
         ping_p50_ms=1e3 * median(pings_s),
     )
@@ -66,9 +65,12 @@ async def measure_latencies(
     processes: Processes, server: RedisServer, elsewhere: tuple[int, ...], samples: int
 ) -> list[ClaimLatency]:
     """Measure with each number of jobs waiting in another pool; the numbers must ascend."""
-    command = python_command("load_tests.job_queue.claiming_worker", server.socket_url, POOL)
-    worker = processes.start("worker", "engine", command)
-    wait_for(lambda: _worker_blocks(server), "the worker blocks on its wake-up list", [worker])
+    port = free_port()
+    environment = EngineTiming(step_ms=0, step_us_per_seq=0).environment(
+        redis_url=server.socket_url, worker_port=port, pool=POOL
+    )
+    worker = processes.start("worker", "engine", python_command("worker"), environment)
+    wait_for(lambda: responds_ok(port, "/readyz"), "the worker is ready", [worker])
     latencies = []
     async with open_queue(server) as queue:
         connection = PipelinedConnection(queue.servers.primary, TIMEOUT_S)
@@ -83,10 +85,6 @@ async def measure_latencies(
     return latencies
 
 
-def _worker_blocks(server: RedisServer) -> bool:
-    return any(client["cmd"] == "blpop" for client in server.client.client_list())
-
-
 async def _time_ping(connection: PipelinedConnection) -> float:
     await asyncio.sleep(random.uniform(*_PAUSE_S))
     began = time.monotonic()
@@ -95,15 +93,15 @@ async def _time_ping(connection: PipelinedConnection) -> float:
 
 
 async def _submit_and_time(queue: JobQueue) -> tuple[float, float]:
-    """Return the seconds from submitting a job to its claim and to the engine's call."""
+    """Return the seconds from submitting a job to its claim and to its end."""
     await asyncio.sleep(random.uniform(*_PAUSE_S))
     job = new_job()
-    began = time.monotonic()
+    began = time.time()
     await queue.submit(job, 1 << 40)
     async with asyncio.timeout(10):
         while True:
             await asyncio.sleep(_POLL_S)
             ended = await queue.get(job.id)
             if ended is not None and ended.state.terminal:
-                times = json.loads(ended.result)
-                return times["claimed_s"] - began, times["engine_s"] - began
+                attempt = ended.attempts[0]
+                return attempt.started_at - began, (attempt.ended_at or 0.0) - began

@@ -122,68 +122,62 @@ def growth(costs: Sequence[OperationCost], operation: str, jobs_per_call: int) -
 
 def cost_table(costs: Sequence[OperationCost]) -> Table:
     """Return a table with a row per operation and batch size, columns by depth."""
-    depths = sorted({cost.depth for cost in costs})
-    rows = []
-    for operation, jobs_per_call in product(OPERATIONS, JOBS_PER_CALL):
-        row = [f"{operation}, {jobs_per_call} a call"]
-        for depth in depths:
-            wanted = (operation, jobs_per_call, depth)
-            chosen = [c for c in costs if (c.operation, c.jobs_per_call, c.depth) == wanted]
-            per_s, client, redis = (
-                median(getattr(cost, name) for cost in chosen)
-                for name in ("per_s", "client_us", "redis_us")
-            )
-            row += [f"{per_s:.0f}", f"{client:.0f}+{redis:.0f}"]
-        grown = growth(costs, operation, jobs_per_call)
-        rows.append([*row, show_spread(grown)])
-    head = ["operation"]
-    for depth in depths:
-        head += [f"{depth} wait\n/s", "CPU us each\nclient+Redis"]
-    head.append("CPU, deepest\n/ shallowest")
+    kinds = list(product(OPERATIONS, JOBS_PER_CALL))
+    columns = {"operation": [f"{operation}, {n} a call" for operation, n in kinds]}
+    for depth in sorted({cost.depth for cost in costs}):
+        chosen = [
+            [c for c in costs if (c.operation, c.jobs_per_call, c.depth) == (*kind, depth)]
+            for kind in kinds
+        ]
+        medians = [
+            [median(getattr(c, name) for c in each) for name in ("per_s", "client_us", "redis_us")]
+            for each in chosen
+        ]
+        columns[f"{depth} wait\n/s"] = [f"{per_s:.0f}" for per_s, _, _ in medians]
+        columns[f"CPU us each\nclient+Redis{' ' * len(columns)}"] = [
+            f"{client:.0f}+{redis:.0f}" for _, client, redis in medians
+        ]
+    columns["CPU, deepest\n/ shallowest"] = [show_spread(growth(costs, *kind)) for kind in kinds]
     title = "Queue, Redis with appendonly everysec: medians over rounds, ratios within a round"
-    return Table(title, head, rows)
+    return Table.of_columns(title, columns)
 
 
 def latency_table(latencies: Sequence[ClaimLatency]) -> Table:
     """Return a table of p50 and p99 and their verdict."""
     (p50_limit, p50_goal), (p99_limit, p99_goal) = CLAIM_TARGETS_MS.values()
-    rows = [
-        [
-            f"{latency.waiting_elsewhere} jobs in another pool",
-            f"{latency.p50_ms:.2f}",
-            f"{latency.p99_ms:.2f}",
-            f"{latency.engine_p50_ms:.2f}",
-            f"{latency.ping_p50_ms:.2f}",
-            str(latency.samples),
-            verdict_of(latency).value,
-        ]
-        for latency in latencies
-    ]
+    columns = {
+        "waiting": [f"{each.waiting_elsewhere} jobs in another pool" for each in latencies],
+        "p50 ms": [f"{each.p50_ms:.2f}" for each in latencies],
+        "p99 ms": [f"{each.p99_ms:.2f}" for each in latencies],
+        "ended p50 ms": [f"{each.end_p50_ms:.2f}" for each in latencies],
+        "PING p50 ms": [f"{each.ping_p50_ms:.2f}" for each in latencies],
+        "samples": [str(each.samples) for each in latencies],
+        "verdict": [verdict_of(each).value for each in latencies],
+    }
     title = (
         f"Submit to claim by an idle worker: limit of p50 {p50_limit:g} ms (goal {p50_goal:g}), "
         f"of p99 {p99_limit:g} ms (goal {p99_goal:g})"
     )
-    head = ["waiting", "p50 ms", "p99 ms", "engine p50 ms", "PING p50 ms", "samples", "verdict"]
-    return Table(title, head, rows)
+    return Table.of_columns(title, columns)
 
 
 def verdict_of(latency: ClaimLatency) -> Verdict:
     """Return the worse of the verdicts on p50 and p99."""
-    measured = {"p50": latency.p50_ms, "p99": latency.p99_ms}
-    if any(measured[name] > limit for name, (limit, _) in CLAIM_TARGETS_MS.items()):
-        return Verdict.MISSED
-    reached = all(measured[name] <= goal for name, (_, goal) in CLAIM_TARGETS_MS.items())
-    return Verdict.GOAL if reached else Verdict.MET
+    found = [
+        Verdict.of(value, *CLAIM_TARGETS_MS[name])
+        for name, value in (("p50", latency.p50_ms), ("p99", latency.p99_ms))
+    ]
+    return next(each for each in (Verdict.MISSED, Verdict.MET, Verdict.GOAL) if each in found)
 
 
 def evaluate(costs: Sequence[OperationCost], latencies: Sequence[ClaimLatency]) -> tuple[bool, str]:
     """Return whether all limits are met, and the verdict in one line."""
     problems = []
-    for operation, jobs_per_call in product(OPERATIONS, JOBS_PER_CALL):
-        grown = growth(costs, operation, jobs_per_call)
+    for operation, n in product(OPERATIONS, JOBS_PER_CALL):
+        grown = growth(costs, operation, n)
         if grown is not None and grown.median > MAX_GROWTH:
-            what = f"{operation}, {jobs_per_call} a call"
-            problems.append(f"{what} costs {grown.median:.2f} x as much at the deepest queue")
+            cost = f"costs {grown.median:.2f} x as much at the deepest queue"
+            problems.append(f"{operation}, {n} a call {cost}")
     problems += [
         f"claims take {latency.p50_ms:.2f} ms (p99 {latency.p99_ms:.2f})"
         for latency in latencies

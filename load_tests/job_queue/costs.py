@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from load_tests.harness.errors import ProcessError
 from load_tests.harness.processes import wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.harness.session import print_progress
+from load_tests.systems.engine import CHAT_PATH, MODEL
 from shared.job.job import LeasedJob, NewJob, new_job_id
 from shared.job.lanes import DEFAULT
 from shared.job.result import JobResult
@@ -44,8 +45,10 @@ _BATCH = 256
 _BATCHES = 8
 _CONCURRENT_CALLS = 32
 _REWRITE_S = 300.0
-
-_BODY = b'{"model": "load", "messages": [{"role": "user", "content": "Say something short."}]}'
+_BODY = b'{"model": "%b", "max_tokens": 1, "messages": [{"role": "user", "content": "%b"}]}' % (
+    MODEL.encode(),
+    b"Say something short.",
+)
 _ANSWER = JobResult(
     event=JobEvent.COMPLETE,
     error_code="",
@@ -60,7 +63,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OperationCost:
     """What an operation cost in one round."""
 
@@ -71,10 +74,10 @@ class OperationCost:
     round: int
     jobs: int
     """Jobs the operation was done with."""
-    wall_s: float
-    client_s: float
+    wall_s: float = 0.0
+    client_s: float = 0.0
     """CPU seconds of the calling process."""
-    redis_s: float
+    redis_s: float = 0.0
     """CPU seconds of Redis, including its append-only file."""
 
     @property
@@ -96,6 +99,15 @@ class OperationCost:
     def total_us(self) -> float:
         """CPU microseconds of both per job."""
         return self.client_us + self.redis_us
+
+    @contextmanager
+    def measure(self, server: RedisServer) -> Iterator[None]:
+        """Add what is spent meanwhile."""
+        redis_s, client_s, wall_s = server.process.cpu_s(), time.process_time(), time.monotonic()
+        yield
+        self.wall_s += time.monotonic() - wall_s
+        self.client_s += time.process_time() - client_s
+        self.redis_s += server.process.cpu_s() - redis_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,24 +136,29 @@ async def open_queue(server: RedisServer) -> AsyncIterator[JobQueue]:
 
 async def fill(server: RedisServer, queue: JobQueue, depth: int) -> FilledQueue:
     """Submit `depth` jobs, or as many as fit into memory; wait until Redis is idle again."""
-    before = used_memory(server)
-    await submit(queue, min(depth, _FIRST_FILL))
+    client: Any = server.client
+    before = float(client.info("memory")["used_memory"])
+
+    def bytes_each(jobs: int) -> float:
+        return (float(client.info("memory")["used_memory"]) - before) / jobs
+
+    def idle() -> bool:
+        info = client.info("persistence")
+        return not (info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
+
+    first = min(depth, _FIRST_FILL)
+    await submit(queue, first)
     if not depth:
         return FilledQueue(server, queue, 0, 0.0)
-    a_job = (used_memory(server) - before) / min(depth, _FIRST_FILL)
-    most = affordable(depth, a_job, free_memory())
+    a_job = bytes_each(first)
+    most = affordable(depth, a_job, _free_memory())
     if most < depth:
         print_progress(
             f"{depth} waiting jobs of {a_job:.0f} bytes do not fit into memory; submitting {most}"
         )
-    await submit(queue, most - min(depth, _FIRST_FILL))
-    wait_for(
-        lambda: not _is_rewriting(server),
-        "the append-only file is rewritten",
-        deadline_s=_REWRITE_S,
-    )
-    filled = (used_memory(server) - before) / most
-    return FilledQueue(server, queue, most, filled)
+    await submit(queue, most - first)
+    wait_for(idle, "the append-only file is rewritten", deadline_s=_REWRITE_S)
+    return FilledQueue(server, queue, most, bytes_each(most))
 
 
 def affordable(depth: int, bytes_per_job: float, free_bytes: float) -> int:
@@ -149,22 +166,12 @@ def affordable(depth: int, bytes_per_job: float, free_bytes: float) -> int:
     return min(depth, max(_FIRST_FILL, int(_MAX_MEMORY_SHARE * free_bytes / bytes_per_job)))
 
 
-def used_memory(server: RedisServer) -> float:
-    """Return the bytes of memory that Redis uses."""
-    return float(server.client.info("memory")["used_memory"])
-
-
-def free_memory() -> float:
+def _free_memory() -> float:
     """Return the bytes of memory available on this machine. Raises ProcessError."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return float(line.split()[1]) * 1024
     raise ProcessError("/proc/meminfo has no MemAvailable")
-
-
-def _is_rewriting(server: RedisServer) -> bool:
-    info: dict[str, Any] = server.client.info("persistence")
-    return bool(info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"])
 
 
 def new_job(pool: str = POOL) -> NewJob:
@@ -174,8 +181,8 @@ def new_job(pool: str = POOL) -> NewJob:
         tenant="load",
         pool=pool,
         lane=DEFAULT,
-        model="load",
-        endpoint="/v1/chat/completions",
+        model=MODEL,
+        endpoint=CHAT_PATH,
         body=_BODY,
         stream=False,
         ttl_s=900.0,
@@ -185,9 +192,8 @@ def new_job(pool: str = POOL) -> NewJob:
 
 async def submit(queue: JobQueue, count: int, pool: str = POOL) -> None:
     """Submit `count` jobs in large batches."""
-    for begin in range(0, count, _FILL_PER_CALL):
-        n = min(_FILL_PER_CALL, count - begin)
-        await _submit(queue, [new_job(pool) for _ in range(n)])
+    for jobs in _parts([new_job(pool) for _ in range(count)], _FILL_PER_CALL):
+        await _submit(queue, jobs)
 
 
 async def measure_round(
@@ -197,43 +203,23 @@ async def measure_round(
 
     Raises ProcessError if an operation is refused.
     """
-    queue = filled.queue
-    spent = {operation: _TimeSpent() for operation in OPERATIONS}
+    queue, server = filled.queue, filled.server
+    spent = {
+        operation: OperationCost(
+            operation, jobs_per_call, filled.depth, round_index, jobs=_BATCH * _BATCHES
+        )
+        for operation in OPERATIONS
+    }
     for _ in range(_BATCHES):
         new = _parts([new_job() for _ in range(_BATCH)], jobs_per_call)
-        with spent["submit"].measure(filled.server):
+        with spent["submit"].measure(server):
             await _all(lambda jobs: _submit(queue, jobs), new)
-        with spent["claim"].measure(filled.server):
+        with spent["claim"].measure(server):
             leased = await _all(lambda jobs: _claim(queue, len(jobs)), new)
-        await _finish_all(queue, leased, spent["finish"].measure(filled.server))
-    return [
-        OperationCost(
-            operation=operation,
-            jobs_per_call=jobs_per_call,
-            depth=filled.depth,
-            round=round_index,
-            jobs=_BATCH * _BATCHES,
-            wall_s=of.wall_s,
-            client_s=of.client_s,
-            redis_s=of.redis_s,
-        )
-        for operation, of in spent.items()
-    ]
-
-
-class _TimeSpent:
-    """Sums the wall and CPU seconds of one operation."""
-
-    def __init__(self) -> None:
-        self.wall_s = self.client_s = self.redis_s = 0.0
-
-    @contextmanager
-    def measure(self, server: RedisServer) -> Iterator[None]:
-        redis_s, client_s, wall_s = server.process.cpu_s(), time.process_time(), time.monotonic()
-        yield
-        self.wall_s += time.monotonic() - wall_s
-        self.client_s += time.process_time() - client_s
-        self.redis_s += server.process.cpu_s() - redis_s
+        fence_token = (await queue.renew(0, _WORKER, "", _LEASE_S, [])).fence_token
+        with spent["finish"].measure(server):
+            await _all(lambda jobs, token=fence_token: _finish(queue, token, jobs), leased)  # type: ignore[misc]
+    return list(spent.values())
 
 
 async def _submit(queue: JobQueue, jobs: Sequence[NewJob]) -> None:
@@ -249,19 +235,11 @@ async def _claim(queue: JobQueue, count: int) -> list[LeasedJob]:
     return leased
 
 
-async def _finish_all(
-    queue: JobQueue, leased: Sequence[Sequence[LeasedJob]], measured: AbstractContextManager[None]
-) -> None:
-    fence_token = (await queue.renew(0, _WORKER, "", _LEASE_S, [])).fence_token
-
-    async def finish(jobs: Sequence[LeasedJob]) -> None:
-        step = make_step([(JobStream(job), b"", FinalEntry(1, b"", _ANSWER)) for job in jobs])
-        lost = await queue.emit(0, _WORKER, fence_token, step)
-        if lost:
-            raise ProcessError(f"not finished: {lost}")
-
-    with measured:
-        await _all(finish, leased)
+async def _finish(queue: JobQueue, fence_token: str, jobs: Sequence[LeasedJob]) -> None:
+    step = make_step([(JobStream(job), b"", FinalEntry(1, b"", _ANSWER)) for job in jobs])
+    lost = await queue.emit(0, _WORKER, fence_token, step)
+    if lost:
+        raise ProcessError(f"not finished: {lost}")
 
 
 def _parts(items: Sequence[T], size: int) -> list[Sequence[T]]:

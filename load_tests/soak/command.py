@@ -36,7 +36,6 @@ from load_tests.oracle.request_classes import CLASSES, Mode, chat
 from load_tests.oracle.request_source import RequestSource
 from load_tests.oracle.stored_job import StoredJob
 from load_tests.soak.figures import TENANTS, figures, work
-from load_tests.soak.plot import plot
 from load_tests.soak.trend import Trend, trend
 
 HELP = "mixed load for half an hour: nothing may grow"
@@ -111,7 +110,7 @@ def main(arguments: argparse.Namespace) -> int:
     found = problems(trends, answers, left)
     print_tables([trend_table(trends)], arguments)
     print(f"\n{_summary(samples, answers)}")
-    path = save_result(
+    save_result(
         arguments.json,
         "soak",
         {
@@ -121,7 +120,6 @@ def main(arguments: argparse.Namespace) -> int:
             "samples": samples,
         },
     )
-    print(plot(samples, path.with_suffix(".png")))
     print("\n".join(found) or "FLAT")
     return 1 if found else 0
 

@@ -41,14 +41,6 @@ class Direct(System):
         self.ports = [self.start_server("load_tests.systems.direct")]
 
 
-def generation_of(prompt: str, max_tokens: int, *, stream: bool) -> Generation:
-    """The simulated engine's work for one prompt whose answer has exactly `max_tokens` tokens."""
-    how = Sampling(n=1, seed=None, stop=(), include_stop=False, ignore_eos=True, min_tokens=0)
-    generation = Generation(stream=stream, journal=None)
-    generation.add(0, Prompt(prompt), how, max_tokens)
-    return generation
-
-
 class EngineClient:
     """What vLLM's application needs of its engine. Only `generate` does anything."""
 
@@ -82,7 +74,9 @@ class EngineClient:
 
         tokens: list[int] = prompt["prompt_token_ids"]
         stream = sampling_params.output_kind is RequestOutputKind.DELTA
-        generation = generation_of(str(tokens), sampling_params.max_tokens, stream=stream)
+        how = Sampling(n=1, seed=None, stop=(), include_stop=False, ignore_eos=True, min_tokens=0)
+        generation = Generation(stream=stream, journal=None)
+        generation.add(0, Prompt(str(tokens)), how, sampling_params.max_tokens)
         self.engine.submit(generation)
         text, made = "", 0
         try:
@@ -128,7 +122,7 @@ def _main() -> None:
         import vllm  # noqa: F401 - fails before anything is started
     except ModuleNotFoundError as error:
         sys.exit(f"`direct` needs {error.name}, which is installed with vLLM")
-    from load_tests.systems.uvicorn_server import serve
+    import uvicorn
 
     app, engine = asyncio.run(_make_app())
     lifespan = app.router.lifespan_context
@@ -143,7 +137,17 @@ def _main() -> None:
             engine.engine.close()
 
     app.router.lifespan_context = with_engine
-    serve(app)
+    uvicorn.run(
+        app,
+        host="127.0.0.1",
+        port=int(sys.argv[1]),
+        loop="uvloop",
+        http="httptools",
+        log_level="warning",
+        access_log=False,
+        backlog=4096,
+        timeout_graceful_shutdown=1,
+    )
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar
 
-from load_tests.harness.http import free_port
 from load_tests.harness.redis_server import RedisServer
-from load_tests.systems.peer_install import UnavailableError
-from load_tests.systems.system import System
+from load_tests.systems.system import System, UnavailableError
 from shared.store.redis import keys
 
 
@@ -35,12 +33,9 @@ class Flotilla(System):
         settings: dict[str, Any] = {"redis_url": urls[0], "fast_paths": self.fast_paths}
         if len(urls) > 1:
             settings |= {"shards": len(urls), "shard_redis_urls": ",".join(urls)}
-        port = free_port()
-        self.start_flotilla("worker", "engine", "engine", port, **settings, worker_port=port)
+        self.start_flotilla("worker", "engine", "engine", **settings)
         for _ in range(self.n_gateways):
-            port = free_port()
-            self.start_flotilla("gateway", "gateway", "front", port, **settings, port=port)
-            self.ports.append(port)
+            self.ports.append(self.start_flotilla("gateway", "gateway", "front", **settings))
 
     def log_bytes(self) -> float:
         """Return the bytes of Redis memory that all job logs take."""

@@ -18,36 +18,25 @@ from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import EngineTiming
 
 
+class UnavailableError(RuntimeError):
+    """A system can't be installed on this machine; the message says why in one line."""
+
+
 class System(ABC):
     """One way to serve the engine. Call `start` once."""
 
     name: ClassVar[str]
     path: ClassVar[str] = "/v1/chat/completions"
-    headers: ClassVar[dict[str, str]] = {}
     extra_events: ClassVar[int] = 2
     """Events of a stream that carry no token: the chunk with the role, and `[DONE]`."""
-
     least_events: ClassVar[int] = 0
     """Fewest events of a stream, where one may carry several tokens; 0: one for each token."""
-
     body_fields: ClassVar[dict[str, Any]] = {}
     """Fields in which its requests differ from those to other systems."""
-
     timeout_s: ClassVar[float] = 20.0
     """A point may take so long, and ten times as long as its load alone."""
-
-    skipped_points: ClassVar[frozenset[str]] = frozenset()
-    """Points at which it is overloaded, so that measuring them says nothing."""
-
-    requests_divisor: ClassVar[int] = 1
-    """Divides the number of requests of each point, for a system that is many times slower."""
-
     python: ClassVar[Path] = Path(sys.executable)
     """Runs gateway and worker; the checkout that is installed there is the one measured."""
-
-    is_peer: ClassVar[bool] = False
-    """Another project's; left out with one line if it can't be installed."""
-
     may_fail: ClassVar[bool] = False
     """A failure of it is printed in one line and does not end the run."""
 
@@ -70,10 +59,10 @@ class System(ABC):
 
     def cpu_s(self) -> dict[str, float]:
         """Return CPU seconds so far by label; processes with the same label are added up."""
-        seconds: dict[str, float] = {}
+        seconds: Counter[str] = Counter()
         for process in self.processes:
-            seconds[process.label] = seconds.get(process.label, 0.0) + process.cpu_s()
-        return seconds
+            seconds[process.label] += process.cpu_s()  # type: ignore[assignment]
+        return dict(seconds)
 
     def roles(self) -> dict[str, str]:
         """Return role by label."""
@@ -93,26 +82,20 @@ class System(ABC):
         return port
 
     def start_flotilla(
-        self,
-        module: str,
-        label: str,
-        role: Role,
-        ready_port: int,
-        ready_s: float = READY_S,
-        /,
-        **settings: Any,
-    ) -> None:
-        """Start Flotilla's gateway or worker and wait until `/readyz` on `ready_port` answers 200.
+        self, module: str, label: str, role: Role, ready_s: float = READY_S, /, **settings: Any
+    ) -> int:
+        """Start Flotilla's gateway or worker on a free port, wait until it is ready; return it.
 
         Waits at most `ready_s` seconds. Raises ProcessError.
         """
+        port = free_port()
+        settings["port" if module == "gateway" else "worker_port"] = port
         environment = self.flotilla_environment(**settings)
         command = [str(self.python), "-P", "-m", module]
         process = self._processes.start(label, role, command, environment)
         self.processes.append(process)
-        wait_for(
-            lambda: responds_ok(ready_port, "/readyz"), f"{label} is ready", [process], ready_s
-        )
+        wait_for(lambda: responds_ok(port, "/readyz"), f"{label} is ready", [process], ready_s)
+        return port
 
     def flotilla_environment(self, **settings: Any) -> dict[str, str]:
         """Return the environment of a Flotilla process with these settings."""

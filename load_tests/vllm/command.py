@@ -42,17 +42,13 @@ _BENCH_SERVE_POINT = POINTS["c32"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    names = ",".join(VLLM_SYSTEMS)
+    names, points = ",".join(VLLM_SYSTEMS), ",".join(POINTS)
+    ours, theirs = "rounds of our load client", "rounds of `vllm bench serve`"
     parser.add_argument("--systems", default=names, help=f"of {names} (default all)")
-    parser.add_argument("--points", default=",".join(POINTS), help=f"of {', '.join(POINTS)}")
+    parser.add_argument("--points", default=points, help=f"of {points}")
+    parser.add_argument("--rounds", type=int, default=5, help=f"{ours} (default 5)")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="rounds of our load client (default 5)"
-    )
-    parser.add_argument(
-        "--bench-serve-rounds",
-        type=int,
-        default=2,
-        help="rounds of `vllm bench serve` (default 2; 0: none)",
+        "--bench-serve-rounds", type=int, default=2, help=f"{theirs} (default 2; 0: none)"
     )
     add_output_arguments(parser)
 
@@ -99,48 +95,60 @@ def tables(figures: Figures) -> list[Table]:
 
 
 def _of_point(figures: Figures, point: str) -> Table:
-    rows = []
-    for system in figures.systems:
-        parts = [
-            show_median(figures.process(point, system, label), 0)
-            for label in figures.processes(system)
-        ]
-        rows.append(
-            [
-                f"{system} ({'/'.join(figures.processes(system))})",
-                show_median(figures.of(point, system, "tokens_per_s"), 0),
-                show_spread(figures.ratio(point, system, "tokens_per_s", "tokens_per_s", BASE)),
-                show_median(figures.of(point, system, "ttft_p50_ms"), 1),
-                show_spread(figures.time_difference(point, system, "ttft_p50_ms", BASE), sign="+"),
-                "+".join(parts),
-                show_median(figures.of(point, system, "total_us"), 0),
-                show_spread(figures.ratio(point, system, "total_us", base=BASE)),
-            ]
-        )
-    head = ["system", "tok/s", f"/ {BASE}", "TTFT p50\nms", f"over {BASE}\nms"]
-    head += ["CPU us/token\nby process", "total", f"/ {BASE}"]
+    systems = figures.systems
+
+    def of(quantity: str, digits: int) -> list[str]:
+        return [show_median(figures.of(point, system, quantity), digits) for system in systems]
+
+    def ratio(quantity: str) -> list[str]:
+        found = [figures.ratio(point, system, quantity, quantity, BASE) for system in systems]
+        return list(map(show_spread, found))
+
+    labels = {system: figures.processes(system) for system in systems}
+    parts = [
+        "+".join(show_median(figures.process(point, system, label), 0) for label in labels[system])
+        for system in systems
+    ]
+    later = [figures.time_difference(point, each, "ttft_p50_ms", BASE) for each in systems]
+    columns = {
+        "system": [f"{system} ({'/'.join(labels[system])})" for system in systems],
+        "tok/s": of("tokens_per_s", 0),
+        f"/ {BASE}": ratio("tokens_per_s"),
+        "TTFT p50\nms": of("ttft_p50_ms", 1),
+        f"over {BASE}\nms": [show_spread(each, sign="+") for each in later],
+        "CPU us/token\nby process": parts,
+        "total": of("total_us", 0),
+        f"/ {BASE} ": ratio("total_us"),
+    }
     title = f"{point}: medians (quartiles) over rounds; ratios are paired within a round"
-    return Table(title, head, rows)
+    return Table.of_columns(title, columns)
 
 
 def bench_serve_table(results: Sequence[BenchServeResult]) -> Table:
     """Return the table of what `vllm bench serve` measured."""
-    rows = []
     bases = {item.round: item for item in results if item.system == BASE}
-    for system in dict.fromkeys(item.system for item in results):
-        items = [item for item in results if item.system == system]
-        pairs = [(item, bases[item.round]) for item in items if item.round in bases]
-        rows.append(
-            [
-                system,
-                show_median(spread(item.tokens_per_s for item in items), 0),
-                show_spread(spread(item.tokens_per_s / base.tokens_per_s for item, base in pairs)),
-                show_median(spread(item.ttft_p50_ms for item in items), 1),
-                show_median(spread(item.itl_p50_ms for item in items), 1),
-            ]
+    systems = list(dict.fromkeys(item.system for item in results))
+    of = {system: [item for item in results if item.system == system] for system in systems}
+    ratios = [
+        spread(
+            item.tokens_per_s / bases[item.round].tokens_per_s
+            for item in of[system]
+            if item.round in bases
         )
-    title = (
-        f"`vllm bench serve`, {_BENCH_SERVE_POINT.connections} streams, random prompts: "
-        "medians over rounds"
-    )
-    return Table(title, ["system", "tok/s", f"/ {BASE}", "TTFT p50\nms", "gap p50\nms"], rows)
+        for system in systems
+    ]
+
+    def median(name: str, digits: int) -> list[str]:
+        found = [spread(getattr(item, name) for item in of[system]) for system in systems]
+        return [show_median(each, digits) for each in found]
+
+    columns = {
+        "system": systems,
+        "tok/s": median("tokens_per_s", 0),
+        f"/ {BASE}": list(map(show_spread, ratios)),
+        "TTFT p50\nms": median("ttft_p50_ms", 1),
+        "gap p50\nms": median("itl_p50_ms", 1),
+    }
+    streams = f"{_BENCH_SERVE_POINT.connections} streams"
+    title = f"`vllm bench serve`, {streams}, random prompts: medians over rounds"
+    return Table.of_columns(title, columns)

@@ -60,14 +60,10 @@ class VllmFleet(VllmServe):
     def start(self) -> None:
         """Start Redis, the worker, the gateway."""
         common = {"redis_url": self.start_redis().url, "fast_paths": self.fast_paths}
-        worker = {**common, "engine_args": self.engine_args}
-        port = self.metrics_port = free_port()
-        self.start_flotilla(
-            "worker", "worker", "engine", port, _LOADED_S, worker_port=port, **worker
+        self.metrics_port = self.start_flotilla(
+            "worker", "worker", "engine", _LOADED_S, **common, engine_args=self.engine_args
         )
-        port = free_port()
-        self.start_flotilla("gateway", "gateway", "front", port, port=port, **common)
-        self.ports = [port]
+        self.ports = [self.start_flotilla("gateway", "gateway", "front", **common)]
 
     def flotilla_environment(self, **settings: Any) -> dict[str, str]:
         """Return the environment of a Flotilla process: all other settings are the defaults."""

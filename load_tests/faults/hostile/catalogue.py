@@ -83,8 +83,7 @@ HOSTILE_REQUESTS = {
         "8 MB of `[]`, unknown model", large_body('"x": [[]...]', "no-such-model")
     ),
     "messages": HostileRequest(
-        "8 MB of messages",
-        large_body('"messages": [{"role":"user","content":"a"}...]', times=1),
+        "8 MB of messages", large_body('"messages": [{"role":"user","content":"a"}...]', times=1)
     ),
     "wrong-messages": HostileRequest(
         "8 MB of `{}` as messages", large_body('"messages": [{}...]', times=1)

@@ -62,23 +62,18 @@ def broken(row: HostileRow, idle_ms: float) -> list[str]:
 
 def hostile_table(rows: Sequence[HostileRow], after_s: float) -> Table:
     """Return the table with a row per request."""
-    head = [
-        "request",
-        "response",
-        "longest stall of\nanother stream ms",
-        "slowest probe\nms",
-        *(f"{label}\n+MB (after {after_s:.0f} s)" for label in _LABELS),
-        "other clients' failures",
-    ]
-    cells = [
-        [
-            row.title,
-            row.response,
-            f"{row.stall_ms:.0f}",
-            f"{row.probe_ms:.0f}",
-            *(f"{row.grown_mb[label]:.0f} ({row.kept_mb[label]:.0f})" for label in _LABELS),
-            ", ".join(f"{n} {what}" for what, n in row.failures.items()) or "0",
-        ]
-        for row in rows
-    ]
-    return Table("What one client's requests do to other clients", head, cells)
+
+    def grown(label: str) -> list[str]:
+        return [f"{row.grown_mb[label]:.0f} ({row.kept_mb[label]:.0f})" for row in rows]
+
+    columns = {
+        "request": [row.title for row in rows],
+        "response": [row.response for row in rows],
+        "longest stall of\nanother stream ms": [f"{row.stall_ms:.0f}" for row in rows],
+        "slowest probe\nms": [f"{row.probe_ms:.0f}" for row in rows],
+        **{f"{label}\n+MB (after {after_s:.0f} s)": grown(label) for label in _LABELS},
+        "other clients' failures": [
+            ", ".join(f"{n} {what}" for what, n in row.failures.items()) or "0" for row in rows
+        ],
+    }
+    return Table.of_columns("What one client's requests do to other clients", columns)

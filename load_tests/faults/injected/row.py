@@ -120,8 +120,7 @@ def fault_table(rows: Sequence[FaultRow]) -> Table:
         "error after\np50 / max s": [_seconds(row.notified_s) for row in rows],
         "left over": [_codes(row.leftovers) for row in rows],
     }
-    cells = [list(row) for row in zip(*columns.values(), strict=True)]
-    return Table("What clients observed during each fault", list(columns), cells)
+    return Table.of_columns("What clients observed during each fault", columns)
 
 
 def _counted(seen: Iterable[Observation]) -> dict[str, int]:

@@ -24,8 +24,6 @@ _VLLM_KILLS, _VLLM_WORKERS = 300, 2
 _CLIENTS, _VLLM_CLIENTS = 24, 6
 _TIMEOUT_S, _VLLM_TIMEOUT_S = 60.0, 180.0
 """A client's time limit; a worker that loads vLLM takes CPU from those that answer."""
-_LONG_PAUSES = 10
-"""So many are printed, more are in the results."""
 KINDS = {kind.name.lower(): kind for kind in KillKind}
 """The kinds of kills by the names that the option `--kinds` takes."""
 
@@ -81,11 +79,7 @@ def run_kills(arguments: argparse.Namespace, folder: Path) -> int:
         f"Redis {found['redis']}, {shape.fleet.engine}"
     )
     tally = result.tally
-    for head, lines in (
-        ("WRONG", tally.examples),
-        ("ENDED", tally.ended_by_themselves),
-        ("LONG PAUSE", tally.long_pauses[:_LONG_PAUSES]),
-    ):
+    for head, lines in (("WRONG", tally.examples), ("ENDED", tally.ended_by_themselves)):
         for line in lines:
             print(f"{head} {line}")
     wrong = failures(result)

@@ -8,22 +8,13 @@ to change raises, so that it can't become void when the code changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from shared.store.redis.detector import Detector
 from shared.store.redis.scripts import loader, runner
 
 _IS_VALID = "function is_fence_valid(worker, fence_token)"
 _IS_HELD = "function held(job, lease_id) return FROM.complete[job.state]"
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """One part that can be switched off."""
-
-    title: str
-    apply: Callable[[], None]
 
 
 def _replace_in_scripts(*replacements: tuple[str, str]) -> None:
@@ -71,9 +62,9 @@ def _without_detection() -> None:
     Detector.run = wait  # type: ignore[method-assign,assignment]
 
 
-CONTROLS = {
-    "fencing": Control("fencing off", _without_fencing),
-    "log": Control("log off", _without_log),
-    "detection": Control("detection off", _without_detection),
+CONTROLS: Mapping[str, Callable[[], None]] = {
+    "fencing": _without_fencing,
+    "log": _without_log,
+    "detection": _without_detection,
 }
 """By the name that the command line takes."""

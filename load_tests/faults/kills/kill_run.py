@@ -115,7 +115,7 @@ class KillRun:
             fleet = trial.fleet
             self._killer = killer = Killer(fleet, trial.clients, shape.silent_s)
             trial.add_task(asyncio.create_task(_supervise(fleet)))
-            tally.kill_log, tally.kills_of = killer.log, killer.of_process
+            tally.kills_of = killer.of_process
             began, ended_early = time.monotonic(), ""
             try:
                 trial.clients.start(trial.source.draw, clients=shape.clients, seed=shape.seed)

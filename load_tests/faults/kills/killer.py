@@ -26,10 +26,8 @@ class Killer:
         self.hits: dict[str, list[Hit]] = defaultdict(list)
         """Kills of gateways and Redis that hit each job, by its id. Which jobs a killed worker held
         is in their records."""
-        self.log: list[tuple[float, KillKind, str]] = []
-        """When each kill was carried out, and the process."""
         self.of_process: dict[str, list[Hit]] = defaultdict(list)
-        """The same by process."""
+        """When each process was killed, and how."""
         self.waited_s = 0.0
         """How long the plan has waited for workers that load vLLM."""
         self._fleet = fleet
@@ -121,7 +119,6 @@ class Killer:
 
     def _note(self, kind: KillKind, process: str, hit: Collection[Observation]) -> None:
         now = time.monotonic()
-        self.log.append((now, kind, process))
         self.of_process[process].append((kind, now))
         for seen in hit:
             if seen.job_id:

@@ -112,7 +112,7 @@ def summary_table(result: RunResult) -> Table:
 def as_json(result: RunResult) -> dict[str, Any]:
     """Return the whole result, ready for JSON."""
     tally, shape = result.tally, result.shape
-    long = ("pauses", "single_pauses", "kill_log", "kills_of")  # `pauses_s` has the percentiles
+    long = ("pauses", "single_pauses", "kills_of")  # `pauses_s` has the percentiles
     counted = {
         each.name: getattr(tally, each.name) for each in fields(tally) if each.name not in long
     }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from load_tests.faults.kills.kill_schedule import KILLED, STOPPED, KillKind
 from load_tests.faults.kills.pauses import Hit, Silence, pauses
@@ -17,8 +16,6 @@ from load_tests.oracle.stored_job import StoredJob
 from shared.job.job_log import tokens_in
 
 _MAX_EXAMPLES = 40
-LONG_S = 1.5
-"""A longer pause is described in the results."""
 
 
 @dataclass(slots=True)
@@ -59,10 +56,6 @@ class Tally:
     """Pause of each stream that was hit."""
     single_pauses: list[float] = field(default_factory=list)
     """Those after kills that end a process, of streams that no other kill hit in the pause."""
-    long_pauses: list[str] = field(default_factory=list)
-    """The first pauses above the limit after kills that end a process, with what happened then."""
-    kill_log: list[tuple[float, KillKind, str]] = field(default_factory=list)
-    """When each kill was carried out, and the process."""
     kills_of: Mapping[str, list[Hit]] = field(default_factory=dict)
     """The kills of each process."""
     leftovers: dict[str, int] = field(default_factory=dict)
@@ -84,7 +77,7 @@ class Tally:
             self.terminal_entries[terminal_entries(stored)] += 1
             self.logged_tokens += sum(tokens_in(entry.journal) for entry in stored.entries)
         self.wrong += bool(errors)
-        self._add_pauses(seen, stored, [*hits, *self._worker_hits(stored)])
+        self._add_pauses(seen, list(self._kills_of_workers(stored)), list(hits))
         if errors and len(self.examples) < _MAX_EXAMPLES:
             self.examples.append(_describe(seen, stored, errors))
 
@@ -101,71 +94,37 @@ class Tally:
         found = differences(seen)
         self.tokens_lost += found.tokens_lost
         self.tokens_repeated += found.tokens_repeated
-        complete = seen.complete
         self.streams += seen.streams
-        self.streams_cut += seen.streams and not complete
-        self.failed += not seen.streams and not complete
-        if complete:
-            self.tokens += seen.expected.completion_tokens
         errors = found.in_words()
-        if not complete:
+        if seen.complete:
+            self.tokens += seen.expected.completion_tokens
+        else:
+            self.streams_cut += seen.streams
+            self.failed += not seen.streams
             errors.append(f"no whole answer: {_end_of(seen)}")
         return errors
 
-    def _worker_hits(self, stored: StoredJob | None) -> list[Hit]:
-        return [(kind, at) for at, kind, _ in self._kills_of_workers(stored)]
-
-    def _kills_of_workers(self, stored: StoredJob | None) -> list[tuple[float, KillKind, float]]:
-        """Return the kills of workers that held a job: when, the kind, and when they lost it."""
+    def _kills_of_workers(self, stored: StoredJob | None) -> Iterator[tuple[Hit, float]]:
+        """Yield the kills of workers that held a job, and when they lost it."""
         to_monotonic = time.monotonic() - time.time()
-        found = []
         for attempt in stored.job.attempts if stored else ():
-            began = attempt.started_at + to_monotonic
-            ended = (attempt.ended_at or 0) + to_monotonic
-            found += [
-                (at, kind, ended)
-                for kind, at in self.kills_of.get(attempt.worker, ())
-                if began <= at <= ended
-            ]
-        return found
+            began, ended = attempt.started_at + to_monotonic, (attempt.ended_at or 0) + to_monotonic
+            for kind, at in self.kills_of.get(attempt.worker, ()):
+                if began <= at <= ended:
+                    yield (kind, at), ended
 
-    def _add_pauses(self, seen: Observation, stored: StoredJob | None, hits: list[Hit]) -> None:
+    def _add_pauses(
+        self, seen: Observation, of_workers: list[tuple[Hit, float]], hits: list[Hit]
+    ) -> None:
+        hits += [hit for hit, _ in of_workers]
         self.hit += bool(hits)
         if not seen.streams:
             return
-        stopped = [
-            Silence(at, ended)
-            for at, kind, ended in self._kills_of_workers(stored)
-            if kind in STOPPED
-        ]
-        found = pauses(hits, seen.at, stopped)
-        killed = [pause for pause in found if pause.kind in KILLED]
-        for pause in found:
+        stopped = [Silence(at, ended) for (kind, at), ended in of_workers if kind in STOPPED]
+        for pause in pauses(hits, seen.at, stopped):
             self.pauses[pause.kind].append(pause.length_s)
-        self.single_pauses += [pause.length_s for pause in killed if pause.kills == 1]
-        longest = max((pause.length_s for pause in killed), default=0.0)
-        if longest > LONG_S and len(self.long_pauses) < _MAX_EXAMPLES:
-            self.long_pauses.append(self._describe_pause(seen, stored, longest))
-
-    def _describe_pause(self, seen: Observation, stored: StoredJob | None, pause: float) -> str:
-        """Return what happened in a pause, in seconds since the request was sent."""
-        to_monotonic = time.monotonic() - time.time() - seen.began
-        long = [each for each in pairwise(seen.at) if each[1] - each[0] > LONG_S / 3]
-        silences = ", ".join(f"{a - seen.began:.2f} to {b - seen.began:.2f}" for a, b in long)
-        kills = ", ".join(
-            f"{at - seen.began:.2f} {each} {process}"
-            for at, each, process in self.kill_log
-            if any(began - 1 < at < ended for began, ended in long)
-        )
-        attempts = ", ".join(
-            f"{attempt.worker} {attempt.started_at + to_monotonic:.2f} to "
-            f"{(attempt.ended_at or 0) + to_monotonic:.2f} {attempt.outcome}"
-            for attempt in (stored.job.attempts if stored else ())
-        )
-        return (
-            f"{pause:.2f} s: {seen.job_id} ({seen.request.class_name}, "
-            f"{seen.request.mode}); silences: {silences}; attempts: {attempts}; kills: {kills}"
-        )
+            if pause.kind in KILLED and pause.kills == 1:
+                self.single_pauses.append(pause.length_s)
 
 
 def _end_of(seen: Observation) -> str:
@@ -175,9 +134,6 @@ def _end_of(seen: Observation) -> str:
 def _describe(seen: Observation, stored: StoredJob | None, errors: list[str]) -> str:
     request = seen.request
     head = f"{seen.job_id or request.tag} ({request.class_name}, {request.mode})"
-    attempts = ""
-    if stored is not None and len(stored.job.attempts) > 1:
-        attempts = "; attempts: " + ", ".join(
-            f"{attempt.worker} {attempt.outcome}" for attempt in stored.job.attempts
-        )
-    return f"{head}: {'; '.join(errors)}{attempts}"
+    attempts = stored.job.attempts if stored else ()
+    tried = ", ".join(f"{attempt.worker} {attempt.outcome}" for attempt in attempts)
+    return f"{head}: {'; '.join(errors)}" + f"; attempts: {tried}" * (len(attempts) > 1)

@@ -124,10 +124,7 @@ async def play_fixed(
 
 
 async def _play(
-    folder: Path,
-    shape: FleetShape,
-    schedules: list[tuple[str, PauseSchedule]],
-    progress: Progress,
+    folder: Path, shape: FleetShape, schedules: list[tuple[str, PauseSchedule]], progress: Progress
 ) -> ScheduleResults:
     results = ScheduleResults()
     calls: list[CheckedCall] = []

@@ -75,12 +75,11 @@ def load(port: int, **changes: Any) -> LoadResult:
 
 
 @pytest.mark.parametrize("keep_alive", [True, False])
-@pytest.mark.parametrize("mode", ["closed", "open"])
-def test_complete_streams_are_counted(mode: str, keep_alive: bool) -> None:
+def test_complete_streams_are_counted(keep_alive: bool) -> None:
     with serving(STREAM, keep_alive=keep_alive) as port:
-        result = load(port, mode=mode, rate=500.0)
+        result = load(port)
     assert (result.done, result.errors, result.tokens) == (12, 0, 24), result.problems
-    assert result.ttft_p50_s <= result.e2e_p99_s
+    assert 0 < result.ttft_p50_s <= result.ttft_p99_s
 
 
 def test_a_stream_with_too_few_events_is_an_error() -> None:

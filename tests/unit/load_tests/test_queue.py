@@ -117,7 +117,7 @@ def test_a_latency_is_in_milliseconds() -> None:
     found = summarize(10, times, [0.0002, 0.0003, 0.0004])
     assert found.p50_ms == pytest.approx(50.5)
     assert found.p99_ms == pytest.approx(99.01)
-    assert found.engine_p50_ms == pytest.approx(51.5)
+    assert found.end_p50_ms == pytest.approx(51.5)
     assert found.ping_p50_ms == pytest.approx(0.3)
     assert found.samples == 100
 

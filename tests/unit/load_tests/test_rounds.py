@@ -13,7 +13,7 @@ from load_tests.systems.engine import EngineTiming
 from load_tests.systems.registry import SYSTEMS
 
 REQUIRED = ("direct", "flotilla", "flotilla-tcp", "flotilla-2gw", "flotilla-2redis")
-OPTIONAL = ("naive", "nginx", "rust-router", "production-stack", "litellm")
+OPTIONAL = ("nginx", "rust-router")
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

@@ -8,6 +8,7 @@ import signal
 import sys
 
 import uvloop
+from prometheus_client import REGISTRY
 
 from shared.fleet.pools import worker_settings
 from shared.platform import fast_paths, logs, tracing
@@ -17,7 +18,9 @@ from shared.store.redis import eviction
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.format_version import refuse_other_format
 from worker.core.lifecycle import Worker
+from worker.core.plugin import Plugins
 from worker.engines.interface import Engine
+from worker.plugins.hooks.hooks_plugin import load_hooks
 
 
 def _engine(settings: Settings) -> Engine:
@@ -31,11 +34,18 @@ def _engine(settings: Settings) -> Engine:
     return VllmEngine(settings)
 
 
+def _plugins(settings: Settings) -> Plugins:
+    """The table of plug-ins: a worker goes on without one whose folder and line are deleted."""
+    return Plugins(
+        around_runs=load_hooks(settings.hooks, settings.hook_timeout_s, REGISTRY),
+    )
+
+
 async def _run(settings: Settings) -> int:
     await eviction.refuse_evicting(settings.all_redis_urls)
     await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
     await refuse_other_format(settings.all_redis_urls, settings.shards)
-    worker = Worker(settings, _engine(settings))
+    worker = Worker(settings, _engine(settings), plugins=_plugins(settings))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)

@@ -34,7 +34,7 @@ FILES = {
     "shared/store/redis/FAILURES.md": "operate/failures.md",
     "shared/store/redis/PROTOCOL.md": "inside/protocol.md",
     "worker/engines/CONTINUATION.md": "inside/continuation.md",
-    "worker/hooks/README.md": "operate/hooks.md",
+    "worker/plugins/hooks/README.md": "operate/hooks.md",
 }
 """File -> its page."""
 _INCLUDE = re.compile(r"^<!-- include (\S+): (.*) -->$", re.MULTILINE)

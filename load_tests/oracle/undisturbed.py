@@ -78,7 +78,6 @@ class Recorder:
         token_ids: Sequence[int],
         text: str,
         logprobs: Logprobs | None = None,
-        own_text: str | None = None,
     ) -> None:
         """Add tokens and their text."""
         self.tokens[call, index] += len(token_ids)

@@ -4,8 +4,7 @@ Entries are numbered 1, 2, 3, ... without a gap, over all attempts at the job: a
 the `seq` of its frame and the `id:` of its event. An entry is two msgpack objects back to back:
 
 - the journal: an array of records, `[call, choice, ids, text]` for a Delta, `[call, n]` for a
-  Prompt, each with its logprobs behind that if they were requested, a Delta with the engine's own
-  text behind these (nil if there are none) if `text` is another, and `id` for the usual Delta,
+  Prompt, each with its logprobs behind that if they were requested, and `id` for the usual Delta,
   of one token of the only sequence, whose text is the step's next chunk text, unchanged; one such
   `id` needs no array, and nil is no record;
   A Prompt of a call below 0, without tokens, has the context of call `-1 - call` in place of
@@ -50,8 +49,6 @@ class Delta(NamedTuple):
     text: str
     logprobs: Any = None
     """As the engine journaled them (worker/engines/interface.py); None if none were requested."""
-    own_text: str | None = None
-    """The engine's text, where a hook has made `text` of it; None: it is `text`."""
 
 
 class Prompt(NamedTuple):
@@ -92,7 +89,6 @@ def pack_segment(first: int, entries: Sequence[bytes]) -> bytes:
 Record = (
     tuple[int, int, Sequence[int], str]
     | tuple[int, int, Sequence[int], str, Any]
-    | tuple[int, int, Sequence[int], str, Any, str]
     | tuple[int, int]
     | tuple[int, int, Any]
 )
@@ -120,16 +116,8 @@ def context_record(call: int, context: Sequence[int]) -> Record:
     return ~call, 0, context
 
 
-_NOTHING = ((None,), (None, None))
-"""What is behind the text of a Delta without logprobs that no hook has changed."""
-
-
 def _shortest(record: Record, text: Item) -> Record | int:
-    if (
-        len(record) >= 4
-        and record[3].encode() == text
-        and (len(record) == 4 or record[4:] in _NOTHING)
-    ):
+    if len(record) >= 4 and record[3].encode() == text and (len(record) == 4 or record[4] is None):
         call, choice, ids = record[:3]
         if call == choice == 0 and len(ids) == 1:
             return ids[0]
@@ -146,8 +134,6 @@ def read_journal(journal: Journal, items: Sequence[Item] = ()) -> list[Delta | P
         elif len(record) >= 4:
             call, choice, ids, text, *more = record
             text = text.decode() if isinstance(text, bytes) else text
-            if len(more) == 2 and isinstance(more[1], bytes):
-                more[1] = more[1].decode()
             records.append(Delta(call, choice, tuple(ids), text, *more))
         else:
             records.append(Prompt(*record))

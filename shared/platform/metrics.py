@@ -447,16 +447,6 @@ class WorkerMetrics:
             "Suspects leased: jobs that run alone as they may have ended two workers or more",
             registry=registry,
         )
-        self.hook_calls = Counter(
-            "flotilla_hook_calls_total",
-            "Calls of the pool's hooks, by kind and how they ended",
-            ["kind", "outcome"],
-            registry=registry,
-        )
-        for kind in ("before", "after_chunk", "after"):
-            for outcome in ("passed", "refused", "failed"):
-                self.hook_calls.labels(kind, outcome)
-        self.hook_calls.labels("after_chunk", "held")
         self.queue_wait = FastHistogram(
             "flotilla_queue_wait_seconds", "Time from submit to lease, by Redis' clock", _SECONDS
         )

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from shared.job.job_log import Entry
 from tests.e2e.shared_engine import SharedEngine
 from tests.unit.worker.bench import Bench
 from worker.core.job_run import Outcome
 from worker.engines.interface import Engine
-from worker.hooks.hooked_app import HookedApp
-from worker.hooks.interface import Request
-from worker.hooks.loading import Hook, Hooks
+from worker.plugins.hooks.hook_calls import Hook, HookCalls
+from worker.plugins.hooks.hook_types import Request
+from worker.plugins.hooks.hooks_plugin import HooksPlugin
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
 
@@ -59,10 +59,8 @@ class Passages:
 
 async def run(engine: Engine, before: list[Entry], **fields: Any) -> tuple[Bench, Outcome]:
     shared: Any = SharedEngine(engine)
-    counter = Counter("calls", "Calls of hooks.", ["kind", "outcome"], registry=CollectorRegistry())
     hook = Hook("before", "tests:add", Passages.add)
-    app = HookedApp(shared, Hooks((hook,), (), (), 30.0), counter)
-    bench = Bench(shared, before, app)
+    bench = Bench(shared, before, HooksPlugin(HookCalls([hook], 30.0, CollectorRegistry())))
     outcome = await bench.run(**ASKED, **fields).execute()
     await bench.close()
     return bench, outcome

@@ -12,8 +12,6 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from starlette.types import ASGIApp
-
 from shared.job.job import LeasedJob
 from shared.job.states import JobState
 from shared.platform import logs
@@ -31,6 +29,7 @@ from worker.core.engine_steps import SHORTEST_S, EngineSteps, stall_limit_s
 from worker.core.isolation import Isolation
 from worker.core.job_run import JobRun, Outcome
 from worker.core.lease import Lease
+from worker.core.plugin import Plugins
 from worker.core.publisher import Publisher
 from worker.core.queue_consumer import QueueConsumer
 from worker.core.run_trace import REVOKED
@@ -51,7 +50,7 @@ class Executor:
     """Claims jobs of one pool for one engine and runs them. `runs` holds them, by job id.
 
     `urls` are those of the queue's servers, `lease_s` is the length of a lease. Above
-    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed. `app`: see JobRun.
+    `kv_high_watermark` (0 to 1) of the KV cache nothing is claimed.
     """
 
     def __init__(
@@ -65,11 +64,11 @@ class Executor:
         worker_id: str,
         lease_s: float,
         kv_high_watermark: float,
-        app: ASGIApp | None = None,
+        plugins: Plugins = Plugins(),  # noqa: B008, it is immutable
     ) -> None:
         self._queue = queue
         self._engine = engine
-        self._app = app
+        self._plugins = plugins
         self._metrics = metrics
         self._pool = pool
         self._worker_id = worker_id
@@ -183,7 +182,8 @@ class Executor:
         previous = self.runs.get(job.id)
         if previous is not None:
             previous.abort()  # taken from this worker, and leased to it again since
-        run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue, self._app)
+        around = self._plugins.around_runs
+        run = JobRun(job, self._engine, self.publisher, self._metrics, self._queue, around)
         self.runs[job.id] = run
         self.slots.add(run)
         run.task = task = asyncio.create_task(self._execute(run, previous), name=run.job.id)

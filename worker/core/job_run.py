@@ -12,13 +12,11 @@ import time
 from enum import Enum
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from shared.api.endpoint import BodyKind, Endpoint, ErrorStyle
 from shared.api.endpoints import ENDPOINTS
 from shared.api.error_shapes import as_anthropic, as_anthropic_event, error_style
 from shared.api.multipart import content_type_of
-from shared.job.errors import AnswerTooLarge, UnknownRoute
+from shared.job.errors import AnswerTooLarge, FlotillaError, UnknownRoute
 from shared.job.job import LeasedJob
 from shared.job.result import MAX_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent, JobState, after
@@ -30,6 +28,7 @@ from worker.core.asgi import Exchange
 from worker.core.continued_output import ContinuedOutputBuffer
 from worker.core.error_event import is_error
 from worker.core.output_buffer import OutputBuffer
+from worker.core.plugin import AroundRuns, Check, EngineAnswer
 from worker.core.publisher import Publisher
 from worker.core.resume import LogQueue, continue_from_log, give_up
 from worker.core.run_trace import RunTrace
@@ -37,8 +36,6 @@ from worker.engines.interface import JOB, JOURNAL, Engine, JobFacts
 
 log = logging.getLogger("flotilla.job")
 
-# In an error chunk: the request's own fault, as a hook that refuses its answer says.
-_REFUSED = b'"type": "invalid_request_error"'
 # How long the engine may take to end an aborted request before its task is cancelled.
 _ABORT_S = 10.0
 
@@ -57,8 +54,7 @@ class Outcome(Enum):
 class JobRun:
     """One job that this worker runs. `started`: when its lease arrived, on the monotonic clock.
 
-    `queue` has the log of a job that an earlier worker has begun. `app`: the engine's application
-    with what is around it; None: the engine itself.
+    `queue` has the log of a job that an earlier worker has begun. `around`: see `AroundRuns`.
     """
 
     def __init__(
@@ -68,7 +64,7 @@ class JobRun:
         publisher: Publisher,
         metrics: WorkerMetrics,
         queue: LogQueue,
-        app: ASGIApp | None = None,
+        around: AroundRuns | None = None,
     ) -> None:
         self.job = job
         self._queue = queue
@@ -87,7 +83,10 @@ class JobRun:
         else:
             self.buffer = OutputBuffer(job, publisher.notify)
         self._engine = engine
-        self._app = app or engine
+        self._around = around
+        self._unchecked = False
+        """The output is held, and is not to be passed on."""
+        self._abort_s = _ABORT_S
         self._publisher = publisher
         self._metrics = metrics
         self.final_state = ""
@@ -101,7 +100,7 @@ class JobRun:
         """The task that executes it; set by its executor."""
         self._exchange = Exchange(self._on_chunk)
         self._first_chunk_seen = False
-        self._failed = ""  # the error code of a stream that has ended with an error
+        self._failed = False  # the stream has ended with an error
         self._release = False
         self._task: asyncio.Task[Any] | None = None
         self._cancel_timer: asyncio.TimerHandle | None = None
@@ -116,7 +115,7 @@ class JobRun:
         self.buffer.discarded = True
         self._exchange.disconnect.set()
         if self._cancel_timer is None:
-            self._cancel_timer = asyncio.get_running_loop().call_later(_ABORT_S, self._cancel)
+            self._cancel_timer = asyncio.get_running_loop().call_later(self._abort_s, self._cancel)
 
     async def execute(self) -> Outcome:
         """Run the job on the engine, in the calling task."""
@@ -134,6 +133,8 @@ class JobRun:
             return Outcome.RELEASE
         if self.buffer.discarded:
             return Outcome.LOST
+        if self._unchecked:
+            self.buffer.hide()
         result = self._result(failure)
         self.final_state = after(JobState.IN_PROGRESS, result.event)
         self.error_code = result.error_code
@@ -152,8 +153,7 @@ class JobRun:
         await continue_from_log(self._queue, buffer, self._exchange.disconnect)
         if not buffer.discarded:
             failure = await self._call_engine()
-            refused = self._failed == "rejected"
-            if failure is None and self._exchange.streaming and not (self._engine.dead or refused):
+            if failure is None and self._exchange.streaming and not self._engine.dead:
                 buffer.check_whole()
         if buffer.refusal and not self._release:
             await give_up(self._queue, buffer)
@@ -163,23 +163,26 @@ class JobRun:
         """Wait for the engine's application; returns what it raised, if it did."""
         self._task = asyncio.current_task()
         if self._endpoint is None:  # a newer gateway may have queued it
-            error = UnknownRoute(f"This worker does not serve {self.job.endpoint[:200]}.")
-            self._exchange.status, self._exchange.content_type = error.status, "application/json"
-            self._exchange.body += error.to_openai()
+            self._fail(UnknownRoute(f"This worker does not serve {self.job.endpoint[:200]}."))
             return None
         headers = (
             (b"x-request-id", self.job.id.encode()),
             *tracing.engine_headers(self.trace.ref if self.trace else None),
         )
         try:
+            body, check = await self._before(self._endpoint)
             await self._exchange.run(
-                self._app,
+                self._engine,
                 "POST",
                 self._endpoint.path,
-                engine_body(self.job, self._endpoint),
+                body,
                 headers,
                 self._content_type(self._endpoint),
             )
+            if check is not None:
+                await self._check(check)
+        except FlotillaError as error:  # of a plug-in
+            self._fail(error)
         except asyncio.CancelledError:
             if self._task is None or self._task.cancelling() > self._cancelled_by_timer:
                 raise  # this task itself is being cancelled
@@ -193,6 +196,37 @@ class JobRun:
                 self._cancel_timer.cancel()
             self._task = None
         return None
+
+    async def _before(self, endpoint: Endpoint) -> tuple[bytes, Check | None]:
+        """The body for the engine, and what checks its answer."""
+        body, check = engine_body(self.job, endpoint), None
+        if self._around is not None:
+            self._abort_s = 0  # nothing but the task's cancellation ends a plug-in's work
+            body, check = await self._around.before(endpoint.path, self.job.id, body)
+            self._abort_s = _ABORT_S
+            if check is not None:
+                self._unchecked = True
+                self.buffer.hold()
+        return body, check
+
+    async def _check(self, check: Check) -> None:
+        """Have the answer checked, if it is one."""
+        exchange = self._exchange
+        if exchange.status == 200 and not (self._failed or self.buffer.discarded):
+            self._abort_s = 0
+            body = self.buffer.held if exchange.streaming else bytes(exchange.body)
+            await check(EngineAnswer(exchange.content_type, body))
+            self._unchecked = False
+
+    def _fail(self, error: FlotillaError) -> None:
+        """End the job with this error instead of an answer."""
+        exchange = self._exchange
+        exchange.status, exchange.content_type, exchange.headers = (
+            error.status,
+            "application/json",
+            (),
+        )
+        exchange.body[:] = error.to_openai()
 
     def _content_type(self, endpoint: Endpoint) -> bytes:
         with_file = endpoint.body is BodyKind.MULTIPART
@@ -209,7 +243,7 @@ class JobRun:
             # not get that: another worker may still answer.
             if self._engine.dead:
                 self.abort(release=True)
-            self._failed = "rejected" if _REFUSED in data else "engine_error"
+            self._failed = True
             if error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
                 data = as_anthropic_event(data)
         if self.buffer.discarded:
@@ -221,6 +255,13 @@ class JobRun:
 
     def _result(self, failure: Exception | None) -> JobResult:
         exchange = self._exchange
+        if len(exchange.body) > MAX_RESULT_BYTES:
+            self._fail(
+                AnswerTooLarge(
+                    f"The answer has {len(exchange.body)} bytes; at most {MAX_RESULT_BYTES} are "
+                    "stored. Ask for less at once, or for embeddings as base64 or bytes."
+                )
+            )
         status, content_type, body = exchange.status, exchange.content_type, bytes(exchange.body)
         headers = exchange.headers
         if failure is not None or status == 0:
@@ -230,15 +271,8 @@ class JobRun:
                 b'{"error":{"message":"The engine could not answer.",'
                 b'"type":"InternalServerError","param":null,"code":500}}'
             )
-        if len(body) > MAX_RESULT_BYTES:
-            too_large = AnswerTooLarge(
-                f"The answer has {len(body)} bytes; at most {MAX_RESULT_BYTES} are stored. Ask for "
-                "less at once, or for embeddings as base64 or bytes."
-            )
-            status, content_type, headers = too_large.status, "application/json", ()
-            body = too_large.to_openai()
         code = "" if status < 400 else "rejected" if status < 500 else "engine_error"
-        code = self._failed or code
+        code = "engine_error" if self._failed else code
         if code and body and error_style(self.job.endpoint) is ErrorStyle.ANTHROPIC:
             body = as_anthropic(body, status)
         if self._edit and not code and body:

@@ -19,7 +19,6 @@ from collections.abc import Coroutine
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
-from starlette.types import ASGIApp
 
 from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.operation_answers import OperationAnswers
@@ -44,12 +43,11 @@ from worker.core.health import HealthServer
 from worker.core.heartbeat import Heartbeat
 from worker.core.lease import LeaseRenewer
 from worker.core.operations import Operations
+from worker.core.plugin import Plugins
 from worker.core.registration import Registration, WorkerIdTaken
 from worker.core.stalls import Stalled
 from worker.core.start_limit import StartTimeout, start_limit
 from worker.engines.interface import Engine
-from worker.hooks.hooked_app import HookedApp
-from worker.hooks.loading import load_hooks
 
 log = logging.getLogger("flotilla.worker")
 
@@ -64,7 +62,11 @@ class Worker:
     """One engine's worker. `run` returns the exit code."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, registry: CollectorRegistry = REGISTRY
+        self,
+        settings: Settings,
+        engine: Engine,
+        registry: CollectorRegistry = REGISTRY,
+        plugins: Plugins = Plugins(),  # noqa: B008, it is immutable
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -72,7 +74,7 @@ class Worker:
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         self._queue = JobQueue(servers, shards=settings.shards)
         self._pool = load_pools(settings).own
-        self._hooks = load_hooks(settings.hooks, settings.hook_timeout_s)
+        self._plugins = plugins
         self._metrics = WorkerMetrics(registry)
         self._executor: Executor | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -232,13 +234,8 @@ class Worker:
             worker_id=self._id,
             lease_s=settings.lease_s,
             kv_high_watermark=settings.kv_high_watermark,
-            app=self._hooked_app(),
+            plugins=self._plugins,
         )
-
-    def _hooked_app(self) -> ASGIApp | None:
-        if self._hooks is None:
-            return None
-        return HookedApp(self._engine, self._hooks, self._metrics.hook_calls)
 
     async def _prepare_operations(self, executor: Executor) -> tuple[Operations, DesiredState]:
         """Bring the worker into the state that operators have asked for of its pool.

@@ -16,6 +16,7 @@ from shared.job.job import LeasedJob
 from shared.job.job_log import Record, context_record, make_journal, pack_segment
 from shared.job.result import JobResult
 from shared.job.step_log import FinalEntry, JobStream, LogFlush
+from worker.core.error_event import is_error
 from worker.engines.interface import Logprobs, Past
 from worker.engines.prompt_context import Context
 
@@ -93,6 +94,26 @@ class OutputBuffer(JobStream):
         """See `Journal.keep_here`."""
         self.movable = False
 
+    def hold(self) -> None:
+        """Send nothing before the job's end."""
+        self._notified = True
+
+    @property
+    def held(self) -> bytes:
+        """The chunks that are held."""
+        return b"".join(self._chunks)
+
+    def hide(self) -> None:
+        """Drop what is held: all text, and all chunks but an error at their end.
+
+        The tokens count, but are not a part of the answer.
+        """
+        errors = [at for at, chunk in enumerate(self._chunks) if is_error(chunk)]
+        self._chunks = self._chunks[errors[0] :] if errors else []
+        self._records = [
+            (*record[:3], "") if len(record) >= 4 else record for record in self._records
+        ]
+
     def context(self, call: int, context: Context) -> None:
         """See `Journal.context`."""
         self._records.append(context_record(call, context))
@@ -111,13 +132,10 @@ class OutputBuffer(JobStream):
         token_ids: Sequence[int],
         text: str,
         logprobs: Logprobs | None = None,
-        own_text: str | None = None,
     ) -> None:
         """See `Journal.delta`."""
         self.completion_tokens += len(token_ids)
-        if own_text is not None:
-            self._records.append((call, index, token_ids, text, logprobs, own_text))
-        elif logprobs is None:
+        if logprobs is None:
             self._records.append((call, index, token_ids, text))
         else:
             self._records.append((call, index, token_ids, text, logprobs))

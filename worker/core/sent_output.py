@@ -85,8 +85,7 @@ class ContinuationReader:
             whole.prompt_tokens += record.tokens
         else:
             ids = tuple(record.token_ids)
-            text = record.text if record.own_text is None else record.own_text
-            made = Generated(record.choice, ids, text, _logprobs(record.logprobs))
+            made = Generated(record.choice, ids, record.text, _logprobs(record.logprobs))
             self._deltas[call].append(made)  # a call without a prompt is a LookupError
             whole.completion_tokens += len(ids)
 

@@ -109,12 +109,8 @@ class Journal(Protocol):
         token_ids: Sequence[int],
         text: str,
         logprobs: Logprobs | None = None,
-        own_text: str | None = None,
     ) -> None:
-        """One step's tokens of choice `index` of call number `call`, and their text.
-
-        `own_text`: the engine's, where a hook has made `text` of it. Engines leave it out.
-        """
+        """One step's tokens of choice `index` of call number `call`, and their text."""
 
     def chunk(self, data: bytes) -> None:
         """Bytes of the answer that belong to the delta just journalled.

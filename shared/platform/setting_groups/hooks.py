@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal, cast
 
-HookKind = Literal["before", "after_chunk", "after"]
-_HOOK = re.compile(r"(before|after_chunk|after)\s*=\s*([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)")
+HookKind = Literal["before", "after"]
+_HOOK = re.compile(r"(before|after)\s*=\s*([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)")
 
 
 def parse_hooks(text: str) -> list[tuple[HookKind, str]]:
@@ -16,8 +16,7 @@ def parse_hooks(text: str) -> list[tuple[HookKind, str]]:
         match = _HOOK.fullmatch(entry)
         if match is None:
             raise ValueError(
-                f"{entry!r} is not before=MODULE:FUNCTION, after=... or after_chunk=..., as "
-                "after=my_hooks:check"
+                f"{entry!r} is not before=MODULE:FUNCTION or after=..., as after=my_hooks:check"
             )
         hooks.append((cast(HookKind, match[1]), match[2]))
     return hooks

@@ -39,7 +39,7 @@ class PoolSettings(BaseModel):
     hooks: str = Field(
         "",
         description="functions around each request, as `before=module:function`, `after=...`, "
-        "`after_chunk=...`, comma separated (worker/hooks/README.md)",
+        "comma separated (worker/plugins/hooks/README.md)",
     )
     hook_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="time limit of one call of a hook"

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import os
 
-from worker.hooks.interface import HOLD, Answer, Hold, Request
-
-
-def upper_in_tens(answer: Answer) -> Hold | None:
-    """Hold ten chunks at a time, and change their text."""
-    if not answer.final and len(answer.parts) < 10:
-        return HOLD
-    answer.change_text(str.upper)
-    return None
+from worker.plugins.hooks.hook_types import Request
 
 
 def add_passage(request: Request) -> None:

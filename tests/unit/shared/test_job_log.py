@@ -351,13 +351,3 @@ def test_a_transcript_does_not_depend_on_how_the_journal_is_cut(
     deltas = [r for entry in entries for r in entry if isinstance(r, Delta)]
     assert in_parts.completion_tokens == sum(len(delta.token_ids) for delta in deltas)
     assert sum(len(c["text"]) for c in in_parts.choices()) == sum(len(d.text) for d in deltas)
-
-
-@pytest.mark.parametrize("logprobs", [None, [[1, -0.5]]])
-def test_a_text_that_a_hook_has_changed_is_journaled_beside_the_engines(logprobs: Any) -> None:
-    record = (0, 0, (7,), "HE", logprobs, "he")
-    journal = make_journal([record], [b"HE"])
-    packed = msgpack.unpackb(msgpack.packb(journal), raw=True)
-    (delta,) = read_journal(packed, [b"HE"])
-    assert isinstance(delta, Delta)
-    assert (delta.text, delta.own_text, delta.logprobs) == ("HE", "he", logprobs)

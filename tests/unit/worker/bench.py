@@ -92,11 +92,11 @@ class RecordingQueue:
 class Bench:
     """Runs jobs on an engine, with a publisher that sends to a recording queue.
 
-    `before`: the log of earlier attempts at the job. `app`: what is around the engine.
+    `before`: the log of earlier attempts at the job. `around`: a plug-in.
     """
 
-    def __init__(self, engine: Any, before: Sequence[Entry] = (), app: Any = None) -> None:
-        self.app = app
+    def __init__(self, engine: Any, before: Sequence[Entry] = (), around: Any = None) -> None:
+        self.around = around
         self.queue = RecordingQueue(before=list(before))
         self.engine = engine
         self.metrics = WorkerMetrics(CollectorRegistry())
@@ -139,7 +139,7 @@ class Bench:
             origin=origin,
             tenant="team",
         )
-        return JobRun(job, self.engine, self.publisher, self.metrics, self.queue, self.app)
+        return JobRun(job, self.engine, self.publisher, self.metrics, self.queue, self.around)
 
     async def close(self) -> None:
         """Stop the publisher."""

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker.hooks.held_output import HeldDelta, HeldEvent, set_texts
-from worker.hooks.interface import Answer, Request
-from worker.hooks.texts import texts_by_choice
+from worker.plugins.hooks.hook_types import Answer, Request
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 CHAT = {
@@ -32,7 +30,7 @@ EMBEDDING = {"data": [{"embedding": [0.1, 0.2]}], "usage": {"prompt_tokens": 2}}
 
 def answer(*parts: Any) -> Answer:
     request = Request("/v1/chat/completions", "job", {}, b"")
-    return Answer(request, list(parts), streamed=True, final=True)
+    return Answer(request, list(parts), streamed=True)
 
 
 @pytest.mark.parametrize(
@@ -54,50 +52,3 @@ def test_texts(part: Any, text: str, everything: str) -> None:
     assert answer(part).text == text
     assert answer(part, part).text == 2 * text
     assert answer(part).all_text == everything
-
-
-def test_a_change_reaches_each_text_also_where_it_is_repeated() -> None:
-    ended: Any = {
-        "type": "response.completed",
-        "response": {"output": [{"content": [{"text": "a"}]}]},
-    }
-    delta: Any = {"type": "response.output_text.delta", "delta": "a", "item_id": "a"}
-    answer(ended, delta).change_text(str.upper)
-    assert ended["response"]["output"][0]["content"][0]["text"] == "A"
-    assert (delta["delta"], delta["item_id"]) == ("A", "a")
-
-
-def test_texts_by_choice() -> None:
-    assert texts_by_choice(CHAT) == {0: "one", 1: ""}
-    assert texts_by_choice(CHAT_CHUNK) == {1: "two"}
-    assert texts_by_choice(MESSAGE_CHUNK) == {0: "two"}
-
-
-def test_the_first_delta_of_a_choice_gets_its_text() -> None:
-    deltas = [HeldDelta(call, index, [1], "x", None) for call, index in [(0, 0), (1, 1), (0, 0)]]
-    set_texts(deltas, [{"choices": [{"index": 0, "text": "A"}, {"index": 3, "text": "D"}]}], n=2)
-    assert [delta.text for delta in deltas] == ["A", "D", ""]
-
-
-@pytest.mark.parametrize(
-    ("raw", "part", "is_end"),
-    [
-        (b'data: {"a": 1}\n\n', {"a": 1}, False),
-        (b'event: x\ndata: {"a": 1}\n\n', {"a": 1}, False),
-        (b"data: [DONE]\n\n", None, True),
-        (b'data: {"error": {"message": "x"}}\n\n', {"error": {"message": "x"}}, True),
-        (b'event: error\ndata: {"type": "error"}\n\n', {"type": "error"}, True),
-        (b'data: {"a": 1, "error": null}\n\n', {"a": 1, "error": None}, False),
-        (b": comment\n\n", None, False),
-        (b"data: {broken\n\n", None, False),
-    ],
-)
-def test_events_of_a_stream(raw: bytes, part: Any, is_end: bool) -> None:
-    event = HeldEvent.of_stream(raw)
-    assert (event.part, event.is_end) == (part, is_end)
-    assert event.rendered() == raw
-    if part is not None:
-        event.part = part | {"b": "é"}
-        head, _, _ = raw.partition(b"data: ")
-        assert event.rendered().startswith(head + b"data: {")
-        assert event.rendered().endswith('"b":"é"}\n\n'.encode())

@@ -3,7 +3,7 @@
 The index is BM25 over the paragraphs of the text files in one folder, kept in memory; for a real
 one, replace `Index`. RAG_FOLDER names the folder; the default has a few passages about Flotilla.
 
-    FLOTILLA_HOOKS=before=worker.hooks.examples.rag:retrieve
+    FLOTILLA_HOOKS=before=worker.plugins.hooks.examples.rag:retrieve
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from worker.hooks.interface import Request
+from worker.plugins.hooks.hook_types import Request
 
 FOLDER = Path(os.environ.get("RAG_FOLDER") or Path(__file__).parent / "passages")
 N_PASSAGES = 3

@@ -3,12 +3,10 @@
 The model gets the conversation and answers `safe`, or `unsafe` and the categories. GUARD_URL is the
 base URL of its OpenAI API, GUARD_MODEL its name, GUARD_KEY an API key.
 
-    HOOKS=worker.hooks.examples.guard
+    HOOKS=worker.plugins.hooks.examples.guard
     FLOTILLA_HOOKS=before=$HOOKS:check_request,after=$HOOKS:check_answer
 
-`check_chunks` in place of `check_answer`, as `after_chunk`, passes a stream on in steps: 200
-characters are held until they are checked. If the model does not answer, the request fails: nothing
-is passed on unchecked.
+If the model does not answer, the request fails: nothing is passed on unchecked.
 """
 
 from __future__ import annotations
@@ -19,13 +17,11 @@ from typing import Any
 
 import httpx
 
-from worker.hooks.interface import HOLD, Answer, Hold, Refusal, Request
+from worker.plugins.hooks.hook_types import Answer, Refusal, Request
 
 URL = os.environ.get("GUARD_URL", "http://127.0.0.1:8000/v1")
 MODEL = os.environ.get("GUARD_MODEL", "meta-llama/Llama-Guard-3-1B")
 KEY = os.environ.get("GUARD_KEY", "none")
-STEP = 200
-"""Characters of a stream that are checked at a time."""
 TIMEOUT_S = 20.0
 
 
@@ -37,26 +33,9 @@ async def check_request(request: Request) -> Refusal | None:
 
 async def check_answer(answer: Answer) -> Refusal | None:
     """Refuse a whole answer."""
-    return await _check(answer, answer.all_text)
-
-
-async def check_chunks(answer: Answer) -> Refusal | Hold | None:
-    """Hold a stream until enough of it has come, then check all that there is so far."""
-    text = answer.all_text
-    if not text and answer.parts:
-        return None
-    if not answer.final and len(text) < STEP:
-        return HOLD
-    passed = answer.request.state.get("passed", "")
-    refusal = await _check(answer, passed + text) if text else None
-    if refusal is None:
-        answer.request.state["passed"] = passed + text
-    return refusal
-
-
-async def _check(answer: Answer, text: str) -> Refusal | None:
-    reply = {"role": "assistant", "content": text}
-    return await _verdict([*_conversation(answer.request), reply], "The answer") if text else None
+    reply = {"role": "assistant", "content": answer.all_text}
+    messages = [*_conversation(answer.request), reply]
+    return await _verdict(messages, "The answer") if answer.all_text else None
 
 
 def _conversation(request: Request) -> list[dict[str, Any]]:

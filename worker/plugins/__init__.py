@@ -1,0 +1,1 @@
+"""Parts of a worker that can be left out: see worker/core/plugin.py."""

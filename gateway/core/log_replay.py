@@ -8,7 +8,7 @@ from gateway.core.entry_order import EntryOrder
 from gateway.core.log_event import LogEvent, ReadMode
 from shared.job.frames import FrameKind
 from shared.job.job_log import Entry
-from shared.store.redis.job_queue import LogPart
+from shared.job.replies import LogPart
 from shared.store.redis.redis_client import RedisError
 
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from shared.job.adapter_queues import pool_of
 from shared.job.job import NewJob
+from shared.job.replies import JoinedJob
 from shared.platform.metrics import GatewayMetrics
-from shared.store.redis.job_queue import JobQueue, JoinedJob
+from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import RedisConnectionError
 from shared.store.redis.servers import server_index
 

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Collection, Mapping
 
 from gateway.maintenance.scan import Step, scan_server
 from shared.fleet.registry import Registry
+from shared.job.replies import Repaired
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import UNAVAILABLE
-from shared.store.redis.scripts.repair import Repaired
 
 log = logging.getLogger("flotilla.maintenance")
 

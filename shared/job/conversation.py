@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from shared.job.packing import pack
@@ -33,3 +34,48 @@ class Turn(NamedTuple):
         """As submit.lua reads it."""
         packed = pack_items(self.items)
         return self.conversation, self.version, packed, self.head_bytes, int(self.ttl_s * 1000)
+
+
+class ExtendStatus(StrEnum):
+    """What became of a change of a conversation; only with `OK` anything was changed."""
+
+    OK = "ok"
+    GONE = "gone"
+    """There is no such conversation, or item."""
+    BUSY = "busy"
+    """A response of it has not ended, or its items were not added yet; the value is its job."""
+    KNOWN = "known"
+    """The conversation has an item with the id that is the value."""
+    ITEMS = "items"
+    """It would have more items than it may; the value is the limit."""
+    BYTES = "bytes"
+    """It would have more bytes than it may; the value is the limit."""
+    CONVERSATIONS = "conversations"
+    """The tenant has as many conversations as it may; the value is how many."""
+    KEPT = "kept"
+    """The tenant would have more bytes than it may; the value is what it has."""
+
+
+class Extended(NamedTuple):
+    """What became of it, and a value that the status explains."""
+
+    status: ExtendStatus
+    value: str
+
+
+class NewConversation(NamedTuple):
+    """What a conversation is made of, but for its items."""
+
+    created_at: int
+    """Unix seconds."""
+    metadata: str
+    """JSON."""
+
+
+class ConversationLimits(NamedTuple):
+    """Of one conversation."""
+
+    items: int
+    bytes: int
+    ttl_s: float
+    """How long it is kept from now on."""

@@ -18,13 +18,14 @@ from shared.job.job import LeasedJob, NewJob, new_job_id
 from shared.job.job_log import Journal, make_journal, pack_segment
 from shared.job.lanes import DEFAULT, LANES
 from shared.job.record import parse_job, read_lease
+from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.job.states import TRANSITIONS, JobEvent
 from shared.job.step_log import FinalEntry, JobOutput, JobStream, LogFlush
 from shared.store.redis import keys, suspects
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts import acquire
-from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.scripts.acquire import parse_jobs
+from shared.store.redis.scripts.emit import make_step
 from shared.store.redis.servers import Servers
 from tests.redis_server import RedisServer
 
@@ -117,9 +118,7 @@ async def claim(
     Where only suspects wait, one of them.
     """
     update = SlotUpdate(POOL, keys.advertiser(worker, lease_s), slots, acknowledged)
-    acquired = await acquire.call(
-        queue.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=update
-    )
+    acquired = await queue.acquire_with(shard, worker, count, lease_s, update)
     if acquired.suspects and not acquired.jobs and count:
         suspect = (await suspects.acquire(queue, shard, worker, 1, lease_s, update)).job
         return [suspect] if suspect else []
@@ -361,7 +360,7 @@ class ChannelSubscriber:
             job
             for kind, words in received
             if kind is ControlKind.JOBS
-            for job in acquire.parse_jobs(*words)
+            for job in parse_jobs(*words)
         ]
 
     def close(self) -> None:

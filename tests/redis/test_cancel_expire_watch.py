@@ -10,11 +10,11 @@ from redis import Redis
 from shared.job.frames import FrameKind
 from shared.job.job import LeasedJob, new_job_id
 from shared.job.lanes import DEFAULT
+from shared.job.replies import Fenced, Renewal
 from shared.job.states import JobState
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts.emit import Fenced, make_step
-from shared.store.redis.scripts.renew import Renewal
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

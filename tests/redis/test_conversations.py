@@ -33,11 +33,12 @@ from shared.job.errors import (
 )
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import LeasedJob, NewJob, shard_in
+from shared.job.replies import JoinedJob
 from shared.job.response_id import response_id, shard_of_conversation
 from shared.job.states import JobEvent
 from shared.platform.settings import Settings
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue, JoinedJob
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
 
 ENDPOINT = ENDPOINTS["/v1/responses"]

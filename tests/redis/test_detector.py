@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from redis import Redis
 
 from shared.job.job import LeasedJob
+from shared.job.replies import Fenced
 from shared.platform.metrics import LostWorkerMetrics, ReaperMetrics
 from shared.platform.tasks import end
 from shared.store.redis import detector, keys
@@ -21,7 +22,7 @@ from shared.store.redis.detector import INTERVAL_S, Detector, interval_s
 from shared.store.redis.disconnects import RETURN_S
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.lost_workers import LostWorkers
-from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     LEASE_S,
     POOL,

@@ -11,12 +11,13 @@ from shared.job.chunk_template import DeltaDecoder, DeltaEncoder
 from shared.job.frames import FrameKind
 from shared.job.job import LeasedJob, new_job_id
 from shared.job.job_log import Delta, make_journal, pack_segment, read_journal
+from shared.job.replies import Fenced
 from shared.job.result import INLINE_RESULT_BYTES
 from shared.job.states import JobEvent, JobState
 from shared.job.step_log import STEPS, JobOutput, LogFlush
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

@@ -11,8 +11,9 @@ from redis import Redis
 from shared.job.errors import IdempotencyKeyReused, QueueFull
 from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
 from shared.job.job import NewJob, new_job_id_in, shard_of
+from shared.job.replies import JoinedJob, SubmitReply
 from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue, JoinedJob, SubmitReply
+from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import GATEWAY, TENANT, answer, claim, finish, lease, make_job, submit
 
 BODY = b'{"model": "m"}'

@@ -23,12 +23,13 @@ from shared.job.job import Job, LeasedJob, NewJob
 from shared.job.job_log import Entry, pack_segment, parse_segments
 from shared.job.lanes import CLIENT_LANES, LANES, SUSPECT_LANE
 from shared.job.record import parse_job, read_lease
+from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.job.states import TRANSITIONS, JobEvent, JobState
 from shared.job.step_log import FLUSH_AFTER, STEPS, FinalEntry, JobOutput, JobStream, LogFlush
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts.emit import Fenced, Step, make_step
+from shared.store.redis.scripts.emit import Step, make_step
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,

@@ -159,7 +159,7 @@ async def test_pieces_of_an_attempt_that_ends_otherwise_are_deleted(
     await submit(queue, stream=False)
     job = await claim_one(queue)
     buffer = worker.start(job)
-    await store_pieces(queue.scripts, buffer, b"x" * MB)
+    await store_pieces(queue, buffer, b"x" * MB)
     key = keys.job(0, job.id)
     assert {b"result:%d" % number for number in range(4)} <= set(store.hkeys(key))
     if end == "cancelled":

@@ -9,11 +9,11 @@ import pytest
 from redis import Redis
 
 from shared.job.job import LeasedJob
+from shared.job.replies import Fenced, Renewal
 from shared.job.step_log import JobStream
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import RedisConnectionError
-from shared.store.redis.scripts.emit import Fenced, make_step
-from shared.store.redis.scripts.renew import Renewal
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     LEASE_S,
     TENANT,

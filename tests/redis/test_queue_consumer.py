@@ -12,10 +12,10 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from shared.job.job import new_job_id
+from shared.job.replies import Acquired
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import RedisConnectionError, connect_blocking
-from shared.store.redis.scripts.acquire import Acquired
 from tests.redis.conftest import LEASE_S, POOL, open_queue, submit
 from tests.waiting import eventually
 from worker.core.adapter_claims import AdapterQueues

@@ -13,11 +13,12 @@ from shared.job.job import Job, LeasedJob
 from shared.job.job_log import Delta, read_journal, tokens_missing
 from shared.job.lanes import DEFAULT, FLEX, RETRY_LANE
 from shared.job.record import read_lease
+from shared.job.replies import Fenced
 from shared.job.states import JobState
 from shared.store.redis import keys
 from shared.store.redis.depths import position
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     GATEWAY,
     LEASE_S,

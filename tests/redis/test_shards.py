@@ -10,9 +10,10 @@ from redis import Redis
 
 from shared.job.job import new_job_id, shard_of
 from shared.job.lanes import CLIENT_LANES
+from shared.job.replies import Fenced
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts.emit import Fenced, make_step
+from shared.store.redis.scripts.emit import make_step
 from tests.redis.conftest import (
     MAX_ATTEMPTS,
     POOL,

@@ -18,6 +18,7 @@ from shared.job.frames import FrameKind, encode, entry_of
 from shared.job.job import LeasedJob
 from shared.job.job_log import Delta, Entry, pack_segment, parse_segments, read_journal
 from shared.job.record import read_lease
+from shared.job.replies import Fenced, Renewal
 from shared.job.states import JobState
 from shared.job.step_log import FLUSH_AFTER, STEPS, JobOutput, LogFlush
 from shared.platform.metrics import WorkerMetrics
@@ -25,8 +26,7 @@ from shared.platform.tasks import end
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import RedisTimeoutError
-from shared.store.redis.scripts.emit import Fenced, Step, make_step
-from shared.store.redis.scripts.renew import Renewal
+from shared.store.redis.scripts.emit import Step, make_step
 from shared.store.redis.servers import Servers
 from tests.redis.conftest import (
     GATEWAY,

@@ -11,7 +11,7 @@ from shared.job.job import NO_ORIGIN, Origin
 from shared.job.trace_context import new_trace
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts import acquire
+from shared.store.redis.scripts.acquire import parse_jobs
 from tests.redis.conftest import (
     LEASE_S,
     POOL,
@@ -53,7 +53,7 @@ async def test_a_job_that_is_leased_as_it_is_submitted_names_it_too(
 ) -> None:
     subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
     slots = SlotUpdate(POOL, keys.advertiser(WORKER, LEASE_S), 4, UNKNOWN)
-    await acquire.call(queue.scripts, 0, worker=WORKER, count=4, lease_s=LEASE_S, slots=slots)
+    await queue.acquire_with(0, WORKER, 4, LEASE_S, slots)
     name = IdempotencyKey.of("tenant", "/jobs", "key", b"body")
     jobs = [
         await submit(queue, origin=origin, idempotency=key)
@@ -61,7 +61,7 @@ async def test_a_job_that_is_leased_as_it_is_submitted_names_it_too(
     ]
     messages = subscriber.messages()
     subscriber.close()
-    leased = [job for raw in messages for job in acquire.parse_jobs(*decode_control(raw)[1])]
+    leased = [job for raw in messages for job in parse_jobs(*decode_control(raw)[1])]
     assert [job.id for job in leased] == [job.id for job in jobs]
     assert [job.origin for job in leased] == [TRACED, TRACED, NO_ORIGIN]
 
@@ -71,11 +71,11 @@ async def test_a_worker_gets_the_request_id_of_a_client_for_its_log_lines(
 ) -> None:
     subscriber = ChannelSubscriber(store, keys.control_channel(WORKER))
     slots = SlotUpdate(POOL, keys.advertiser(WORKER, LEASE_S), 4, UNKNOWN)
-    await acquire.call(queue.scripts, 0, worker=WORKER, count=4, lease_s=LEASE_S, slots=slots)
+    await queue.acquire_with(0, WORKER, 4, LEASE_S, slots)
     job = await submit(queue, origin=Origin(request_id="abc-7"))
     (message,) = subscriber.messages()
     _, parts = decode_control(message)
-    (leased,) = acquire.parse_jobs(*parts)
+    (leased,) = parse_jobs(*parts)
     assert leased.tenant == TENANT
     assert leased.origin == await origin_in_record(queue, job.id) == Origin("", "abc-7")
     assert leased.log_fields == {"job_id": job.id, "attempt": 1, "request_id": "abc-7"}

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 
 from shared.job.advertised_slots import UNKNOWN
 from shared.job.job import LeasedJob
+from shared.job.replies import AcquiredSuspect, IsolationStage
 from shared.store.redis import suspects
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import RedisError
-from shared.store.redis.scripts.acquire_suspect import AcquiredSuspect
-from shared.store.redis.scripts.isolate import IsolationStage
 from worker.core.claim_policy import SuspectSnapshot, SuspectStep, next_suspect_step
 from worker.core.slot_adverts import AdvertisedSlots
 

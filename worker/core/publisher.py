@@ -18,14 +18,13 @@ from functools import partial
 from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate
+from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.platform.backoff import Backoff
 from shared.platform.metrics import WorkerMetrics
 from shared.platform.tasks import end
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
-from shared.store.redis.scripts.emit import Fenced
-from shared.store.redis.scripts.emit import parse as parse_emit
 from worker.core.emit_batch import DISCARDED, Batch, FlushSchedule, PendingResult
 from worker.core.lease import Lease
 from worker.core.output_buffer import OutputBuffer
@@ -100,7 +99,7 @@ class Publisher:
         Returns 'ok', the state that the job had reached before, or `DISCARDED`.
         """
         if not result.inline and result.body:
-            await store_pieces(self._queue.scripts, buffer, result.body)
+            await store_pieces(self._queue, buffer, result.body)
         pending = PendingResult(result, self._loop.create_future())
         self._unsent[buffer.job.shard][buffer] = pending
         # Other jobs end in the same turn of the event loop, and leave in the same call.
@@ -186,7 +185,7 @@ class Publisher:
             self._start_retry(shard, batch, error)
             return
         try:
-            self._done(shard, batch, parse_emit(reply.result()))
+            self._done(shard, batch, self._queue.parse_emit(reply.result()))
         except Fenced:
             self._lease.invalidate(shard, fence_token)
             self._start_retry(shard, batch)

@@ -10,9 +10,8 @@ import logging
 
 from shared.job.result import PIECE_BYTES, n_pieces
 from shared.platform.backoff import Backoff
+from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
-from shared.store.redis.scripts import store_piece
-from shared.store.redis.scripts.runner import Scripts
 from worker.core.output_buffer import OutputBuffer
 
 log = logging.getLogger("flotilla.publisher")
@@ -20,7 +19,7 @@ log = logging.getLogger("flotilla.publisher")
 _RETRY_BASE_S, _RETRY_CAP_S = 0.05, 1.0
 
 
-async def store_pieces(scripts: Scripts, buffer: OutputBuffer, body: bytes) -> None:
+async def store_pieces(queue: JobQueue, buffer: OutputBuffer, body: bytes) -> None:
     """Store the pieces of the answer; returns early if the job is this worker's no more.
 
     Tries again as long as Redis is away; raises its other errors.
@@ -30,9 +29,7 @@ async def store_pieces(scripts: Scripts, buffer: OutputBuffer, body: bytes) -> N
     while number < n_pieces(len(body)) and not buffer.discarded:
         piece = body[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
         try:
-            if not await store_piece.call(
-                scripts, job.shard, job.id, lease_id=job.lease_id, number=number, piece=piece
-            ):
+            if not await queue.store_piece(job, number, piece):
                 return  # the end of the job finds out why
         except (RedisError, OSError) as error:
             if not isinstance(error, UNAVAILABLE) and not unwritable(error):

@@ -14,8 +14,8 @@ from typing import Protocol, TypeVar
 
 from shared.job.job import LeasedJob
 from shared.job.job_log import Entry
+from shared.job.replies import LogPart
 from shared.platform.backoff import Backoff
-from shared.store.redis.job_queue import LogPart
 from shared.store.redis.redis_client import UNAVAILABLE, RedisError, unwritable
 from worker.core.continued_output import ContinuedOutputBuffer
 from worker.core.sent_output import Continuation, ContinuationReader, UnusableLog

@@ -35,9 +35,10 @@ from shared.job.errors import BadRequest
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
 from shared.job.lanes import CLIENT_LANES
+from shared.job.replies import JoinedJob
 from shared.job.states import JobState
 from shared.platform.settings import Settings
-from shared.store.redis.job_queue import JobQueue, JoinedJob
+from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.log_parts import log_parts
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])

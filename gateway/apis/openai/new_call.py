@@ -18,8 +18,8 @@ from gateway.http.refused_routes import refuse_hosting_headers
 from shared.api.endpoint import BodyKind, Endpoint
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NewJob
+from shared.job.replies import JoinedJob
 from shared.platform.settings import Settings
-from shared.store.redis.job_queue import JoinedJob
 
 _INVOCATIONS = "/invocations"
 

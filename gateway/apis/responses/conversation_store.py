@@ -17,7 +17,13 @@ from typing import Any, NamedTuple
 from gateway.apis.responses.stored_response import output_items
 from gateway.core.job_factory import JobFactory
 from gateway.core.response_items import History, Item, page, stored_item
-from shared.job.conversation import StoredItem
+from shared.job.conversation import (
+    ConversationLimits,
+    Extended,
+    ExtendStatus,
+    NewConversation,
+    StoredItem,
+)
 from shared.job.errors import (
     BadRequest,
     BodyTooLarge,
@@ -27,19 +33,10 @@ from shared.job.errors import (
     StreamReset,
 )
 from shared.job.job import new_job_id
-from shared.job.response_id import new_conversation_id, response_id, shard_of_conversation
+from shared.job.response_id import new_conversation_id, response_id
 from shared.platform.settings import Settings
-from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts import delete, remove_item
-from shared.store.redis.scripts.extend_conversation import (
-    ConversationLimits,
-    Extended,
-    ExtendStatus,
-    NewConversation,
-    end_turn,
-    extend,
-)
+from shared.store.redis.stored_conversations import StoredConversations
 
 _READ_ITEMS = 256
 """Items of one command: Redis serves no other client meanwhile."""
@@ -49,7 +46,6 @@ class Conversation(NamedTuple):
     """One conversation, without its items."""
 
     id: str
-    shard: int
     tenant: str
     created_at: int
     metadata: Mapping[str, Any]
@@ -70,52 +66,41 @@ class Conversations:
     def __init__(self, queue: JobQueue, factory: JobFactory, settings: Settings) -> None:
         self._queue = queue
         self._factory = factory
-        self._limits = ConversationLimits(
+        limits = ConversationLimits(
             settings.max_messages, settings.max_body_bytes, settings.conversation_ttl_s
         )
+        self._max_items = limits.items
+        self._stored = StoredConversations(queue, limits)
 
     async def create(
         self, tenant: str, metadata: Mapping[str, Any], items: Sequence[Item]
     ) -> Conversation:
         """A new conversation. Raises BadRequest if there are too many items, and QuotaExceeded."""
-        shard = self._factory.new_shard()
-        made = Conversation(
-            new_conversation_id(shard), shard, tenant, int(time.time()), dict(metadata)
-        )
-        new = NewConversation(tenant, made.created_at, json.dumps(made.metadata))
-        await self._extend(made, await _stored(items), new)
+        conversation_id = new_conversation_id(self._factory.new_shard())
+        made = Conversation(conversation_id, tenant, int(time.time()), dict(metadata))
+        new = NewConversation(made.created_at, json.dumps(made.metadata))
+        await self._extend(made, await _new_items(items), new)
         return made
 
     async def get(self, tenant: str, conversation_id: str) -> Conversation:
         """The tenant's conversation with this id. Raises NotFound."""
-        shard = shard_of_conversation(conversation_id)
-        if shard is not None:
-            redis, key = self._queue.servers.of(shard), keys.conversation(shard, conversation_id)
-            owner, created_at, metadata, version, job = await redis.hmget(
-                key, "tenant", "created_at", "metadata", "version", "job"
-            )
-            if owner is not None and owner.decode() == tenant:
-                return Conversation(
-                    conversation_id,
-                    shard,
-                    tenant,
-                    int(created_at),
-                    json.loads(metadata or b"{}"),
-                    (version or b"").decode(),
-                    (job or b"").decode(),
-                )
-        raise NotFound(f"Conversation with id {conversation_id[:64]!r} not found.")
+        found = await self._stored.get(conversation_id)
+        if found is None or found.tenant != tenant:
+            raise NotFound(f"Conversation with id {conversation_id[:64]!r} not found.")
+        metadata = json.loads(found.metadata)
+        return Conversation(
+            conversation_id, tenant, found.created_at, metadata, found.version, found.job
+        )
 
     async def update(self, conversation: Conversation, metadata: Mapping[str, Any]) -> Conversation:
         """The conversation with other metadata."""
-        key = keys.conversation(conversation.shard, conversation.id)
-        await self._queue.servers.of(conversation.shard).hset(key, "metadata", json.dumps(metadata))
-        await self._keep(conversation)
+        await self._stored.set_metadata(conversation.id, json.dumps(metadata))
+        await self._stored.keep(conversation.id)
         return conversation._replace(metadata=metadata)
 
     async def delete(self, conversation: Conversation) -> None:
         """Delete it with its items; responses that belong to it stay, without their input."""
-        await delete.call(self._queue.scripts, conversation.shard, conversation.id)
+        await self._stored.delete(conversation.id)
 
     async def items(
         self,
@@ -132,26 +117,19 @@ class Conversations:
         last item that counts.
         """
         await self._free(conversation, running=True)
-        redis, shard = self._queue.servers.of(conversation.shard), conversation.shard
-        order = keys.conversation_order(shard, conversation.id)
-        low, high = "-inf", up_to
-        if after:
-            number = await redis.zscore(order, after)
-            if number is None:
-                raise _no_item(after)
-            low, high = (low, f"({number:.0f}") if descending else (f"({number:.0f}", high)
-        start, end = (high, low) if descending else (low, high)
-        ids = await redis.zrange(
-            order, start, end, byscore=True, desc=descending, offset=0, num=limit + 1
+        ids = await self._stored.item_ids(
+            conversation.id, after=after, limit=limit + 1, descending=descending, up_to=up_to
         )
-        found = await self._read(conversation, ids[:limit])
-        await self._keep(conversation)
+        if ids is None:
+            raise _no_item(after)
+        found = await self._stored.items(conversation.id, ids[:limit])
+        await self._stored.keep(conversation.id)
         return page(found, more=len(ids) > limit)
 
     async def item(self, conversation: Conversation, item_id: str) -> bytes:
         """One item, as JSON. Raises NotFound."""
         await self._free(conversation, running=True)
-        found = await self._read(conversation, [item_id.encode()])
+        found = await self._stored.items(conversation.id, [item_id.encode()])
         if not found:
             raise _no_item(item_id)
         return found[0][1]
@@ -162,20 +140,14 @@ class Conversations:
         Raises BadRequest if there are too many, ConversationLocked and QuotaExceeded.
         """
         await self._free(conversation)
-        added = await _stored(items)
+        added = await _new_items(items)
         await self._extend(conversation, added)
         return page(added)
 
     async def remove(self, conversation: Conversation, item_id: str) -> None:
         """Delete one item. Raises NotFound and ConversationLocked."""
         await self._free(conversation)
-        reply = await remove_item.call(
-            self._queue.scripts,
-            conversation.shard,
-            conversation=conversation.id,
-            item=item_id,
-            ttl_s=self._limits.ttl_s,
-        )
+        reply = await self._stored.remove(conversation.id, item_id)
         _check(reply, "item_id", _no_item(item_id))
 
     async def begin(self, tenant: str, conversation_id: str) -> tuple[Conversation, History]:
@@ -188,18 +160,16 @@ class Conversations:
             await self._free(conversation)
             conversation = await self.get(tenant, conversation_id)
         history = await self.history(conversation)
-        if history.n_items >= self._limits.items:
+        if history.n_items >= self._max_items:
             raise BadRequest(f"This conversation has {history.n_items} items; start another one.")
         return conversation, history
 
     async def history(self, conversation: Conversation, up_to: str = "+inf") -> History:
         """Its items, oldest first. `up_to`: number of the last one."""
-        redis = self._queue.servers.of(conversation.shard)
-        order = keys.conversation_order(conversation.shard, conversation.id)
-        ids = await redis.zrange(order, "-inf", up_to, byscore=True)
+        ids = await self._stored.all_item_ids(conversation.id, up_to)
         parts: list[bytes] = []
         for first in range(0, len(ids), _READ_ITEMS):
-            found = await self._read(conversation, ids[first : first + _READ_ITEMS])
+            found = await self._stored.items(conversation.id, ids[first : first + _READ_ITEMS])
             parts += [item for _, item in found]
         return History(len(parts), parts)
 
@@ -230,8 +200,7 @@ class Conversations:
                 output = await output_items(self._queue, job)
             except (StreamReset, BodyTooLarge):  # there is no answer that could be continued
                 output = None
-        shard, scripts, ttl_s = conversation.shard, self._queue.scripts, self._limits.ttl_s
-        await end_turn(scripts, shard, conversation.id, conversation.tenant, job_id, output, ttl_s)
+        await self._stored.end_turn(conversation.id, conversation.tenant, job_id, output)
 
     async def _extend(
         self,
@@ -239,37 +208,11 @@ class Conversations:
         items: Sequence[StoredItem],
         new: NewConversation | None = None,
     ) -> None:
-        reply = await extend(
-            self._queue.scripts,
-            conversation.shard,
-            conversation.id,
-            items,
-            conversation.tenant,
-            self._limits,
-            quotas=self._queue.quotas,
-            new=new,
-        )
+        reply = await self._stored.extend(conversation.id, conversation.tenant, items, new)
         _check(reply, "items", NotFound(f"Conversation with id {conversation.id!r} not found."))
 
-    async def _read(self, conversation: Conversation, ids: Sequence[bytes]) -> list[StoredItem]:
-        """Those of these items that are there."""
-        if not ids:
-            return []
-        key = keys.conversation_items(conversation.shard, conversation.id)
-        values = await self._queue.servers.of(conversation.shard).hmget(key, list(ids))
-        found = zip(ids, values, strict=True)
-        return [(item_id.decode(), value) for item_id, value in found if value is not None]
 
-    async def _keep(self, conversation: Conversation) -> None:
-        """Its time begins anew with each use."""
-        shard, ttl_ms = conversation.shard, int(self._limits.ttl_s * 1000)
-        async with self._queue.servers.of(shard).pipeline(transaction=False) as pipeline:
-            for name in (keys.conversation, keys.conversation_order, keys.conversation_items):
-                pipeline.pexpire(name(shard, conversation.id), ttl_ms)
-            await pipeline.execute()
-
-
-async def _stored(items: Sequence[Item]) -> list[StoredItem]:
+async def _new_items(items: Sequence[Item]) -> list[StoredItem]:
     """New items as they are stored. In a thread, which lets others run between two items."""
     owner = new_job_id(1)  # their ids depend on it
     return await asyncio.to_thread(

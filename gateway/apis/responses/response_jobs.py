@@ -10,13 +10,12 @@ from gateway.core.response_items import History, find_items, join_input, page_of
 from gateway.core.response_request import ResponseRequest
 from shared.job.conversation import Turn
 from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotFound, StreamReset
-from shared.job.job import NewJob, checked_shard
+from shared.job.job import NewJob
+from shared.job.replies import JoinedJob
 from shared.job.response_id import job_id_of
 from shared.job.response_options import ResponseOptions
 from shared.platform.settings import Settings
-from shared.store.redis import keys
-from shared.store.redis.job_queue import JobQueue, JoinedJob
-from shared.store.redis.scripts import replace_input
+from shared.store.redis.job_queue import JobQueue
 
 _SMALL_BYTES = 4096
 """A body that is not larger is kept as it is."""
@@ -80,13 +79,7 @@ class ResponseJobs:
             body, up_to = await queue.stored_request(earlier)
             if up_to == stored.job.id:
                 text = await self._input_of(StoredResponse(stored.job, body, up_to))
-                await replace_input.put_back(
-                    queue.scripts,
-                    earlier,
-                    head_bytes=options.previous_head_bytes,
-                    later=up_to,
-                    given=text,
-                )
+                await queue.put_back_input(earlier, options.previous_head_bytes, up_to, text)
         await queue.delete(stored.job.id)
 
     async def _input_of(self, stored: StoredResponse) -> bytes:
@@ -116,15 +109,7 @@ class ResponseJobs:
         )
         if earlier is None or not head_bytes or stored.up_to or len(stored.body) <= _SMALL_BYTES:
             return
-        shard = checked_shard(stored.job.id)
-        ttl_ms = await self._queue.servers.of(shard).pttl(keys.job(shard, stored.job.id))
-        await replace_input.take_out(
-            self._queue.scripts,
-            earlier,
-            head_bytes=head_bytes,
-            later=stored.job.id,
-            most_ttl_ms=ttl_ms,
-        )
+        await self._queue.take_out_input(earlier, head_bytes, stored.job.id)
 
     async def _continued(self, job: NewJob, request: ResponseRequest) -> NewJob:
         """The job with a body in which the history precedes the input."""

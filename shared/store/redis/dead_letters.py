@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import is_wrong_type
-from shared.store.redis.scripts import drop_letter
 
 KINDS = ("attempts", "entry", "field", "job", "key", "log", "member", "steps")
 """What can be set aside: a job that is out of attempts, and kinds of unreadable data."""
@@ -123,7 +122,7 @@ async def drop(queue: JobQueue, letter_id: LetterId) -> bool:
     """Delete a letter; False if there is none. Raises redis' errors."""
     if letter_id.shard >= queue.shards:
         return False
-    return await drop_letter.call(queue.scripts, letter_id.shard, letter=letter_id.entry)
+    return bool(await queue.scripts.run("drop_letter", letter_id.shard, (letter_id.entry,)))
 
 
 def _letter(shard: int, entry: bytes, fields: Mapping[bytes, bytes]) -> Letter:

@@ -1,110 +1,45 @@
-"""The job queue: every change of a job, and what the job's own keys hold.
+"""The job queue: every change of a job is one call of a script, fenced where a worker makes it.
 
-Gateways submit, watch and cancel; workers acquire, emit, renew and release. Every change is one
-script call (scripts/), fenced where a worker makes it. Questions about many jobs at
-once are in depths.py and listing.py.
+Gateways submit, watch and cancel; workers acquire, emit, renew and release. A method packs the
+arguments of its script and parses the reply; the larger ones do so in `scripts/`. Questions about
+many jobs at once are in depths.py and listing.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import math
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from shared.job.advertised_slots import UNKNOWN, SlotUpdate
-from shared.job.errors import (
-    ConversationLocked,
-    FlotillaError,
-    IdempotencyKeyReused,
-    NotFound,
-    QueueFull,
-    QuotaExceeded,
-)
-from shared.job.job import Job, LeasedJob, NewJob, checked_shard, shard_of
-from shared.job.job_log import Entry, parse_segments, segments_behind
+from shared.job.errors import FlotillaError
+from shared.job.job import LeasedJob, NewJob, checked_shard, shard_of
 from shared.job.lanes import LANES
-from shared.job.quotas import NO_QUOTAS, Quotas
-from shared.job.record import WHOLE, DamagedRecord, read_job
+from shared.job.packing import pack
+from shared.job.replies import Acquired, JoinedJob, Renewal, Repaired, SubmitReply
+from shared.job.result import piece_field
 from shared.job.states import JobState
 from shared.store.redis import keys
+from shared.store.redis.job_reader import JobReader
 from shared.store.redis.pipelined_connection import PipelinedConnection
-from shared.store.redis.redis_client import UNAVAILABLE, ResponseError, is_wrong_type
-from shared.store.redis.scripts import (
-    abandon,
-    acquire,
-    cancel,
-    cancel_unattended,
-    delete,
-    emit,
-    expire,
-    find_ended,
-    find_keyed,
-    read_log,
-    reap,
-    reclaim,
-    reject_unreceived,
-    release,
-    renew,
-    repair,
-    restart,
-    set_aside,
-    submit,
-    sweep,
-    unwatch,
-    watch,
+from shared.store.redis.redis_client import UNAVAILABLE
+from shared.store.redis.scripts.acquire import pack_acquire, parse_acquired
+from shared.store.redis.scripts.emit import Step, pack_emit, parse_emit
+from shared.store.redis.scripts.runner import ids, job_states
+from shared.store.redis.scripts.submit import (
+    pack_submit,
+    parse_refusal,
+    parse_submit,
+    unique_token,
 )
-from shared.store.redis.scripts.acquire import Acquired
-from shared.store.redis.scripts.emit import Step
-from shared.store.redis.scripts.renew import Renewal
-from shared.store.redis.scripts.repair import Repaired
-from shared.store.redis.scripts.runner import Scripts
-from shared.store.redis.scripts.submit import SubmitStatus
-from shared.store.redis.servers import Servers
-
-log = logging.getLogger("flotilla.queue")
 
 # An idle worker asks for work every few seconds; this is far longer than any pause of a live one.
 _DEAD_CONSUMER_S = 600.0
 
 
-class LogPart(NamedTuple):
-    """A part of a job's log."""
-
-    generation: int
-    """Of the job's latest lease, which wrote the entries; 0 if there was none."""
-    entries: list[Entry]
-    more: bool = False
-    """Others follow them."""
-    size: int = 0
-    """Bytes of the segments that hold them."""
-
-
-class JoinedJob(NamedTuple):
-    """The job that an earlier call with the same idempotency key has made."""
-
-    id: str
-
-
-SubmitReply = int | JoinedJob | FlotillaError
-"""How many jobs wait, the job that the call joins, or why the job was refused: QueueFull,
-IdempotencyKeyReused, QuotaExceeded, ConversationLocked or NotFound."""
-
-
-class JobQueue:
+class JobQueue(JobReader):
     """All queues of a fleet. Methods raise redis' errors when Redis can't be reached."""
-
-    def __init__(self, servers: Servers, *, shards: int, quotas: Quotas = NO_QUOTAS) -> None:
-        """`quotas`: of each tenant in all shards together."""
-        self.servers = servers
-        self.scripts = Scripts(servers)
-        self.shards = shards
-        self.quotas = quotas.of_shard(shards)
-        """Of each tenant in one shard."""
-        self.reading_log = asyncio.Lock()
-        """For log_parts.py: one part of one log at a time."""
 
     async def close(self) -> None:
         """Close the queue's own connections; `servers` stays open."""
@@ -132,31 +67,29 @@ class JobQueue:
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> list[SubmitReply]:
         """Queue jobs of one shard in one call."""
-        replies = await submit.call(
-            self.scripts, shard, jobs, max_depth=max_depth, quotas=self.quotas
-        )
-        return [_submit_reply(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
+        arguments = pack_submit(jobs, max_depth, self.quotas)
+        return parse_submit(jobs, await self.scripts.run("submit", shard, arguments))
 
     def start_submit(
         self, shard: int, jobs: Sequence[NewJob], max_depth: int
     ) -> asyncio.Future[Any]:
         """`submit_all` without a coroutine (Scripts.start); the result is for `parse_submit`."""
-        return submit.start(self.scripts, shard, jobs, max_depth=max_depth, quotas=self.quotas)
+        return self.scripts.start("submit", shard, pack_submit(jobs, max_depth, self.quotas))
 
     def parse_submit(self, jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
         """What `submit_all` would return."""
-        replies = submit.parse(reply)
-        return [_submit_reply(job, *reply) for job, reply in zip(jobs, replies, strict=True)]
+        return parse_submit(jobs, reply)
 
     async def find_keyed(self, job: NewJob) -> JoinedJob | None:
         """The job that a call with this one's idempotency key has made; None if there is none.
 
         `submit` looks again. Raises IdempotencyKeyReused if that call had another body.
         """
-        if job.idempotency is None:
+        key = job.idempotency
+        if key is None:
             return None
-        found = await find_keyed.call(self.scripts, job.shard, key=job.idempotency)
-        reply = None if found is None else _submit_reply(job, *found)
+        found = await self.scripts.run("find_keyed", job.shard, (key.name, key.body_hash))
+        reply = None if found is None else parse_refusal(job, *found)
         if isinstance(reply, FlotillaError):
             raise reply
         return reply if isinstance(reply, JoinedJob) else None
@@ -164,13 +97,12 @@ class JobQueue:
     async def cancel(self, job_id: str, tenant: str) -> JobState | None:
         """The state after the attempt; None if the tenant has no such job."""
         shard = shard_of(job_id)
-        if shard is None:
-            return None
-        return await cancel.call(self.scripts, shard, job_id, tenant=tenant)
+        state = shard is not None and await self.scripts.run("cancel", shard, (job_id, tenant))
+        return JobState(state.decode()) if state else None
 
     async def delete(self, job_id: str) -> None:
         """Delete the record and the log of a job that has ended, before they expire."""
-        await delete.call(self.scripts, checked_shard(job_id), job_id)
+        await self.scripts.run("delete", checked_shard(job_id), (job_id,))
 
     async def watch(self, job_id: str, gateway: str, *, follow: bool) -> None:
         """Send the job's frames to this gateway from now on.
@@ -178,16 +110,14 @@ class JobQueue:
         `follow`: its client is shown the answer as it grows, so the job can't be started anew when
         its worker is lost.
         """
-        shard = checked_shard(job_id)
-        await watch.call(self.scripts, shard, job_id, gateway=gateway, follow=follow)
+        await self.scripts.run("watch", checked_shard(job_id), (job_id, gateway, int(follow)))
 
     async def unwatch(self, job_id: str, gateway: str) -> None:
         """The gateway has no client any more that follows the job.
 
         If no other gateway has one, the job is cancelled after its `keep_s`.
         """
-        shard = checked_shard(job_id)
-        await unwatch.call(self.scripts, shard, job_id, gateway=gateway)
+        await self.scripts.run("unwatch", checked_shard(job_id), (job_id, gateway))
 
     async def abandon(self, shard: int, gateway: str, limit: int = 100) -> int | None:
         """Unwatch all jobs of the shard for a gateway that is gone; returns how many it watched.
@@ -197,106 +127,30 @@ class JobQueue:
         watched = 0
         for name in await self.servers.of(shard).smembers(keys.pool_names(shard)):
             for lane in LANES:
-                queue, after, more = f"{name.decode()}:{lane}", "", True
-                while more:
-                    done = await abandon.call(
-                        self.scripts, shard, gateway=gateway, queue=queue, after=after, limit=limit
-                    )
-                    if done is None:
+                after = b""
+                while True:
+                    arguments = (gateway, f"{name.decode()}:{lane}", after, limit)
+                    reply = await self.scripts.run("abandon", shard, arguments)
+                    if reply is None:
                         return None
-                    after, more = done[0], bool(done[0])
-                    watched += done[1]
+                    after, found = reply
+                    watched += found
+                    if not after:
+                        break
         return watched
 
-    async def get(self, job_id: str) -> Job | None:
-        """The job, of whatever tenant; the request's body is not read. None if there is none."""
-        shard = shard_of(job_id)
-        if shard is None:
-            return None
-        try:
-            values = await self.servers.of(shard).hmget(keys.job(shard, job_id), WHOLE)
-        except ResponseError as error:
-            values = error
-        return await self.parse_record(job_id, WHOLE, values)
+    async def take_out_input(self, job_id: str, head_bytes: int, later: str) -> None:
+        """Take a completed response's input out of its record: that of the job `later` begins with
+        it. `head_bytes`: the bytes of the job's body before the input."""
+        shard = checked_shard(later)
+        ttl_ms = await self.servers.of(shard).pttl(keys.job(shard, later))
+        arguments = (job_id, head_bytes, "", later, b"[]", ttl_ms)
+        await self.scripts.run("replace_input", checked_shard(job_id), arguments)
 
-    async def request_body(self, job_id: str) -> bytes:
-        """The body of the job's HTTP request; empty if there is no such job."""
-        shard = checked_shard(job_id)
-        body: bytes | None = await self.servers.of(shard).hget(keys.job(shard, job_id), "body")
-        return body or b""
-
-    async def stored_request(self, job_id: str) -> tuple[bytes, str]:
-        """The body of a stored response's job, and where its input is (`StoredResponse.up_to`)."""
-        shard = checked_shard(job_id)
-        body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
-        return body or b"", (up_to or b"").decode()
-
-    async def parse_record(
-        self, job_id: str, fields: Sequence[str], reply: Sequence[bytes | None] | Exception
-    ) -> Job | None:
-        """A Job from the reply to HMGET of these fields of its record; None if there is none.
-
-        A record that can't be read is set aside; the job has failed then. `reply` may be the error
-        of a key of the wrong type; other errors are raised.
-        """
-        try:
-            if not isinstance(reply, Exception):
-                return read_job(job_id, fields, reply)
-            if not is_wrong_type(reply):
-                raise reply
-            damaged = DamagedRecord(job_id, "", b"")
-        except DamagedRecord as error:
-            damaged = error
-        shard = checked_shard(job_id)
-        log.error("set aside: %s", damaged)
-        await set_aside.job(self.scripts, shard, job_id, field=damaged.field, value=damaged.value)
-        key = keys.job(shard, job_id)
-        try:
-            return read_job(job_id, fields, await self.servers.of(shard).hmget(key, fields))
-        except DamagedRecord:  # it changes as fast as it is read
-            return None
-
-    async def read_log(
-        self,
-        job_id: str,
-        after: int,
-        most_bytes: int | None = None,
-        most_parsed: float = math.inf,
-    ) -> LogPart:
-        """The job's log behind entry number `after`; with `most_bytes` perhaps not all of it.
-
-        `most_parsed`: the entries are left out if their segments have more bytes.
-        """
-        shard = checked_shard(job_id)
-        generation, more, segments = await read_log.call(
-            self.scripts, shard, job_id, after=after, most_bytes=most_bytes
-        )
-        behind = segments_behind(segments, after)
-        size = sum(map(len, behind))
-        if size > most_parsed:
-            return LogPart(generation, [], more, size)
-        damaged: list[bytes] = []
-        entries = parse_segments(behind, after, damaged)
-        if damaged:
-            log.error("set aside: %d segments of the log of %s can't be read", len(damaged), job_id)
-            for segment in damaged:
-                await set_aside.segment(self.scripts, shard, job_id, value=segment)
-        return LogPart(generation, entries, more, size)
-
-    async def entries(self, job_id: str, after: int) -> list[Entry]:
-        """The job's log entries behind number `after`."""
-        return (await self.read_log(job_id, after)).entries
-
-    async def last_entry(self, job_id: str) -> Entry | None:
-        """The log's last entry; None if it is empty."""
-        shard = checked_shard(job_id)
-        _, _, segments = await read_log.call(self.scripts, shard, job_id, after=None)
-        entries = parse_segments(segments[-1:])
-        return entries[-1] if entries else None
-
-    async def ended(self, shard: int, job_ids: Iterable[str]) -> dict[str, str]:
-        """Those of the shard's jobs that have ended: id -> state, `gone` if there is no record."""
-        return await find_ended.call(self.scripts, shard, job_ids)
+    async def put_back_input(self, job_id: str, head_bytes: int, later: str, given: bytes) -> None:
+        """The job `later` is deleted; `given`: the input as JSON."""
+        arguments = (job_id, head_bytes, later, "", given, "")
+        await self.scripts.run("replace_input", checked_shard(job_id), arguments)
 
     # --- the worker's side ---
 
@@ -305,10 +159,14 @@ class JobQueue:
     ) -> list[LeasedJob]:
         """Lease at most `count` jobs, best lane first; their leases end unless renewed."""
         slots = SlotUpdate(pool, keys.advertiser(worker, lease_s), 0, UNKNOWN)
-        acquired = await acquire.call(
-            self.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=slots
-        )
-        return acquired.jobs
+        return (await self.acquire_with(shard, worker, count, lease_s, slots)).jobs
+
+    async def acquire_with(
+        self, shard: int, worker: str, count: int, lease_s: float, slots: SlotUpdate
+    ) -> Acquired:
+        """`acquire` from `slots.pool`, with the worker's free slots (`start_acquire`)."""
+        arguments = pack_acquire(worker, count, lease_s, slots)
+        return parse_acquired(await self.scripts.run("acquire", shard, arguments))
 
     def start_acquire(
         self,
@@ -325,15 +183,8 @@ class JobQueue:
         advertised: `submit` leases jobs to them and sends these on the worker's control channel.
         The scripts must be ready (`prepare`).
         """
-        return acquire.start_on(
-            connection,
-            self.scripts,
-            shard,
-            worker=worker,
-            count=count,
-            lease_s=lease_s,
-            slots=slots,
-        )
+        arguments = pack_acquire(worker, count, lease_s, slots)
+        return _acquired(self.scripts.start_on(connection, "acquire", shard, arguments))
 
     async def prepare(self, shard: int) -> None:
         """Load the scripts on the shard's server if that was not done yet."""
@@ -360,25 +211,26 @@ class JobQueue:
         """Store and publish one engine step; returns the results that came too late: id -> state.
 
         `repeated`: the call may have been made before. `slots`: what the worker advertises, if that
-        has changed. Raises emit.Fenced; then nothing has happened.
+        has changed. Raises Fenced; then nothing has happened.
         """
-        return await emit.call(
-            self.scripts,
-            shard,
-            worker=worker,
-            fence_token=fence_token,
-            step=step,
-            repeated=repeated,
-            slots=slots,
-        )
+        await self.scripts.ready(shard)
+        arguments = pack_emit(worker, fence_token, step, slots, repeated=repeated)
+        # With a new connection the fencing token is over, so this does not connect.
+        return parse_emit(await self.scripts.start_on_open_connection("emit", shard, arguments))
 
     def start_emit(
         self, shard: int, worker: str, fence_token: str, step: Step, slots: SlotUpdate | None
     ) -> asyncio.Future[Any]:
-        """`emit` without a coroutine; the result is for `emit.parse`. Does not connect."""
-        return emit.start(
-            self.scripts, shard, worker=worker, fence_token=fence_token, step=step, slots=slots
-        )
+        """`emit` without a coroutine; the result is for `parse_emit`. Does not connect."""
+        arguments = pack_emit(worker, fence_token, step, slots)
+        return self.scripts.start_on_open_connection("emit", shard, arguments)
+
+    parse_emit = staticmethod(parse_emit)
+
+    async def store_piece(self, job: LeasedJob, number: int, piece: bytes) -> bool:
+        """Store a piece of the job's answer, before its end; False if the worker has lost it."""
+        arguments = (job.id, job.lease_id, piece_field(number), piece)
+        return bool(await self.scripts.run("store_piece", job.shard, arguments))
 
     async def withdraw_slots(self, pool: str, worker: str, lease_s: float) -> None:
         """The worker advertises no slots any more."""
@@ -391,9 +243,16 @@ class JobQueue:
         self, shard: int, worker: str, fence_token: str, lease_s: float, jobs: Iterable[LeasedJob]
     ) -> Renewal:
         """Renew the leases of all jobs that the worker holds in the shard."""
-        return await renew.call(
-            self.scripts, shard, worker=worker, fence_token=fence_token, lease_s=lease_s, jobs=jobs
-        )
+        head = (worker, fence_token, unique_token(), int(lease_s * 1000))
+        reply = await self.scripts.run("renew", shard, (*head, *_held(jobs)))
+        fence_token, *words = [word.decode() for word in reply]
+        lost, watchers = {}, {}
+        for job_id, state, gateways, watched in zip(*(words[n::4] for n in range(4)), strict=True):
+            if state:
+                lost[job_id] = state
+            else:
+                watchers[job_id] = (gateways, watched == "1")
+        return Renewal(fence_token, lost, watchers)
 
     async def reject_unreceived(
         self, pool: str, worker: str, received: Iterable[str], older_than_s: float
@@ -404,17 +263,10 @@ class JobQueue:
         new states. Where a server is away the leases run out.
         """
         states: dict[str, str] = {}
-        ids = list(received)
+        arguments = (pool, worker, pack(list(received)), int(older_than_s * 1000), *LANES)
         for shard in range(self.shards):
             with contextlib.suppress(*UNAVAILABLE):
-                states |= await reject_unreceived.call(
-                    self.scripts,
-                    shard,
-                    pool=pool,
-                    worker=worker,
-                    received=ids,
-                    older_than_s=older_than_s,
-                )
+                states |= job_states(await self.scripts.run("reject_unreceived", shard, arguments))
         return states
 
     async def release(
@@ -428,38 +280,40 @@ class JobQueue:
         for job in jobs:
             by_shard.setdefault(job.shard, []).append(job)
         calls = [
-            release.call(self.scripts, shard, held, reason=reason, blame=blame)
+            self.scripts.run("release", shard, (reason, int(blame), *_held(held)))
             for shard, held in by_shard.items()
         ]
-        replies = await asyncio.gather(*calls, return_exceptions=True)
         states: dict[str, str] = {}
-        for reply in replies:
+        for reply in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(reply, BaseException):
                 raise reply
-            states |= reply
+            states |= job_states(reply)
         return states
 
     async def restart(self, job: LeasedJob, reason: str, code: str = "worker_lost") -> str:
         """Give up a job whose log the engine can't continue.
 
         Returns its new state: it is queued, with an empty log, or it has failed, as a client may
-        have seen what was generated, with the error `code`. Empty if the worker had lost the job
-        already.
+        have seen what was generated, with the error `code` or `log_lost`. Empty if the worker had
+        lost the job already.
         """
-        return await restart.call(self.scripts, job, reason=reason, code=code) or ""
+        arguments = (job.id, job.lease_id, reason, code)
+        state: bytes | None = await self.scripts.run("restart", job.shard, arguments)
+        return (state or b"").decode()
 
     # --- maintenance ---
 
     async def expire(self, shard: int, limit: int = 100) -> list[str]:
         """End at most `limit` jobs whose deadline has passed; returns their ids."""
-        return await expire.call(self.scripts, shard, limit=limit)
+        return ids(await self.scripts.run("expire", shard, (limit,)))
 
     async def cancel_unattended(self, shard: int, limit: int = 100) -> tuple[int, list[str]]:
         """Cancel jobs that no client has followed for too long: how many were due, and their ids.
 
         At most `limit` were looked at; some of them may have ended, or be followed again.
         """
-        return await cancel_unattended.call(self.scripts, shard, limit=limit)
+        due, *cancelled = await self.scripts.run("cancel_unattended", shard, (limit,))
+        return due, ids(cancelled)
 
     async def reap(
         self,
@@ -471,28 +325,33 @@ class JobQueue:
     ) -> dict[str, str]:
         """Take the jobs of workers that have been silent for this long, and for their own lease.
 
-        `longest_pause_s`: see scripts/reap.py. Returns the jobs' new states.
+        At most `limit` of each queue. `longest_pause_s`: the longest time between two calls; after
+        a longer one Redis stood still, and leases count from this call on. Returns the jobs' new
+        states.
         """
-        return await reap.call(
-            self.scripts, shard, lease_s=lease_s, limit=limit, longest_pause_s=longest_pause_s
-        )
+        pause_ms = "" if longest_pause_s is None else int(longest_pause_s * 1000)
+        arguments = (int(lease_s * 1000), limit, pause_ms, *LANES)
+        return job_states(await self.scripts.run("reap", shard, arguments))
 
     async def reclaim(
         self, shard: int, worker: str, limit: int = 100, *, heartbeat: str = ""
     ) -> dict[str, str]:
         """Take the jobs of a worker whose connection to the shard's server is gone, or which still
-        has the heartbeat channel `heartbeat`.
+        has the heartbeat channel `heartbeat`; at most `limit` of each queue.
 
         Nothing is taken if it has a connection again, or another heartbeat. Returns the jobs' new
         states.
         """
-        return await reclaim.call(self.scripts, shard, worker, heartbeat=heartbeat, limit=limit)
+        arguments = (worker, heartbeat, limit, *LANES)
+        return job_states(await self.scripts.run("reclaim", shard, arguments))
 
     async def sweep(
         self, shard: int, limit: int = 100, *, dead_consumer_s: float = _DEAD_CONSUMER_S
     ) -> int:
-        """Remove expired jobs from the index and dead workers from the consumer groups."""
-        return await sweep.call(self.scripts, shard, limit=limit, dead_consumer_s=dead_consumer_s)
+        """Remove expired jobs, at most `limit`, from the index, and dead workers from the consumer
+        groups: those without jobs that were silent for so long. Returns how many were removed."""
+        arguments = (limit, int(dead_consumer_s * 1000), *LANES)
+        return int(await self.scripts.run("sweep", shard, arguments))
 
     async def repair(
         self, shard: int, word: str, rest: str, members: Sequence[bytes]
@@ -502,27 +361,17 @@ class JobQueue:
         Returns what was done; usually nothing. Redis serves no other call meanwhile, so pass a few
         hundred members at most.
         """
-        return await repair.call(self.scripts, shard, word=word, rest=rest, members=members)
+        reply = await self.scripts.run("repair", shard, (word, rest, *members))
+        return {
+            what.decode(): Repaired(times, tuple(found.decode(errors="replace").split()))
+            for what, times, found in zip(reply[::3], reply[1::3], reply[2::3], strict=True)
+        }
 
 
-def _submit_reply(job: NewJob, status: SubmitStatus, waiting: int, job_id: str) -> SubmitReply:
-    if status is SubmitStatus.FULL:
-        return QueueFull(f"{waiting} jobs wait for {job.model!r} already; try again later.")
-    if status is SubmitStatus.JOINED:
-        return JoinedJob(job_id)
-    if status is SubmitStatus.REUSED:
-        return IdempotencyKeyReused(
-            f"This Idempotency-Key was sent with another body, for {job_id}. Send a new key."
-        )
-    if status in _QUOTAS:
-        return QuotaExceeded.of(_QUOTAS[status], waiting)
-    if status is SubmitStatus.LOCKED:
-        return ConversationLocked(
-            "Another request has changed this conversation since this one has read it; try again."
-        )
-    if status is SubmitStatus.GONE:
-        return NotFound("This conversation was deleted, or has expired.")
-    return waiting
+def _held(jobs: Iterable[LeasedJob]) -> list[str]:
+    """What a worker presents of its jobs."""
+    return [word for job in jobs for word in (job.id, job.lease_id)]
 
 
-_QUOTAS = {SubmitStatus.JOBS: "jobs", SubmitStatus.BYTES: "bytes"}
+async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:
+    return parse_acquired(await reply)

@@ -12,7 +12,6 @@ from shared.job.result import INLINE_RESULT_BYTES
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import is_wrong_type
-from shared.store.redis.scripts import set_aside
 
 
 async def page(
@@ -62,7 +61,7 @@ async def _newest(
         for member, score in members:
             job_id = member.decode(errors="replace")
             if shard_of(job_id) is None or not math.isfinite(score):
-                await set_aside.index_member(queue.scripts, shard, tenant, value=member)
+                await queue.set_aside(shard, "jobs", tenant, member)
             else:
                 found.append((int(score), job_id, tenant))
     return sorted(found, reverse=True)[:limit]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.lanes import SUSPECT_LANE
+from shared.job.replies import AcquiredSuspect, IsolationStage
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
-from shared.store.redis.scripts import acquire_suspect, isolate
-from shared.store.redis.scripts.acquire_suspect import AcquiredSuspect
-from shared.store.redis.scripts.isolate import IsolationStage
+from shared.store.redis.scripts.acquire import parse_suspect
+from shared.store.redis.scripts.submit import unique_token
+
+LOCK_SHARD = 0
+"""The shard whose server holds the locks of all pools."""
 
 LOCK_S = 2.0
 """A worker that holds the isolation and does not renew it for so long has lost it."""
@@ -24,13 +27,18 @@ async def waiting(queue: JobQueue, pool: str) -> bool:
 
 async def isolate_worker(queue: JobQueue, pool: str, worker: str, stage: IsolationStage) -> bool:
     """Whether the worker may run the pool's suspects now. Raises redis' errors."""
-    return await isolate.call(queue.scripts, pool=pool, worker=worker, stage=stage, lock_s=LOCK_S)
+    arguments = (pool, worker, stage.value, int(LOCK_S * 1000))
+    return bool(await queue.scripts.run("isolate", LOCK_SHARD, arguments))
 
 
 async def acquire(
     queue: JobQueue, shard: int, worker: str, count: int, lease_s: float, slots: SlotUpdate
 ) -> AcquiredSuspect:
-    """See scripts/acquire_suspect.lua. Raises redis' errors."""
-    return await acquire_suspect.call(
-        queue.scripts, shard, worker=worker, count=count, lease_s=lease_s, slots=slots
-    )
+    """Withdraw the worker's slots, and lease at most `count` (0 or 1) suspects of `slots.pool`.
+
+    Raises redis' errors.
+    """
+    arguments = (
+        slots.pool, worker, count, int(lease_s * 1000), unique_token(), slots.acknowledged,
+    )  # fmt: skip
+    return parse_suspect(await queue.scripts.run("acquire_suspect", shard, arguments))

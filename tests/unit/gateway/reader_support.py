@@ -13,7 +13,7 @@ from gateway.core.relay import Relay
 from shared.job.chunk_template import DeltaEncoder, Item
 from shared.job.frames import FrameKind, encode
 from shared.job.job_log import Delta, Entry, Journal, make_journal
-from shared.store.redis.job_queue import LogPart
+from shared.job.replies import LogPart
 
 JOB = "job_000" + "0" * 24
 BUFFER = 1000

@@ -22,10 +22,10 @@ from shared.job.errors import QueueFull
 from shared.job.frames import FrameKind, encode
 from shared.job.job import Job, NewJob
 from shared.job.job_log import Entry
+from shared.job.replies import LogPart
 from shared.job.states import JobState
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.settings import Settings
-from shared.store.redis.job_queue import LogPart
 from tests.waiting import eventually
 
 JOB = "job_000" + "0" * 24

@@ -12,8 +12,8 @@ from gateway.core import submitter as module
 from gateway.core.submitter import Submitter
 from shared.job.errors import QueueFull
 from shared.job.job import NewJob
+from shared.job.replies import JoinedJob, SubmitReply
 from shared.platform.metrics import GatewayMetrics
-from shared.store.redis.job_queue import JoinedJob, SubmitReply
 from shared.store.redis.redis_client import RedisConnectionError
 from shared.store.redis.redis_link import ScriptsMissing
 

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from shared.job.chunk_template import DeltaDecoder
 from shared.job.job import NO_ORIGIN, LeasedJob, Origin
 from shared.job.job_log import Entry
+from shared.job.replies import LogPart
 from shared.job.result import JobResult
 from shared.platform.metrics import WorkerMetrics
-from shared.store.redis.job_queue import LogPart
-from shared.store.redis.scripts.emit import Step
+from shared.store.redis.scripts.emit import Step, parse_emit
 from tests.unit.steps import SentOutput, SentResult, parse_step
 from worker.core.job_run import JobRun
 from worker.core.lease import Lease
@@ -39,6 +39,8 @@ class RecordingQueue:
     restarted: list[str] = field(default_factory=list)
     """The jobs that were given up because they can't be continued."""
     restart_codes: list[str] = field(default_factory=list)
+
+    parse_emit = staticmethod(parse_emit)
 
     def losses(self, shard: int) -> int:
         return 0

@@ -17,9 +17,9 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from shared.job.job_log import Entry, Transcript, read_journal
+from shared.job.replies import LogPart
 from shared.job.states import JobEvent
 from shared.platform.settings import Settings
-from shared.store.redis.job_queue import LogPart
 from shared.store.redis.redis_client import RedisConnectionError
 from tests.unit.worker.bench import CHAT, Bench
 from tests.waiting import eventually

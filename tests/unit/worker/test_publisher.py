@@ -16,12 +16,13 @@ from prometheus_client import CollectorRegistry
 
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.job_log import Delta, Prompt
+from shared.job.replies import Fenced
 from shared.job.result import INLINE_RESULT_BYTES, JobResult
 from shared.job.states import JobEvent
 from shared.platform.metrics import WorkerMetrics
 from shared.store.redis.redis_client import RedisConnectionError, ResponseError
 from shared.store.redis.redis_link import ScriptsMissing
-from shared.store.redis.scripts.emit import Fenced, Step
+from shared.store.redis.scripts.emit import Step, parse_emit
 from tests.unit.steps import SentOutput, SentResult, parse_step
 from tests.unit.worker.buffers import FENCE_TOKEN, RESULT, make_buffer
 from worker.core import publisher as module
@@ -62,6 +63,8 @@ class Call(NamedTuple):
 
 class RecordingQueue:
     """Records calls. Each waits until `open` is set and takes the next of `replies`, if any."""
+
+    parse_emit = staticmethod(parse_emit)
 
     def __init__(self, shards: int) -> None:
         self.shards = shards

@@ -1,5 +1,6 @@
-"""The Lua scripts, each beside the typed function that calls it; see PROTOCOL.md.
+"""The Lua scripts; see PROTOCOL.md.
 
-`<name>.lua` is the script, `<name>.py` packs its arguments and parses its reply, `common/` holds
-the Lua functions that several scripts use, `loader.py` loads and `runner.py` calls them.
+`common/` holds the Lua functions that several scripts use, `loader.py` loads the scripts and
+`runner.py` calls them. Arguments are packed and replies are parsed where a script is called, of the
+largest in `submit.py`, `acquire.py` and `emit.py`.
 """

@@ -1,60 +1,25 @@
-"""`acquire`: lease queued jobs to a worker, best lane first, and advertise the slots left over.
+"""Packs the arguments of `acquire`, which leases queued jobs to a worker, and parses the reply.
 
 Comes from `worker/core/queue_consumer.py`; the jobs go on in `worker/core/executor.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from shared.job.advertised_slots import SlotUpdate
 from shared.job.job import NO_ORIGIN, LeasedJob, Origin, shard_in
 from shared.job.lanes import SHARED_LANES
-from shared.store.redis.pipelined_connection import Argument, PipelinedConnection
-from shared.store.redis.scripts.runner import Scripts
+from shared.job.replies import Acquired, AcquiredSuspect
+from shared.store.redis.pipelined_connection import Argument
 from shared.store.redis.scripts.submit import unique_token
 
 
-class Acquired(NamedTuple):
-    """The reply."""
-
-    advertised: int
-    """Slots that Redis advertises now: what the update offered less the jobs that were leased; 0 if
-    more jobs may be waiting."""
-    jobs: list[LeasedJob]
-    suspects: bool
-    """Suspects of the pool wait in the shard."""
-
-
-async def call(
-    scripts: Scripts, shard: int, *, worker: str, count: int, lease_s: float, slots: SlotUpdate
-) -> Acquired:
-    """Lease at most `count` jobs of `slots.pool` to `worker`. Raises redis' errors."""
-    arguments = _arguments(worker, count, lease_s, slots)
-    return _parse(await scripts.run("acquire", shard, arguments))
-
-
-def start_on(
-    connection: PipelinedConnection,
-    scripts: Scripts,
-    shard: int,
-    *,
-    worker: str,
-    count: int,
-    lease_s: float,
-    slots: SlotUpdate,
-) -> Coroutine[Any, Any, Acquired]:
-    """`call` on a connection of the caller's; it has been sent when this returns."""
-    arguments = _arguments(worker, count, lease_s, slots)
-    return _acquired(scripts.start_on(connection, "acquire", shard, arguments))
-
-
-async def _acquired(reply: Coroutine[Any, Any, Any]) -> Acquired:
-    return _parse(await reply)
-
-
-def _arguments(worker: str, count: int, lease_s: float, slots: SlotUpdate) -> tuple[Argument, ...]:
+def pack_acquire(
+    worker: str, count: int, lease_s: float, slots: SlotUpdate
+) -> tuple[Argument, ...]:
+    """The script's arguments."""
     lease_ms = int(lease_s * 1000)
     return (
         slots.pool, worker, count, lease_ms, unique_token(), slots.slots, slots.acknowledged,
@@ -62,9 +27,17 @@ def _arguments(worker: str, count: int, lease_s: float, slots: SlotUpdate) -> tu
     )  # fmt: skip
 
 
-def _parse(reply: Sequence[Any]) -> Acquired:
+def parse_acquired(reply: Sequence[Any]) -> Acquired:
+    """The script's reply."""
     now_us, advertised, fence_token, suspects, *jobs = reply
     return Acquired(int(advertised), parse_jobs(now_us, fence_token, *jobs), bool(suspects))
+
+
+def parse_suspect(reply: Sequence[Any]) -> AcquiredSuspect:
+    """The reply of `acquire_suspect`."""
+    now_us, in_flight, fence_token, *jobs = reply
+    leased = parse_jobs(now_us, fence_token, *jobs)
+    return AcquiredSuspect(int(in_flight), leased[0] if leased else None)
 
 
 def parse_jobs(now_us: bytes, fence_token: bytes, *jobs: Sequence[Any]) -> list[LeasedJob]:

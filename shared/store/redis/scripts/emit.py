@@ -1,4 +1,4 @@
-"""`emit`: store and publish the output of one engine step, and end the jobs that finish with it.
+"""Packs the output of one engine step for `emit`, which stores and publishes it.
 
 A token comes from `worker/core/publisher.py`; it goes on, by pub/sub, to
 `gateway/core/relay.py`.
@@ -6,7 +6,6 @@ A token comes from `worker/core/publisher.py`; it goes on, by pub/sub, to
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +15,13 @@ from shared.job.frames import FrameKind, encode, encode_head
 from shared.job.job import LeasedJob
 from shared.job.packing import pack
 from shared.job.record import ResponseInfo, pack_headers
+from shared.job.replies import Fenced
 from shared.job.result import JobResult
 from shared.job.step_log import JobOutput, LogFlush
 from shared.store.redis.pipelined_connection import Argument
-from shared.store.redis.scripts.runner import Scripts, job_states
+from shared.store.redis.scripts.runner import job_states
 
 _ARRAY_OF_THREE = b"\x93"  # msgpack's head
-
-
-class Fenced(Exception):
-    """The worker's fencing token is not valid any more: it must renew before it writes again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,57 +38,27 @@ class Step:
     """msgpack of `[[id, segment, ...], [job result, ...]]`; empty if there are none."""
 
 
-async def call(
-    scripts: Scripts,
-    shard: int,
-    *,
-    worker: str,
-    fence_token: str,
-    step: Step,
-    repeated: bool = False,
-    slots: SlotUpdate | None = None,
-) -> dict[str, str]:
-    """Store and publish one step of one worker and shard.
-
-    `repeated`: the same call may have been carried out before. `slots`: what the worker advertises,
-    if that has changed. Returns the jobs whose result came too late: id -> state. Raises Fenced, or
-    redis' errors.
-    """
-    await scripts.ready(shard)
-    arguments = _arguments(worker, fence_token, step, repeated, slots)
-    # With a new connection the fencing token is over, so this does not connect.
-    return parse(await scripts.start_on_open_connection("emit", shard, arguments))
-
-
-def start(
-    scripts: Scripts,
-    shard: int,
-    *,
+def pack_emit(
     worker: str,
     fence_token: str,
     step: Step,
     slots: SlotUpdate | None,
-) -> asyncio.Future[Any]:
-    """`call` without a coroutine; the result is for `parse`."""
-    arguments = _arguments(worker, fence_token, step, False, slots)
-    return scripts.start_on_open_connection("emit", shard, arguments)
-
-
-def parse(reply: Sequence[bytes] | None) -> dict[str, str]:
-    """The jobs whose result came too late: id -> state. Raises Fenced."""
-    if reply is None:
-        raise Fenced
-    return job_states(reply)
-
-
-def _arguments(
-    worker: str, fence_token: str, step: Step, repeated: bool, slots: SlotUpdate | None
+    *,
+    repeated: bool = False,
 ) -> tuple[Argument, ...]:
+    """The script's arguments."""
     return (
         worker, fence_token, int(repeated), step.frame_sizes, step.frames,
         step.flushes_and_results, *(slots or NO_UPDATE),
         *[part for message in step.messages for part in message],
     )  # fmt: skip
+
+
+def parse_emit(reply: Sequence[bytes] | None) -> dict[str, str]:
+    """The jobs whose result came too late: id -> state. Raises Fenced."""
+    if reply is None:
+        raise Fenced
+    return job_states(reply)
 
 
 def make_step(outputs: Sequence[JobOutput], log_flushes: Sequence[LogFlush] = ()) -> Step:

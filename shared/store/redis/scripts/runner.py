@@ -83,7 +83,7 @@ class _Server:
 class Scripts:
     """Calls scripts on the servers of a fleet. Every script may be repeated after a lost reply.
 
-    Arguments and replies are those of the Lua scripts; the modules beside them pack and parse them.
+    Arguments and replies are those of the Lua scripts.
     """
 
     def __init__(self, servers: Servers) -> None:
@@ -171,6 +171,6 @@ def job_states(reply: Sequence[bytes]) -> dict[str, str]:
     }
 
 
-def text(reply: bytes | None) -> str | None:
-    """A reply that is a string or nil."""
-    return None if reply is None else reply.decode()
+def ids(reply: Sequence[bytes]) -> list[str]:
+    """Of a reply that is an array of job ids."""
+    return [job_id.decode(errors="replace") for job_id in reply]

@@ -1,4 +1,4 @@
-"""`submit`: make jobs and queue each, or lease it straight to a worker with advertised slots.
+"""Packs the jobs of `submit`, which queues or leases each, and parses the reply.
 
 Comes from `gateway/core/submitter.py` by way of the JobQueue; the job goes on in `acquire`, or in
 the worker's control message.
@@ -6,80 +6,63 @@ the worker's control message.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
+from shared.job.errors import (
+    ConversationLocked,
+    IdempotencyKeyReused,
+    NotFound,
+    QueueFull,
+    QuotaExceeded,
+)
 from shared.job.job import NewJob
 from shared.job.packing import pack
 from shared.job.quotas import Quotas
+from shared.job.replies import JoinedJob, SubmitReply
 from shared.store.redis.pipelined_connection import Argument
-from shared.store.redis.scripts.runner import Scripts
 
 
-class SubmitStatus(StrEnum):
-    """What became of a job."""
-
-    OK = "ok"
-    """It was queued or leased."""
-    EXISTS = "exists"
-    """There is a job with this id already, which stays as it is: the call was a repeated one."""
-    JOINED = "joined"
-    """An earlier call with the same idempotency key and body has made a job: nothing was stored."""
-    REUSED = "reused"
-    """The same with another body."""
-    FULL = "full"
-    """Its lane holds as many jobs as it may: nothing was stored."""
-    LOCKED = "locked"
-    """Its conversation has changed since it was read: nothing was stored."""
-    GONE = "gone"
-    """Its conversation was deleted, or has expired: nothing was stored."""
-    JOBS = "jobs"
-    """Its tenant has as many jobs as it may: nothing was stored."""
-    BYTES = "bytes"
-    """Its tenant has as many bytes as it may: nothing was stored."""
+def pack_submit(jobs: Sequence[NewJob], max_depth: int, quotas: Quotas) -> tuple[Argument, ...]:
+    """The script's arguments; the jobs are of one shard."""
+    packed = pack([pack_job(job) for job in jobs])
+    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes
 
 
-# Looked up for every job: calling the enum costs several times as much.
-_STATUS = {status.encode(): status for status in SubmitStatus}
-
-
-class Submitted(NamedTuple):
-    """The reply for one job."""
-
-    status: SubmitStatus
-    waiting: int
-    """Jobs waiting in its lane and shard; 0 if it has a worker already. Of what is too much, how
-    much there is."""
-    job_id: str = ""
-    """The job that the call joins."""
-
-
-async def call(
-    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int, quotas: Quotas
-) -> list[Submitted]:
-    """Submit jobs of one shard; at most `max_depth` may wait in a lane. Raises redis' errors."""
-    return parse(await scripts.run("submit", shard, _arguments(jobs, max_depth, quotas)))
-
-
-def start(
-    scripts: Scripts, shard: int, jobs: Sequence[NewJob], *, max_depth: int, quotas: Quotas
-) -> asyncio.Future[Any]:
-    """`call` without a coroutine where there is a connection; the result is for `parse`."""
-    return scripts.start("submit", shard, _arguments(jobs, max_depth, quotas))
-
-
-def parse(reply: Sequence[Any]) -> list[Submitted]:
-    """The reply, for each job in the order of the call."""
+def parse_submit(jobs: Sequence[NewJob], reply: Sequence[Any]) -> list[SubmitReply]:
+    """What became of each of the jobs."""
     return [
-        Submitted(_STATUS[status], waiting)
-        if type(waiting) is int
-        else Submitted(_STATUS[status], 0, waiting.decode())
-        for status, waiting in zip(reply[::2], reply[1::2], strict=True)
+        value if status in _MADE else parse_refusal(job, status, value)
+        for job, status, value in zip(jobs, reply[::2], reply[1::2], strict=True)
     ]
+
+
+_MADE = (b"ok", b"exists")
+"""`exists`: the call was a repeated one. The value is the number of jobs that wait."""
+_QUOTAS = {b"jobs": "jobs", b"bytes": "bytes"}
+
+
+def parse_refusal(job: NewJob, status: bytes, value: Any) -> SubmitReply:
+    """Why nothing was stored. `value`: the job of the idempotency key; of what is too much, how
+    much there is."""
+    if status == b"full":
+        return QueueFull(f"{value} jobs wait for {job.model!r} already; try again later.")
+    if status == b"joined":
+        return JoinedJob(value.decode())
+    if status == b"reused":
+        return IdempotencyKeyReused(
+            f"This Idempotency-Key was sent with another body, for {value.decode()}. "
+            "Send a new key."
+        )
+    if status == b"locked":
+        return ConversationLocked(
+            "Another request has changed this conversation since this one has read it; try again."
+        )
+    if status == b"gone":
+        return NotFound("This conversation was deleted, or has expired.")
+    return QuotaExceeded.of(_QUOTAS[status], value)
 
 
 def pack_job(job: NewJob) -> tuple[object, ...]:
@@ -119,11 +102,6 @@ def pack_job(job: NewJob) -> tuple[object, ...]:
 
 
 _NO_KEY = (False, False, False)
-
-
-def _arguments(jobs: Sequence[NewJob], max_depth: int, quotas: Quotas) -> tuple[Argument, ...]:
-    packed = pack([pack_job(job) for job in jobs])
-    return packed, max_depth, unique_token(), quotas.jobs, quotas.kept_bytes
 
 
 def unique_token() -> str:

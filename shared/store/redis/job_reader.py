@@ -1,0 +1,133 @@
+"""Reads jobs: records, requests and logs. What can't be read is set aside."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable, Sequence
+
+from shared.job.job import Job, checked_shard, shard_of
+from shared.job.job_log import Entry, parse_segments, segments_behind
+from shared.job.quotas import NO_QUOTAS, Quotas
+from shared.job.record import WHOLE, DamagedRecord, read_job
+from shared.job.replies import LogPart
+from shared.store.redis import keys
+from shared.store.redis.redis_client import ResponseError, is_wrong_type
+from shared.store.redis.scripts.runner import Scripts, job_states
+from shared.store.redis.servers import Servers
+
+log = logging.getLogger("flotilla.queue")
+
+
+class JobReader:
+    """The jobs of a fleet, to be read. Methods raise redis' errors when Redis can't be reached."""
+
+    def __init__(self, servers: Servers, *, shards: int, quotas: Quotas = NO_QUOTAS) -> None:
+        """`quotas`: of each tenant in all shards together."""
+        self.servers = servers
+        self.scripts = Scripts(servers)
+        self.shards = shards
+        self.quotas = quotas.of_shard(shards)
+        """Of each tenant in one shard."""
+        self.reading_log = asyncio.Lock()
+        """For log_parts.py: one part of one log at a time."""
+
+    async def get(self, job_id: str) -> Job | None:
+        """The job, of whatever tenant; the request's body is not read. None if there is none."""
+        shard = shard_of(job_id)
+        if shard is None:
+            return None
+        try:
+            values = await self.servers.of(shard).hmget(keys.job(shard, job_id), WHOLE)
+        except ResponseError as error:
+            values = error
+        return await self.parse_record(job_id, WHOLE, values)
+
+    async def request_body(self, job_id: str) -> bytes:
+        """The body of the job's HTTP request; empty if there is no such job."""
+        body, _ = await self.stored_request(job_id)
+        return body
+
+    async def stored_request(self, job_id: str) -> tuple[bytes, str]:
+        """The body of a stored response's job, and where its input is (`StoredResponse.up_to`)."""
+        shard = checked_shard(job_id)
+        body, up_to = await self.servers.of(shard).hmget(keys.job(shard, job_id), "body", "upto")
+        return body or b"", (up_to or b"").decode()
+
+    async def parse_record(
+        self, job_id: str, fields: Sequence[str], reply: Sequence[bytes | None] | Exception
+    ) -> Job | None:
+        """A Job from the reply to HMGET of these fields of its record; None if there is none.
+
+        A record that can't be read is set aside; the job has failed then. `reply` may be the error
+        of a key of the wrong type; other errors are raised.
+        """
+        try:
+            if not isinstance(reply, Exception):
+                return read_job(job_id, fields, reply)
+            if not is_wrong_type(reply):
+                raise reply
+            damaged = DamagedRecord(job_id, "", b"")
+        except DamagedRecord as error:
+            damaged = error
+        shard = checked_shard(job_id)
+        log.error("set aside: %s", damaged)
+        await self.set_aside(shard, "job", job_id, damaged.value, damaged.field)
+        key = keys.job(shard, job_id)
+        try:
+            return read_job(job_id, fields, await self.servers.of(shard).hmget(key, fields))
+        except DamagedRecord:  # it changes as fast as it is read
+            return None
+
+    async def set_aside(
+        self, shard: int, what: str, subject: str, value: bytes, field: str = ""
+    ) -> None:
+        """Move what can't be read to the dead letters, unless it has changed since.
+
+        `what`: `job`, whose record's `field` has this value; the job fails with `record_damaged`,
+        but a damaged `history` is set aside alone. `log`: a segment of a job's log. `jobs`: a
+        member of a tenant's index. `subject`: the id of the job, or the tenant.
+        """
+        await self.scripts.run("set_aside", shard, (what, subject, field, value))
+
+    async def read_log(
+        self,
+        job_id: str,
+        after: int,
+        most_bytes: int | None = None,
+        most_parsed: float = math.inf,
+    ) -> LogPart:
+        """The job's log behind entry number `after`; with `most_bytes` perhaps not all of it.
+
+        `most_parsed`: the entries are left out if their segments have more bytes.
+        """
+        shard = checked_shard(job_id)
+        arguments = (job_id, after, "" if most_bytes is None else most_bytes)
+        generation, more, *segments = await self.scripts.run("read_log", shard, arguments)
+        generation, more = int(generation or 0), bool(more)
+        behind = segments_behind(segments, after)
+        size = sum(map(len, behind))
+        if size > most_parsed:
+            return LogPart(generation, [], more, size)
+        damaged: list[bytes] = []
+        entries = parse_segments(behind, after, damaged)
+        if damaged:
+            log.error("set aside: %d segments of the log of %s can't be read", len(damaged), job_id)
+            for segment in damaged:
+                await self.set_aside(shard, "log", job_id, segment)
+        return LogPart(generation, entries, more, size)
+
+    async def entries(self, job_id: str, after: int) -> list[Entry]:
+        """The job's log entries behind number `after`."""
+        return (await self.read_log(job_id, after)).entries
+
+    async def last_entry(self, job_id: str) -> Entry | None:
+        """The log's last entry; None if it is empty."""
+        reply = await self.scripts.run("read_log", checked_shard(job_id), (job_id, "", ""))
+        entries = parse_segments(reply[2:][-1:])
+        return entries[-1] if entries else None
+
+    async def ended(self, shard: int, job_ids: Iterable[str]) -> dict[str, str]:
+        """Those of the shard's jobs that have ended: id -> state, `gone` if there is no record."""
+        return job_states(await self.scripts.run("find_ended", shard, tuple(job_ids)))

@@ -1,4 +1,4 @@
-"""`python -m gateway` runs one gateway process. Settings come from the environment."""
+"""`python -m gateway` runs one gateway process. GatewaySettings come from the environment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ import uvicorn
 
 from gateway.apis.openai.inference import InferenceApp
 from gateway.app import create_app
+from gateway.gateway_settings import GatewaySettings
 from gateway.http.connection import Connection
 from gateway.http.connection_limits import Connections, most_connections, raise_descriptor_limit
 from gateway.http.half_open import limit_half_open
 from gateway.http.uvicorn_protocol import refuse_unknown_protocol
+from gateway.listen_settings import LOOPBACK
 from shared.job.errors import GatewayStopped
 from shared.platform import fast_paths, logs, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
-from shared.platform.settings import LOOPBACK, Settings, SettingsError, load_settings
+from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis import eviction
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.format_version import refuse_other_format
@@ -36,7 +38,7 @@ _CLOSE_S = 1
 def main() -> None:
     """Serve until a signal. Exits with 2 if a setting or the installed uvicorn can't be used."""
     try:
-        settings = load_settings()
+        settings = load_settings(GatewaySettings)
         _check_keys(settings)
         refuse_unknown_protocol()
         logs.set_up(settings.log_level, settings.log_format)
@@ -138,7 +140,7 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(_CLOSE_S, os._exit, os.EX_OK)
 
 
-def _check_keys(settings: Settings) -> None:
+def _check_keys(settings: GatewaySettings) -> None:
     """Raises SettingsError if other hosts can connect and no keys are configured."""
     if settings.host not in LOOPBACK and not settings.keyless and not settings.tenants():
         raise SettingsError(
@@ -147,7 +149,7 @@ def _check_keys(settings: Settings) -> None:
         )
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: GatewaySettings) -> socket.socket:
     """The listening socket, opened first so that a port in use is the first error.
 
     Raises SettingsError.

@@ -39,6 +39,7 @@ from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
 from gateway.core.tenants import tenants_in
 from gateway.core.unwatcher import Unwatcher
+from gateway.gateway_settings import GatewaySettings
 from gateway.http import error_response as errors
 from gateway.http.access_log import AccessLog
 from gateway.http.auth import DEFAULT_TENANT, Authenticator
@@ -58,7 +59,6 @@ from shared.job.quotas import Quotas
 from shared.platform import logs, tracing
 from shared.platform.malformed import MalformedValues
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis import durability, eviction
 from shared.store.redis.detector import Detector
@@ -76,7 +76,7 @@ log = logging.getLogger("flotilla.gateway")
 _SUBSCRIBE_S = 5.0
 
 
-def create_app(settings: Settings) -> InferenceApp:
+def create_app(settings: GatewaySettings) -> InferenceApp:
     """The ASGI application of one gateway; it connects to Redis when it starts.
 
     Raises SettingsError.
@@ -150,12 +150,12 @@ def create_app(settings: Settings) -> InferenceApp:
     return InferenceApp(app, authenticator, metrics, access, web_pages)
 
 
-def _quotas(settings: Settings) -> Quotas:
+def _quotas(settings: GatewaySettings) -> Quotas:
     return Quotas(settings.max_kept_jobs, settings.max_kept_conversations, settings.max_kept_bytes)
 
 
 def _make_gateway(
-    settings: Settings, pools: Pools, metrics: GatewayMetrics, registry: CollectorRegistry
+    settings: GatewaySettings, pools: Pools, metrics: GatewayMetrics, registry: CollectorRegistry
 ) -> Gateway:
     """All objects of the process. Needs a running event loop."""
     gateway_id = f"gw-{secrets.token_hex(6)}"
@@ -181,7 +181,7 @@ def _make_gateway(
         fleet.wait_reason,
         partial(job_object.full, queue, fleet),
     )
-    factory = JobFactory(settings, gateway_id, relay.is_subscribed)
+    factory = JobFactory(settings, pools, gateway_id, relay.is_subscribed)
     conversations_store = Conversations(queue, factory, settings)
     submitter = Submitter(
         queue,

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from xdist.scheduler import LoadScopeScheduling
 
-from shared.platform.settings import Settings
 from tests.redis_server import RedisServer
+from tests.settings import Settings
 from worker.engines.interface import Engine
 
 ROOT = Path(__file__).parent.parent
@@ -111,7 +111,8 @@ async def vllm_engine() -> AsyncIterator[Engine]:
     from worker.engines.vllm.engine import VllmEngine
 
     processor = "worker.engines.vllm.forced_replay:ForcedReplay"
-    engine = VllmEngine(Settings(engine_args=f"--dtype float32 --logits-processors {processor}"))
+    settings = Settings(engine_args=f"--dtype float32 --logits-processors {processor}")
+    engine = VllmEngine(settings, settings.described.own)
     await engine.start()
     yield engine
     engine.close()

@@ -24,6 +24,8 @@ MODEL_FILES = (
 PLATFORM, JOB, STORE = "shared/platform", "shared/job", "shared/store/redis"
 FLEET, API = "shared/fleet", "shared/api"
 AUTOSCALER, OVERVIEW = "gateway/ops/autoscaler", "gateway/ops/overview"
+LISTEN, SETTINGS = "gateway/listen_settings.py", "gateway/gateway_settings.py"
+WORKER_SETTINGS = "worker/worker_settings.py"
 LAYERS: dict[str, set[str]] = {
     # Which folders the files of a folder may import, beside their own. No circle.
     JOB: set(),
@@ -32,30 +34,34 @@ LAYERS: dict[str, set[str]] = {
     STORE: {PLATFORM, JOB},
     FLEET: {PLATFORM, JOB, STORE},
     "shared/client": set(),
-    "gateway/http": {PLATFORM, JOB, STORE, API},
-    "gateway/core": {PLATFORM, JOB, STORE, FLEET, API, "gateway/http"},
+    LISTEN: {PLATFORM},
+    SETTINGS: {PLATFORM, FLEET, LISTEN},
+    "gateway/http": {PLATFORM, JOB, STORE, API, LISTEN, SETTINGS},
+    "gateway/core": {PLATFORM, JOB, STORE, FLEET, API, SETTINGS, "gateway/http"},
     AUTOSCALER: {PLATFORM, JOB, STORE, FLEET},
     OVERVIEW: {PLATFORM, JOB, STORE, FLEET, AUTOSCALER, "gateway/core"},
     "gateway/apis": {
-        PLATFORM, JOB, STORE, FLEET, API, AUTOSCALER, OVERVIEW, "gateway/http", "gateway/core",
+        PLATFORM, JOB, STORE, FLEET, API, SETTINGS, AUTOSCALER, OVERVIEW, "gateway/http",
+        "gateway/core",
     },
     "gateway/ops": {JOB, STORE, "gateway/http", "gateway/core", "gateway/apis"},
     "gateway/maintenance": {PLATFORM, JOB, STORE, FLEET, AUTOSCALER},
-    "gateway/launcher": {PLATFORM, STORE, FLEET, AUTOSCALER, "gateway/maintenance"},
+    "gateway/launcher": {PLATFORM, STORE, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},
     "gateway": {
-        PLATFORM, JOB, STORE, FLEET, OVERVIEW, "gateway/http", "gateway/core", "gateway/apis",
-        "gateway/ops",
+        PLATFORM, JOB, STORE, FLEET, LISTEN, SETTINGS, OVERVIEW, "gateway/http", "gateway/core",
+        "gateway/apis", "gateway/ops",
     },
-    "worker/demo": {PLATFORM},
+    "worker/demo": {FLEET},
+    WORKER_SETTINGS: {FLEET},
     "worker/engines": set(),
-    "worker/engines/simulated": {PLATFORM, API, "worker/engines"},
-    "worker/engines/vllm": {PLATFORM, "worker/engines"},
-    "worker/core": {PLATFORM, JOB, STORE, FLEET, API, "worker/engines"},
-    "worker/plugins/hooks": {PLATFORM, JOB, "worker/core"},
+    "worker/engines/simulated": {PLATFORM, FLEET, API, "worker/engines"},
+    "worker/engines/vllm": {PLATFORM, FLEET, "worker/engines"},
+    "worker/core": {PLATFORM, JOB, STORE, FLEET, API, WORKER_SETTINGS, "worker/engines"},
+    "worker/plugins/hooks": {PLATFORM, JOB, FLEET, "worker/core"},
     "worker": {
-        PLATFORM, STORE, FLEET, "worker/core", "worker/engines", "worker/engines/simulated",
-        "worker/engines/vllm", "worker/plugins/hooks",
+        PLATFORM, STORE, FLEET, WORKER_SETTINGS, "worker/core", "worker/engines",
+        "worker/engines/simulated", "worker/engines/vllm", "worker/plugins/hooks",
     },
 }  # fmt: skip
 LAYER_EXCEPTIONS = {

@@ -1,4 +1,4 @@
-"""`python -m worker`: one worker process. Settings come from the environment."""
+"""`python -m worker`: one worker process. WorkerSettings come from the environment."""
 
 from __future__ import annotations
 
@@ -10,42 +10,47 @@ import sys
 import uvloop
 from prometheus_client import REGISTRY
 
-from shared.fleet.pools import worker_settings
+from shared.fleet.pool import Pool
+from shared.fleet.pools import load_pools
 from shared.platform import fast_paths, logs, tracing
 from shared.platform.loop_watchdog import LoopWatchdog
-from shared.platform.settings import Settings, SettingsError, load_settings
+from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis import eviction
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.format_version import refuse_other_format
 from worker.core.lifecycle import Worker
 from worker.core.plugin import Plugins
 from worker.engines.interface import Engine
+from worker.engines.simulated.simulated_settings import SimulatedSettings
+from worker.engines.vllm.vllm_settings import VllmSettings
+from worker.plugins.hooks.hook_settings import HookSettings
 from worker.plugins.hooks.hooks_plugin import load_hooks
+from worker.worker_settings import WorkerSettings
 
 
-def _engine(settings: Settings) -> Engine:
+def _engine(pool: Pool) -> Engine:
     # Imported here because importing vLLM takes ten seconds, which a simulated worker saves.
-    if settings.engine == "simulated":
+    if pool.engine == "simulated":
         from worker.engines.simulated.engine import SimulatedEngine
 
-        return SimulatedEngine(settings)
+        return SimulatedEngine(load_settings(SimulatedSettings), pool)
     from worker.engines.vllm.engine import VllmEngine
 
-    return VllmEngine(settings)
+    return VllmEngine(load_settings(VllmSettings), pool)
 
 
-def _plugins(settings: Settings) -> Plugins:
+def _plugins(pool: Pool) -> Plugins:
     """The table of plug-ins: a worker goes on without one whose folder and line are deleted."""
     return Plugins(
-        around_runs=load_hooks(settings.hooks, settings.hook_timeout_s, REGISTRY),
+        around_runs=load_hooks(pool.hooks, load_settings(HookSettings).hook_timeout_s, REGISTRY),
     )
 
 
-async def _run(settings: Settings) -> int:
+async def _run(settings: WorkerSettings, pool: Pool) -> int:
     await eviction.refuse_evicting(settings.all_redis_urls)
     await refuse_volatile(settings.all_redis_urls, durable=settings.durable)
     await refuse_other_format(settings.all_redis_urls, settings.shards)
-    worker = Worker(settings, _engine(settings), plugins=_plugins(settings))
+    worker = Worker(settings, pool, _engine(pool), plugins=_plugins(pool))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
@@ -57,11 +62,12 @@ async def _run(settings: Settings) -> int:
 def main() -> None:
     """Run until a signal or the engine's end; exits with 0, 1 (failure) or 2 (settings)."""
     try:
-        settings = worker_settings(load_settings())
+        settings = load_settings(WorkerSettings)
+        pool = load_pools(settings).own
         logs.set_up(settings.log_level, settings.log_format)
         fast_paths.configure(settings.fast_paths)
         tracing.check(settings.otlp_traces_endpoint)
-        code = uvloop.run(_run(settings))
+        code = uvloop.run(_run(settings, pool))
     except SettingsError as error:
         print(f"flotilla worker: {error}", file=sys.stderr)
         sys.exit(2)

@@ -10,7 +10,7 @@ import httpx
 
 from docs.builder.tables import plain, table
 from gateway.app import create_app
-from shared.platform.settings import Settings
+from gateway.gateway_settings import GatewaySettings
 
 Schema = Mapping[str, Any]
 
@@ -40,7 +40,7 @@ _BODIES = "schemas.md"
 
 async def description() -> Schema:
     """The description that a gateway without API keys serves."""
-    transport = httpx.ASGITransport(create_app(Settings()))
+    transport = httpx.ASGITransport(create_app(GatewaySettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.get("/openapi.json")
         answer.raise_for_status()

@@ -1,30 +1,27 @@
-"""The page of all settings, from their declarations in shared/platform/setting_groups/."""
+"""The page of all settings, from the classes that declare them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
-from pydantic_settings import BaseSettings
 
 from docs.builder.tables import table
-from shared.platform.setting_groups.errors import PREFIX
-from shared.platform.setting_groups.every_process import EveryProcessSettings
-from shared.platform.setting_groups.fields import FieldSettings
-from shared.platform.setting_groups.maintenance import MaintenanceSettings
-from shared.platform.setting_groups.pool_entry import AutoscaleEntry, FileSettings, PoolEntry
-from shared.platform.setting_groups.worker import SimulatedEngineSettings
-from shared.platform.settings import Settings
+from gateway.listen_settings import ListenSettings
+from shared.fleet.fleet_settings import FleetSettings
+from shared.fleet.pool import AutoscaleEntry, PoolDefaults, PoolEntry
+from shared.fleet.pool_settings import PoolSettings, WorkerPlaceSettings
+from shared.platform.settings import PREFIX, ProcessSettings, declared
 
-TITLES = {
-    EveryProcessSettings: "Every process",
-    FieldSettings: "Fields of requests",
-    MaintenanceSettings: "Maintenance and autoscaler",
-    SimulatedEngineSettings: "Simulated engine",
-    FileSettings: "flotilla.yaml",
+TITLES: dict[type[BaseModel], str] = {
+    ProcessSettings: "Every process",
+    FleetSettings: "Every process of a fleet",
+    PoolDefaults: "All pools",
+    ListenSettings: "Gateway: address and keys",
+    WorkerPlaceSettings: "Worker: address and end",
 }
-"""Of groups whose class is not named like the page's heading."""
+"""Of classes that are not named like the page's heading."""
 _UNITS = {"_s": "seconds", "_ms": "milliseconds", "_us": "microseconds", "_bytes": "bytes"}
 _MIB = 1 << 20
 _INTRODUCTION = """\
@@ -34,8 +31,15 @@ Every setting is a variable, a key of [flotilla.yaml](models.md), and for some c
 first of these that is set holds: flag, variable, file `/run/secrets/flotilla_<name>`,
 flotilla.yaml, default. A name that is no setting stops the process with a line that names it and
 the nearest one. `flotilla config check` checks all of them, `flotilla config show --origin` prints
-where each value comes from. This page is made of the declarations in
-`shared/platform/setting_groups/`.
+where each value comes from. This page is made of their declarations: each process has a class of
+settings, with those that it shares with others.
+"""
+
+_POOLS = """\
+## Keys of a pool
+
+Under `pools` in flotilla.yaml ([examples](models.md)). A key that is a setting of all pools too is
+as that where it is not set.
 """
 
 
@@ -54,8 +58,8 @@ def page() -> str:
     for group in groups():
         title = TITLES.get(group) or group.__name__.removesuffix("Settings")
         parts.append(f"## {title}\n\n{group.__doc__}\n")
-        parts.append(_table(rows(group), "variable", PREFIX))
-    parts.append("## Keys of a pool\n\nUnder `pools` in flotilla.yaml ([examples](models.md)).\n")
+        parts.append(_table(rows(group, group.__annotations__), "variable", PREFIX))
+    parts.append(_POOLS)
     parts.append(_table(rows(PoolEntry), "key", ""))
     parts.append("## Keys of a pool's `autoscale`\n\nEmpty: as the setting `autoscale_*`.\n")
     parts.append(_table(rows(AutoscaleEntry), "key", ""))
@@ -63,24 +67,37 @@ def page() -> str:
 
 
 def groups() -> list[type[BaseModel]]:
-    """The classes that declare the settings, each for the processes that read it."""
-    return [base for base in Settings.__bases__ if base is not BaseSettings]
+    """The classes that declare settings: first those that several processes share."""
+    found = dict.fromkeys(
+        (
+            ProcessSettings,
+            FleetSettings,
+            *(e for kind in declared() for e in reversed(kind.__mro__)),
+        )
+    )
+    return [
+        each
+        for each in found
+        if issubclass(each, BaseModel)
+        and any(name in each.model_fields for name in vars(each).get("__annotations__", ()))
+    ]
 
 
-def rows(group: type[BaseModel]) -> Iterator[Row]:
-    """The settings of a group."""
+def rows(group: type[BaseModel], names: Iterable[str] = ()) -> Iterator[Row]:
+    """The settings of a group; with `names`, only these."""
     schema = group.model_json_schema(mode="validation")
     for name, field in group.model_fields.items():
+        if names and name not in names:
+            continue
         values = schema["properties"][name]
         meaning = field.description or _inherited(group, name)
         yield Row(name, _values(name, values), _default(name, field.default), meaning)
 
 
 def _inherited(group: type[BaseModel], name: str) -> str:
-    """What a pool's key means that has no description: that of the setting for all pools."""
-    setting = f"autoscale_{name}" if group is AutoscaleEntry else name
-    known = Settings.model_fields.get(setting)
-    return f"`{PREFIX}{setting.upper()}`: {known.description}" if known else ""
+    """What a key of a pool's `autoscale` means: the same as the setting for all pools."""
+    setting = f"autoscale_{name}"
+    return f"`{PREFIX}{setting.upper()}`: {PoolSettings.model_fields[setting].description}"
 
 
 def _table(settings: Iterator[Row], heading: str, prefix: str) -> str:

@@ -17,9 +17,9 @@ from gateway.core.relay import Relay
 from gateway.core.stream_context import StreamContext
 from gateway.core.submitter import Submitter
 from gateway.core.tenants import Tenant
+from gateway.gateway_settings import GatewaySettings
 from gateway.ops.overview.sampler import Sampler
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.format_version import FormatMonitor
@@ -31,7 +31,7 @@ class Gateway:
     """Made once, when the process starts; of the package, only `routes` and `app.py` see it."""
 
     id: str
-    settings: Settings
+    settings: GatewaySettings
     queue: JobQueue
     factory: JobFactory
     submitter: Submitter

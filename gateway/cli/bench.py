@@ -16,7 +16,7 @@ import typer
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.exit_codes import CommandError, ExitCode
 from gateway.cli.output import note, show, table
-from shared.platform.settings import Settings, to_environment
+from shared.platform.settings import to_environment
 
 # As a process of its own: vLLM takes ten seconds to load, and the gateway's image does not have it.
 _VLLM = "worker.engines.vllm.cli"
@@ -57,7 +57,7 @@ def bench(
     card = _model(session, _value(given, "--model"))
     command = [sys.executable, "-m", _VLLM, "bench", "serve", *arguments(session.client.url, card)]
     key = session.client.where.headers.get("authorization", "").removeprefix("Bearer ")
-    environment = to_environment(Settings()) | ({"OPENAI_API_KEY": key} if key else {})
+    environment = to_environment("") | ({"OPENAI_API_KEY": key} if key else {})
     began = time.monotonic()
     ended = subprocess.run([*command, *given], env=environment, check=False)  # noqa: S603
     if ended.returncode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -15,12 +15,14 @@ from gateway.cli.command import AsJson, examples
 from gateway.cli.exit_codes import ExitCode
 from gateway.launcher import torchserve_config as torchserve
 from gateway.launcher.local_redis import without_password
-from shared.fleet.pools import Pool, load_pools
+from shared.fleet.pool import Pool, PoolEntry
+from shared.fleet.pool_settings import PoolSettings
+from shared.fleet.pools import Pools, load_pools
 from shared.platform import config_file
 from shared.platform.settings import (
-    Settings,
+    ProcessSettings,
     SettingsError,
-    load_settings,
+    load_all,
     origin,
     pool_key_origin,
 )
@@ -50,15 +52,15 @@ class Line(NamedTuple):
 )
 def check(config: Config = None, as_json: AsJson = False) -> None:
     """Check every setting of flotilla.yaml, variables and secret files; 2 if one is wrong."""
-    settings = _load(config)
-    pools = _pools(settings)
+    settings, pools = _load(config)
+    file = settings[0].config
     if as_json:
-        file = str(settings.config) if settings.config else None
-        found = [pool.model_dump(mode="json") for pool in pools]
-        print(json.dumps({"object": "config.check", "file": file, "pools": found}, indent=2))
+        data = [pool.model_dump(mode="json") for pool in pools.all]
+        path = str(file) if file else None
+        print(json.dumps({"object": "config.check", "file": path, "pools": data}, indent=2))
         return
-    print(f"{settings.config or 'no flotilla.yaml'}: fine")
-    for pool in pools:
+    print(f"{file or 'no flotilla.yaml'}: fine")
+    for pool in pools.all:
         print(f"  {_summary(pool)}")
 
 
@@ -69,24 +71,26 @@ def show(
         bool, typer.Option("--origin", help="Add where each value comes from.")
     ] = False,
     with_defaults: Annotated[
-        bool, typer.Option("--all", help="Show the settings that have their default, too.")
+        bool, typer.Option("--all", help="Print the settings that have their defaults, too.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the settings that hold, as a flotilla.yaml; keys and passwords are hidden."""
-    settings = _load(config)
-    _pools(settings)
-    file = config_file.read(settings.config) if settings.config else {}
+    """Print the settings that differ from their defaults, as a flotilla.yaml, without secrets."""
+    settings, _ = _load(config)
+    path = settings[0].config
+    file = config_file.read(path) if path else {}
+    found = list(lines(settings, {"config": config}, file, with_defaults=with_defaults))
     if as_json:
-        found = lines(settings, {"config": config}, file, with_defaults=with_defaults)
         data = [
             {"setting": ".".join(each.keys), "value": each.value, "origin": each.origin}
             for each in found
         ]
         print(json.dumps({"object": "list", "data": data}, indent=2))
         return
+    if not found:
+        print(f"# {path or 'no flotilla.yaml'}: every setting has its default; --all prints them")
     begun: tuple[str, ...] = ()
-    for line in lines(settings, {"config": config}, file, with_defaults=with_defaults):
+    for line in found:
         for depth, key in enumerate(line.keys[:-1]):
             if line.keys[: depth + 1] != begun[: depth + 1]:
                 print(f"{'  ' * depth}{key}:")
@@ -122,20 +126,21 @@ def converted(path: Path, name: str = "model") -> str:
 
 
 def lines(
-    settings: Settings,
+    settings: Iterable[ProcessSettings],
     flags: Mapping[str, Any],
     file: Mapping[str, Any],
     *,
     with_defaults: bool = False,
 ) -> Iterator[Line]:
-    """The settings with their values and origins, the pools last."""
-    for name in type(settings).model_fields:
-        if name in ("config", "pools"):
-            continue
+    """The settings of all processes with their values and origins, the pools last."""
+    values = {name: value for each in settings for name, value in each}
+    pools: dict[str, PoolEntry] = values.pop("pools")
+    del values["config"]
+    for name, value in values.items():
         source = origin(name, flags, file)
         if source != "default" or with_defaults:
-            yield Line((name,), _shown(getattr(settings, name)), source)
-    for pool, entry in settings.pools.items():
+            yield Line((name,), _shown(value), source)
+    for pool, entry in pools.items():
         for key, value in entry.model_dump(exclude_unset=not with_defaults, mode="json").items():
             given = key in entry.model_fields_set
             source = pool_key_origin(pool, key) if given else "default"
@@ -154,7 +159,7 @@ def _shown(value: Any) -> Any:
 
 
 def _summary(pool: Pool) -> str:
-    least, most = pool.workers
+    least, most = pool.range
     workers = f"{least}" if least == most else f"{least} to {most}"
     version = f", version {pool.version}, weight {pool.weight}" if pool.version else ""
     adapters = f", adapters {', '.join(pool.adapters)}" if pool.adapters else ""
@@ -162,16 +167,11 @@ def _summary(pool: Pool) -> str:
     return f"pool {pool.name}: {names}{version}{adapters}; {pool.engine}; workers: {workers}"
 
 
-def _load(config: Path | None) -> Settings:
+def _load(config: Path | None) -> tuple[list[ProcessSettings], Pools]:
+    """The settings of every process, and the pools that they describe."""
     try:
-        return load_settings(config=config)
-    except SettingsError as error:
-        _fail(error)
-
-
-def _pools(settings: Settings) -> tuple[Pool, ...]:
-    try:
-        return load_pools(settings).all
+        found = load_all(config=config)
+        return found, load_pools(next(each for each in found if isinstance(each, PoolSettings)))
     except SettingsError as error:
         _fail(error)
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
+from gateway.cli.client_settings import ClientSettings
 from gateway.cli.exit_codes import CommandError, ExitCode, of_status
 from gateway.launcher import run_file
 from shared.client.sse import EventSplitter, field, is_comment
@@ -54,7 +55,7 @@ def address(url: str | None = None, key_file: Path | None = None) -> Address:
     The key is the first line of `key_file`, else FLOTILLA_API_KEY. Raises CommandError.
     """
     try:
-        settings = load_settings(url=url)
+        settings = load_settings(ClientSettings, url=url)
         key = settings.api_key.get_secret_value()
         if key_file is not None:
             key = (key_file.read_text().split("\n") or [""])[0].strip()

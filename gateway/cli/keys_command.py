@@ -8,16 +8,28 @@ from typing import Any
 import typer
 from rich.console import RenderableType
 from rich.text import Text
+from typer.core import TyperGroup
 
 from gateway.cli.command import Session, gateway_command
 from gateway.cli.output import figure, since, table
 
-app = typer.Typer()
+
+class _ListByDefault(TyperGroup):
+    """`flotilla keys` is `flotilla keys ls`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See click.Command."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["ls", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(help="Who may call the fleet, and what each has used.", cls=_ListByDefault)
 _USED = ("requests", "failed", "prompt_tokens", "completion_tokens")
 
 
-@gateway_command(app, "keys", "flotilla keys", "flotilla keys --json")
-def keys(session: Session) -> None:
+@gateway_command(app, "ls", "flotilla keys ls", "flotilla keys ls --json")
+def ls(session: Session) -> None:
     """List the tenants that have API keys, what they may do, and how much they have used."""
     session.show(session.client.get("/admin/keys"), lambda body: _table(body["data"]))
 

@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (processes, chat, submit, top, bench, doctor, keys):
+for group in (processes, chat, submit, top, bench, doctor):
     app.add_typer(group.app)  # without a name its commands are the app's
 jobs.app.add_typer(job_actions.app)
 app.add_typer(jobs.app, name="jobs")
@@ -32,6 +32,7 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(workers.app, name="workers")
 app.add_typer(queues.app, name="queue")
 app.add_typer(scale.app, name="scale")
+app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 
 

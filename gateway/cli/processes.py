@@ -1,15 +1,17 @@
 """`flotilla up`, `gateway`, `worker` and `maintenance`: the processes of a fleet.
 
-Every flag is one of the settings in shared/platform/settings.py.
+Every flag is a setting of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -18,9 +20,16 @@ from gateway.cli.command import examples
 from gateway.cli.exit_codes import ExitCode
 from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher import run_file
+from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.up import up as run_up
 from shared.fleet.pools import load_pools
-from shared.platform.settings import Settings, SettingsError, load_settings, to_environment
+from shared.platform.settings import (
+    SettingsError,
+    declared,
+    load_all,
+    load_settings,
+    to_environment,
+)
 
 app = typer.Typer()
 
@@ -77,22 +86,19 @@ def up(
         "port": port,
         "redis_url": redis_url,
     }
-    settings = _settings(**flags)
-    if settings.pools and (workers is not None or autoscale is not None):
-        raise typer.BadParameter(
-            f"{settings.config} has the numbers of workers, `workers` of each pool",
-            param_hint="--autoscale" if workers is None else "--workers",
-        )
-    if autoscale is not None:
-        settings = _settings(
-            **flags, autoscale=f"{load_pools(settings).own.served_model_name}={autoscale}"
-        )
-    try:
+    with _usage_errors():
+        load_all(**flags)  # of all processes: one that can't start would be found after minutes
+        settings = load_settings(LauncherSettings, **flags)
+        if settings.pools and (workers is not None or autoscale is not None):
+            raise typer.BadParameter(
+                f"{settings.config} has the numbers of workers, `workers` of each pool",
+                param_hint="--autoscale" if workers is None else "--workers",
+            )
+        if autoscale is not None:
+            flags["autoscale"] = f"{load_pools(settings).own.served_names[0]}={autoscale}"
+            settings = load_settings(LauncherSettings, **flags)
         with alone_in_foreground():
             status = asyncio.run(run_up(settings, workers or 1))
-    except SettingsError as error:
-        print(f"flotilla up: {error}", file=sys.stderr)
-        status = ExitCode.USAGE
     raise typer.Exit(status)
 
 
@@ -108,7 +114,9 @@ def gateway(
     config: Config = None,
 ) -> None:
     """Run the gateway: the OpenAI-compatible HTTP API."""
-    settings = _settings(
+    _become(
+        "gateway",
+        "gateway",
         config=config,
         host=host,
         port=port,
@@ -116,7 +124,6 @@ def gateway(
         api_keys_file=api_keys_file,
         log_level=log_level,
     )
-    _become("gateway", settings)
 
 
 @app.command(
@@ -141,7 +148,9 @@ def worker(
     config: Config = None,
 ) -> None:
     """Run one worker: it hosts vLLM and takes jobs."""
-    settings = _settings(
+    _become(
+        "worker",
+        "worker",
         config=config,
         model=model,
         served_model_name=served_model_name,
@@ -154,7 +163,6 @@ def worker(
         redis_url=redis_url,
         log_level=log_level,
     )
-    _become("worker", settings)
 
 
 @app.command(
@@ -166,8 +174,13 @@ def maintenance(
     redis_url: RedisUrl = None, log_level: LogLevel = None, config: Config = None
 ) -> None:
     """Run the maintenance process: repairs, clean-up, the autoscaler. One is enough."""
-    settings = _settings(config=config, redis_url=redis_url, log_level=log_level)
-    _become("gateway.maintenance", settings)
+    _become(
+        "maintenance",
+        "gateway.maintenance",
+        config=config,
+        redis_url=redis_url,
+        log_level=log_level,
+    )
 
 
 def _converted(model_config: Path, config: Path | None) -> Path:
@@ -185,16 +198,20 @@ def _converted(model_config: Path, config: Path | None) -> Path:
     return path
 
 
-def _settings(**flags: Any) -> Settings:
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Prints a SettingsError, and ends the command."""
     try:
-        return load_settings(**flags)
+        yield
     except SettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(ExitCode.USAGE) from error
 
 
-def _become(module: str, settings: Settings) -> None:
+def _become(process: str, module: str, **flags: Any) -> NoReturn:
     """Replace this process, so that signals and the exit status are the program's own."""
+    with _usage_errors():
+        settings = load_settings(declared(process)[0], **flags)
     os.execve(  # noqa: S606
-        sys.executable, [sys.executable, "-m", module], to_environment(settings)
+        sys.executable, [sys.executable, "-m", module], to_environment(process, settings)
     )

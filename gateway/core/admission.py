@@ -16,13 +16,13 @@ from gateway.core.message_shapes import check_items
 from gateway.core.on_disconnect import on_disconnect_in
 from gateway.core.prompt_limits import PromptSize, check_input, check_prompt_size, prompt_size
 from gateway.core.response_request import ResponseRequest, response_request
+from gateway.gateway_settings import GatewaySettings
 from shared.api.endpoint import Endpoint, ModelField, StreamFormat
 from shared.api.field_policy import check_fields, check_permission, restricted_parts
 from shared.fleet.registry import ModelInfo
 from shared.job.adapter_queues import pool_of
 from shared.job.errors import BadRequest, IntakeStopped
 from shared.job.lanes import DEFAULT, FLEX, PRIORITY
-from shared.platform.settings import Settings
 
 _LANE_OF_TIER = {
     None: DEFAULT,
@@ -51,7 +51,7 @@ class CheckedRequest(NamedTuple):
 
 
 def check_request(
-    endpoint: Endpoint, fields: Mapping[str, Any], settings: Settings
+    endpoint: Endpoint, fields: Mapping[str, Any], settings: GatewaySettings
 ) -> CheckedRequest:
     """Check the fields of a body against the endpoint's row of the table. Raises BadRequest."""
     policy = endpoint.policy

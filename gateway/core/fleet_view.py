@@ -155,7 +155,7 @@ class FleetView:
 
     def allowed_fields(self, pool: str) -> Collection[str]:
         """The fields that need permission and have it, in requests to this pool."""
-        return (*self._allow_fields, *self._pool_allows.get(pool.partition("+")[0], ()))
+        return self._pool_allows.get(pool.partition("+")[0], self._allow_fields)
 
     async def set_default_version(self, name: str, version: str) -> None:
         """Send requests for `name` without a version to this one. Raises redis' errors."""

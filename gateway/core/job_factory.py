@@ -7,15 +7,16 @@ from collections.abc import Callable
 
 from gateway.core.admission import CheckedRequest
 from gateway.core.on_disconnect import keep_s
+from gateway.gateway_settings import GatewaySettings
 from shared.api.endpoint import Endpoint
-from shared.fleet.pools import Pool, load_pools
+from shared.fleet.pool import Pool
+from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo
 from shared.job.adapter_queues import pool_of
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NO_ORIGIN, Job, NewJob, Origin, new_job_id_in
 from shared.job.response_id import shard_of_conversation
 from shared.platform import request_span
-from shared.platform.settings import Settings
 
 _ID_TRIES = 16
 
@@ -24,14 +25,17 @@ class JobFactory:
     """Makes the jobs of one gateway process."""
 
     def __init__(
-        self, settings: Settings, gateway_id: str, reachable: Callable[[int], bool]
+        self,
+        settings: GatewaySettings,
+        pools: Pools,
+        gateway_id: str,
+        reachable: Callable[[int], bool],
     ) -> None:
         """`reachable`: whether the Redis server of a shard can be reached now."""
         self._settings = settings
         self._gateway_id = gateway_id
         self._reachable = reachable
-        pools = load_pools(settings).all
-        self._pools = {pool.name: pool for pool in pools if pool.has_deadlines}
+        self._pools = {pool.name: pool for pool in pools.all if pool.has_deadlines}
 
     def attached(
         self,

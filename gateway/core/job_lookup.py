@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from gateway.gateway_settings import GatewaySettings
 from shared.job.errors import NotFound
 from shared.job.job import Job
-from shared.platform.settings import Settings
 from shared.store.redis.job_queue import JobQueue
 
 
-async def job_of(queue: JobQueue, settings: Settings, tenant: str, job_id: str) -> Job:
+async def job_of(queue: JobQueue, settings: GatewaySettings, tenant: str, job_id: str) -> Job:
     """The tenant's job with this id. Raises NotFound, and redis' errors."""
     job = await queue.get(job_id)
     # Another tenant's job must look as if it did not exist.
@@ -17,7 +17,7 @@ async def job_of(queue: JobQueue, settings: Settings, tenant: str, job_id: str) 
     return job
 
 
-async def any_job_of(queue: JobQueue, settings: Settings, job_id: str) -> Job:
+async def any_job_of(queue: JobQueue, settings: GatewaySettings, job_id: str) -> Job:
     """The job with this id, of whatever tenant: for operators. Raises as `job_of`."""
     job = await queue.get(job_id)
     if job is None:
@@ -25,7 +25,7 @@ async def any_job_of(queue: JobQueue, settings: Settings, job_id: str) -> Job:
     return job
 
 
-def no_such_job(settings: Settings, job_id: str) -> NotFound:
+def no_such_job(settings: GatewaySettings, job_id: str) -> NotFound:
     """The error for an id of no job, or of another tenant's."""
     kept, kept_attached = settings.result_ttl_s, settings.stream_ttl_s
     return NotFound(

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gateway.core.answer_size import check_answer_size
+from gateway.gateway_settings import GatewaySettings
 from shared.api.endpoint import InputKind, Policy
 from shared.job.errors import BadRequest
-from shared.platform.settings import Settings
 
 _CHARS_PER_TOKEN = 16
 """More than the average of any tokenizer: a normal text that fits into the context has fewer."""
@@ -54,7 +54,7 @@ class PromptSize(NamedTuple):
     """The field that asks for it."""
 
 
-def check_input(policy: Policy, fields: Mapping[str, Any], settings: Settings) -> None:
+def check_input(policy: Policy, fields: Mapping[str, Any], settings: GatewaySettings) -> None:
     """Raises BadRequest if a body has too many messages, prompts, or prompts times `n`, or asks for
     too large an answer."""
     limit = settings.max_sequences if policy.choices else settings.max_inputs

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gateway.core.relay import Relay
 from gateway.core.unwatcher import Unwatcher
+from gateway.gateway_settings import GatewaySettings
 from shared.job.job import Job
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import Settings
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.stored_body import Body
 
@@ -19,7 +19,7 @@ class StreamContext:
     """Made once, when the gateway starts."""
 
     gateway_id: str
-    settings: Settings
+    settings: GatewaySettings
     queue: JobQueue
     relay: Relay
     unwatcher: Unwatcher

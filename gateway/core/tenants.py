@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from shared.platform.settings import Settings
+from gateway.gateway_settings import GatewaySettings
 
 
 class Tenant(NamedTuple):
@@ -17,7 +17,7 @@ class Tenant(NamedTuple):
     """One of its keys is an operator's."""
 
 
-def tenants_in(settings: Settings, without_keys: str) -> tuple[Tenant, ...]:
+def tenants_in(settings: GatewaySettings, without_keys: str) -> tuple[Tenant, ...]:
     """All tenants, by name; `without_keys`: the only one where no keys are configured.
 
     Raises SettingsError if the file with the keys can't be read.

@@ -17,10 +17,10 @@ from ipaddress import IPv6Address, IPv6Network
 from time import monotonic
 from typing import Any
 
+from gateway.listen_settings import LOOPBACK
 from shared.job.errors import AdminOnly, TooManyWrongKeys, Unauthorized
 from shared.platform.logs import RareWarning
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import LOOPBACK
 
 log = logging.getLogger("flotilla.gateway")
 

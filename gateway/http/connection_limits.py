@@ -17,11 +17,11 @@ from math import inf
 from time import monotonic
 from typing import Any, Protocol
 
+from gateway.gateway_settings import GatewaySettings
 from gateway.http.auth import Peer
 from shared.job.errors import FlotillaError
 from shared.platform.logs import RareWarning
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import Settings
 
 log = logging.getLogger("flotilla.gateway")
 
@@ -80,7 +80,7 @@ class LimitedConnection(Protocol):
 class Connections:
     """The connections of one gateway process."""
 
-    def __init__(self, settings: Settings, metrics: GatewayMetrics, most: int) -> None:
+    def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics, most: int) -> None:
         """`most`: see `most_connections`."""
         self.max_header_bytes = settings.max_header_bytes
         self._timeout_s = settings.header_timeout_s

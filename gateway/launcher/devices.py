@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from shared.fleet.pools import Pool
+from shared.fleet.pool import Pool
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVER_TIMEOUT_S = 20.0
@@ -63,17 +63,17 @@ def shared_out(devices: Sequence[str], pools: Sequence[Pool]) -> dict[str, list[
     found = {}
     for pool in pools:
         if size := sizes[pool.name]:
-            taken = left[: size * pool.workers[1]]
+            taken = left[: size * pool.range[1]]
             # With too few GPUs for all, the last pools share those of the first.
             enough = len(taken) >= size
             found[pool.name] = _groups(taken if enough else devices, size)
             left = left[len(taken) :] if enough else left
     auto = [pool for pool in pools if not sizes[pool.name]]
     rest = left or list(devices)
-    each = max(1, len(rest) // max(1, sum(pool.workers[1] for pool in auto)))
+    each = max(1, len(rest) // max(1, sum(pool.range[1] for pool in auto)))
     groups = iter(_groups(rest, each))
     for pool in auto:
-        found[pool.name] = list(islice(groups, pool.workers[1])) or _groups(rest, each)
+        found[pool.name] = list(islice(groups, pool.range[1])) or _groups(rest, each)
     return found
 
 

@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 from gateway.launcher import local_redis
 from gateway.launcher.child import Command
+from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
-from shared.platform.settings import WITHOUT_KEYS, Settings, to_environment
+from shared.platform.settings import to_environment
 from shared.store.redis.format_version import FORMAT_VERSION, FormatMismatch, refuse_other_format
 
 _WAIT_S = 10.0
@@ -28,7 +29,7 @@ class FleetRedis:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LauncherSettings,
         folder: Path,
         lock: int,
         make_service: MakeService,
@@ -52,7 +53,7 @@ class FleetRedis:
         if "redis_url" in self._settings.model_fields_set:
             await self._wait()
             return
-        environment = to_environment(self._settings, **WITHOUT_KEYS)
+        environment = to_environment("")
         server = local_redis.find_server(environment.get("PATH"))
         if server is None:
             raise CannotStartError(

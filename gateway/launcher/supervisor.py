@@ -32,13 +32,14 @@ from gateway.launcher import devices, ports, run_file
 from gateway.launcher.child import Command
 from gateway.launcher.console import Console
 from gateway.launcher.fleet_redis import CannotStartError, FleetRedis
+from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.scaler import Scaler
 from gateway.launcher.service import GaveUpError, Service
 from gateway.launcher.welcome import PoolLine, how_many, progress, welcome
 from gateway.launcher.worker_children import Workers
 from gateway.maintenance import liveness_file
 from shared.fleet.pool import Pool
-from shared.platform.settings import WITHOUT_KEYS, Settings, to_environment
+from shared.platform.settings import to_environment
 from shared.platform.tasks import end
 from shared.store.redis import redis_client as connections
 
@@ -72,7 +73,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LauncherSettings,
         pools: Sequence[Pool],
         commands: Commands,
         folder: Path,
@@ -130,7 +131,7 @@ class Supervisor:
     async def _serve(self) -> None:
         """Start everything and serve. Ends only by raising GaveUpError or CannotStartError."""
         pools = self._pools.values()
-        self._say(f"starting Redis, the gateway and {how_many(pool.workers for pool in pools)}")
+        self._say(f"starting Redis, the gateway and {how_many(pool.range for pool in pools)}")
         await self._redis.find(self._at_end)
         if self._redis.service is not None:
             self._start(self._redis.service)
@@ -147,7 +148,7 @@ class Supervisor:
             first = [
                 scalers[name].add()
                 for name, pool in self._pools.items()
-                for _ in range(pool.workers[0])
+                for _ in range(pool.range[0])
             ]
             deciding = [self._maintenance] if scales else []
             await self._until_ready([self._gateway, *deciding, *first])
@@ -156,7 +157,7 @@ class Supervisor:
 
     def _make_workers(self) -> dict[str, Workers]:
         """The workers of each pool, by its name; they share the ports and the GPUs."""
-        shares = devices.allot(tuple(self._pools.values()), to_environment(self._settings))
+        shares = devices.allot(tuple(self._pools.values()), to_environment("up"))
         used_ports: dict[str, int] = {}
         several = bool(self._settings.pools)
 
@@ -164,7 +165,7 @@ class Supervisor:
             joined = {"pool": pool.name} if several else {}
 
             def command(**changes: str | int) -> Command:
-                return self._command(self._commands.worker, **WITHOUT_KEYS, **joined, **changes)
+                return self._command("worker", self._commands.worker, **joined, **changes)
 
             name = pool.name if len(self._pools) > 1 else ""
             return Workers(
@@ -252,17 +253,18 @@ class Supervisor:
         return Service(name, command, is_ready, log=log, console=self._console)
 
     def _gateway_command(self) -> Command:
-        command = self._command(self._commands.gateway, port=self._gateway_port)
+        command = self._command("gateway", self._commands.gateway, port=self._gateway_port)
         # At SIGTERM it would wait for responses that can't come: Redis and the workers end too.
         return replace(command, when_orphaned=signal.SIGHUP)
 
-    def _command(self, argv: tuple[str, ...], **changes: str | int | None) -> Command:
-        environment = to_environment(self._settings, redis_url=self._redis.url, **changes)
+    def _command(self, process: str, argv: tuple[str, ...], **changes: str | int) -> Command:
+        changes = {"redis_url": self._redis.url, **changes}
+        environment = to_environment(process, self._settings, **changes)
         return Command(argv, environment | {"PYTHONUNBUFFERED": "1"})
 
     def _maintenance_command(self) -> Command:
         self._maintenance_started_at = time.time()
-        return self._command(self._commands.maintenance, **WITHOUT_KEYS)
+        return self._command("maintenance", self._commands.maintenance)
 
     async def _run_if_possible(self, service: Service) -> None:
         try:
@@ -293,7 +295,7 @@ class Supervisor:
             url=self._gateway_url,
             model=await self._model(),
             simulated=all(pool.engine == "simulated" for pool in pools),
-            pools=[PoolLine(pool.name, pool.served_names, pool.workers) for pool in pools],
+            pools=[PoolLine(pool.name, pool.served_names, pool.range) for pool in pools],
             logs=self._logs,
             with_key=bool(self._settings.api_keys or self._settings.api_keys_file),
         )
@@ -312,7 +314,7 @@ class Supervisor:
                     names = [str(model["id"]) for model in models]
                     return next((name for name in names if name in wanted), names[0])
                 await asyncio.sleep(_LIST_POLL_S)
-        return next(iter(self._pools.values())).served_model_name
+        return next(iter(self._pools.values())).served_names[0]
 
     # --- stopping ---
 
@@ -364,7 +366,7 @@ class Supervisor:
 
 
 def _is_scaled(pool: Pool) -> bool:
-    least, most = pool.workers
+    least, most = pool.range
     return least < most
 
 

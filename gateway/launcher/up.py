@@ -11,18 +11,24 @@ from pathlib import Path
 from gateway.launcher import local_redis, ports, run_file
 from gateway.launcher.console import Console, wants_colours
 from gateway.launcher.fleet_redis import CannotStartError
+from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.run_file import FOLDER
 from gateway.launcher.service import USAGE_ERROR
 from gateway.launcher.supervisor import EXIT_FAILED, Commands, Supervisor
-from shared.fleet.pools import Pool, load_pools
-from shared.platform.settings import Settings, SettingsError, to_environment
+from shared.fleet.pool import Pool
+from shared.fleet.pools import load_pools
+from shared.platform.settings import SettingsError, to_environment
 from shared.store.redis import eviction
 from shared.store.redis.durability import refuse_volatile
 from shared.store.redis.format_version import refuse_other_format
 
 
 async def up(
-    settings: Settings, workers: int, *, commands: Commands | None = None, folder: Path = FOLDER
+    settings: LauncherSettings,
+    workers: int,
+    *,
+    commands: Commands | None = None,
+    folder: Path = FOLDER,
 ) -> int:
     """Run everything until Ctrl-C; the process's exit status.
 
@@ -47,7 +53,7 @@ async def up(
         "maintenance",
         *_worker_names(pools),
     ]
-    console = Console(names, colours=wants_colours(to_environment(settings)))
+    console = Console(names, colours=wants_colours(to_environment("up")))
     try:
         _check_folder(folder)
         _check_gateway_port(settings)
@@ -62,23 +68,25 @@ async def up(
         os.close(lock)
 
 
-def _pools(settings: Settings, workers: int) -> list[Pool]:
+def _pools(settings: LauncherSettings, workers: int) -> list[Pool]:
     """The pools to run, with their numbers of workers. Raises SettingsError."""
     loaded = load_pools(settings)
     if loaded.declared:
         return list(loaded.all)
     pool = loaded.all[0]
     if not settings.autoscale:
-        return [pool.model_copy(update={"workers": (workers, workers)})]
+        return [
+            pool.model_copy(update={"workers": workers, "min_workers": None, "max_workers": None})
+        ]
     if "--served-model-name" in settings.engine_args:
         raise SettingsError(
             "to autoscale, the model's name must be known: FLOTILLA_SERVED_MODEL_NAME, "
             "not in FLOTILLA_ENGINE_ARGS"
         )
-    if pool.autoscale is None or loaded.others:
+    if pool.limits is None or loaded.others:
         raise SettingsError(
             f"FLOTILLA_AUTOSCALE={settings.autoscale}: here it can only be "
-            f"{pool.served_model_name}=MIN:MAX; flotilla.yaml can describe several pools"
+            f"{pool.served_names[0]}=MIN:MAX; flotilla.yaml can describe several pools"
         )
     return [pool]
 
@@ -86,7 +94,7 @@ def _pools(settings: Settings, workers: int) -> list[Pool]:
 def _worker_names(pools: list[Pool]) -> Iterator[str]:
     for pool in pools:
         name = f"worker-{pool.name}" if len(pools) > 1 else "worker"
-        yield from (f"{name}-{number + 1}" for number in range(pool.workers[1]))
+        yield from (f"{name}-{number + 1}" for number in range(pool.range[1]))
 
 
 def _check_folder(folder: Path) -> None:
@@ -97,7 +105,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _check_gateway_port(settings: Settings) -> None:
+def _check_gateway_port(settings: LauncherSettings) -> None:
     problem = ports.listen_problem(settings.host, settings.port)
     if problem is None:
         return

@@ -12,8 +12,8 @@ from dataclasses import replace
 from gateway.launcher import ports
 from gateway.launcher.child import Command
 from gateway.launcher.devices import device_of
+from gateway.launcher.launcher_settings import LauncherSettings
 from gateway.launcher.service import Service
-from shared.platform.settings import Settings
 
 MakeService = Callable[[str, Callable[[], Command], Callable[[], Awaitable[bool]]], Service]
 
@@ -23,7 +23,7 @@ class Workers:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LauncherSettings,
         make_service: MakeService,
         command: Callable[..., Command],
         serves: Callable[[str], Awaitable[bool]],

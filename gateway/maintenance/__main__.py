@@ -11,6 +11,7 @@ import os
 import sys
 
 from gateway.maintenance import liveness_file
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from shared.platform import logs
 from shared.platform.settings import SettingsError, drop_variables, load_settings
 
@@ -28,7 +29,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     try:
-        settings = load_settings()
+        settings = load_settings(MaintenanceSettings)
         if arguments.check:
             problem = liveness_file.problem(settings)
             sys.exit(problem or 0)

@@ -12,8 +12,9 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from redis.asyncio.connection import parse_url
 
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from shared.platform import sentinel_url
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
 from shared.store.redis import keys
 from shared.store.redis.redis_client import RedisError, ResponseError, connect
 
@@ -31,7 +32,7 @@ class Broker(NamedTuple):
     """What Celery needs beside the URL; not empty behind Sentinel only."""
 
 
-def celery_redis_url(settings: Settings) -> str:
+def celery_redis_url(settings: MaintenanceSettings) -> str:
     """The setting for it, else the database after the fleet's own. Raises SettingsError."""
     if settings.maintenance_redis_url:
         return settings.maintenance_redis_url
@@ -48,7 +49,7 @@ def celery_redis_url(settings: Settings) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}{options}"
 
 
-def broker(settings: Settings) -> Broker:
+def broker(settings: MaintenanceSettings) -> Broker:
     """The same database for Celery. Raises SettingsError.
 
     Of a URL's options, only `db` and those of TLS are used; timeouts are set in celery_app.py.
@@ -73,7 +74,7 @@ def broker(settings: Settings) -> Broker:
     return Broker(celery_url, ssl, keys.celery_prefix(_fleet(settings)), {})
 
 
-def _sentinel_broker(settings: Settings, url: str) -> Broker:
+def _sentinel_broker(settings: MaintenanceSettings, url: str) -> Broker:
     try:
         parts = sentinel_url.parse(url)
     except ValueError as error:
@@ -90,7 +91,7 @@ def _sentinel_broker(settings: Settings, url: str) -> Broker:
     return Broker(";".join(urls), ssl, keys.celery_prefix(_fleet(settings)), options)
 
 
-async def answers(settings: Settings) -> bool:
+async def answers(settings: MaintenanceSettings) -> bool:
     """Whether this Redis can be reached now."""
     redis = connect(celery_redis_url(settings), max_connections=1)
     try:
@@ -102,7 +103,7 @@ async def answers(settings: Settings) -> bool:
     return True
 
 
-async def problem(settings: Settings) -> str:
+async def problem(settings: MaintenanceSettings) -> str:
     """Why Celery can never use this Redis; empty if it can, or if Redis can't be reached now."""
     broker(settings)  # raises for an address that makes no sense
     redis = connect(celery_redis_url(settings), max_connections=1)
@@ -133,7 +134,7 @@ def _parse(name: str, url: str) -> dict[str, Any]:
         raise SettingsError(f"{name}: {error}") from error
 
 
-def _fleet(settings: Settings) -> str:
+def _fleet(settings: MaintenanceSettings) -> str:
     """An id of the fleet: equal for all processes with the same host, port, path and database."""
     if sentinel_url.is_sentinel(settings.redis_url):
         name = sentinel_url.parse(settings.redis_url).name

@@ -15,9 +15,9 @@ from celery import Celery
 from kombu.serialization import register
 
 from gateway.maintenance.broker import broker
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.maintenance.maintenance_tasks import TIMEOUT_S as TASK_TIMEOUT_S
 from gateway.maintenance.maintenance_tasks import celery_intervals
-from shared.platform.settings import Settings
 from shared.store.redis.redis_client import TIMEOUT_S
 
 SERIALIZER = "flotilla-json"
@@ -28,7 +28,7 @@ _CLOCK_SKEW_S = 30.0
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
-def create_app(settings: Settings, run: Callable[[str], None]) -> Celery:
+def create_app(settings: MaintenanceSettings, run: Callable[[str], None]) -> Celery:
     """The application; its tasks call `run` with the task's name. Raises SettingsError."""
     register(SERIALIZER, json.dumps, _load_message, CONTENT_TYPE, "utf-8")  # type: ignore[no-untyped-call]
     # Without fixups and a loader's file, nothing but `configuration` configures it.
@@ -57,7 +57,7 @@ def _load_message(text: str | bytes) -> Any:
     raise ValueError("the body is not [arguments, keyword arguments, options]")
 
 
-def configuration(settings: Settings) -> dict[str, Any]:
+def configuration(settings: MaintenanceSettings) -> dict[str, Any]:
     """Celery's settings. Raises SettingsError."""
     where = broker(settings)
     return {

@@ -17,14 +17,16 @@ from celery.beat import EmbeddedService, Scheduler
 from celery.platforms import SecurityWarning
 
 from gateway.maintenance.celery_app import create_app
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.maintenance.maintenance_tasks import MaintenanceTasks
+from shared.fleet.pools import load_pools
 from shared.platform import logs
 from shared.platform.settings import load_settings
 
 
 def main() -> None:
     """Run until SIGTERM or SIGINT. Raises SettingsError."""
-    settings = load_settings()
+    settings = load_settings(MaintenanceSettings)
     logs.set_up(settings.log_level, settings.log_format)
     for library in ("celery", "kombu"):
         logs.show_warnings(library, settings.log_format)
@@ -32,7 +34,7 @@ def main() -> None:
     logging.getLogger("celery.beat").setLevel(logging.CRITICAL)
     warnings.filterwarnings("ignore", category=SecurityWarning)  # root in a container is no risk
     with asyncio.Runner() as runner:
-        tasks = MaintenanceTasks(settings)
+        tasks = MaintenanceTasks(settings, load_pools(settings))
         app = create_app(settings, lambda name: runner.run(tasks.run(name)))
         app.set_default()  # in all threads: parts of Celery look for their application there
         # Beat as a thread, whose schedule is in memory: no more processes, no file.

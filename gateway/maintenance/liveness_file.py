@@ -12,20 +12,20 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from shared.platform.settings import Settings
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
 
 FRESH_S = 60.0
 """If the file is older than this, the process hangs or has ended."""
 
 
-def path(settings: Settings) -> Path:
+def path(settings: MaintenanceSettings) -> Path:
     """The file: one for each user, fleet and machine."""
     where = f"{settings.redis_url}\n{settings.maintenance_redis_url}"
     name = f"flotilla-maintenance-{os.getuid()}-{sha256(where.encode()).hexdigest()[:12]}"
     return Path(tempfile.gettempdir(), name)
 
 
-def touch(settings: Settings) -> None:
+def touch(settings: MaintenanceSettings) -> None:
     """Create the file or set its time to now. Raises OSError."""
     # Other users may write to this folder too: never follow their link to another file.
     fd = os.open(path(settings), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -35,12 +35,12 @@ def touch(settings: Settings) -> None:
         os.close(fd)
 
 
-def remove(settings: Settings) -> None:
+def remove(settings: MaintenanceSettings) -> None:
     """Delete the file at a regular end. Raises OSError."""
     path(settings).unlink(missing_ok=True)
 
 
-def problem(settings: Settings) -> str:
+def problem(settings: MaintenanceSettings) -> str:
     """Why the maintenance process is taken for dead; empty if it is alive."""
     try:
         age_s = time.time() - path(settings).stat().st_mtime
@@ -49,7 +49,7 @@ def problem(settings: Settings) -> str:
     return "" if age_s < FRESH_S else f"the liveness file was not touched for {age_s:.0f} s"
 
 
-def touched_since(settings: Settings, unix_s: float) -> bool:
+def touched_since(settings: MaintenanceSettings, unix_s: float) -> bool:
     """Whether the file was touched since then."""
     try:
         return path(settings).stat().st_mtime >= unix_s

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from prometheus_client import CollectorRegistry
 
 from gateway.maintenance.housekeeping import Housekeeping
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.ops.autoscaler import tick as autoscaler
-from shared.fleet.pools import load_pools
+from shared.fleet.pools import Pools
 from shared.fleet.registry import Registry
 from shared.platform.metrics import LostGatewayMetrics, LostWorkerMetrics, ReaperMetrics
-from shared.platform.settings import Settings
 from shared.store.redis import keys
 from shared.store.redis.detector import Detector
 from shared.store.redis.format_version import FormatMonitor
@@ -41,31 +41,31 @@ _LOCKED_SHARE = 0.9
 """Of an interval. Not all of it: a timer that fires a little early must not miss its round."""
 
 
-def celery_intervals(settings: Settings) -> dict[str, float]:
+def celery_intervals(settings: MaintenanceSettings) -> dict[str, float]:
     """The tasks that Celery runs -> seconds from one round to the next."""
     return {REPAIR: settings.repair_interval_s, PRUNE: _PRUNE_INTERVAL_S}
 
 
-def timer_intervals(settings: Settings) -> dict[str, float]:
+def timer_intervals(settings: MaintenanceSettings, pools: Pools) -> dict[str, float]:
     """The tasks that run on a timer of the main process -> seconds from one round to the next."""
-    return {AUTOSCALE: settings.autoscale_tick_s} if load_pools(settings).autoscaled else {}
+    return {AUTOSCALE: settings.autoscale_tick_s} if pools.autoscaled else {}
 
 
 class MaintenanceTasks:
     """The tasks of one fleet, with their connections to Redis."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: MaintenanceSettings, pools: Pools) -> None:
         servers = Servers(settings.redis_url, settings.shard_redis_urls, max_connections=4)
         self._queue = JobQueue(servers, shards=settings.shards)
         self._silence_s = settings.silence_s
-        self._intervals_s = celery_intervals(settings) | timer_intervals(settings)
+        self._intervals_s = celery_intervals(settings) | timer_intervals(settings, pools)
         registry = Registry(servers.primary)
         housekeeping = Housekeeping(self._queue, registry)
-        pools = [pool.name for pool in load_pools(settings).autoscaled]
+        scaled = [pool.name for pool in pools.autoscaled]
         self._work: Mapping[str, Callable[[], Awaitable[None]]] = {
             REPAIR: housekeeping.repair,
-            PRUNE: functools.partial(housekeeping.prune, pools, self._intervals_s),
-            AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings),
+            PRUNE: functools.partial(housekeeping.prune, scaled, self._intervals_s),
+            AUTOSCALE: functools.partial(autoscaler.tick, self._queue, registry, settings, pools),
         }
 
     async def run(self, name: str) -> None:

@@ -10,14 +10,16 @@ from collections.abc import Awaitable, Callable
 
 from gateway.maintenance import broker, liveness_file
 from gateway.maintenance.celery_process import CeleryProcess
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
 from gateway.maintenance.maintenance_tasks import (
     REPAIR,
     MaintenanceTasks,
     celery_intervals,
     timer_intervals,
 )
+from shared.fleet.pools import load_pools
 from shared.platform.loop_watchdog import LoopWatchdog
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store.redis import eviction
 from shared.store.redis.durability import refuse_volatile
@@ -31,7 +33,7 @@ OVERDUE_S = 120.0
 _CHECK_INTERVAL_S = 1.0
 
 
-async def run(settings: Settings, stdout: int) -> int:
+async def run(settings: MaintenanceSettings, stdout: int) -> int:
     """Run the maintenance tasks until SIGTERM or SIGINT; returns the exit status.
 
     `stdout` is the file descriptor for the Celery worker's log lines. Raises SettingsError.
@@ -45,8 +47,9 @@ async def run(settings: Settings, stdout: int) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    tasks, celery = MaintenanceTasks(settings), CeleryProcess(stdout)
-    timers = timer_intervals(settings)
+    pools = load_pools(settings)
+    tasks, celery = MaintenanceTasks(settings, pools), CeleryProcess(stdout)
+    timers = timer_intervals(settings, pools)
     intervals = celery_intervals(settings) | timers
     log.info("%s", ", ".join(f"{name} every {s:g} s" for name, s in intervals.items()))
     work = {"Celery": celery.run(), "the health check": watch(settings, tasks, celery)}
@@ -81,7 +84,9 @@ async def repeat(name: str, run_task: Callable[[str], Awaitable[None]], interval
         await asyncio.sleep(next_at - clock())
 
 
-async def watch(settings: Settings, tasks: MaintenanceTasks, celery: CeleryProcess) -> None:
+async def watch(
+    settings: MaintenanceSettings, tasks: MaintenanceTasks, celery: CeleryProcess
+) -> None:
     """Touch the liveness file while repairs are done; kill Celery when they are overdue."""
     clock = asyncio.get_running_loop().time
     on_time_at = clock()
@@ -105,7 +110,7 @@ async def watch(settings: Settings, tasks: MaintenanceTasks, celery: CeleryProce
         await asyncio.sleep(_CHECK_INTERVAL_S)
 
 
-async def _is_overdue(settings: Settings, tasks: MaintenanceTasks) -> bool:
+async def _is_overdue(settings: MaintenanceSettings, tasks: MaintenanceTasks) -> bool:
     """Whether repairs are missing although both Redis databases answer."""
     try:
         age_s = await tasks.seconds_since(REPAIR)

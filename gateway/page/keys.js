@@ -12,7 +12,7 @@ export function keysView(main) {
   const note = h("p", { class: "note", role: "status" }, "Reading …");
   main.append(h("section", { class: "panel", "data-panel": "keys", "aria-label": "Keys and usage" },
     h("div", { class: "buttons" }, button("Refresh", () => load()),
-      copyButton("curl", `curl -s ${location.origin}/admin/keys`), copyButton("CLI", "flotilla keys")),
+      copyButton("curl", `curl -s ${location.origin}/admin/keys`), copyButton("CLI", "flotilla keys ls")),
     note,
     table("Table of keys", COLUMNS, body)));
 

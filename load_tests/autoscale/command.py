@@ -20,10 +20,10 @@ from load_tests.autoscale.arrivals import LoadShape, load_shapes
 from load_tests.autoscale.frontier import CostAndWait, Frontier, frontier
 from load_tests.autoscale.policies import FixedPolicy, FlotillaPolicy, KedaPolicy
 from load_tests.autoscale.pool import Policy, SimulatedPool
-from load_tests.harness.session import OUTPUT, add_options, parse_names, print_tables
+from load_tests.harness.session import parse_names
 from load_tests.harness.table import Table
 from shared.fleet.autoscale_types import Limits
-from shared.platform.settings import Settings
+from shared.fleet.pool_settings import PoolSettings
 
 HELP = "simulate Flotilla's autoscaling policy, KEDA's, and fixed sizes"
 
@@ -61,19 +61,16 @@ class CaseResult(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    options = {
-        "--shapes": (",".join(load_shapes()), "loads"),
-        "--starts": ("30,120", "seconds a worker takes to start"),
-        "--seeds": ("101,102,103", "of the loads"),
-        "--all": (False, "print a row for every tuning"),
-        "--markdown": OUTPUT["--markdown"],
-    }
-    add_options(parser, options)
+    parser.add_argument("--shapes", help=f"of {', '.join(load_shapes())} (default all)")
+    parser.add_argument("--starts", default="30,120", help="seconds a worker takes to start")
+    parser.add_argument("--seeds", default="101,102,103", help="(default 101,102,103)")
+    parser.add_argument("--all", action="store_true", help="print a row for every tuning")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    names = parse_names(arguments.shapes, load_shapes())
+    names = parse_names(arguments.shapes or ",".join(load_shapes()), load_shapes())
     starts = [float(start) for start in arguments.starts.split(",")]
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     cases = [
@@ -83,7 +80,8 @@ def main(arguments: argparse.Namespace) -> int:
     ]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as executor:
         found = dict(zip(cases, executor.map(simulate, cases, [seeds] * len(cases)), strict=True))
-    print_tables([main_table(found, every=arguments.all), equal_table(found)], arguments)
+    for table in (main_table(found, every=arguments.all), equal_table(found)):
+        print(f"\n{table.render(markdown=arguments.markdown)}")
     return 0
 
 
@@ -106,7 +104,7 @@ def simulate(case: Case, seeds: Sequence[int]) -> CaseResult:
 
 def policies(shape: LoadShape) -> Mapping[str, Callable[[], Policy]]:
     """Return a factory of each policy for a load, by name; Flotilla's with default settings."""
-    settings = Settings.model_construct()
+    settings = PoolSettings.model_construct()
     limits = Limits(
         min=shape.min_workers,
         max=shape.max_workers,

@@ -18,8 +18,7 @@ from typing import NamedTuple
 from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.http import post_json
 from load_tests.harness.session import (
-    OUTPUT,
-    add_options,
+    add_output_arguments,
     print_progress,
     print_tables,
     save_result,
@@ -43,12 +42,10 @@ _OF_THE_OVERVIEW = ("xinfo|stream", "xpending")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    options = {
-        "--streams": (50, "open dashboards"),
-        "--seconds": (15.0, "of each part"),
-        "--rounds": (3, "rounds over all parts"),
-    }
-    add_options(parser, {**options, **OUTPUT})
+    parser.add_argument("--streams", type=int, default=50, help="open dashboards (default 50)")
+    parser.add_argument("--seconds", type=float, default=15, help="of each part (default 15)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all parts (default 3)")
+    add_output_arguments(parser)
 
 
 class DashboardCost(NamedTuple):

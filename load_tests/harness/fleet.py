@@ -15,6 +15,7 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
+from gateway.gateway_settings import GatewaySettings
 from gateway.launcher.local_redis import appendfsync
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.fork_server import COUNT_TOKENS, VLLM
@@ -24,10 +25,10 @@ from load_tests.harness.processes import READY_S, Process, Processes, wait_for
 from load_tests.harness.redis_server import RedisServer
 from load_tests.systems.engine import MODEL, EngineTiming
 from shared.job.states import WorkerState
-from shared.platform.settings import Settings, to_environment
+from shared.platform.settings import to_environment
 from shared.store.redis import keys
 
-DEFAULTS = Settings()
+DEFAULTS = GatewaySettings()
 LOADED_S = 300.0
 """Time limit for a worker to load vLLM."""
 VLLM_SETTINGS: Mapping[str, Any] = {"served_model_name": MODEL, "engine_args": "--dtype float32"}
@@ -87,7 +88,7 @@ class FleetShape:
             **self.settings,
         }
         if self.vllm:
-            return to_environment(DEFAULTS, **settings, **VLLM_SETTINGS)
+            return to_environment("", **settings, **VLLM_SETTINGS)
         timing = EngineTiming(step_ms=self.step_ms, step_us_per_seq=0, max_num_seqs=64)
         faults = f"die_on_signal={_ENGINE_SIGNAL.name}"
         return timing.environment(sim_faults=faults, **settings)

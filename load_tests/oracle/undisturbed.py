@@ -13,12 +13,15 @@ from load_tests.clients.sse_parser import SseParser
 from load_tests.harness.fleet import VLLM_SETTINGS
 from load_tests.oracle.answer import Answer
 from load_tests.oracle.request_classes import Mode, Request, RequestClass, make_request
-from shared.platform.settings import Settings
+from load_tests.systems.engine import MODEL
+from shared.fleet.pool import Pool
 from worker.core.asgi import Exchange
 from worker.core.service_tier import add_tier, requested_tier
 from worker.engines.interface import JOURNAL, Engine, Logprobs, Past
 from worker.engines.prompt_context import Context
 from worker.engines.simulated.engine import SimulatedEngine
+from worker.engines.simulated.simulated_settings import SimulatedSettings
+from worker.engines.vllm.vllm_settings import VllmSettings
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Expected:
 
 
 @dataclass(slots=True)
-class _Recorder:
+class Recorder:
     """The engine's journal for one request (worker.engines.interface.Journal); collects all."""
 
     answer: list[bytes] = field(default_factory=list)
@@ -50,12 +53,15 @@ class _Recorder:
     prompt_tokens: int = 0
 
     def past(self, call: int) -> Past | None:
+        """There is nothing to continue."""
         return None
 
     def refuse_past(self, reason: str) -> None:
+        """There is nothing to refuse."""
         raise AssertionError(reason)
 
     def continued(self, how: str, decoded_again: int) -> None:
+        """There is nothing to continue."""
         raise AssertionError(how)
 
     def keep_here(self) -> None:
@@ -65,6 +71,7 @@ class _Recorder:
         """Nothing depends on it."""
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
+        """Count the prompt's tokens."""
         self.prompt_tokens += n_tokens
 
     def delta(
@@ -75,10 +82,12 @@ class _Recorder:
         text: str,
         logprobs: Logprobs | None = None,
     ) -> None:
+        """Add tokens and their text."""
         self.tokens[call, index] += len(token_ids)
         self.texts[call, index] = self.texts.get((call, index), "") + text
 
     def chunk(self, data: bytes) -> None:
+        """Add a part of the answer."""
         self.answer.append(data)
 
 
@@ -110,7 +119,7 @@ class Undisturbed:
     async def expected(self, request: Request) -> Expected:
         """Compute the right answer."""
         raw = json.dumps(request.body).encode()
-        recorder = _Recorder()
+        recorder = Recorder()
         token = JOURNAL.set(recorder)
         exchange = Exchange(recorder.chunk)
         try:
@@ -140,9 +149,7 @@ class Undisturbed:
 
 def _simulated() -> Engine:
     return SimulatedEngine(
-        Settings(
-            engine="simulated", sim_step_ms=0, sim_step_us_per_seq=0, sim_prefill_us_per_token=0
-        )
+        SimulatedSettings(sim_step_ms=0, sim_step_us_per_seq=0, sim_prefill_us_per_token=0)
     )
 
 
@@ -150,4 +157,5 @@ def _vllm() -> Engine:
     # Here because importing vLLM takes ten seconds, which other runs save.
     from worker.engines.vllm.engine import VllmEngine
 
-    return VllmEngine(Settings(**VLLM_SETTINGS))
+    pool = Pool(served_names=(MODEL,), engine_args=VLLM_SETTINGS["engine_args"])
+    return VllmEngine(VllmSettings(), pool)

@@ -24,8 +24,7 @@ import uvloop
 from load_tests.clients.trial import Trial, errors_of
 from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.session import (
-    OUTPUT,
-    add_options,
+    add_output_arguments,
     print_progress,
     print_tables,
     save_result,
@@ -93,12 +92,12 @@ class Answers:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    options = {
-        "--minutes": (30.0, "duration of the load"),
-        "--rate": (16.0, "clients a second"),
-        "--every": (15.0, "seconds between samples"),
-    }
-    add_options(parser, {**options, **OUTPUT})
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="duration of the load (default 30)"
+    )
+    parser.add_argument("--rate", type=float, default=16.0, help="clients a second (default 16)")
+    parser.add_argument("--every", type=float, default=15.0, help="seconds between samples")
+    add_output_arguments(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from shared.platform.settings import load_settings
 from worker.demo import MODEL_DIR
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.generation import Generation, Prompt, Sampling
+from worker.engines.simulated.simulated_settings import SimulatedSettings
 
 
 class Direct(System):
@@ -53,7 +54,7 @@ class EngineClient:
         self.vllm_config, self.model_config = config, config.model_config
         self.renderer = renderer_from_config(config)
         self.input_processor = InputProcessor(config, self.renderer)
-        self.engine = SimulatedEngine(load_settings())
+        self.engine = SimulatedEngine(load_settings(SimulatedSettings))
 
     async def check_health(self) -> None:
         """It is always well."""

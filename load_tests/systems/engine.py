@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shared.platform.settings import Settings, to_environment
+from shared.platform.settings import to_environment
 
 MODEL = "simulated"
 """The model name in requests."""
@@ -33,7 +33,7 @@ class EngineTiming:
         All settings but the engine's and `changes` have their defaults.
         """
         return to_environment(
-            Settings(),
+            "",
             engine="simulated",
             sim_step_ms=self.step_ms,
             sim_step_us_per_seq=self.step_us_per_seq,

@@ -8,7 +8,7 @@ from load_tests.harness.http import free_port, get, metric_sum, responds_ok
 from load_tests.harness.processes import Processes, python_command, wait_for
 from load_tests.systems.engine import PACED
 from load_tests.systems.system import System
-from shared.platform.settings import Settings, to_environment
+from shared.platform.settings import to_environment
 from worker.demo import MODEL_DIR, MODEL_NAME
 from worker.engines.vllm.engine import DEFAULTS, DEMO_ARGS, DEMO_DEFAULTS
 
@@ -40,7 +40,7 @@ class VllmServe(System):
         options = f"--served-model-name {MODEL_NAME} --host 127.0.0.1 --port {port}"
         options += f" --disable-uvicorn-access-log {DEMO_ARGS} {self.engine_args}"
         command = python_command("worker.engines.vllm.cli", "serve", MODEL_DIR, *options.split())
-        environment = to_environment(Settings()) | _ENGINE
+        environment = to_environment("") | _ENGINE
         self.ports = [port]
         process = self._processes.start("vllm", "engine", command, environment)
         self.processes.append(process)
@@ -67,18 +67,30 @@ class VllmFleet(VllmServe):
 
     def flotilla_environment(self, **settings: Any) -> dict[str, str]:
         """Return the environment of a Flotilla process: all other settings are the defaults."""
-        return to_environment(Settings(), **settings)
+        return to_environment("", **settings)
 
 
-_EIGHT = "--stream-interval 8"
-"""A chunk for every eighth token, which contains eight tokens."""
-VLLM_SYSTEMS: dict[str, type[VllmServe]] = {
-    system.name: system
-    for system in (
-        VllmServe,
-        VllmFleet,
-        VllmFleet.variant("fleet-plain", fast_paths="off"),
-        VllmServe.variant("vllm-8", engine_args=_EIGHT),
-        VllmFleet.variant("fleet-8", engine_args=_EIGHT),
-    )
+class VllmFleetPlain(VllmFleet):
+    """Public interfaces of libraries only."""
+
+    name = "fleet-plain"
+    fast_paths = "off"
+
+
+class VllmServe8(VllmServe):
+    """A chunk for every eighth token, which contains eight tokens."""
+
+    name = "vllm-8"
+    engine_args = "--stream-interval 8"
+
+
+class VllmFleet8(VllmFleet):
+    """The same with a fleet."""
+
+    name = "fleet-8"
+    engine_args = "--stream-interval 8"
+
+
+VLLM_SYSTEMS = {
+    system.name: system for system in (VllmServe, VllmFleet, VllmFleetPlain, VllmServe8, VllmFleet8)
 }

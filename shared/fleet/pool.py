@@ -1,67 +1,178 @@
-"""The settings of one pool, and all pools in a process's settings. pools.py makes them."""
+"""One pool: what flotilla.yaml says of it, and what the fleet's settings add.
+
+A pool is a group of workers that serve the same model and share a queue. pools.py makes them.
+"""
 
 from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from shared.fleet.autoscale_types import Limits
-from shared.platform.settings import PREFIX, SettingsError
+from shared.fleet.hook_names import HookNames
+from shared.platform.settings import Names
+
+DEMO_MODEL = "flotilla-demo"
+MAX_WORKERS = 10_000
+Argument = str | int | float | bool | None | list[Any] | dict[str, Any]
+
+_VERSION = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+_SET_BY_US = {
+    "model": "model",
+    "served-model-name": "served_names",
+    "lora-modules": "adapters",
+    "override-generation-config": "sampling",
+}
 
 
-class Pool(BaseModel):
-    """Settings of one pool. Never changes."""
+def _text(value: Any) -> Any:
+    """`version: 2` is a number in YAML."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Seconds = Annotated[float, Field(ge=0.001, le=30 * 86_400)]
+
+
+class PoolDefaults(BaseModel):
+    """Settings of all pools; each may have its own in flotilla.yaml."""
+
+    engine: Literal["vllm", "simulated"] = Field(
+        "vllm", description="simulated: answers without a model, for load and fault tests"
+    )
+    startup_timeout_s: float = Field(
+        3600.0, gt=0, description="a worker whose model has not loaded after this time ends"
+    )
+    max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
+    docker_project: str = Field("flotilla", description="Compose project of the workers")
+    docker_service: str = Field(
+        "worker", description="Compose service of the workers; one container for each"
+    )
+
+
+class AutoscaleEntry(BaseModel):
+    """What the autoscaler aims at in one pool; None: as the fleet's settings `autoscale_*`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    target_wait_s: float | None = Field(None, ge=0)
+    utilization: float | None = Field(None, gt=0, le=1)
+    down_after_s: float | None = Field(None, ge=0)
+    idle_s: float | None = Field(None, ge=0)
+
+
+class PoolEntry(PoolDefaults):
+    """One entry of `pools` in flotilla.yaml. What it does not set is as in the fleet's settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field("", description="hub id or folder; empty: the demo model")
+    served_names: Names = Field(
+        (), description="the model's names for clients, the first one in answers; empty: `model`"
+    )
+    version: Annotated[str, BeforeValidator(_text)] = Field(
+        "", description="of the model; pools with the same served names need different ones"
+    )
+    weight: int = Field(
+        100, ge=0, le=1_000_000, description="this version's share of requests that name none"
+    )
+    engine_args: str | dict[str, Argument] = Field(
+        default_factory=dict, description="vLLM's own arguments, by name or as on its command line"
+    )
+    adapters: dict[str, str] = Field(
+        default_factory=dict, description="LoRA adapters by their names for clients: hub id, folder"
+    )
+    sampling: dict[str, int | float] = Field(
+        default_factory=dict, description="sampling parameters of requests that set none"
+    )
+    workers: int | None = Field(None, ge=0, le=MAX_WORKERS, description="a fixed number; default 1")
+    min_workers: int | None = Field(
+        None, ge=0, le=MAX_WORKERS, description="fewest workers; default 1"
+    )
+    max_workers: int | None = Field(
+        None, ge=1, le=MAX_WORKERS, description="more than `min_workers`: the autoscaler decides"
+    )
+    autoscale: AutoscaleEntry = Field(
+        AutoscaleEntry(), description="what the autoscaler aims at in this pool"
+    )
+    deadline_s: Seconds | None = Field(
+        None, description="of jobs that set none, from submit to the end"
+    )
+    queue_deadline_s: Seconds | None = Field(None, description="from submit to the first start")
+    run_deadline_s: Seconds | None = Field(None, description="from the first start to the end")
+    allow_fields: Names = Field((), description="fields of requests that are refused by default")
+    hooks: HookNames = Field(
+        (), description="`before=module:function` and others, called by workers around the engine"
+    )
+
+    @field_validator("version")
+    @classmethod
+    def _check_version(cls, version: str) -> str:
+        if version and not _VERSION.fullmatch(version):
+            raise ValueError("a version is letters, digits, '_', '.', '-'; at most 32")
+        return version
+
+    @field_validator("served_names")
+    @classmethod
+    def _check_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(names) or len(set(names)) < len(names):
+            raise ValueError("names must not be empty, and none may be there twice")
+        return names
+
+    @field_validator("engine_args")
+    @classmethod
+    def _check_arguments(cls, arguments: Any) -> Any:
+        for name in arguments if isinstance(arguments, dict) else ():
+            ours = _SET_BY_US.get(name.replace("_", "-"))
+            if ours:
+                raise ValueError(f"`{name}` is made of the pool's `{ours}`; set that")
+        return arguments
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> PoolEntry:
+        if self.workers is not None and (self.min_workers, self.max_workers) != (None, None):
+            raise ValueError("set either `workers`, or `min_workers` and `max_workers`")
+        least, most = self.range
+        if least > most:
+            raise ValueError(f"`min_workers` {least} is more than `max_workers` {most}")
+        return self
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """(least, most) workers; if they differ, the autoscaler decides."""
+        if self.workers is not None:
+            return self.workers, self.workers
+        least = 1 if self.min_workers is None else self.min_workers
+        return least, max(1, least) if self.max_workers is None else self.max_workers
+
+
+class Pool(PoolEntry):
+    """A pool with all that holds for it: at least one served name, and nothing left to others."""
+
     given_name: str = ""
     """Empty: the name is made of the model's."""
-    served_model_name: str
-    """The model's name for clients; answers have this one."""
-    aliases: tuple[str, ...] = ()
-    """Its other names for clients."""
-    version: str = ""
-    """Of the model; empty if the pool is the only one that serves these names."""
-    weight: int = 100
-    """This version's share of the requests that name no version."""
-    model: str = ""
-    """Hub id or folder; empty is the demo model."""
-    engine: Literal["vllm", "simulated"] = "vllm"
     engine_args: str = ""
-    """vLLM's own arguments, as on its command line."""
-    adapters: tuple[str, ...] = ()
-    """The names of the LoRA adapters that every worker loads at its start."""
-    workers: tuple[int, int] = (1, 1)
-    """(Least, most) workers that `flotilla up` runs; if they differ, the autoscaler decides."""
-    startup_timeout_s: float = 3600.0
-    max_queue_depth: int
-    """Waiting jobs per shard and lane."""
-    deadline_s: float | None = None
-    """Deadlines of jobs that set none: this one for the whole job, and the next two."""
-    queue_deadline_s: float | None = None
-    run_deadline_s: float | None = None
-    allow_fields: tuple[str, ...] = ()
-    """Fields of requests that are refused in other pools."""
-    hooks: tuple[str, ...] = ()
-    """`module:function`, called by the workers around the engine."""
-    autoscale: Limits | None = None
+    """vLLM's own arguments, as on its command line; adapters and sampling parameters among them."""
+    limits: Limits | None = None
     """None: no autoscaler sets the number of the pool's workers."""
-    docker_project: str = ""
-    docker_service: str = ""
-    """The Compose service whose containers are its workers, for the docker actuator."""
 
     @property
     def name(self) -> str:
         """The pool's name, in keys, metrics and the API."""
-        return self.given_name or pool_name(self.served_model_name)
+        return self.name_with(self.served_names[0])
 
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        """All names of the model for clients, without versions."""
-        return (self.served_model_name, *self.aliases)
+    def name_with(self, model: str) -> str:
+        """Its name if the engine serves `model`: vLLM's own arguments may name the model too."""
+        return self.given_name or pool_name(model)
 
     @property
     def has_deadlines(self) -> bool:
@@ -74,39 +185,9 @@ class Pool(BaseModel):
         versioned = (f"{name}:{self.version}" for name in self.served_names if self.version)
         return (*self.served_names, *versioned)
 
-
-class Pools(BaseModel):
-    """The pools in a process's settings; the registry may list more."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    all: tuple[Pool, ...]
-    """At least one."""
-    own_name: str = ""
-    """Of the pool that a worker joins; empty: the only one."""
-    declared: bool = False
-    """flotilla.yaml lists them, so each exists, also without workers."""
-
-    @property
-    def own(self) -> Pool:
-        """The pool that a worker joins. Raises SettingsError if it is not clear which."""
-        if len(self.all) == 1 or not self.declared:
-            return self.all[0]
-        for pool in self.all:
-            if pool.name == self.own_name:
-                return pool
-        names = ", ".join(pool.name for pool in self.all)
-        raise SettingsError(f"{PREFIX}POOL={self.own_name!r} must name the worker's pool: {names}")
-
-    @property
-    def others(self) -> tuple[Pool, ...]:
-        """All but the process's own."""
-        return self.all[1:]
-
-    @property
-    def autoscaled(self) -> tuple[Pool, ...]:
-        """The pools whose number of workers the autoscaler decides."""
-        return tuple(pool for pool in self.all if pool.autoscale is not None)
+    def allows(self, field: str) -> bool:
+        """Whether its requests may have a field that is refused by default."""
+        return field in self.allow_fields or "*" in self.allow_fields
 
 
 def pool_name(model: str) -> str:

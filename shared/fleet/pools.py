@@ -1,78 +1,97 @@
-"""The pools of a fleet: model, engine, queue and autoscaling of each, as every process reads them.
+"""The pools of a fleet, as a process reads them once, when it starts.
 
-A pool is a group of workers that serve the same model and share a queue. flotilla.yaml lists the
-pools of a fleet; without it the variables of a process describe one pool, its own, and
-`FLOTILLA_AUTOSCALE` may name more.
+flotilla.yaml lists the pools of a fleet; without it the variables of a process describe one pool,
+its own, and `FLOTILLA_AUTOSCALE` may name more.
 """
 
 from __future__ import annotations
 
 import shlex
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from shared.fleet.autoscale_types import Limits
 from shared.fleet.engine_args import adapters_argv, argv_of, sampling_argv
-from shared.fleet.pool import Pool, Pools, pool_name
-from shared.platform.setting_groups.pool import DEMO_MODEL, parse_autoscale, split_names
-from shared.platform.setting_groups.pool_entry import PoolEntry
-from shared.platform.settings import Settings, SettingsError
+from shared.fleet.pool import DEMO_MODEL, Pool, PoolDefaults, PoolEntry
+from shared.fleet.pool_settings import PoolSettings, parse_autoscale
+from shared.platform.settings import PREFIX, SettingsError
 
-__all__ = ["Pool", "Pools", "load_pools", "pool_name", "worker_settings"]
+_OF_ONE_POOL = ("model", "served_model_name", "engine_args", "autoscale")
 
 
-def load_pools(settings: Settings) -> Pools:
+class Pools(BaseModel):
+    """The pools in a process's settings; the registry may list more."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    all: tuple[Pool, ...]
+    """At least one."""
+    own_name: str = ""
+    """Of the pool that a worker joins; empty: the only one."""
+    declared: bool = False
+    """flotilla.yaml lists them, so each exists, also without workers."""
+
+    @property
+    def own(self) -> Pool:
+        """The pool that a worker joins. Raises SettingsError if it is not clear which."""
+        if len(self.all) == 1 or not self.declared:
+            return self.all[0]
+        for pool in self.all:
+            if pool.name == self.own_name:
+                return pool
+        names = ", ".join(pool.name for pool in self.all)
+        raise SettingsError(f"{PREFIX}POOL={self.own_name!r} must name the worker's pool: {names}")
+
+    @property
+    def others(self) -> tuple[Pool, ...]:
+        """All but the process's own."""
+        return self.all[1:]
+
+    @property
+    def autoscaled(self) -> tuple[Pool, ...]:
+        """The pools whose number of workers the autoscaler decides."""
+        return tuple(pool for pool in self.all if pool.limits is not None)
+
+
+def load_pools(settings: PoolSettings) -> Pools:
     """The pools that the settings describe. Raises SettingsError."""
-    if settings.pools:
-        return _declared(settings)
-    ranges = parse_autoscale(settings.autoscale)
-    demo = "simulated" if settings.engine == "simulated" else DEMO_MODEL
-    # What a worker announces counts in the end: vLLM's own arguments may name the model too.
-    first, *aliases = split_names(settings.served_model_name) or [settings.model or demo]
+    return _of_file(settings) if settings.pools else _of_variables(settings)
 
-    def pool(served_model_name: str) -> Pool:
-        workers = ranges.get(served_model_name)
-        own = served_model_name == first
-        return Pool(
-            given_name=settings.pool,
-            served_model_name=served_model_name,
-            aliases=tuple(aliases) if own else (),
+
+def _of_variables(settings: PoolSettings) -> Pools:
+    ranges = parse_autoscale(settings.autoscale)
+    demo = settings.model or _demo(settings.engine)
+    first, *aliases = dict.fromkeys(settings.served_model_name or (demo,))
+
+    def pool(served_name: str) -> Pool:
+        least, most = ranges.get(served_name, (1, 1))
+        own = served_name == first
+        entry = PoolEntry(
             model=settings.model if own else "",
-            engine=settings.engine,
+            served_names=(served_name, *(aliases if own else ())),
             engine_args=settings.engine_args,
-            workers=workers or (1, 1),
-            startup_timeout_s=settings.startup_timeout_s,
-            max_queue_depth=settings.max_queue_depth,
-            autoscale=_limits(settings, *workers) if workers else None,
-            docker_project=settings.docker_project,
-            docker_service=settings.docker_service,
+            min_workers=least,
+            max_workers=most,
         )
+        return _pool(settings.pool, entry, settings, scaled=served_name in ranges)
 
     return Pools(all=(pool(first), *(pool(name) for name in ranges if name != first)))
 
 
-def worker_settings(settings: Settings) -> Settings:
-    """The settings as a worker reads them: with those of its pool, as if from variables.
-
-    Raises SettingsError.
-    """
-    if not settings.pools:
-        return settings
-    own = load_pools(settings).own
-    values = {
-        "pool": own.name,
-        "model": own.model,
-        "served_model_name": ",".join(own.engine_names),
-        "engine": own.engine,
-        "engine_args": own.engine_args,
-        "startup_timeout_s": own.startup_timeout_s,
-        "hooks": ",".join(own.hooks) or settings.hooks,
-        "allow_fields": (*settings.allow_fields, *own.allow_fields),
-    }
-    return settings.model_copy(update=values)
-
-
-def _declared(settings: Settings) -> Pools:
-    """The pools of flotilla.yaml. Raises SettingsError."""
-    pools = [_pool(name, entry, settings) for name, entry in settings.pools.items()]
+def _of_file(settings: PoolSettings) -> Pools:
+    for name in _OF_ONE_POOL:
+        if getattr(settings, name):
+            raise SettingsError(
+                f"`{name}` describes one pool, but {settings.config or 'FLOTILLA_POOLS'} lists the "
+                f"pools: set it there, or {PREFIX}POOLS__<POOL>__<KEY> in its place"
+            )
+    pools = []
+    for name, entry in settings.pools.items():
+        try:
+            pools.append(_pool(name, entry, settings, scaled=entry.range[0] < entry.range[1]))
+        except ValueError as error:
+            raise SettingsError(f"{settings.config}: pools.{name}: {error}") from error
     _check_names(pools)
     found = Pools(all=tuple(pools), own_name=settings.pool, declared=True)
     if settings.pool:
@@ -80,41 +99,43 @@ def _declared(settings: Settings) -> Pools:
     return found
 
 
-def _pool(name: str, entry: PoolEntry, settings: Settings) -> Pool:
-    engine = entry.engine or settings.engine
-    demo = "simulated" if engine == "simulated" else DEMO_MODEL
-    names = entry.served_names or (entry.model or demo,)
-    try:
-        argv = [
-            *sampling_argv(entry.sampling),
-            *adapters_argv(entry.adapters),
-            *argv_of(entry.engine_args),
-        ]
-    except ValueError as error:
-        raise SettingsError(f"{settings.config}: pools.{name}: {error}") from error
-    least, most = entry.range
+def _pool(name: str, entry: PoolEntry, settings: PoolSettings, *, scaled: bool) -> Pool:
+    """An entry with what the fleet's settings add. Raises ValueError for wrong arguments."""
+    added: dict[str, Any] = {
+        key: getattr(settings, key)
+        for key in PoolDefaults.model_fields
+        if key not in entry.model_fields_set
+    }
+    arguments = [
+        *sampling_argv(entry.sampling),
+        *adapters_argv(entry.adapters),
+        *argv_of(entry.engine_args),
+    ]
+    engine = added.get("engine", entry.engine)
     return Pool(
-        given_name=name,
-        served_model_name=names[0],
-        aliases=names[1:],
-        version=entry.version,
-        weight=entry.weight,
-        model=entry.model,
-        engine=engine,
-        engine_args=shlex.join(argv),
-        adapters=tuple(entry.adapters),
-        workers=(least, most),
-        startup_timeout_s=entry.startup_timeout_s or settings.startup_timeout_s,
-        max_queue_depth=entry.max_queue_depth or settings.max_queue_depth,
-        deadline_s=entry.deadline_s,
-        queue_deadline_s=entry.queue_deadline_s,
-        run_deadline_s=entry.run_deadline_s,
-        allow_fields=entry.allow_fields,
-        hooks=entry.hooks,
-        autoscale=_limits(settings, least, most, entry) if least < most else None,
-        docker_project=entry.docker_project or settings.docker_project,
-        docker_service=entry.docker_service or settings.docker_service,
+        **dict(entry)
+        | added
+        | {
+            "given_name": name,
+            "served_names": entry.served_names or (entry.model or _demo(engine),),
+            "engine_args": shlex.join(arguments),
+            "limits": _limits(settings, entry) if scaled else None,
+            "allow_fields": (*settings.allow_fields, *entry.allow_fields),
+            "hooks": entry.hooks or settings.hooks,
+        }
     )
+
+
+def _demo(engine: str) -> str:
+    # What a worker announces counts in the end: vLLM's own arguments may name the model too.
+    return "simulated" if engine == "simulated" else DEMO_MODEL
+
+
+def _limits(settings: PoolSettings, entry: PoolEntry) -> Limits:
+    names = type(entry.autoscale).model_fields
+    aims = {name: getattr(settings, f"autoscale_{name}") for name in names}
+    least, most = entry.range
+    return Limits(least, most, **aims | entry.autoscale.model_dump(exclude_none=True))
 
 
 def _check_names(pools: list[Pool]) -> None:
@@ -136,19 +157,3 @@ def _check_names(pools: list[Pool]) -> None:
                 raise SettingsError(
                     f"some of the pools that serve {name!r} have a `version`: all of them need one"
                 )
-
-
-def _limits(settings: Settings, least: int, most: int, entry: PoolEntry | None = None) -> Limits:
-    def of(name: str) -> float:
-        own = getattr(entry.autoscale, name) if entry is not None else None
-        value: float = getattr(settings, f"autoscale_{name}") if own is None else own
-        return value
-
-    return Limits(
-        min=least,
-        max=most,
-        target_wait_s=of("target_wait_s"),
-        utilization=of("utilization"),
-        down_after_s=of("down_after_s"),
-        idle_s=of("idle_s"),
-    )

@@ -1,6 +1,6 @@
 """flotilla.yaml: where it is, and its content as plain values.
 
-What the keys mean is declared in setting_groups/; settings.py joins the file with the variables.
+settings.py joins the file with the variables.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any
 
 import yaml
 
-from shared.platform.setting_groups.errors import SettingsError
-
 NAME = "flotilla.yaml"
 _MERGE = "tag:yaml.org,2002:merge"
 """The tag of the key `<<`, which takes over another mapping's keys."""
+
+
+class SettingsError(ValueError):
+    """A setting is wrong; the message names where it is, the value and what is accepted."""
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

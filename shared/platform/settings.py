@@ -1,9 +1,9 @@
-"""Every setting of every process, read once at start.
+"""Settings: where their values come from, and how a process reads those that it has.
 
-`redis_url` is the flag `--redis-url`, else the variable `FLOTILLA_REDIS_URL`, else the content of
-the file `/run/secrets/flotilla_redis_url`, where container engines put secrets, else the key
-`redis_url` of flotilla.yaml. The settings themselves are declared in setting_groups/, by the
-process that reads them.
+Each process has a class of settings in its own package, and so has each plug-in; `DECLARED` lists
+them all. `redis_url` is the flag `--redis-url`, else the variable `FLOTILLA_REDIS_URL`, else the
+content of the file `/run/secrets/flotilla_redis_url`, where container engines put secrets, else the
+key `redis_url` of flotilla.yaml.
 
 The only file that reads environment variables. A wrong or misspelt name stops the process with a
 line that names it; nothing is silently ignored.
@@ -12,52 +12,47 @@ line that names it; nothing is silently ignored.
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 from pydantic_settings import SettingsError as SettingsSourceError
 
 from shared.platform import config_file
-from shared.platform.setting_groups.client import ClientSettings
-from shared.platform.setting_groups.errors import PREFIX, SettingsError
-from shared.platform.setting_groups.every_process import EveryProcessSettings
-from shared.platform.setting_groups.fields import FieldSettings
-from shared.platform.setting_groups.gateway import LOOPBACK, GatewaySettings
-from shared.platform.setting_groups.maintenance import MaintenanceSettings
-from shared.platform.setting_groups.pool import DEMO_MODEL, PoolSettings
-from shared.platform.setting_groups.pool_entry import FileSettings
-from shared.platform.setting_groups.worker import SimulatedEngineSettings, WorkerSettings
+from shared.platform.config_file import SettingsError as SettingsError
 
-__all__ = [
-    "DEMO_MODEL",
-    "LOOPBACK",
-    "PREFIX",
-    "Settings",
-    "SettingsError",
-    "drop_variables",
-    "engine_variable",
-    "load_settings",
-    "set_engine_defaults",
-    "set_engine_variable",
-    "to_environment",
-]
-
+PREFIX = "FLOTILLA_"
+DECLARED: Mapping[str, tuple[str, ...]] = {
+    "gateway": ("gateway.gateway_settings:GatewaySettings",),
+    "worker": (
+        "worker.worker_settings:WorkerSettings",
+        "worker.engines.vllm.vllm_settings:VllmSettings",
+        "worker.engines.simulated.simulated_settings:SimulatedSettings",
+        "worker.plugins.hooks.hook_settings:HookSettings",
+    ),
+    "maintenance": ("gateway.maintenance.maintenance_settings:MaintenanceSettings",),
+    "up": ("gateway.launcher.launcher_settings:LauncherSettings",),
+    "client": ("gateway.cli.client_settings:ClientSettings",),
+}
+"""Process -> its class of settings, then those of its plug-ins. By name, since this package imports
+no other: a process loads the classes of others only to tell their variables from misspelt ones."""
 SECRETS = Path("/run/secrets")
 _NESTED = "__"
-_OF_ONE_POOL = ("model", "served_model_name", "engine_args", "autoscale")
 _OF_A_POOL = f"{PREFIX}POOLS{_NESTED}"
 """What variables begin with that set one key of a pool."""
 _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
@@ -65,22 +60,28 @@ _FILE: ContextVar[Mapping[str, Any] | None] = ContextVar("_FILE", default=None)
 _PLAIN_ADDRESS = re.compile(r"[\w./-]*(:\d+(/\d+)?)?")
 
 
-class Settings(
-    EveryProcessSettings,
-    GatewaySettings,
-    FieldSettings,
-    MaintenanceSettings,
-    PoolSettings,
-    WorkerSettings,
-    SimulatedEngineSettings,
-    ClientSettings,
-    FileSettings,
-    BaseSettings,
-):
-    """Durations are seconds, sizes are bytes, unless the name says otherwise."""
+def split_names(text: str) -> list[str]:
+    """The names in a list that is separated by commas or lines."""
+    return list(filter(None, map(str.strip, text.replace("\n", ",").split(","))))
+
+
+Names = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: split_names(value) if isinstance(value, str) else value),
+]
+SettingList = Annotated[Names, NoDecode]
+"""Of a setting that is a variable: there the value is no JSON."""
+
+
+class ProcessSettings(BaseSettings):
+    """Settings of one process. Durations are seconds, sizes bytes, unless the name differs."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_nested_delimiter=_NESTED, frozen=True, extra="forbid"
+    )
+
+    config: Path | None = Field(
+        None, description="the file with settings; else flotilla.yaml in the working directory"
     )
 
     @classmethod
@@ -93,14 +94,31 @@ class Settings(
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources, the one that wins first."""
-        file = InitSettingsSource(settings_cls, init_kwargs=dict(_FILE.get() or {}))
-        return init_settings, env_settings, file_secret_settings, file
+        file = {name: v for name, v in (_FILE.get() or {}).items() if name in cls.model_fields}
+        from_file = InitSettingsSource(settings_cls, init_kwargs=file)
+        return init_settings, env_settings, file_secret_settings, from_file
 
 
-def load_settings(**flags: Any) -> Settings:
+Kind = TypeVar("Kind", bound=ProcessSettings)
+
+
+@cache
+def declared(*processes: str) -> tuple[type[ProcessSettings], ...]:
+    """The classes of settings of these processes; without a name, of all."""
+    places = [place for name in processes or DECLARED for place in DECLARED[name]]
+    found = (place.partition(":") for place in places)
+    return tuple(getattr(importlib.import_module(module), name) for module, _, name in found)
+
+
+def _names(*processes: str) -> set[str]:
+    return {name for kind in declared(*processes) for name in kind.model_fields}
+
+
+def load_settings(kind: type[Kind], **flags: Any) -> Kind:
     """Settings from flags that are not None, else variables, secret files, flotilla.yaml, defaults.
 
-    Raises SettingsError with one line per wrong setting.
+    Raises SettingsError with one line for each wrong setting of this class, and for each name that
+    no process has.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     path = config_file.find(given.get("config") or os.environ.get(PREFIX + "CONFIG"))
@@ -119,27 +137,29 @@ def load_settings(**flags: Any) -> Settings:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # what pydantic skips with a warning: a folder, a link
-            settings = Settings(_secrets_dir=secrets, **given)
+            return kind(_secrets_dir=secrets, **given)
     except SettingsSourceError as error:  # not readable for this user, or no text
         where = "" if "pools" in str(error) else f"{secrets}: "
         raise SettingsError(f"{where}{error.__cause__ or error}") from error
     except ValidationError as error:
-        problems += [_problem(item, given, file, path) for item in error.errors()]
+        problems = [_problem(item, given, file, path) for item in error.errors()]
         raise SettingsError("\n".join(problems)) from error
     finally:
         _FILE.reset(token)
-    _refuse_two_descriptions(settings)
-    return settings
 
 
-def _refuse_two_descriptions(settings: Settings) -> None:
-    """Raise SettingsError if one pool is described beside the list of pools."""
-    for name in _OF_ONE_POOL if settings.pools else ():
-        if getattr(settings, name):
-            raise SettingsError(
-                f"`{name}` describes one pool, but {settings.config or 'FLOTILLA_POOLS'} lists the "
-                f"pools: set it there, or {_OF_A_POOL}<POOL>__<KEY> in its place"
-            )
+def load_all(**flags: Any) -> list[ProcessSettings]:
+    """The settings of every process and plug-in. Raises SettingsError for all that is wrong."""
+    found, problems = [], []
+    for kind in declared():
+        own = {name: value for name, value in flags.items() if name in kind.model_fields}
+        try:
+            found.append(load_settings(kind, **own))
+        except SettingsError as error:
+            problems += str(error).splitlines()
+    if problems:
+        raise SettingsError("\n".join(dict.fromkeys(problems)))
+    return found
 
 
 def origin(name: str, flags: Mapping[str, Any], file: Mapping[str, Any]) -> str:
@@ -188,7 +208,7 @@ def _problem(
 
 def _unknown_keys(file: Mapping[str, Any]) -> list[str]:
     """What to say of the keys of flotilla.yaml that are no settings."""
-    known = set(Settings.model_fields) - {"config"}
+    known = _names() - {"config"}
     return [
         f"{name}: there is no such setting{_hint(name, known)}"
         for name in file
@@ -203,7 +223,7 @@ def _hint(name: str, known: Iterable[str], spelt: Callable[[str], str] = str) ->
 
 def _misspelt(names: Iterable[str], spelt: Callable[[str], str] = str.upper) -> list[str]:
     """What to say of those that look like ours and are none; settings are `spelt` like that."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in _names()}
     problems = []
     for name in names:
         upper = name.upper()
@@ -212,28 +232,42 @@ def _misspelt(names: Iterable[str], spelt: Callable[[str], str] = str.upper) -> 
     return problems
 
 
-def to_environment(settings: Settings, **changes: Any) -> dict[str, str]:
-    """The environment for a child process that must see these settings with `changes` made."""
+def to_environment(
+    process: str, settings: ProcessSettings | None = None, **changes: Any
+) -> dict[str, str]:
+    """The environment of a child process: this one's, with `settings` and `changes` as variables.
+
+    It has only the variables of `process`, a key of `DECLARED`, so that none but gateways see their
+    keys; of another program (empty), no settings. A change to None takes a variable out.
+    """
+    ours = {PREFIX + name.upper() for name in (_names(process) if process else ())}
+    given = {} if settings is None else dict(_as_variables(settings))
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(PREFIX) or name.upper().startswith(_OF_A_POOL)
+        if not name.upper().startswith(PREFIX)
+        or (name.upper() in ours and name.upper() not in given)
+        or (name.upper().startswith(_OF_A_POOL) and PREFIX + "POOLS" in ours)
     }
-    # The child reads the pools itself, from the same file and the same variables.
-    left_out = {"pools", *ClientSettings.model_fields}
-    values = settings.model_dump(exclude_defaults=True, exclude=left_out) | changes
-    for name, value in values.items():
-        if isinstance(value, tuple):
-            value = ",".join(
-                each.get_secret_value() if isinstance(each, SecretStr) else each for each in value
-            )
+    environment |= {name: value for name, value in given.items() if name in ours}
+    for name, value in changes.items():
+        environment.pop(PREFIX + name.upper(), None)
         if value is not None:
             environment[PREFIX + name.upper()] = str(value)
     return environment
 
 
-WITHOUT_KEYS: dict[str, None] = dict.fromkeys(("api_keys", "api_keys_file", "admin_keys"))
-"""For `to_environment`: only gateways check clients' keys."""
+def _as_variables(settings: ProcessSettings) -> Iterator[tuple[str, str]]:
+    """The settings that are not left to their defaults."""
+    # A child reads the pools itself, from the same file and the same variables.
+    for name in settings.model_fields_set - {"pools"}:
+        value = getattr(settings, name)
+        if isinstance(value, tuple):
+            value = ",".join(
+                each.get_secret_value() if isinstance(each, SecretStr) else each for each in value
+            )
+        if value is not None:
+            yield PREFIX + name.upper(), str(value)
 
 
 def drop_variables(prefix: str) -> None:

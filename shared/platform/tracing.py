@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from shared.job.trace_context import NOT_SAMPLED, SpanRef
 from shared.platform import otlp_file
-from shared.platform.setting_groups.errors import SettingsError
+from shared.platform.settings import SettingsError
 
 Value = str | int | float | bool
 Attributes = Mapping[str, Value]

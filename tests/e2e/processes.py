@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 
 from load_tests.harness.forked_popen import ForkedPopen
-from shared.platform.settings import Settings, to_environment
 from tests.forked_popen import MODULES, start_forked
 from tests.redis_server import free_port
+from tests.settings import child_environment
 from tests.waiting import wait_for
 
 _END_S = 2.0
@@ -124,7 +124,7 @@ class Stack:
 
     def _start(self, module: str, url: str, values: dict[str, Any]) -> Process:
         log = self.folder / f"{module}-{len(self.processes)}.log"
-        environment = to_environment(Settings(), redis_url=self.redis_url, **values)
+        environment = child_environment(redis_url=self.redis_url, **values)
         popen: subprocess.Popen[bytes] | ForkedPopen
         simulated = module == "gateway" or values.get("engine") == "simulated"
         if module in MODULES and simulated and not self.launcher:

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from shared.platform.settings import Settings
 from tests.asgi_client import Reply
 from tests.e2e.continuation_classes import (
     CHAT,
@@ -36,6 +35,7 @@ from tests.e2e.continuation_classes import (
     same,
     summary,
 )
+from tests.settings import Settings
 from worker.engines.interface import Engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="session")]
@@ -78,7 +78,8 @@ async def reasoning_engine() -> AsyncIterator[Engine]:
     # Without statistics: a second engine would take the first one's metrics out of the registry.
     arguments = f"--dtype float32 --logits-processors {processor} --reasoning-parser demo"
     arguments += " --disable-log-stats"
-    engine = VllmEngine(Settings(engine_args=arguments))
+    settings = Settings(engine_args=arguments)
+    engine = VllmEngine(settings, settings.described.own)
     await engine.start()
     yield engine
     engine.close()

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shared.platform.settings import Settings, to_environment
 from tests.e2e.processes import Stack, metric
 from tests.redis_server import RedisServer
+from tests.settings import child_environment
 from tests.waiting import wait_for
 
 
@@ -37,7 +37,7 @@ def evicting(tmp_path: Path) -> Iterator[RedisServer]:
     ],
 )
 def test_it_is_refused_at_start(evicting: RedisServer, tmp_path: Path, command: list[str]) -> None:
-    environment = to_environment(Settings(), redis_url=evicting.url, engine="simulated", port=0)
+    environment = child_environment(redis_url=evicting.url, engine="simulated", port=0)
     ended = subprocess.run(
         [sys.executable, *command],
         env=environment | {"PYTHONPATH": str(Path.cwd())},

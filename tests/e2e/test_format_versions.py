@@ -17,13 +17,13 @@ import redis
 
 from gateway.launcher.local_redis import find_server
 from gateway.maintenance.maintenance_tasks import REPAIR
-from shared.platform.settings import Settings, to_environment
 from shared.store.redis import keys
 from shared.store.redis.format_version import FORMAT_VERSION
 from tests.e2e.processes import Process, Stack
 from tests.e2e.test_lost_workers import CHAT, Call, request
 from tests.e2e.up_run import REAL, ROOT, Up, children
 from tests.redis_server import RedisServer, free_port
+from tests.settings import Settings, child_environment
 from tests.waiting import DEADLINE_S, wait_for
 
 OTHER_VERSION = FORMAT_VERSION + 1
@@ -224,7 +224,7 @@ def test_data_of_format_1_is_refused_and_left_as_it_is(
 ) -> None:
     write_format_1(store)
     before = dump(store)
-    environment = to_environment(Settings(), redis_url=redis_url, engine="simulated", port=0)
+    environment = child_environment(redis_url=redis_url, engine="simulated", port=0)
     ended = subprocess.run(
         [sys.executable, *command],
         env=environment | {"PYTHONPATH": str(ROOT)},

@@ -22,11 +22,11 @@ from gateway.maintenance.broker import broker
 from gateway.maintenance.celery_app import CONTENT_TYPE
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, REPAIR
 from shared.job.lanes import DEFAULT
-from shared.platform.settings import Settings, to_environment
 from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.e2e.up_run import ROOT, children
 from tests.redis_server import RedisServer
+from tests.settings import Settings, child_environment
 from tests.waiting import wait_for
 
 POOL = "simulated"
@@ -84,7 +84,7 @@ def check(stack: Stack) -> subprocess.CompletedProcess[str]:
     settings = {"redis_url": stack.redis_url, **OFTEN}
     return subprocess.run(
         [sys.executable, "-m", "gateway.maintenance", "--check"],
-        env=to_environment(Settings(), **settings),
+        env=child_environment(**settings),
         capture_output=True,
         text=True,
         timeout=60,

@@ -14,11 +14,11 @@ from redis import Redis
 
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.registry import Registry
-from shared.platform.settings import Settings
 from shared.store.redis import keys
 from tests.e2e.processes import Process, Stack
 from tests.redis.conftest import open_queue
 from tests.redis_server import RedisServer
+from tests.settings import Settings
 from tests.waiting import wait_for
 
 MODEL = "org/m"
@@ -48,7 +48,9 @@ def decide(redis_url: str, text: str = f"{MODEL}=1:3") -> None:
 
     async def once() -> None:
         async with open_queue(redis_url) as queue:
-            await tick(queue, Registry(queue.servers.primary), Settings(autoscale=text, pool=POOL))
+            settings = Settings(autoscale=text, pool=POOL)
+            registry = Registry(queue.servers.primary)
+            await tick(queue, registry, settings, settings.described)
 
     asyncio.run(once())
 

@@ -13,10 +13,10 @@ import pytest
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
-from shared.platform.settings import Settings
 from tests.e2e.processes import Process, Stack
 from tests.redis.conftest import open_queue
 from tests.redis_server import RedisServer
+from tests.settings import Settings
 from tests.waiting import wait_for
 
 MODEL = "org/model"
@@ -193,7 +193,7 @@ def decided(redis_url: str, workers: str) -> tuple[int, int]:
         async with open_queue(redis_url) as queue:
             settings = Settings(autoscale=f"{MODEL}={workers}", pool=POOL)
             redis = queue.servers.primary
-            await tick(queue, Registry(redis), settings)
+            await tick(queue, Registry(redis), settings, settings.described)
             _, scales = await ScaleStore(redis).read([POOL])
             return scales[POOL].limits.min, scales[POOL].limits.max
 

@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from shared.job.trace_context import SpanRef, new_trace
 from shared.platform import tracing
-from shared.platform.settings import Settings
 from tests.asgi_client import call
 from worker.demo import MODEL_NAME
 from worker.engines.interface import Engine
@@ -67,8 +66,7 @@ async def test_vllm_gets_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.ENGINE_VARIABLES:
         monkeypatch.setenv(name, "as it was")
     option = "--otlp-traces-endpoint"
-    assert _tracing_args(Settings(otlp_traces_endpoint=HTTP)) == [option, HTTP]
-    own = Settings(otlp_traces_endpoint=HTTP, engine_args=f"{option} http://other:4317")
-    assert _tracing_args(own) == []
-    assert _tracing_args(Settings(otlp_traces_endpoint="file:///tmp/spans.jsonl")) == []
-    assert _tracing_args(Settings()) == []
+    assert _tracing_args(HTTP, "") == [option, HTTP]
+    assert _tracing_args(HTTP, f"{option} http://other:4317") == []
+    assert _tracing_args("file:///tmp/spans.jsonl", "") == []
+    assert _tracing_args("", "") == []

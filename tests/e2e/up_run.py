@@ -51,6 +51,7 @@ class Up:
             **{name: value for name, value in os.environ.items() if "FLOTILLA" not in name},
             "PYTHONPATH": str(ROOT),
             "FLOTILLA_PORT": str(self.port),
+            "GATEWAY_PORT": str(self.port),  # for stand-ins of workers, which do not get the other
             "FLOTILLA_WORKER_PORT": "0",
             "FLOTILLA_ENGINE": "simulated",
             "FLOTILLA_DRAIN_DEADLINE_S": "5",

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from prometheus_client import CollectorRegistry
 
-from shared.platform.settings import Settings
 from tests.e2e.processes import Process, Stack
 from tests.e2e.shared_engine import SharedEngine
 from tests.redis_server import RedisServer
+from tests.settings import Settings
 from tests.waiting import eventually
 from worker.core.lifecycle import Worker
 from worker.engines.interface import Engine
@@ -25,7 +26,8 @@ async def vllm_fleet(engine: Engine, server: RedisServer, folder: Path) -> Async
     with server.client() as client:
         client.flushall()
     settings = Settings(redis_url=server.url, worker_port=0)
-    worker = Worker(settings, SharedEngine(engine), CollectorRegistry())  # type: ignore[arg-type]
+    shared: Any = SharedEngine(engine)
+    worker = Worker(settings, settings.described.own, shared, CollectorRegistry())
     running = asyncio.create_task(worker.run())
     stack = Stack(server.url, folder)
     gateway = await asyncio.to_thread(stack.gateway, lease_s=settings.lease_s)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from shared.fleet.pools import pool_name
+from shared.fleet.pool import pool_name
 from shared.job.lanes import DEFAULT
 from shared.job.states import JobState
 from shared.platform.metrics import GatewayMetrics

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.platform.settings import Settings, load_settings
+from shared.platform.settings import load_settings
 from tests.kubernetes.images import images_of_compose
 from tests.kubernetes.manifests import (
     COMPOSITIONS,
@@ -18,6 +18,7 @@ from tests.kubernetes.manifests import (
     name_of,
     workloads,
 )
+from tests.settings import Settings
 
 HAND_BACK_S = 10
 MARGIN_S = 10
@@ -57,7 +58,7 @@ def settings_of(workload: Manifest, monkeypatch: pytest.MonkeyPatch) -> Settings
     (shared,) = (each for each in composed("cpu") if each["kind"] == "ConfigMap")
     for name, value in shared["data"].items():
         monkeypatch.setenv(name, value)
-    return load_settings()
+    return load_settings(Settings)
 
 
 def size(quantity: str) -> int:

@@ -16,9 +16,9 @@ from unittest import mock
 import uvicorn
 
 import worker.__main__
-from shared.platform.settings import Settings
 from tests.e2e.processes import Process, Stack
 from tests.redis_server import free_port
+from tests.settings import Settings
 from tests.waiting import wait_for
 
 _PORT = "TESTS_VLLM_PORT"

@@ -11,12 +11,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.settings import Settings
 from shared.platform.tasks import end
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.subscription import Subscription
 from tests.redis.conftest import LEASE_S, POOL, WORKER
+from tests.settings import Settings
 from worker.core.executor import Executor
 from worker.engines.simulated.engine import SimulatedEngine
 

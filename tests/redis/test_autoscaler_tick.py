@@ -15,15 +15,16 @@ from gateway.core.fleet_view import FleetView
 from gateway.ops.autoscaler import tick as autoscale
 from gateway.ops.autoscaler.tick import tick
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
-from shared.fleet.pools import pool_name
+from shared.fleet.pool import pool_name
 from shared.fleet.registry import Registry, WorkerInfo
 from shared.fleet.scale_decisions import HISTORY, Scale, ScaleStore
 from shared.job.states import WorkerState
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, claim, open_queue, submit
 from tests.redis_server import RedisServer
+from tests.settings import Settings
 from tests.unit.gateway.test_observation import worker
 
 SETTINGS = Settings(autoscale="m=0:3", pool=POOL)
@@ -55,19 +56,19 @@ async def scale_of(queue: JobQueue, pool: str = POOL) -> Scale:
 async def test_from_an_empty_fleet_to_a_decision(
     queue: JobQueue, registry: Registry, policy: None
 ) -> None:
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert (await registry.models())["m"].pool == POOL
     scale = await scale_of(queue)
     assert (scale.wanted, scale.model, scale.limits.max) == (0, "m", 3)
     for _ in range(4):
         await submit(queue)
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     scale = await scale_of(queue)
     assert (scale.wanted, scale.reason, scale.wait_s) == (2, "4 wait", 1.5)
     assert scale.seen.waiting == 4
     assert scale.seen.arrivals_per_s > 0
     assert scale.seen.starting == 0  # no worker had been requested by then
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert (await scale_of(queue)).seen.starting == 2
     changes = await ScaleStore(queue.servers.primary).history(POOL)
     assert [(c.before, c.wanted, c.reason) for c in changes] == [
@@ -86,10 +87,10 @@ async def test_announced_workers_are_observed(
     for _ in range(3):
         await submit(queue, body=b"x" * 100)
     await claim(queue, 1)
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     done = replace(first, finished=4, job_seconds=14.0, prompt_tokens=40, completion_tokens=60)
     await registry.announce(replace(done, request_bytes=300))
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     seen = (await scale_of(queue)).seen
     assert (seen.waiting, seen.running, seen.ready, seen.starting) == (2, 1, 1, 1)
     assert (seen.slots, seen.start_s) == (8, 9.0)
@@ -101,7 +102,7 @@ async def test_announced_workers_are_observed(
 
 async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry: Registry) -> None:
     await registry.register_models("its-own", [{"id": "m", "max_model_len": 9}])
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     await registry.declare_models("other", ["m"])
     model = (await registry.models())["m"]
     assert (model.pool, model.card) == ("its-own", {"id": "m", "max_model_len": 9})
@@ -111,12 +112,14 @@ async def test_a_workers_own_card_is_never_overwritten(queue: JobQueue, registry
 async def test_a_worker_overwrites_the_provisional_card(
     queue: JobQueue, registry: Registry
 ) -> None:
-    await tick(queue, registry, Settings(autoscale="org/Model=0:1"))
+    settings = Settings(autoscale="org/Model=0:1")
+    await tick(queue, registry, settings, settings.described)
     model = (await registry.models())["org/Model"]
     assert model.pool == pool_name("org/Model")
     assert model.card["object"] == "model"
     await registry.register_models(model.pool, [{"id": "org/Model", "max_model_len": 9}])
-    await tick(queue, registry, Settings(autoscale="org/Model=0:1"))
+    settings = Settings(autoscale="org/Model=0:1")
+    await tick(queue, registry, settings, settings.described)
     assert (await registry.models())["org/Model"].card["max_model_len"] == 9
 
 
@@ -132,12 +135,12 @@ async def test_a_worker_overwrites_the_provisional_card(
 async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
     queue: JobQueue, registry: Registry, store: Redis, policy: None, field: str, value: str
 ) -> None:
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     store.hset(keys.scale(POOL), field, value)
     store.lpush(keys.scaling_events(POOL), "nonsense")
     _, scales = await ScaleStore(queue.servers.primary).read([POOL, "unknown"])
     assert (POOL in scales) == (field != "scale")
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert (await scale_of(queue)).wanted == 0
     history = await ScaleStore(queue.servers.primary).history(POOL)
     assert history
@@ -147,7 +150,7 @@ async def test_a_record_that_cannot_be_read_is_as_if_there_were_none(
 async def test_a_record_of_a_newer_version_is_read(
     queue: JobQueue, registry: Registry, store: Redis, policy: None
 ) -> None:
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     raw = json.loads(store.hget(keys.scale(POOL), "scale"))
     store.hset(keys.scale(POOL), "scale", json.dumps(raw | {"mood": "good"}))
     assert (await scale_of(queue)).wanted == 0
@@ -158,7 +161,7 @@ async def test_the_history_is_bounded_and_newest_first(
 ) -> None:
     for n in range(HISTORY + 20):
         await (submit(queue) if n % 2 else claim(queue))
-        await tick(queue, registry, SETTINGS)
+        await tick(queue, registry, SETTINGS, SETTINGS.described)
     history = await ScaleStore(queue.servers.primary).history(POOL)
     assert len(history) == HISTORY
     assert [entry.wanted for entry in history[:3]] == [1, 0, 1]
@@ -169,7 +172,8 @@ async def test_a_pool_that_fails_does_not_stop_the_others(
     queue: JobQueue, registry: Registry, store: Redis
 ) -> None:
     store.set(keys.scale("a"), "not a hash")
-    await tick(queue, registry, Settings(autoscale="a=1:1,b=1:1"))
+    settings = Settings(autoscale="a=1:1,b=1:1")
+    await tick(queue, registry, settings, settings.described)
     assert (await scale_of(queue, "b")).wanted == 1
 
 
@@ -178,13 +182,13 @@ async def test_without_redis_nothing_is_decided_and_the_next_tick_goes_on(
 ) -> None:
     async with open_queue(own_redis.url) as queue:
         registry = Registry(queue.servers.primary)
-        await tick(queue, registry, SETTINGS)
+        await tick(queue, registry, SETTINGS, SETTINGS.described)
         own_redis.stop()
         with pytest.raises((RedisConnectionError, OSError)):
-            await tick(queue, registry, SETTINGS)
+            await tick(queue, registry, SETTINGS, SETTINGS.described)
         own_redis.start()
         await submit(queue)
-        await tick(queue, registry, SETTINGS)
+        await tick(queue, registry, SETTINGS, SETTINGS.described)
         assert (await scale_of(queue)).wanted == 1
 
 
@@ -196,7 +200,7 @@ async def test_many_shards(redis_url: str, policy: None) -> None:
         )
         for shard in range(16):
             await submit(queue, id=f"job_{shard:03x}{'0' * 23}{shard:x}", body=b"y" * 400)
-        await tick(queue, registry, SETTINGS)
+        await tick(queue, registry, SETTINGS, SETTINGS.described)
         seen = (await scale_of(queue)).seen
         assert (seen.waiting, seen.waiting_tokens) == (16, pytest.approx(16 * 100))
 
@@ -205,7 +209,7 @@ async def test_two_gateways_have_the_same_copy(
     queue: JobQueue, registry: Registry, policy: None
 ) -> None:
     await submit(queue)
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     fleets = [FleetView(registry, ScaleStore(queue.servers.primary)) for _ in range(2)]
     for fleet in fleets:
         await fleet.refresh()
@@ -248,7 +252,7 @@ async def test_an_actuator_that_fails_leaves_the_decision_readable(
     failing = Unreachable()
     monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: failing)
     await submit(queue)
-    await tick(queue, registry, SETTINGS)
+    await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert failing.asked == [1]
     assert (await scale_of(queue)).wanted == 1
 
@@ -259,21 +263,21 @@ async def test_the_number_of_draining_workers_is_stored(
     drains = DrainsOneMore()
     monkeypatch.setattr(autoscale, "actuator", lambda settings, pool: drains)
     for _ in range(3):
-        await tick(queue, registry, SETTINGS)
+        await tick(queue, registry, SETTINGS, SETTINGS.described)
     assert drains.draining == [[], ["c0"], ["c0", "c1"]]
 
 
 async def test_docker_scales_one_model(queue: JobQueue, registry: Registry) -> None:
     settings: Any = Settings(autoscale="a=0:1,b=0:1", autoscale_actuator="docker")
     with pytest.raises(SettingsError, match="one model"):
-        await tick(queue, registry, settings)
+        await tick(queue, registry, settings, settings.described)
 
 
 async def test_the_real_policy_fits(queue: JobQueue, registry: Registry) -> None:
     for _ in range(20):
         await submit(queue)
     for _ in range(3):
-        await tick(queue, registry, SETTINGS)
+        await tick(queue, registry, SETTINGS, SETTINGS.described)
     scale = await scale_of(queue)
     assert 1 <= scale.wanted <= 3
     assert scale.seen.waiting == 20

@@ -36,10 +36,10 @@ from shared.job.job import LeasedJob, NewJob, shard_in
 from shared.job.replies import JoinedJob
 from shared.job.response_id import response_id, shard_of_conversation
 from shared.job.states import JobEvent
-from shared.platform.settings import Settings
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, TENANT, answer, claim, finish, open_queue
+from tests.settings import Settings
 
 ENDPOINT = ENDPOINTS["/v1/responses"]
 SETTINGS = Settings(max_body_bytes=8 << 20, max_messages=100)
@@ -51,7 +51,7 @@ class Side:
 
     def __init__(self, queue: JobQueue, settings: Settings = SETTINGS) -> None:
         self.queue = queue
-        self.factory = JobFactory(settings, "gw-1", lambda shard: True)
+        self.factory = JobFactory(settings, settings.described, "gw-1", lambda shard: True)
         self.conversations = Conversations(queue, self.factory, settings)
         self.responses = ResponseJobs(queue, self.conversations, settings)
 

@@ -14,7 +14,6 @@ from shared.job.job_log import Transcript, read_journal
 from shared.job.states import JobEvent, JobState
 from shared.job.step_log import FLUSH_AFTER
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.settings import Settings
 from shared.platform.tasks import end
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
@@ -32,6 +31,7 @@ from tests.redis.conftest import (
     submit,
 )
 from tests.redis.executors import chat, serving
+from tests.settings import Settings
 from tests.waiting import eventually
 from worker.core.executor import Executor
 from worker.core.job_run import JobRun

@@ -13,11 +13,11 @@ from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
 from shared.job.errors import BadRequest, ModelNotFound, NoWorker
-from shared.platform.settings import Settings
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.test_registry import INFO
+from tests.settings import Settings
 from tests.waiting import eventually
 
 NOT_UTF8 = b"\xff\xfe"

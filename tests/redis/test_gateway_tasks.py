@@ -15,12 +15,12 @@ from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
 from gateway.core.relay import Relay
 from shared.fleet.registry import Registry
-from shared.platform.settings import Settings
 from shared.store.redis import eviction, keys
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.reaper import Reaper
 from tests.redis.test_registry import INFO
 from tests.redis_server import RedisServer
+from tests.settings import Settings
 from tests.waiting import eventually
 
 NOT_UTF8 = b"\xff\xfe"

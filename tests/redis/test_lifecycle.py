@@ -10,10 +10,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from shared.job.job import LeasedJob
-from shared.platform.settings import Settings
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import submit
 from tests.redis.executors import chat
+from tests.settings import Settings
 from worker.core import stalls
 from worker.core.lifecycle import Worker
 from worker.core.queue_consumer import QueueConsumer
@@ -43,7 +43,9 @@ async def test_a_worker_exits_with_an_error_when_a_task_fails_or_ends(
 ) -> None:
     monkeypatch.setattr(Registration, "run_heartbeats", heartbeats)
     settings = Settings(redis_url=redis_url, engine="simulated", worker_port=0)
-    worker = Worker(settings, SimulatedEngine(settings), CollectorRegistry())
+    worker = Worker(
+        settings, settings.described.own, SimulatedEngine(settings), CollectorRegistry()
+    )
     async with asyncio.timeout(DEADLINE_S):
         assert await worker.run() == 1
     assert "the worker failed" in caplog.text
@@ -54,7 +56,9 @@ async def test_a_worker_that_is_stopped_exits_without_an_error(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(redis_url=redis_url, engine="simulated", worker_port=0)
-    worker = Worker(settings, SimulatedEngine(settings), CollectorRegistry())
+    worker = Worker(
+        settings, settings.described.own, SimulatedEngine(settings), CollectorRegistry()
+    )
     serving = asyncio.Event()
     started = Registration.started
 
@@ -106,7 +110,9 @@ async def test_a_worker_with_a_loop_that_stands_still_gives_its_jobs_up_and_exit
     settings = Settings(
         redis_url=redis_url, engine="simulated", worker_port=0, lease_s=1.0, drain_deadline_s=0.2
     )
-    worker = Worker(settings, SimulatedEngine(settings), CollectorRegistry())
+    worker = Worker(
+        settings, settings.described.own, SimulatedEngine(settings), CollectorRegistry()
+    )
     running = asyncio.create_task(worker.run())
     job = await submit(queue, pool="simulated", body=chat(8000, ignore_eos=True), stream=False)
     async with asyncio.timeout(DEADLINE_S):

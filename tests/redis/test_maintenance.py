@@ -18,11 +18,11 @@ from gateway.maintenance.housekeeping import Housekeeping
 from gateway.maintenance.maintenance_tasks import AUTOSCALE, PRUNE, REPAIR, MaintenanceTasks
 from shared.fleet.registry import Registry
 from shared.job.lanes import DEFAULT
-from shared.platform.settings import Settings
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL, claim, submit
 from tests.redis_server import RedisServer
+from tests.settings import Settings
 from tests.waiting import eventually
 
 STREAM = keys.queue(0, POOL, DEFAULT)
@@ -138,7 +138,8 @@ async def test_stale_records_are_removed(
 
 @pytest.fixture
 async def tasks(redis_url: str) -> AsyncIterator[MaintenanceTasks]:
-    tasks = MaintenanceTasks(Settings(redis_url=redis_url, autoscale="m=0:1"))
+    settings = Settings(redis_url=redis_url, autoscale="m=0:1")
+    tasks = MaintenanceTasks(settings, settings.described)
     yield tasks
     await tasks.close()
 
@@ -146,7 +147,8 @@ async def tasks(redis_url: str) -> AsyncIterator[MaintenanceTasks]:
 async def test_two_processes_run_a_task_once_a_round(
     redis_url: str, store: Redis, tasks: MaintenanceTasks
 ) -> None:
-    other = MaintenanceTasks(Settings(redis_url=redis_url))
+    settings = Settings(redis_url=redis_url)
+    other = MaintenanceTasks(settings, settings.described)
     for name in (REPAIR, PRUNE):
         for _ in range(2):
             ran = await asyncio.gather(*(each.run_once_per_round(name) for each in (tasks, other)))
@@ -194,7 +196,8 @@ async def test_a_task_that_fails_is_logged_and_not_recorded_as_done(
 async def test_a_task_fails_while_redis_is_away_and_runs_when_it_is_back(
     own_redis: RedisServer, logged: pytest.LogCaptureFixture
 ) -> None:
-    tasks = MaintenanceTasks(Settings(redis_url=own_redis.url))
+    settings = Settings(redis_url=own_redis.url)
+    tasks = MaintenanceTasks(settings, settings.described)
     await tasks.run(PRUNE)
     own_redis.stop(kill=True)
     await tasks.run(REPAIR)
@@ -228,7 +231,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
 @asynccontextmanager
 async def watching(settings: Settings) -> AsyncIterator[Celery]:
     """Run `process.watch` meanwhile."""
-    celery, tasks = Celery(), MaintenanceTasks(settings)
+    celery, tasks = Celery(), MaintenanceTasks(settings, settings.described)
     task = asyncio.create_task(process.watch(settings, tasks, celery))  # type: ignore[arg-type]
     yield celery
     task.cancel()

@@ -13,7 +13,6 @@ from shared.job.errors import QuotaExceeded
 from shared.job.job import LeasedJob
 from shared.job.quotas import Quotas
 from shared.job.response_id import response_id
-from shared.platform.settings import Settings
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import (
@@ -31,6 +30,7 @@ from tests.redis.conftest import (
     submit,
 )
 from tests.redis.test_conversations import Side, answered
+from tests.settings import Settings
 
 KEPT = keys.kept(0, TENANT)
 EXPIRING = keys.base(0) + keys.EXPIRING

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from redis import Redis
 
-from shared.fleet.pools import pool_name
+from shared.fleet.pool import pool_name
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo, unknown_card
 from shared.job.states import WorkerState
 from shared.platform.malformed import MalformedValues

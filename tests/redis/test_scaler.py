@@ -18,11 +18,11 @@ from shared.fleet.autoscale_types import Limits
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import Scale, ScaleStore
 from shared.job.states import WorkerState
-from shared.platform.settings import Settings
 from shared.platform.tasks import end
 from shared.store.redis import keys
 from shared.store.redis.job_queue import JobQueue
 from tests.redis.conftest import POOL
+from tests.settings import Settings
 from tests.unit.gateway.test_observation import see
 from tests.unit.gateway.test_observation import snapshot as snapshot_of
 from tests.unit.gateway.test_observation import worker as worker_info

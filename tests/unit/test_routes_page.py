@@ -22,9 +22,9 @@ from gateway.app import create_app
 from gateway.http.refused_routes import HOSTING_HEADERS, REFUSED
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import NotSupported
-from shared.platform.settings import Settings
 from tests.models.parity_cases import GENERATE
 from tests.models.pooling_cases import CLASSIFY, EMBED, SCORES
+from tests.settings import Settings
 from tests.test_architecture import ROOT
 from tests.unit.gateway.test_middleware import ask
 

@@ -22,12 +22,12 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from shared.fleet.desired_pool import DesiredPools
 from shared.fleet.operation_answers import OperationAnswers
-from shared.fleet.pools import Pool, load_pools
+from shared.fleet.pool import Pool
 from shared.fleet.registry import Registry
 from shared.job.states import WorkerState
 from shared.platform import logs, tracing
 from shared.platform.metrics import WorkerMetrics
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
 from shared.platform.tasks import end
 from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
@@ -48,6 +48,7 @@ from worker.core.registration import Registration, WorkerIdTaken
 from worker.core.stalls import Stalled
 from worker.core.start_limit import StartTimeout, start_limit
 from worker.engines.interface import Engine
+from worker.worker_settings import WorkerSettings
 
 log = logging.getLogger("flotilla.worker")
 
@@ -63,7 +64,8 @@ class Worker:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: WorkerSettings,
+        pool: Pool,
         engine: Engine,
         registry: CollectorRegistry = REGISTRY,
         plugins: Plugins = Plugins(),  # noqa: B008, it is immutable
@@ -73,7 +75,7 @@ class Worker:
         self._id = settings.worker_id or f"w-{socket.gethostname()[:32]}-{secrets.token_hex(3)}"
         servers = Servers(settings.redis_url, settings.shard_redis_urls)
         self._queue = JobQueue(servers, shards=settings.shards)
-        self._pool = load_pools(settings).own
+        self._pool = pool
         self._plugins = plugins
         self._metrics = WorkerMetrics(registry)
         self._executor: Executor | None = None
@@ -173,9 +175,7 @@ class Worker:
         # Not before the engine is loaded, which may fork.
         tracing.set_up(self._settings.otlp_traces_endpoint, "worker", self._id)
         registration.models = await model_cards(engine)
-        registration.pool = self._pool.model_copy(
-            update={"served_model_name": registration.models[0]["id"]}
-        ).name
+        registration.pool = self._pool.name_with(registration.models[0]["id"])
         self._metrics.info.labels(self._id, registration.pool, engine.kind).set(1)
         # Loading may have taken longer than the id was reserved for.
         await registration.reserve_id()

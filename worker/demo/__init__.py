@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shared.platform.settings import DEMO_MODEL
+from shared.fleet.pool import DEMO_MODEL
 
 MODEL_DIR: Path = Path(__file__).parent / "model"
 MODEL_NAME = DEMO_MODEL

@@ -13,6 +13,7 @@ from gateway.apis.jobs.repetition import repetition
 from gateway.core.admission import CheckedRequest, admit, check_request
 from gateway.core.job_lookup import job_of
 from gateway.core.send_body import BodyResponse
+from gateway.gateway_settings import GatewaySettings
 from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.call_headers import call_headers
 from gateway.http.middleware import sent_request_id
@@ -22,7 +23,6 @@ from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import BadRequest, NotRepeatable
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import Job, NewJob
-from shared.platform.settings import Settings
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[known_only])
 
@@ -57,7 +57,7 @@ async def retry(job_id: str, request: Request, gateway: GatewayDep, tenant: Tena
     return BodyResponse(await full(gateway.queue, gateway.fleet, submitted), 202, headers)
 
 
-async def _raw_body(request: Request, settings: Settings) -> bytes:
+async def _raw_body(request: Request, settings: GatewaySettings) -> bytes:
     """The request's body; empty if it has none."""
     chunked = "transfer-encoding" in request.headers
     if request.headers.get("content-length", "0") == "0" and not chunked:
@@ -98,7 +98,7 @@ async def _edited(gateway: Gateway, job: Job, raw: bytes, key: IdempotencyKey | 
 
 
 def _check(
-    fields: dict[str, Any], endpoint: Endpoint, settings: Settings
+    fields: dict[str, Any], endpoint: Endpoint, settings: GatewaySettings
 ) -> tuple[CheckedRequest, bool]:
     """What was checked of `body`, and whether it names a service tier. Raises BadRequest."""
     unknown = sorted(fields.keys() - {"body"})

@@ -23,6 +23,7 @@ from gateway.core.on_disconnect import keep_s
 from gateway.core.operator_check import check_operator
 from gateway.core.send_body import BodyResponse
 from gateway.core.whole_answer import whole_answer
+from gateway.gateway_settings import GatewaySettings
 from gateway.http import server_events as sse
 from gateway.http.body import Limits, parse_json, raw_member, read_body
 from gateway.http.call_headers import MAX_DEADLINE_S, call_headers
@@ -37,7 +38,6 @@ from shared.job.job import Job, NewJob
 from shared.job.lanes import CLIENT_LANES
 from shared.job.replies import JoinedJob
 from shared.job.states import JobState
-from shared.platform.settings import Settings
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.log_parts import log_parts
 
@@ -230,7 +230,7 @@ async def cancel(job_id: str, gateway: GatewayDep, tenant: TenantDep) -> Respons
 
 
 def _check_job_request(
-    raw: bytes, fields: dict[str, Any], settings: Settings
+    raw: bytes, fields: dict[str, Any], settings: GatewaySettings
 ) -> tuple[JobRequest, CheckedRequest, bytes]:
     """The fields of POST /jobs without `body`, what was checked of `body`, and its JSON text.
 

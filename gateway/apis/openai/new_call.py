@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope
 from gateway.apis.context import Gateway
 from gateway.core.admission import CheckedRequest, admit, check_request
 from gateway.core.response_request import ResponseRequest
+from gateway.gateway_settings import GatewaySettings
 from gateway.http.body import Limits, check_size, in_thread, parse_json, read_body
 from gateway.http.call_headers import call_headers
 from gateway.http.form import parse_form, without_boundary
@@ -19,7 +20,6 @@ from shared.api.endpoint import BodyKind, Endpoint
 from shared.job.idempotency import IdempotencyKey
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
-from shared.platform.settings import Settings
 
 _INVOCATIONS = "/invocations"
 
@@ -97,7 +97,7 @@ async def response_job(
 
 
 async def _read(
-    endpoint: Endpoint, scope: Scope, receive: Receive, settings: Settings
+    endpoint: Endpoint, scope: Scope, receive: Receive, settings: GatewaySettings
 ) -> tuple[bytes, CheckedRequest]:
     """The body of a request, and what the gateway needs of it. Raises as read_body, parse_json,
     parse_form and check_request."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from gateway.apis.responses.stored_response import output_items
 from gateway.core.job_factory import JobFactory
 from gateway.core.response_items import History, Item, page, stored_item
+from gateway.gateway_settings import GatewaySettings
 from shared.job.conversation import (
     ConversationLimits,
     Extended,
@@ -34,7 +35,6 @@ from shared.job.errors import (
 )
 from shared.job.job import new_job_id
 from shared.job.response_id import new_conversation_id, response_id
-from shared.platform.settings import Settings
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.stored_conversations import StoredConversations
 
@@ -63,7 +63,7 @@ class Conversation(NamedTuple):
 class Conversations:
     """All conversations of a fleet. Methods raise redis' errors."""
 
-    def __init__(self, queue: JobQueue, factory: JobFactory, settings: Settings) -> None:
+    def __init__(self, queue: JobQueue, factory: JobFactory, settings: GatewaySettings) -> None:
         self._queue = queue
         self._factory = factory
         limits = ConversationLimits(

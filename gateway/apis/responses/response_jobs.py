@@ -8,13 +8,13 @@ from gateway.apis.responses.conversation_store import Conversations
 from gateway.apis.responses.stored_response import StoredResponse, output_items, previous_response
 from gateway.core.response_items import History, find_items, join_input, page_of, split_input
 from gateway.core.response_request import ResponseRequest
+from gateway.gateway_settings import GatewaySettings
 from shared.job.conversation import Turn
 from shared.job.errors import BadRequest, BodyTooLarge, ConversationLocked, NotFound, StreamReset
 from shared.job.job import NewJob
 from shared.job.replies import JoinedJob
 from shared.job.response_id import job_id_of
 from shared.job.response_options import ResponseOptions
-from shared.platform.settings import Settings
 from shared.store.redis.job_queue import JobQueue
 
 _SMALL_BYTES = 4096
@@ -24,7 +24,9 @@ _SMALL_BYTES = 4096
 class ResponseJobs:
     """Makes the jobs of responses in one gateway process."""
 
-    def __init__(self, queue: JobQueue, conversations: Conversations, settings: Settings) -> None:
+    def __init__(
+        self, queue: JobQueue, conversations: Conversations, settings: GatewaySettings
+    ) -> None:
         self._queue = queue
         self._conversations = conversations
         self._settings = settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
 from gateway.ops.autoscaler.docker import Docker
-from shared.fleet.pools import Pool
+from shared.fleet.pool import Pool
 from shared.fleet.registry import WorkerInfo
-from shared.platform.settings import Settings
 
 
 class Actuator(Protocol):
@@ -38,7 +38,7 @@ class NoopActuator:
         return []
 
 
-def actuator(settings: Settings, pool: Pool) -> Actuator:
+def actuator(settings: AutoscalerSettings, pool: Pool) -> Actuator:
     """The actuator that the settings name, for one pool."""
     if settings.autoscale_actuator == "docker":
         return Docker(settings.docker_host, pool.docker_project, pool.docker_service)

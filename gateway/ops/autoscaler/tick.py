@@ -14,15 +14,17 @@ import httpx
 from pydantic import TypeAdapter
 
 from gateway.ops.autoscaler.actuators import actuator
+from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
 from gateway.ops.autoscaler.observation import PoolSnapshot, RateState, observe
 from shared.fleet.autoscale_policy import decide
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
-from shared.fleet.pools import Pool, load_pools
+from shared.fleet.pool import Pool
+from shared.fleet.pools import Pools
 from shared.fleet.registry import ModelInfo, Registry, WorkerInfo
 from shared.fleet.scale_decisions import Scale, ScaleStore, ScalingEvent, parse
 from shared.job.adapter_queues import pool_of
 from shared.platform.malformed import MalformedValues
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
 from shared.store.redis import keys
 from shared.store.redis.depths import LaneDepth, depths
 from shared.store.redis.job_queue import JobQueue
@@ -49,14 +51,15 @@ _TICK_STATE = TypeAdapter(_TickState)
 _malformed = MalformedValues()
 
 
-async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
-    """One decision for each autoscaled pool of the settings.
+async def tick(
+    queue: JobQueue, registry: Registry, settings: AutoscalerSettings, loaded: Pools
+) -> None:
+    """One decision for each autoscaled pool of `loaded`.
 
     A pool that fails does not stop the others. Raises redis' errors if Redis can't be reached
     (nothing is decided then, the next tick goes on), SettingsError for settings that contradict
     each other.
     """
-    loaded = load_pools(settings)
     pools, declared = loaded.autoscaled, loaded.declared
     services = {(pool.docker_project, pool.docker_service) for pool in pools}
     if settings.autoscale_actuator == "docker" and len(services) < len(pools):
@@ -76,7 +79,7 @@ async def tick(queue: JobQueue, registry: Registry, settings: Settings) -> None:
         except UNAVAILABLE:
             raise
         except Exception:
-            log.exception("the pool of %s could not be scaled", pool.served_model_name)
+            log.exception("the pool of %s could not be scaled", pool.served_names[0])
 
 
 async def _registered_name(
@@ -86,7 +89,7 @@ async def _registered_name(
 
     `declared`: flotilla.yaml names the pool.
     """
-    model = pool.served_model_name
+    model = pool.served_names[0]
     if not declared and model in models:
         return pool_of(models[model].pool)
     if not declared or all(each.pool != pool.name for each in models.values()):
@@ -97,13 +100,15 @@ async def _registered_name(
 class _PoolTick:
     """One tick for one pool."""
 
-    def __init__(self, queue: JobQueue, settings: Settings, pool: Pool, name: str) -> None:
+    def __init__(
+        self, queue: JobQueue, settings: AutoscalerSettings, pool: Pool, name: str
+    ) -> None:
         """`name` is the pool's name in the registry."""
-        assert pool.autoscale is not None
+        assert pool.limits is not None
         self._queue = queue
         self._pool = name
-        self._model = pool.served_model_name
-        self._configured = pool.autoscale
+        self._model = pool.served_names[0]
+        self._configured = pool.limits
         self._tick_s = settings.autoscale_tick_s
         self._actuator = actuator(settings, pool)
         self._store = ScaleStore(queue.servers.primary)

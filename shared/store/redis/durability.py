@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shared.platform.setting_groups.errors import SettingsError
+from shared.platform.settings import SettingsError
 from shared.store.redis.redis_client import RedisError, ResponseError, connect, server_name
 
 log = logging.getLogger("flotilla.redis")

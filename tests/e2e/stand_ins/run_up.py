@@ -11,6 +11,7 @@ from gateway.cli.terminal import alone_in_foreground
 from gateway.launcher.supervisor import Commands
 from gateway.launcher.up import up
 from shared.platform.settings import load_settings
+from tests.settings import Settings
 
 server = str(Path(__file__).with_name("server.py"))
 commands = Commands(
@@ -24,5 +25,5 @@ commands = Commands(
     ),
 )
 with alone_in_foreground():
-    status = asyncio.run(up(load_settings(), int(sys.argv[1]), commands=commands))
+    status = asyncio.run(up(load_settings(Settings), int(sys.argv[1]), commands=commands))
 sys.exit(status)

@@ -34,7 +34,7 @@ def drain(signum, frame):
         print("ignored SIGTERM", flush=True)
         return
     if role == "worker":
-        url = f"http://127.0.0.1:{os.environ['FLOTILLA_PORT']}/readyz"
+        url = f"http://127.0.0.1:{os.environ['GATEWAY_PORT']}/readyz"
         print(f"drained; gateway says {urllib.request.urlopen(url).status}", flush=True)
     else:
         redis = urlsplit(os.environ["FLOTILLA_REDIS_URL"])

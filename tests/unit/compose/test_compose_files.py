@@ -12,7 +12,8 @@ import yaml
 
 from gateway.http.web_pages import WebPages
 from shared.fleet.pools import load_pools
-from shared.platform.settings import Settings, load_settings
+from shared.platform.settings import load_settings
+from tests.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "compose"
@@ -148,7 +149,7 @@ def test_a_keyless_gateway_is_published_on_loopback_only() -> None:
 
 def test_a_keyless_gateway_answers_other_containers_by_the_name_of_its_service() -> None:
     names = SERVICES["gateway"]["environment"]["FLOTILLA_ALLOWED_HOSTS"]
-    pages = WebPages(load_settings(allowed_hosts=names).allowed_hosts, with_keys=False)
+    pages = WebPages(load_settings(Settings, allowed_hosts=names).allowed_hosts, with_keys=False)
     request = {"method": "POST", "headers": [(b"host", b"gateway:8000")]}
     pages.check(request, checks_type=True)
 
@@ -245,7 +246,7 @@ def test_the_example_of_pools_has_a_service_for_each(monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(COMPOSE)
     override = load(COMPOSE / "compose.pools.yaml")
     file = (COMPOSE / override["configs"]["flotilla"]["file"]).resolve()
-    pools = load_pools(load_settings(config=file))
+    pools = load_pools(load_settings(Settings, config=file))
     services = override["services"]
     joined = {service["environment"].get("FLOTILLA_POOL") for service in services.values()}
     assert joined - {None} == {pool.name for pool in pools.all}
@@ -256,7 +257,7 @@ def test_the_example_of_pools_has_a_service_for_each(monkeypatch: pytest.MonkeyP
 
 def test_the_example_of_pools_on_kubernetes_has_a_folder_for_each() -> None:
     folder = COMPOSE / "kubernetes" / "overlays" / "pools"
-    pools = load_pools(load_settings(config=folder / "flotilla.yaml"))
+    pools = load_pools(load_settings(Settings, config=folder / "flotilla.yaml"))
     for pool in pools.all:
         assert f"value: {pool.name}\n" in (folder / pool.name / "worker.yaml").read_text()
         assert f"  - {pool.name}\n" in (folder / "kustomization.yaml").read_text()

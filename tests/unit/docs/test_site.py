@@ -21,7 +21,7 @@ from docs.builder import (
     setting_tables,
 )
 from gateway.cli.main import app
-from shared.platform.settings import Settings
+from tests.settings import Settings
 from tests.test_architecture import ROOT
 
 MADE = {"operate/settings.md", "api/reference.md", "api/schemas.md", "command-line.md"}

@@ -25,7 +25,7 @@ from shared.job.job_log import Entry
 from shared.job.replies import LogPart
 from shared.job.states import JobState
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import Settings
+from tests.settings import Settings
 from tests.waiting import eventually
 
 JOB = "job_000" + "0" * 24

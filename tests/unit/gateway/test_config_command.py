@@ -63,8 +63,11 @@ def test_check_names_what_is_wrong(folder: Path, text: str, problem: str) -> Non
 def test_check_without_a_file_checks_the_variables() -> None:
     Path("flotilla.yaml").unlink()
     assert runner.invoke(main.app, ["config", "check"]).exit_code == 0
-    result = runner.invoke(main.app, ["config", "check"], env={"FLOTILLA_PORT": "x"})
+    variables = {"FLOTILLA_PORT": "x", "FLOTILLA_WORKER_PORT": "x", "FLOTILLA_SIM_STEP_MS": "x"}
+    result = runner.invoke(main.app, ["config", "check"], env=variables)
     assert result.exit_code == 2
+    named = {line.split("=")[0].removeprefix("flotilla: ") for line in result.stderr.splitlines()}
+    assert named == set(variables), "of every process"
 
 
 def test_show_prints_a_file_that_means_the_same_without_secrets() -> None:
@@ -90,6 +93,17 @@ def test_show_says_where_each_value_comes_from() -> None:
     result = runner.invoke(main.app, ["config", "show", "--origin", "--all"])
     assert "shards: 1" in result.stdout
     assert result.stdout.count("# default") > 50
+
+
+def test_show_says_so_when_nothing_differs_from_the_defaults(folder: Path) -> None:
+    Path("flotilla.yaml").unlink()
+    result = runner.invoke(main.app, ["config", "show"])
+    text = "# no flotilla.yaml: every setting has its default; --all prints them\n"
+    assert (result.exit_code, result.stdout) == (0, text)
+    assert parse(text, "shown") == {}
+    (folder / "flotilla.yaml").write_text("")
+    result = runner.invoke(main.app, ["config", "show"])
+    assert result.stdout.startswith(f"# {folder}/flotilla.yaml: every setting has its default")
 
 
 def test_a_torchserve_file_becomes_a_flotilla_file(folder: Path) -> None:

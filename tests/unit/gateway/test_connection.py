@@ -27,7 +27,7 @@ from gateway.http.connection_limits import Connections
 from gateway.http.uvicorn_fastpath import DisconnectEvent
 from shared.platform import fast_paths
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import Settings
+from tests.settings import Settings
 from tests.waiting import eventually
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"

@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from gateway.launcher.devices import allot, device_of, gpus, shared_out
-from shared.fleet.pools import Pool
+from shared.fleet.pool import Pool
 
 
 def a_pool(engine_args: str = "", *, name: str = "p", workers: int = 1) -> Pool:
     return Pool(
         given_name=name,
-        served_model_name=name,
+        served_names=(name,),
         engine_args=engine_args,
-        workers=(workers, workers),
-        max_queue_depth=1,
+        workers=workers,
     )
 
 

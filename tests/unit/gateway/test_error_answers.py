@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gateway.app import create_app
 from shared.job.errors import FlotillaError
-from shared.platform.settings import Settings
+from tests.settings import Settings
 
 
 def kinds(kind: type[FlotillaError] = FlotillaError) -> Iterator[type[FlotillaError]]:

@@ -23,14 +23,9 @@ from gateway.maintenance.broker import broker, celery_redis_url
 from gateway.maintenance.celery_app import CONTENT_TYPE, SERIALIZER, configuration, create_app
 from gateway.maintenance.maintenance_tasks import TIMEOUT_S, celery_intervals, timer_intervals
 from gateway.maintenance.process import repeat
-from shared.platform.settings import (
-    Settings,
-    SettingsError,
-    drop_variables,
-    load_settings,
-    to_environment,
-)
+from shared.platform.settings import SettingsError, drop_variables, load_settings
 from shared.store.redis import keys
+from tests.settings import Settings, child_environment
 from tests.test_architecture import ROOT
 
 # The fleet's Redis -> the maintenance process's, and how Celery writes that.
@@ -93,7 +88,7 @@ def test_another_kind_of_broker_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"^FLOTILLA_MAINTENANCE_REDIS_URL: "):
         broker(Settings(maintenance_redis_url="amqp://host"))
     with pytest.raises(SettingsError, match="must start with redis://"):
-        load_settings(redis_url="http://host")
+        load_settings(Settings, redis_url="http://host")
 
 
 def test_tls_is_checked_unless_it_is_told_otherwise() -> None:
@@ -148,9 +143,9 @@ def test_each_task_has_its_interval(changes: dict[str, str], expected: dict[str,
 
 
 def test_the_autoscaler_runs_on_a_timer_without_celery() -> None:
-    assert timer_intervals(Settings()) == {}
+    assert timer_intervals(Settings(), Settings().described) == {}
     settings = Settings(autoscale="m=0:3", autoscale_tick_s=4)
-    assert timer_intervals(settings) == {"autoscale": 4.0}
+    assert timer_intervals(settings, settings.described) == {"autoscale": 4.0}
 
 
 @pytest.mark.parametrize("body", [b"null", b"{}", b"[]", b"[[], {}]", b"[{}, [], {}]", b"not json"])
@@ -283,7 +278,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env={**to_environment(Settings()), "TMPDIR": str(folder)},
+        env={**child_environment(), "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -321,7 +316,7 @@ def test_wrong_settings_end_it_with_one_line(folder: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-m", "gateway.maintenance"],
             cwd=ROOT,
-            env={**to_environment(Settings()), f"FLOTILLA_{name}": value, "TMPDIR": str(folder)},
+            env={**child_environment(), f"FLOTILLA_{name}": value, "TMPDIR": str(folder)},
             capture_output=True,
             text=True,
             timeout=60,

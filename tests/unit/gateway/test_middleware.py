@@ -26,7 +26,7 @@ from gateway.http.middleware import (
     needs_admin,
 )
 from shared.platform.metrics import GatewayMetrics
-from shared.platform.settings import Settings
+from tests.settings import Settings
 from tests.waiting import eventually
 
 KEY = "sk-1"

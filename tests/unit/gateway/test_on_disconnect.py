@@ -14,7 +14,7 @@ from shared.fleet.registry import ModelInfo
 from shared.job.errors import BadRequest
 from shared.job.idempotency import IDEMPOTENCY_TTL_S, IdempotencyKey
 from shared.job.job import NewJob, shard_of
-from shared.platform.settings import Settings
+from tests.settings import Settings
 
 ENDPOINT = ENDPOINTS["/v1/chat/completions"]
 MODEL = ModelInfo("m", "pool", {})
@@ -63,7 +63,7 @@ def test_another_member_is_refused(member: object) -> None:
 
 
 def attached(on_disconnect: str = "", *, in_body: str = "", key: str = "") -> NewJob:
-    factory = JobFactory(SETTINGS, "gw", lambda shard: True)
+    factory = JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True)
     request = CheckedRequest("m", True, "default", PromptSize(0, 0), in_body)
     idempotency = IdempotencyKey.of("t", "/p", key, b"{}") if key else None
     return factory.attached(ENDPOINT, "t", MODEL, request, b"{}", on_disconnect, idempotency)
@@ -72,7 +72,7 @@ def attached(on_disconnect: str = "", *, in_body: str = "", key: str = "") -> Ne
 def test_a_call_is_kept_for_the_grace_and_a_job_to_its_end() -> None:
     assert (attached().keep_s, attached().ttl_s) == (7, 100)
     request = CheckedRequest("m", True, "default", PromptSize(0, 0))
-    detached = JobFactory(SETTINGS, "gw", lambda shard: True).detached(
+    detached = JobFactory(SETTINGS, SETTINGS.described, "gw", lambda shard: True).detached(
         ENDPOINT, "t", MODEL, request, b"{}"
     )
     assert (detached.keep_s, detached.ttl_s, detached.gateway) == (None, 200, "")
@@ -97,8 +97,8 @@ def test_a_job_with_a_key_is_kept_as_long_as_its_key_and_lies_in_its_shard() -> 
 
 def test_a_job_has_the_deadlines_of_its_pool() -> None:
     pools = {"slow": {"model": "m", "deadline_s": 9, "run_deadline_s": 5}, "other": {"model": "o"}}
-    settings = SETTINGS.model_copy(update={"pools": Settings(pools=pools).pools})  # type: ignore[arg-type]
-    factory = JobFactory(settings, "gw", lambda shard: True)
+    described = Settings(pools=pools).described  # type: ignore[arg-type]
+    factory = JobFactory(SETTINGS, described, "gw", lambda shard: True)
     request = CheckedRequest("m", True, "default", PromptSize(0, 0))
     deadlines = []
     for pool in ("slow", "slow+adapter-1", "other", "unknown"):

@@ -10,7 +10,8 @@ import pytest
 from gateway.launcher.torchserve_config import convert
 from shared.fleet.pools import load_pools
 from shared.platform.config_file import parse
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
+from tests.settings import Settings
 
 LORA = """\
 # TorchServe frontend parameters
@@ -54,9 +55,9 @@ def test_the_guides_file_becomes_a_pool() -> None:
     assert pool.name == "llama"
     assert pool.model == "/store/llama/model/snapshot"
     assert pool.served_names == ("meta-llama/Meta-Llama-3.1-8B", "llama-8b-lora")
-    assert (pool.workers, pool.startup_timeout_s) == ((1, 2), 1200)
+    assert (pool.range, pool.startup_timeout_s) == ((1, 2), 1200)
     assert (pool.max_queue_depth, pool.queue_deadline_s) == (50, 5)
-    assert pool.adapters == ("adapter_1",)
+    assert list(pool.adapters) == ["adapter_1"]
     assert pool.engine_args.endswith(
         "--enable-lora --max-loras 4 --max-model-len 250 --tensor-parallel-size 2"
     )

@@ -15,7 +15,8 @@ from gateway.app import create_app
 from gateway.http.web_pages import WebPages
 from shared.api.endpoints import ENDPOINTS
 from shared.job.errors import ForeignSite
-from shared.platform.settings import Settings, SettingsError, load_settings
+from shared.platform.settings import SettingsError, load_settings
+from tests.settings import Settings
 from tests.unit.gateway.test_middleware import KEY, Headers, ask
 
 HERE = b"127.0.0.1:8000"
@@ -156,10 +157,10 @@ def test_odd_origins_are_refused_and_not_an_error(origin: bytes) -> None:
 
 
 def test_allowed_hosts_are_names() -> None:
-    assert load_settings(allowed_hosts="Gateway, fleet.example").allowed_hosts == (
+    assert load_settings(Settings, allowed_hosts="Gateway, fleet.example").allowed_hosts == (
         "gateway",
         "fleet.example",
     )
     for wrong in ("http://gateway", "gateway:8000", "*", "*.example"):
         with pytest.raises(SettingsError, match="no host name"):
-            load_settings(allowed_hosts=wrong)
+            load_settings(Settings, allowed_hosts=wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.fleet.pools import pool_name
+from shared.fleet.pool import pool_name
 from shared.job.adapter_queues import adapter_queue, is_adapter_queue, pool_of
 
 

@@ -13,8 +13,9 @@ from pydantic import TypeAdapter
 
 from shared.fleet.autoscale_policy import decide
 from shared.fleet.autoscale_types import Decision, Limits, Observation, PolicyState
-from shared.platform.setting_groups.pool import parse_autoscale, parse_range
+from shared.fleet.pool_settings import parse_autoscale, parse_range
 from shared.platform.settings import SettingsError, load_settings
+from tests.settings import Settings
 
 NOW_S = 1.76e9
 LIMITS = Limits(min=0, max=20, target_wait_s=5, utilization=0.8, down_after_s=120, idle_s=300)
@@ -508,9 +509,9 @@ def test_a_bare_range() -> None:
 def test_the_setting_is_checked_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOTILLA_AUTOSCALE", "demo=3:1")
     with pytest.raises(SettingsError, match=r"FLOTILLA_AUTOSCALE='demo=3:1'.*MIN:MAX"):
-        load_settings()
+        load_settings(Settings)
     monkeypatch.setenv("FLOTILLA_AUTOSCALE", "demo=0:3")
-    assert load_settings().autoscale == "demo=0:3"
+    assert load_settings(Settings).autoscale == "demo=0:3"
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,11 @@ from pathlib import Path
 import pytest
 
 import shared.fleet
+from shared.fleet.pool import PoolEntry
 from shared.fleet.pools import load_pools
-from shared.platform.setting_groups.pool_entry import PoolEntry
-from shared.platform.settings import (
-    PREFIX,
-    Settings,
-    SettingsError,
-    load_settings,
-    origin,
-    to_environment,
-)
+from shared.platform.settings import PREFIX, SettingsError, load_settings, origin, to_environment
+from tests.settings import Settings
+from worker.worker_settings import WorkerSettings
 
 POOLS = """\
 pools:
@@ -47,7 +42,7 @@ def write(folder: Path, text: str, name: str = "flotilla.yaml") -> Path:
 
 def test_the_file_in_the_working_directory_is_read(folder: Path) -> None:
     path = write(folder, "port: 9000\nlease_s: 2.5\n" + POOLS)
-    settings = load_settings()
+    settings = load_settings(Settings)
     assert (settings.port, settings.lease_s, settings.config) == (9000, 2.5, path)
     assert settings.pools["chat"].served_names == ("chat", "assistant")
     assert Settings().port == 8000, "only load_settings reads files"
@@ -60,8 +55,8 @@ def test_a_file_elsewhere_is_named_by_a_variable_or_a_flag(
     write(folder, "port: 2\n", "two.yaml")
     three = write(folder, "port: 3\n", "three.yaml")
     monkeypatch.setenv("FLOTILLA_CONFIG", "two.yaml")
-    assert load_settings().port == 2
-    settings = load_settings(config=Path("three.yaml"))
+    assert load_settings(Settings).port == 2
+    settings = load_settings(Settings, config=Path("three.yaml"))
     assert (settings.port, settings.config) == (3, three), "absolute, for child processes"
 
 
@@ -72,7 +67,7 @@ def test_flags_variables_and_secret_files_win(
     (folder / "secrets").mkdir()
     (folder / "secrets/flotilla_lease_s").write_text("2")
     monkeypatch.setenv("FLOTILLA_SHARDS", "3")
-    settings = load_settings(port=4)
+    settings = load_settings(Settings, port=4)
     assert (settings.grace_s, settings.lease_s, settings.shards, settings.port) == (1, 2, 3, 4)
     file = {"port": 1, "shards": 1, "lease_s": 1, "grace_s": 1}
     names = ("grace_s", "lease_s", "shards", "port", "host")
@@ -84,22 +79,22 @@ def test_a_variable_sets_one_key_of_a_pool(folder: Path, monkeypatch: pytest.Mon
     write(folder, POOLS)
     monkeypatch.setenv("FLOTILLA_POOLS__CHAT__WEIGHT", "20")
     monkeypatch.setenv("FLOTILLA_POOLS__CHAT__SERVED_NAMES", '["a", "b"]')
-    pool = load_settings().pools["chat"]
+    pool = load_settings(Settings).pools["chat"]
     assert (pool.weight, pool.model, pool.served_names) == (20, "org/chat", ("a", "b"))
 
 
 def test_a_child_reads_the_same_pools(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, "port: 9000\n" + POOLS)
     monkeypatch.setenv("FLOTILLA_POOLS__CHAT__WEIGHT", "20")
-    settings = load_settings(host="::1")
-    environment = to_environment(settings, pool="chat")
+    settings = load_settings(Settings, host="::1")
+    environment = to_environment("worker", settings, pool="chat")
     for name, value in environment.items():
         if name.startswith(PREFIX):
             monkeypatch.setenv(name, value)
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
-    child = load_settings()
-    assert child == settings.model_copy(update={"pool": "chat"})
+    child = load_settings(WorkerSettings)
+    assert (child.pool, child.pools) == ("chat", settings.pools)
     assert load_pools(child).own.weight == 20
 
 
@@ -127,7 +122,7 @@ def test_a_child_reads_the_same_pools(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_what_is_wrong_is_named_with_its_place(folder: Path, text: str, problem: str) -> None:
     path = write(folder, text)
     with pytest.raises(SettingsError) as caught:
-        load_settings()
+        load_settings(Settings)
     assert str(caught.value).startswith(f"{path}: ")
     assert problem in str(caught.value)
     assert "pw" not in str(caught.value)
@@ -135,28 +130,28 @@ def test_what_is_wrong_is_named_with_its_place(folder: Path, text: str, problem:
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml: .*No such file"):
-        load_settings(config=folder / "nowhere.yaml")
+        load_settings(Settings, config=folder / "nowhere.yaml")
     (folder / "flotilla.yaml").write_bytes(b"\xff")
     with pytest.raises(SettingsError, match="can't decode"):
-        load_settings()
+        load_settings(Settings)
 
 
 def test_an_empty_file_changes_nothing_and_merge_keys_work(folder: Path) -> None:
     path = write(folder, "# nothing\n")
-    assert load_settings() == Settings(config=path)
+    assert load_settings(Settings) == Settings(config=path)
     write(
         folder,
         "pools:\n  a: &a {model: m, version: 1, weight: 90}\n"
         "  b: {<<: *a, version: 2, weight: 10}\n",
     )
-    pools = load_settings().pools
+    pools = load_settings(Settings).pools
     assert (pools["b"].model, pools["b"].version, pools["b"].weight) == ("m", "2", 10)
 
 
 def test_a_wrong_variable_of_a_pool_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOTILLA_POOLS__CHAT__WEIGTH", "20")
     with pytest.raises(SettingsError, match=r"^FLOTILLA_POOLS: pools\.chat\.weigth"):
-        load_settings()
+        load_settings(Settings)
 
 
 @pytest.mark.parametrize("name", ["model", "served_model_name", "engine_args", "autoscale"])
@@ -164,10 +159,10 @@ def test_one_pool_cannot_be_described_beside_the_list(folder: Path, name: str) -
     value = "m=0:1" if name == "autoscale" else "m"
     write(folder, f"{name}: {value}\n{POOLS}")
     with pytest.raises(SettingsError, match=f"`{name}` describes one pool, but /"):
-        load_settings()
+        load_pools(load_settings(Settings))
     write(folder, POOLS)
     with pytest.raises(SettingsError, match=f"`{name}` describes one pool, but /"):
-        load_settings(**{name: value})
+        load_pools(load_settings(Settings, **{name: value}))
 
 
 def test_the_page_has_every_key_of_a_pool() -> None:
@@ -182,6 +177,6 @@ def test_the_page_has_every_key_of_a_pool() -> None:
 def test_the_example_on_the_page_is_right(folder: Path) -> None:
     page = (Path(shared.fleet.__file__).parent / "MODELS.md").read_text()
     write(folder, page.split("```yaml\n")[1].split("```")[0])
-    pools = load_pools(load_settings())
+    pools = load_pools(load_settings(Settings))
     assert [pool.name for pool in pools.all] == ["chat-1", "chat-2", "embed"]
     assert pools.all[0].engine_names[2:] == ("chat:1", "qwen3-8b:1")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shared.platform import logs
-from shared.platform.settings import Settings, to_environment
+from tests.settings import child_environment
 
 TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
@@ -172,7 +172,7 @@ def test_our_lines_go_to_stdout_and_a_librarys_to_stderr() -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=to_environment(Settings()),
+        env=child_environment(),
         capture_output=True,
         text=True,
         timeout=60,

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shared.fleet.pools import Pool, load_pools, pool_name, worker_settings
-from shared.platform.settings import Settings, SettingsError
+from shared.fleet.pool import Pool, pool_name
+from shared.fleet.pools import load_pools
+from shared.platform.settings import SettingsError
+from tests.settings import Settings
 
 
 def test_without_variables_there_is_the_demo_models_pool() -> None:
     pools = load_pools(Settings())
-    assert pools.own.name == pools.own.served_model_name == "flotilla-demo"
-    assert pools.own.autoscale is None
+    assert pools.own.name == pools.own.served_names[0] == "flotilla-demo"
+    assert pools.own.limits is None
     assert pools.others == pools.autoscaled == ()
     assert not pools.declared
 
@@ -34,7 +36,7 @@ def test_variables_describe_the_process_own_pool(
     variables: dict[str, str], model: str, name: str
 ) -> None:
     own = load_pools(Settings(**variables)).own  # type: ignore[arg-type]
-    assert (own.served_model_name, own.name) == (model, name)
+    assert (own.served_names[0], own.name) == (model, name)
     assert own.engine == variables.get("engine", "vllm")
 
 
@@ -48,10 +50,10 @@ def test_autoscale_names_the_own_pool_and_others() -> None:
     pools = load_pools(settings)
     assert [pool.name for pool in pools.autoscaled] == ["a", "b"]
     assert [pool.name for pool in pools.others] == ["b"]
-    assert pools.own.autoscale is not None
-    assert (pools.own.autoscale.min, pools.own.autoscale.max) == (1, 3)
-    assert pools.own.autoscale.idle_s == 7
-    assert pools.own.workers == (1, 3)
+    assert pools.own.limits is not None
+    assert (pools.own.limits.min, pools.own.limits.max) == (1, 3)
+    assert pools.own.limits.idle_s == 7
+    assert pools.own.range == (1, 3)
     assert pools.others[0].max_queue_depth == 9
     assert pools.others[0].model == ""
     only_others = load_pools(Settings(autoscale="b=0:2"))
@@ -60,14 +62,14 @@ def test_autoscale_names_the_own_pool_and_others() -> None:
 
 def test_a_worker_joins_the_pool_of_the_model_that_its_engine_names() -> None:
     own = load_pools(Settings()).own
-    assert own.model_copy(update={"served_model_name": "other"}).name == "other"
+    assert own.name_with("other") == "other"
     named = load_pools(Settings(pool="big")).own
-    assert named.model_copy(update={"served_model_name": "other"}).name == "big"
+    assert named.name_with("other") == "big"
 
 
 def test_a_pool_refuses_what_it_does_not_have() -> None:
     with pytest.raises(ValidationError):
-        Pool(served_model_name="a", max_queue_depth=1, colour="red")  # type: ignore[call-arg]
+        Pool(served_names=("a",), colour="red")  # type: ignore[call-arg]
 
 
 # --- flotilla.yaml ---
@@ -118,16 +120,16 @@ def test_the_file_lists_pools_with_all_that_belongs_to_them() -> None:
         "--compilation-config",
         '{"level": 0}',
     ]
-    assert chat.adapters == ("sql",)
+    assert tuple(chat.adapters) == ("sql",)
     assert (chat.max_queue_depth, embed.max_queue_depth) == (5, 7)
     assert (chat.startup_timeout_s, chat.queue_deadline_s) == (100, 60)
     assert (chat.has_deadlines, embed.has_deadlines) == (True, False)
     assert (chat.hooks, chat.allow_fields) == (("after=my.module:check",), ("priority",))
     assert [pool.name for pool in pools.autoscaled] == ["chat"]
-    assert chat.autoscale is not None
-    limits = chat.autoscale
+    assert chat.limits is not None
+    limits = chat.limits
     assert (limits.min, limits.max, limits.target_wait_s, limits.idle_s) == (0, 3, 1, 9)
-    assert (embed.served_model_name, embed.workers) == ("simulated", (2, 2))
+    assert (embed.served_names[0], embed.range) == ("simulated", (2, 2))
 
 
 def test_a_worker_names_its_pool_unless_there_is_only_one() -> None:
@@ -141,18 +143,25 @@ def test_a_worker_names_its_pool_unless_there_is_only_one() -> None:
     assert load_pools(declared(a={"model": "a"})).own.name == "a"
 
 
-def test_an_engine_reads_the_settings_of_its_workers_pool() -> None:
-    settings = declared(
-        a={"model": "org/a", "served_names": ["x", "y"], "version": 1, "engine_args": "--seed 1"},
-        b={"engine": "simulated"},
+def test_what_a_pool_does_not_set_is_as_in_the_fleets_settings() -> None:
+    settings = Settings(
+        max_queue_depth=7,
+        docker_service="s",
+        allow_fields="priority",  # type: ignore[arg-type]
+        hooks="before=m:f",  # type: ignore[arg-type]
+        pools={  # type: ignore[arg-type]
+            "a": {},
+            "b": {"engine": "simulated", "allow_fields": ["seed"], "hooks": "after=m:g"},
+        },
     )
-    seen = worker_settings(settings.model_copy(update={"pool": "a"}))
-    assert (seen.model, seen.served_model_name) == ("org/a", "x,y,x:1,y:1")
-    assert (seen.engine, seen.engine_args) == ("vllm", "--seed 1")
-    assert load_pools(seen).own == load_pools(settings).all[0]
-    assert worker_settings(settings.model_copy(update={"pool": "b"})).engine == "simulated"
-    plain = Settings(model="m")
-    assert worker_settings(plain) is plain
+    a, b = load_pools(settings).all
+    assert (a.engine, b.engine) == ("vllm", "simulated")
+    assert (a.max_queue_depth, a.docker_service, b.docker_service) == (7, "s", "s")
+    assert (a.allow_fields, b.allow_fields) == (("priority",), ("priority", "seed"))
+    assert (a.hooks, b.hooks) == (("before=m:f",), ("after=m:g",))
+    own = load_pools(Settings(hooks="before=m:f", allow_fields="*")).own  # type: ignore[arg-type]
+    assert own.hooks == ("before=m:f",)
+    assert own.allows("priority")
 
 
 @pytest.mark.parametrize(
@@ -187,4 +196,4 @@ def test_versions_of_a_model_may_have_the_same_adapters() -> None:
             b={"model": "m", "version": 2, "adapters": {"x": "/2"}},
         )
     )
-    assert [pool.adapters for pool in pools.all] == [("x",), ("x",)]
+    assert [pool.adapters for pool in pools.all] == [{"x": "/1"}, {"x": "/2"}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from shared.platform.settings import (
+    DECLARED,
     PREFIX,
-    WITHOUT_KEYS,
-    Settings,
+    ProcessSettings,
     SettingsError,
+    declared,
+    load_all,
     load_settings,
     set_engine_defaults,
     set_engine_variable,
     to_environment,
 )
+from tests.settings import Settings
+from tests.test_architecture import files
 
 SECRET = "sk-very-secret"
 
@@ -36,16 +41,16 @@ def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_without_any_variable_the_defaults_hold() -> None:
-    assert load_settings() == Settings()
-    assert load_settings().tenants() == {}
+    assert load_settings(Settings) == Settings()
+    assert load_settings(Settings).tenants() == {}
 
 
 def test_a_variable_is_read_and_a_flag_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOTILLA_PORT", "9000")
     monkeypatch.setenv("FLOTILLA_LEASE_S", "2.5")
-    assert (load_settings().port, load_settings().lease_s) == (9000, 2.5)
-    assert load_settings(port=1, lease_s=None).port == 1
-    assert load_settings(port=1, lease_s=None).lease_s == 2.5
+    assert (load_settings(Settings).port, load_settings(Settings).lease_s) == (9000, 2.5)
+    assert load_settings(Settings, port=1, lease_s=None).port == 1
+    assert load_settings(Settings, port=1, lease_s=None).lease_s == 2.5
 
 
 @pytest.mark.parametrize(
@@ -62,7 +67,7 @@ def test_a_misspelt_variable_is_refused_with_the_one_that_was_meant(
 ) -> None:
     monkeypatch.setenv(variable, SECRET)
     with pytest.raises(SettingsError) as caught:
-        load_settings()
+        load_settings(Settings)
     assert str(caught.value) == f"{variable}: there is no such setting; did you mean {meant}?"
 
 
@@ -71,13 +76,13 @@ def test_a_variable_like_no_other_is_refused_without_a_guess(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_QQQQQQQQQQQQQQ", "1")
     with pytest.raises(SettingsError, match=r"^FLOTILLA_Q+: there is no such setting$"):
-        load_settings()
+        load_settings(Settings)
 
 
 def test_variables_of_other_programs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOTILLAS_PORT", "x")
     monkeypatch.setenv("PORT", "x")
-    load_settings()
+    load_settings(Settings)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_a_wrong_value_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv(PREFIX + name, value)
     with pytest.raises(SettingsError) as caught:
-        load_settings()
+        load_settings(Settings)
     assert str(caught.value).startswith(f"{PREFIX}{name}={value!r}: ")
 
 
@@ -113,7 +118,7 @@ def test_every_wrong_value_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PORT", "SHARDS", "LEASE_S"):
         monkeypatch.setenv(PREFIX + name, "many")
     with pytest.raises(SettingsError) as caught:
-        load_settings()
+        load_settings(Settings)
     lines = str(caught.value).splitlines()
     assert sorted(line.split("=")[0] for line in lines) == [
         "FLOTILLA_LEASE_S",
@@ -137,22 +142,22 @@ def test_a_setting_is_read_from_a_file_and_a_variable_and_a_flag_win(
     (secrets / "flotilla_redis_url").write_text(f"{url}\n")
     (secrets / "flotilla_port").write_text("7")
     (secrets / "somebody_elses").write_text("x")
-    assert (load_settings().redis_url, load_settings().port) == (url, 7)
+    assert (load_settings(Settings).redis_url, load_settings(Settings).port) == (url, 7)
     monkeypatch.setenv("FLOTILLA_PORT", "8")
-    assert load_settings().port == 8
-    assert load_settings(port=9).port == 9
+    assert load_settings(Settings).port == 8
+    assert load_settings(Settings, port=9).port == 9
     assert Settings().port == 8, "only load_settings looks at files"
 
 
 def test_without_the_folder_there_are_no_secrets(secrets: Path) -> None:
     secrets.rmdir()
-    assert load_settings() == Settings()
+    assert load_settings(Settings) == Settings()
 
 
 def test_a_misspelt_file_is_refused_with_the_one_that_was_meant(secrets: Path) -> None:
     (secrets / "flotilla_redis_ulr").write_text(SECRET)
     with pytest.raises(SettingsError) as caught:
-        load_settings()
+        load_settings(Settings)
     problem = "there is no such setting; did you mean flotilla_redis_url?"
     assert str(caught.value) == f"{secrets}/flotilla_redis_ulr: {problem}"
 
@@ -161,13 +166,13 @@ def test_a_folder_in_place_of_a_file_is_refused(secrets: Path) -> None:
     # what a container engine makes of a secret whose source is not there
     (secrets / "flotilla_redis_url").mkdir()
     with pytest.raises(SettingsError, match=r"flotilla_redis_url.* found a directory"):
-        load_settings()
+        load_settings(Settings)
 
 
 def test_a_file_that_is_no_text_is_refused(secrets: Path) -> None:
     (secrets / "flotilla_redis_url").write_bytes(b"\xff")
     with pytest.raises(SettingsError, match="can't decode"):
-        load_settings()
+        load_settings(Settings)
 
 
 def test_a_file_that_this_user_may_not_read_is_refused(
@@ -181,19 +186,19 @@ def test_a_file_that_this_user_may_not_read_is_refused(
 
     monkeypatch.setattr(Path, "read_text", refuse)  # root, as in CI, may read everything
     with pytest.raises(SettingsError, match=r"Permission denied: .*flotilla_redis_url"):
-        load_settings()
+        load_settings(Settings)
 
 
 def test_a_wrong_value_in_a_file_is_refused_by_name(secrets: Path) -> None:
     (secrets / "flotilla_shards").write_text("0")
     with pytest.raises(SettingsError, match=r"^FLOTILLA_SHARDS='0': "):
-        load_settings()
+        load_settings(Settings)
 
 
 @pytest.mark.parametrize("text", ["alice:k1,bob:k2", "alice:k1\nbob:k2\n", "\nalice:k1,\n bob:k2 "])
 def test_keys_of_a_secret_file_are_separated_by_lines_or_commas(secrets: Path, text: str) -> None:
     (secrets / "flotilla_api_keys").write_text(text)
-    assert load_settings().tenants() == {digest("k1"): "alice", digest("k2"): "bob"}
+    assert load_settings(Settings).tenants() == {digest("k1"): "alice", digest("k2"): "bob"}
 
 
 # --- keys ---
@@ -220,7 +225,7 @@ def test_keys_identify_tenants(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_API_KEYS", text)
     expected = {digest(key): tenant for key, tenant in tenants.items()}
-    assert load_settings().tenants() == expected
+    assert load_settings(Settings).tenants() == expected
 
 
 def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -228,7 +233,7 @@ def test_keys_of_a_file_come_on_top(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     file.write_text("# who may call\n\nbob:k2\n  carol:k3  \nk4\n")
     monkeypatch.setenv("FLOTILLA_API_KEYS", "alice:k1")
     monkeypatch.setenv("FLOTILLA_API_KEYS_FILE", str(file))
-    tenants = load_settings().tenants()
+    tenants = load_settings(Settings).tenants()
     names = [tenants[digest(key)] for key in ("k1", "k2", "k3")]
     assert names == ["alice", "bob", "carol"]
     assert len(tenants) == 4
@@ -253,7 +258,7 @@ def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_wrong_key_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("FLOTILLA_API_KEYS", text)
     with pytest.raises(SettingsError) as caught:
-        load_settings()
+        load_settings(Settings)
     assert str(caught.value).startswith("FLOTILLA_API_KEYS: ")
     assert SECRET not in str(caught.value)
 
@@ -274,7 +279,7 @@ def test_without_servers_of_their_own_shards_lie_on_the_fleets_redis() -> None:
 def test_servers_of_shards_come_comma_separated_or_by_lines() -> None:
     expected = ("redis://a:6379/0", "rediss://b", "unix:///c")
     for text in (" , ".join(expected), "\n".join(expected) + "\n"):
-        assert load_settings(shards=3, shard_redis_urls=text).server_urls == expected
+        assert load_settings(Settings, shards=3, shard_redis_urls=text).server_urls == expected
 
 
 @pytest.mark.parametrize(
@@ -291,7 +296,7 @@ def test_servers_that_can_not_be_are_named_without_their_passwords(
     shards: int, urls: str, problem: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        load_settings(shards=shards, shard_redis_urls=urls)
+        load_settings(Settings, shards=shards, shard_redis_urls=urls)
     assert str(caught.value).startswith("--shard-redis-urls: ")
     assert problem in str(caught.value)
     assert "pw" not in str(caught.value)
@@ -314,30 +319,89 @@ def test_servers_that_can_not_be_are_named_without_their_passwords(
 def test_a_child_sees_the_same_settings(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any]
 ) -> None:
-    settings = load_settings(**flags)
-    environment = to_environment(settings)
-    for name, value in environment.items():
-        if name.startswith(PREFIX):
-            monkeypatch.setenv(name, value)
-    assert load_settings() == settings
+    settings = load_settings(Settings, **flags)
+    for process in DECLARED:
+        environment = to_environment(process, settings)
+        with monkeypatch.context() as child:
+            for name in [name for name in os.environ if name.startswith(PREFIX)]:
+                child.delenv(name)
+            for name, value in environment.items():
+                child.setenv(name, value)
+            for kind in declared(process):
+                seen = load_settings(kind)
+                assert all(getattr(settings, name) == value for name, value in seen)
 
 
 def test_a_child_sees_the_changes_and_the_rest_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("FLOTILLA_PORT", "1")
+    monkeypatch.setenv("flotilla_port", "1")
+    monkeypatch.setenv("FLOTILLA_SHARDS", "3")
+    monkeypatch.setenv("FLOTILLA_GRACE_S", "9")
     monkeypatch.setenv("SOMETHING_ELSE", "stays")
-    environment = to_environment(Settings(port=5, shards=2), port=6, worker_id=None)
+    environment = to_environment("gateway", Settings(port=5), shards=None, lease_s=6)
     assert environment["SOMETHING_ELSE"] == "stays"
-    ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
-    assert ours == {"FLOTILLA_PORT": "6", "FLOTILLA_SHARDS": "2"}
+    assert ours(environment) == {
+        "FLOTILLA_PORT": "5",
+        "FLOTILLA_GRACE_S": "9",
+        "FLOTILLA_LEASE_S": "6",
+    }
 
 
-def test_a_child_that_is_no_gateway_has_no_keys() -> None:
-    settings = Settings(api_keys="a:k1", admin_keys="b:k2", api_keys_file=Path("/k"), port=5)
-    environment = to_environment(settings, **WITHOUT_KEYS)
-    ours = {name: value for name, value in environment.items() if name.startswith(PREFIX)}
-    assert ours == {"FLOTILLA_PORT": "5"}
+def ours(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.upper().startswith(PREFIX)}
+
+
+KEYS = {"api_keys": f"a:{SECRET}", "admin_keys": f"b:{SECRET}", "api_keys_file": "/k"}
+
+
+@pytest.mark.parametrize("process", ["worker", "maintenance", ""])
+def test_a_child_that_is_no_gateway_has_no_keys(
+    monkeypatch: pytest.MonkeyPatch, process: str
+) -> None:
+    monkeypatch.setenv("FLOTILLA_API_KEY", SECRET)
+    settings = Settings(**KEYS, shards=5)  # type: ignore[arg-type]
+    assert SECRET in str(ours(to_environment("gateway", settings)))
+    assert ours(to_environment(process, settings)) == ({"FLOTILLA_SHARDS": "5"} if process else {})
+    for name, value in KEYS.items():
+        monkeypatch.setenv(PREFIX + name.upper(), value)
+    assert ours(to_environment(process)) == {}
+
+
+# --- processes ---
+
+
+@pytest.mark.parametrize("process", ["worker", "maintenance"])
+def test_only_gateways_and_what_starts_them_have_the_keys(
+    monkeypatch: pytest.MonkeyPatch, process: str
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(PREFIX + name.upper(), value)
+    for kind in declared(process):
+        assert not set(KEYS) & set(kind.model_fields)
+        assert SECRET not in repr(load_settings(kind))
+
+
+def test_a_wrong_value_stops_only_the_processes_that_read_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLOTILLA_MAX_INPUTS", "0")
+    monkeypatch.setenv("FLOTILLA_SIM_STEP_MS", "x")
+    monkeypatch.setenv("FLOTILLA_SHARDS", "0")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(declared("worker")[0])
+    assert [line.split("=")[0] for line in str(caught.value).splitlines()] == ["FLOTILLA_SHARDS"]
+    with pytest.raises(SettingsError) as caught:
+        load_all()
+    lines = [line.split("=")[0] for line in str(caught.value).splitlines()]
+    assert sorted(lines) == ["FLOTILLA_MAX_INPUTS", "FLOTILLA_SHARDS", "FLOTILLA_SIM_STEP_MS"]
+
+
+def test_a_name_has_one_meaning_in_all_processes() -> None:
+    seen: dict[str, Any] = {}
+    for kind in declared():
+        for name, field in kind.model_fields.items():
+            assert seen.setdefault(name, field.annotation) == field.annotation
 
 
 def test_engine_variables_set_by_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,4 +425,15 @@ def test_a_keys_file_without_a_sound_key_opens_nothing(tmp_path: Path, text: byt
 def test_a_misspelt_variable_is_reported_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("flotilla_prot", "1")
     with pytest.raises(SettingsError, match="FLOTILLA_PORT"):
-        load_settings()
+        load_settings(Settings)
+
+
+def test_every_class_of_settings_is_declared() -> None:
+    """Else its variables are taken for misspelt ones."""
+    paths = [file for file in files("gateway", "shared", "worker") if file.endswith("_settings.py")]
+    assert len(paths) > 8
+    for path in paths:
+        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        for each in vars(module).values():
+            if isinstance(each, type) and issubclass(each, ProcessSettings):
+                assert any(issubclass(kind, each) for kind in declared()), each

@@ -18,9 +18,10 @@ from shared.job.states import JobState
 from shared.job.trace_context import SpanRef, new_trace, parse, trace_id
 from shared.platform import request_span, tracing
 from shared.platform.request_span import RequestSpan
-from shared.platform.settings import Settings, SettingsError, load_settings, to_environment
+from shared.platform.settings import SettingsError, load_settings
 from shared.store.redis.lost_attempts import write_lost_attempts
 from tests.redis_server import free_port
+from tests.settings import Settings, child_environment
 from tests.spans import Span, read_spans
 
 TRACE, PARENT = "a" * 32, "b" * 16
@@ -243,7 +244,7 @@ def test_without_an_endpoint_nothing_is_written_and_a_job_has_no_trace() -> None
 def test_without_an_endpoint_no_exporter_is_imported() -> None:
     code = "import sys, gateway.__main__, worker.__main__, worker.engines.simulated.engine\n"
     code += "sys.exit('opentelemetry.exporter' in sys.modules)"
-    environment = to_environment(Settings())
+    environment = child_environment()
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
 
 
@@ -265,7 +266,7 @@ def test_missing_packages_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("wrong", ["127.0.0.1:4317", "http://", "grpc://c:4317/", "file://"])
 def test_a_wrong_endpoint_is_refused(wrong: str) -> None:
     with pytest.raises(SettingsError, match=r"OTLP_TRACES_ENDPOINT|otlp-traces-endpoint"):
-        load_settings(otlp_traces_endpoint=wrong)
+        load_settings(Settings, otlp_traces_endpoint=wrong)
 
 
 def test_a_collector_gets_the_spans_by_http() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.job.states import WorkerState
-from shared.platform.settings import Settings
+from tests.settings import Settings
 from worker.core import lifecycle
 from worker.core.claim_policy import (
     CLAIM_BATCH,
@@ -77,7 +77,7 @@ def test_never_more_is_claimed_than_can_run(unfinished: int, starting: int) -> N
     ],
 )
 def test_the_log_names_the_model_that_is_loaded(settings: dict[str, Any], words: str) -> None:
-    assert lifecycle._model_description(Settings(**settings)) == words
+    assert lifecycle._model_description(Settings(**settings).described.own) == words
 
 
 WAIT, ISOLATE, TAKE, END = SuspectStep

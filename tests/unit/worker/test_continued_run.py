@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 from shared.job.job_log import Entry, Transcript, read_journal
 from shared.job.replies import LogPart
 from shared.job.states import JobEvent
-from shared.platform.settings import Settings
 from shared.store.redis.redis_client import RedisConnectionError
+from tests.settings import Settings
 from tests.unit.worker.bench import CHAT, Bench
 from tests.waiting import eventually
 from worker.core.job_run import Outcome
@@ -168,7 +168,7 @@ async def test_the_stream_keeps_the_time_at_which_it_was_created(
 ) -> None:
     body = {"stream": True, **SHORT}
     undisturbed, _ = await whole_run(engine, body)
-    monkeypatch.setattr("worker.engines.simulated.text_answer.time.time", lambda: 77.0)
+    monkeypatch.setattr("worker.engines.simulated.response.time.time", lambda: 77.0)
     bench, _ = await run(engine, body, undisturbed.queue.log[:4])
     assert bench.queue.sent == undisturbed.queue.sent
 

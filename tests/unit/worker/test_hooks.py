@@ -15,7 +15,8 @@ from shared.job.errors import Refused
 from shared.job.job_log import Entry, Transcript
 from shared.job.result import JobResult
 from shared.job.states import JobEvent
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
+from tests.settings import Settings
 from tests.unit.worker.bench import Bench
 from tests.unit.worker.test_continued_run import run, transcript, without_created
 from worker.core.job_run import JobRun, Outcome
@@ -426,13 +427,15 @@ async def test_a_stream_goes_on_behind_what_a_worker_without_hooks_has_sent(
 
 
 def test_hooks_are_found_by_their_names() -> None:
-    hooks = import_hooks(f"before={HERE}:fail, after={HERE}:Hooked.answer,before={HERE}:refuse")
+    hooks = import_hooks(
+        [f"before={HERE}:fail", f"after={HERE}:Hooked.answer", f"before={HERE}:refuse"]
+    )
     assert [(hook.kind, hook.function) for hook in hooks] == [
         ("before", fail),
         ("after", Hooked.answer),
         ("before", refuse),
     ]
-    assert load_hooks("", 3.0, CollectorRegistry()) is None
+    assert load_hooks([], 3.0, CollectorRegistry()) is None
 
 
 @pytest.mark.parametrize(
@@ -445,7 +448,7 @@ def test_hooks_are_found_by_their_names() -> None:
 )
 def test_a_hook_that_can_not_be_imported_stops_the_start(names: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):
-        import_hooks(names)
+        import_hooks([names])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from shared.job.job_log import Transcript, read_journal
 from shared.job.states import JobEvent
-from shared.platform.settings import Settings
+from tests.settings import Settings
 from tests.unit.worker.bench import Bench
 from tests.waiting import eventually
 from worker.core import job_run as module

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shared.api import field_policy
-from shared.platform.settings import Settings, SettingsError
+from shared.platform.settings import SettingsError
+from tests.settings import Settings
 from worker.engines.vllm import engine as vllm_engine
 from worker.engines.vllm.server_args import (
     IGNORED,
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.vllm  # shares the import
 
 def arguments(engine_args: str = "", **settings: Any) -> Any:
     """As vLLM's parser reads them."""
-    engine = vllm_engine.VllmEngine(Settings(engine_args=engine_args, **settings))
+    values = Settings(engine_args=engine_args, **settings)
+    engine = vllm_engine.VllmEngine(values, values.described.own)
     return engine._arguments(vllm_engine._import())
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shared.fleet.pool import Pool
 from shared.platform import settings as environment
 from shared.platform import tracing
-from shared.platform.setting_groups.pool import split_names
-from shared.platform.settings import Settings, SettingsError
-from worker.demo import MODEL_DIR, MODEL_NAME
+from shared.platform.settings import SettingsError
+from worker.demo import MODEL_DIR
 from worker.engines.interface import Capacity, Load
 from worker.engines.vllm import parent_death
 from worker.engines.vllm import stream as vllm_stream
@@ -31,6 +31,7 @@ from worker.engines.vllm.server_args import (
     set_in_vain,
     with_media_domains,
 )
+from worker.engines.vllm.vllm_settings import VllmSettings
 from worker.engines.vllm.warm_up import warm_up
 
 log = logging.getLogger("flotilla.engine")
@@ -61,10 +62,11 @@ _TRACES = "--otlp-traces-endpoint"
 class VllmEngine:
     """Implements `worker.engines.interface.Engine`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: VllmSettings, pool: Pool) -> None:
         self.kind = "vllm"
         self.on_step: Callable[[], None] = lambda: None
         self._settings = settings
+        self._pool = pool
         self._engine: Any = None
         self._app: Any = None
         self._entry: ASGIApp | None = None
@@ -75,7 +77,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Load the model. Raises SettingsError if vLLM's arguments are wrong."""
         environment.set_engine_defaults(DEFAULTS)
-        if not self._settings.model:
+        if not self._pool.model:
             environment.set_engine_defaults(DEMO_DEFAULTS)
         # In a thread, because it takes ten seconds in which probes and signals have to be handled.
         v = await asyncio.to_thread(_import)
@@ -156,19 +158,15 @@ class VllmEngine:
 
     def _arguments(self, v: SimpleNamespace) -> Any:
         """VLLM's own arguments, parsed and checked by vLLM's own parser."""
-        settings = self._settings
-        argv = ["--model", settings.model or str(MODEL_DIR)]
-        names = split_names(settings.served_model_name)
-        if not names and not settings.model:
-            names = [MODEL_NAME]
-        if names:
-            argv += ["--served-model-name", *names]
-        if not settings.model:
+        pool = self._pool
+        argv = ["--model", pool.model or str(MODEL_DIR)]
+        argv += ["--served-model-name", *pool.engine_names]
+        if not pool.model:
             argv += shlex.split(DEMO_ARGS)
-        argv += shlex.split(settings.engine_args)
-        argv += _tracing_args(settings)
+        argv += shlex.split(pool.engine_args)
+        argv += _tracing_args(self._settings.otlp_traces_endpoint, pool.engine_args)
         argv = with_gpus(argv, v.gpus)
-        argv = with_media_domains(argv, urls_allowed=settings.allows(MEDIA_URLS))
+        argv = with_media_domains(argv, urls_allowed=pool.allows(MEDIA_URLS))
         parser = v.make_arg_parser(v.FlexibleArgumentParser())
         parser.print_usage = lambda *_: None  # 300 lines, which would hide the error
         try:
@@ -270,10 +268,9 @@ def _import() -> SimpleNamespace:
     )
 
 
-def _tracing_args(settings: Settings) -> list[str]:
+def _tracing_args(endpoint: str, engine_args: str) -> list[str]:
     """Have vLLM send its own spans to where the worker's go; it can't write them to a file."""
-    endpoint = settings.otlp_traces_endpoint
-    if not endpoint.startswith("http") or _TRACES in settings.engine_args:
+    if not endpoint.startswith("http") or _TRACES in engine_args:
         return []
     environment.set_engine_defaults(tracing.ENGINE_VARIABLES)
     return [_TRACES, endpoint]

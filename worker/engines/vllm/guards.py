@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from shared.platform.settings import Settings
 from worker.engines.vllm.body_check import BodyChecker, CheckedBodies
 from worker.engines.vllm.grammar_check import Compile, GrammarChecker
 from worker.engines.vllm.rendered_context import Contexts
 from worker.engines.vllm.trial_process import Limits
+from worker.engines.vllm.vllm_settings import VllmSettings
 
 log = logging.getLogger("flotilla.engine")
 
@@ -20,7 +20,7 @@ log = logging.getLogger("flotilla.engine")
 class Guards:
     """The guards of one engine."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         self._settings = settings
         self._contexts: Contexts | None = None
         self._grammars = GrammarChecker(

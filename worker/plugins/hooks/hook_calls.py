@@ -6,14 +6,14 @@ import asyncio
 import inspect
 import logging
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter
 
+from shared.fleet.hook_names import HookKind, parse_hook
 from shared.job.errors import HookFailed, Refused
-from shared.platform.setting_groups.hooks import HookKind, parse_hooks
 from shared.platform.settings import SettingsError
 from worker.plugins.hooks.hook_types import Refusal, Request
 
@@ -30,9 +30,9 @@ class Hook(NamedTuple):
     function: Callable[[Any], Any]
 
 
-def import_hooks(names: str) -> list[Hook]:
+def import_hooks(names: Iterable[str]) -> list[Hook]:
     """Those of FLOTILLA_HOOKS. Raises SettingsError if one can't be imported."""
-    return [Hook(kind, name, _function(name)) for kind, name in parse_hooks(names)]
+    return [Hook(kind, name, _function(name)) for kind, name in map(parse_hook, names)]
 
 
 def failed(what: str) -> HookFailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,9 @@ from worker.plugins.hooks.hook_calls import HookCalls, failed, import_hooks
 from worker.plugins.hooks.hook_types import Answer, Request
 
 
-def load_hooks(names: str, timeout_s: float, registry: CollectorRegistry) -> HooksPlugin | None:
+def load_hooks(
+    names: Iterable[str], timeout_s: float, registry: CollectorRegistry
+) -> HooksPlugin | None:
     """The plug-in with the hooks of FLOTILLA_HOOKS; None if it names none.
 
     Raises SettingsError if one can't be imported.

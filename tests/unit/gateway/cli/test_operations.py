@@ -150,10 +150,12 @@ def test_keys(flotilla: Flotilla, stub: StubGateway) -> None:
     row = {"name": "ci", "tenant": "team", "operator": True, "keys": 1, "jobs_kept": 3,
            "last_job_at": None, "usage": usage}  # fmt: skip
     stub.answers["GET /admin/keys"] = {"object": "list", "data": [row]}
-    shown = flotilla("keys").stdout.splitlines()[1].split()
-    assert shown == ["ci", "team", "yes", "1", "3", "12", "1", "9", "25.0k"]
+    shown = flotilla("keys", "ls").stdout
+    assert shown.splitlines()[1].split() == ["ci", "team", "yes", "1", "3", "12", "1", "9", "25.0k"]
+    assert flotilla("keys").stdout == shown
+    assert flotilla("keys", "--json").stdout == flotilla("keys", "ls", "--json").stdout
     stub.answers["GET /admin/keys"] = {"object": "list", "data": []}
-    assert flotilla("keys").stdout.startswith("No keys are configured")
+    assert flotilla("keys", "ls").stdout.startswith("No keys are configured")
 
 
 def test_the_shell_gets_proposals(flotilla: Flotilla) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from gateway.cli.top.keyboard import split_keys
 from gateway.cli.top.screen import FAILED, Call, Describe, Quit, Screen, View, press
 from gateway.cli.top.top_page import Shown, bar, live, once
-from shared.platform.settings import Settings, to_environment
+from tests.settings import child_environment
 from tests.test_architecture import ROOT
 from tests.unit.gateway.cli.conftest import Flotilla
 from tests.unit.gateway.cli.samples import LOST, TIMELINE, WHY, job, jobs, overview, worker
@@ -203,7 +203,7 @@ def test_in_a_terminal(stub: StubGateway) -> None:
         "POST /jobs/job_77/cancel": error("It has ended.", 409, "x"),
     }
     code = "from gateway.cli.main import main; main()"
-    environment = to_environment(Settings()) | {
+    environment = child_environment() | {
         "FLOTILLA_URL": stub.url, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120",
         "LINES": "40",
     }  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import Field, SecretStr
+
+from shared.platform.settings import ProcessSettings
 
 
-class ClientSettings(BaseModel):
+class ClientSettings(ProcessSettings):
     """Settings that only the command line reads."""
 
     url: str = Field(

@@ -1,52 +1,40 @@
-"""Settings of one pool of workers: its model and engine, its queue, its autoscaling.
+"""Settings that describe pools: the process's own in variables, or all of a fleet in flotilla.yaml.
 
-Code reads them as a `Pool` (shared/fleet/pools.py), which has room for several.
+Code reads them as `Pools` (pools.py).
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+import shlex
+from typing import Annotated
 
 from pydantic import BaseModel, Field, field_validator
+from pydantic_settings import NoDecode
 
-from shared.platform.setting_groups.hooks import parse_hooks
+from shared.fleet.fleet_settings import FleetSettings
+from shared.fleet.hook_names import HookNames
+from shared.fleet.pool import MAX_WORKERS, PoolDefaults, PoolEntry
+from shared.platform.settings import SettingList
 
-DEMO_MODEL = "flotilla-demo"
-_MAX_WORKERS = 10_000
+_POOL_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,48}")
 _RANGE = re.compile(r"([0-9]{1,6}):([0-9]{1,6})")
 
 
-class PoolSettings(BaseModel):
+class PoolSettings(FleetSettings, PoolDefaults):
     """Settings of the process's own pool, and of the pools that it autoscales."""
 
-    engine: Literal["vllm", "simulated"] = Field(
-        "vllm", description="simulated: answers without a model, for load and fault tests"
-    )
     model: str = Field("", description="hub id or folder; empty: the demo model")
-    served_model_name: str = Field(
-        "", description="the model's names for clients, comma separated; empty: its own"
+    served_model_name: SettingList = Field(
+        (), description="the model's names for clients, comma separated; empty: its own"
     )
     engine_args: str = Field("", description="vLLM's own arguments, as on its command line")
     pool: str = Field(
         "",
         description="name of the pool, whose workers share a queue; empty: by the model's name",
     )
-    max_queue_depth: int = Field(100_000, ge=1, description="waiting jobs per pool, shard and lane")
     autoscale: str = Field(
         "", description="`model=min:max`, comma separated; empty: no autoscaling"
-    )
-    hooks: str = Field(
-        "",
-        description="functions around each request, as `before=module:function`, `after=...`, "
-        "comma separated (worker/plugins/hooks/README.md)",
-    )
-    hook_timeout_s: float = Field(
-        30.0, gt=0, le=3600, description="time limit of one call of a hook"
-    )
-    docker_project: str = Field("flotilla", description="Compose project of the workers")
-    docker_service: str = Field(
-        "worker", description="Compose service of the workers; one container for each"
     )
     autoscale_target_wait_s: float = Field(
         5.0, ge=0, description="longest wait for a job once the workers have started"
@@ -60,6 +48,26 @@ class PoolSettings(BaseModel):
     autoscale_idle_s: float = Field(
         300.0, ge=0, description="remove the last worker after this time without work"
     )
+    allow_fields: SettingList = Field(
+        (),
+        description="fields that are refused unless they are named here, comma separated; * is all "
+        "(NEEDS_PERMISSION in shared/api/field_policy.py)",
+    )
+    hooks: Annotated[HookNames, NoDecode] = Field(
+        (),
+        description="functions around each request, as `before=module:function`, `after=...`, "
+        "comma separated (worker/plugins/hooks/README.md)",
+    )
+    pools: dict[str, PoolEntry] = Field(
+        default_factory=dict,
+        description="by name; FLOTILLA_POOLS__<POOL>__<KEY> sets a key of one",
+    )
+
+    @field_validator("engine_args")
+    @classmethod
+    def _check_arguments(cls, value: str) -> str:
+        shlex.split(value)
+        return value
 
     @field_validator("autoscale")
     @classmethod
@@ -67,26 +75,38 @@ class PoolSettings(BaseModel):
         parse_autoscale(value)
         return value
 
-    @field_validator("hooks")
+    @field_validator("pools")
     @classmethod
-    def _check_hooks(cls, value: str) -> str:
-        parse_hooks(value)
-        return value
+    def _check_pool_names(cls, pools: dict[str, PoolEntry]) -> dict[str, PoolEntry]:
+        for name in pools:
+            if not _POOL_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no name of a pool: lower-case letters, digits, '.', '-'; "
+                    "at most 49"
+                )
+        return pools
 
 
-def split_names(text: str) -> list[str]:
-    """The names in a comma separated list."""
-    return list(filter(None, map(str.strip, text.split(","))))
+class WorkerPlaceSettings(BaseModel):
+    """Settings of a worker that `flotilla up`, which starts workers, reads as well."""
+
+    worker_host: str = Field("127.0.0.1", description="address for health and metrics")
+    worker_port: int = Field(
+        8100, ge=0, le=65535, description="port for health and metrics; 0: any free one"
+    )
+    drain_deadline_s: float = Field(
+        30.0, ge=0, description="time for running jobs to end after SIGTERM"
+    )
 
 
 def parse_range(text: str) -> tuple[int, int]:
     """(least, most) workers of a pool, from `MIN:MAX`. Raises ValueError."""
     match = _RANGE.fullmatch(text.strip())
     least, most = map(int, match.groups()) if match else (0, 0)
-    if not max(1, least) <= most <= _MAX_WORKERS:
+    if not max(1, least) <= most <= MAX_WORKERS:
         raise ValueError(
             f"{text!r} is not MIN:MAX, two whole numbers with 0 <= MIN <= MAX and "
-            f"1 <= MAX <= {_MAX_WORKERS}, as 0:3"
+            f"1 <= MAX <= {MAX_WORKERS}, as 0:3"
         )
     return least, most
 

@@ -1,25 +1,25 @@
-"""Settings of every process: Redis, log lines, leases."""
+"""Settings of every process of a fleet: Redis, log lines, leases."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, ValidationInfo, field_validator
-from pydantic_settings import NoDecode
+from pydantic import Field, ValidationInfo, field_validator
 
 from shared.platform.sentinel_url import is_sentinel
 from shared.platform.sentinel_url import parse as parse_sentinel
+from shared.platform.settings import ProcessSettings, SettingList
 
 
-class EveryProcessSettings(BaseModel):
-    """Settings that every process reads."""
+class FleetSettings(ProcessSettings):
+    """Settings that every process of a fleet reads."""
 
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="the fleet's Redis")
     shards: int = Field(
         1, ge=1, le=4096, description="number of parts that the jobs are divided into"
     )
-    shard_redis_urls: Annotated[tuple[str, ...], NoDecode] = Field(
+    shard_redis_urls: SettingList = Field(
         (),
         description="Redis servers of the shards, comma separated; shard n is on the n-th, "
         "modulo their number. Empty: all are on the fleet's Redis",
@@ -71,14 +71,6 @@ class EveryProcessSettings(BaseModel):
         if endpoint and not (complete and parts.path):
             raise ValueError("must be http://host:4318/v1/traces or file:///a/path")
         return endpoint
-
-    @field_validator("shard_redis_urls", mode="before")
-    @classmethod
-    def _split_urls(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            urls = value.replace("\n", ",").split(",")
-            return tuple(url.strip() for url in urls if url.strip())
-        return value
 
     @field_validator("shard_redis_urls")
     @classmethod

@@ -1,40 +1,22 @@
-"""Settings of the gateway: address, API keys, limits, how long results are kept."""
+"""Settings of a gateway: limits of requests, and how long results are kept."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, SecretStr, field_validator
-from pydantic_settings import NoDecode
+from pydantic import Field, field_validator
 
-from shared.platform.setting_groups.errors import PREFIX, SettingsError
+from gateway.listen_settings import ListenSettings
+from shared.fleet.pool_settings import PoolSettings
+from shared.platform.settings import SettingList
 
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-_TENANT = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
 
 
-class GatewaySettings(BaseModel):
-    """Settings that only the gateway reads."""
+class GatewaySettings(ListenSettings, PoolSettings):
+    """Settings that only a gateway reads."""
 
-    host: str = Field(
-        "127.0.0.1", description="address that it listens on; others than loopback need API keys"
-    )
-    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
-    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="`name:key` or `key`, comma separated (in a secret file also one a line)"
-    )
-    api_keys_file: Path | None = Field(None, description="the same, one a line")
-    admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (),
-        description="API keys of operators, written alike: only these may use /admin and vLLM's "
-        "routes for operators",
-    )
-    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+    allowed_hosts: SettingList = Field(
         (),
         description="further host names of the gateway, comma separated, without port. Without API "
         "keys it answers only to these, to `localhost` and to IP addresses; web pages of these "
@@ -128,7 +110,6 @@ class GatewaySettings(BaseModel):
     stream_ttl_s: float = Field(
         900.0, ge=1, description="how long the finished job of a /v1 call is kept"
     )
-
     operation_timeout_s: float = Field(
         120.0,
         gt=0,
@@ -170,88 +151,38 @@ class GatewaySettings(BaseModel):
         description="share of requests that are traced, where there are traces; also all of an "
         "operator's whose `traceparent` says so, and none of a client's that says not",
     )
-    grace_s: int = Field(
-        10,
+    max_choices: int = Field(
+        64, ge=1, le=1024, description="`n`; vLLM's own limit is VLLM_MAX_N_SEQUENCES"
+    )
+    max_logprobs: int = Field(
+        20, ge=0, description="`logprobs` and the like; vLLM's own limit is --max-logprobs"
+    )
+    max_answer_bytes: int = Field(
+        32 << 20,
         ge=1,
-        le=3600,
-        description="time for open responses after SIGTERM before they end with an error",
+        description="bytes of the largest answer that a request may ask for: sequences x tokens x "
+        "log probabilities, estimated (gateway/core/answer_size.py)",
     )
-    keyless: bool = Field(
-        False,
-        description="allow an address that other machines reach without API keys: for a container "
-        "whose port is published on loopback only",
+    max_answer_bytes_at_once: int = Field(
+        8 << 20,
+        ge=1,
+        description="the same for log probabilities in an answer that is not streamed: vLLM makes "
+        "8 MiB in about 2 s, in which its other answers wait",
     )
-
-    @field_validator("api_keys", "admin_keys", mode="before")
-    @classmethod
-    def _split_keys(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            keys = value.replace("\n", ",").split(",")
-            return tuple(SecretStr(key.strip()) for key in keys if key.strip())
-        return value
-
-    @field_validator("api_keys", "admin_keys")
-    @classmethod
-    def _check_keys(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        for key in keys:
-            _split_key(key.get_secret_value())
-        return keys
-
-    @field_validator("allowed_hosts", mode="before")
-    @classmethod
-    def _split_hosts(cls, value: Any) -> Any:
-        names = value.split(",") if isinstance(value, str) else value
-        return tuple(str(name).strip().lower() for name in names if str(name).strip())
+    max_stop_strings: int = Field(64, ge=0, description="strings in `stop` or `bad_words`")
+    max_stop_chars: int = Field(1024, ge=1, description="characters of one of them")
+    max_token_list: int = Field(1024, ge=0, description="tokens in `logit_bias`, `stop_token_ids`")
+    max_tools: int = Field(128, ge=0, description="tools of one request")
+    max_schema_values: int = Field(
+        20_000, ge=1, description="values in the tools, or in the response format, of one request"
+    )
+    max_schema_chars: int = Field(262_144, ge=1, description="characters in the same")
+    max_schema_depth: int = Field(64, ge=1, description="levels of nesting in the same")
 
     @field_validator("allowed_hosts")
     @classmethod
     def _check_hosts(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if not _HOST.fullmatch(name):
+            if not _HOST.fullmatch(name.lower()):
                 raise ValueError(f"{name[:64]!r} is no host name: without scheme, port and `*`")
-        return names
-
-    def tenants(self) -> Mapping[str, str]:
-        """SHA-256 of each API key (hex) -> the tenant it stands for. Keys themselves are not kept.
-
-        Raises SettingsError if `api_keys_file` can't be read.
-        """
-        keys = [key.get_secret_value() for key in (*self.api_keys, *self.admin_keys)]
-        if self.api_keys_file is not None:
-            keys += _read_keys(self.api_keys_file)
-        tenants = {}
-        for entry in keys:
-            name, key = _split_key(entry)
-            digest = hashlib.sha256(key.encode()).hexdigest()
-            tenants[digest] = name or f"key-{digest[:8]}"
-        return tenants
-
-    def admins(self) -> frozenset[str]:
-        """SHA-256 (hex) of each key in `admin_keys`. Each is one of `tenants` too."""
-        keys = (_split_key(entry.get_secret_value())[1] for entry in self.admin_keys)
-        return frozenset(hashlib.sha256(key.encode()).hexdigest() for key in keys)
-
-
-def _read_keys(path: Path) -> list[str]:
-    where = f"{PREFIX}API_KEYS_FILE={path}"
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-        keys = [line for line in lines if line and not line.startswith("#")]
-        for key in keys:
-            _split_key(key)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{where}: {error}") from error
-    if not keys:  # an empty file must not open the door
-        raise SettingsError(f"{where}: there is no key in it")
-    return keys
-
-
-def _split_key(entry: str) -> tuple[str, str]:
-    name, colon, key = entry.partition(":")
-    if entry.startswith("#"):  # a comment must not become a key
-        raise ValueError("an API key does not begin with '#'; FLOTILLA_API_KEYS_FILE has comments")
-    if not colon:
-        return "", entry
-    if not _TENANT.fullmatch(name) or not key:
-        raise ValueError("an API key is `key` or `name:key`; names are letters, digits, '_.-'")
-    return name, key
+        return tuple(map(str.lower, names))

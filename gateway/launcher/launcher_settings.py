@@ -1,0 +1,11 @@
+"""Settings of `flotilla up`."""
+
+from __future__ import annotations
+
+from gateway.listen_settings import ListenSettings
+from gateway.maintenance.maintenance_settings import MaintenanceSettings
+from shared.fleet.pool_settings import WorkerPlaceSettings
+
+
+class LauncherSettings(ListenSettings, WorkerPlaceSettings, MaintenanceSettings):
+    """Where the processes that it starts can be reached, and how long each may take to end."""

@@ -1,0 +1,19 @@
+"""Settings of the maintenance process."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gateway.ops.autoscaler.autoscaler_settings import AutoscalerSettings
+from shared.fleet.pool_settings import PoolSettings
+
+
+class MaintenanceSettings(AutoscalerSettings, PoolSettings):
+    """Settings that only the maintenance process reads."""
+
+    maintenance_redis_url: str = Field(
+        "", description="Redis database for Celery; empty: the database after the fleet's own"
+    )
+    repair_interval_s: float = Field(
+        30.0, ge=0.2, le=60, description="time between two rounds of repairs in Redis"
+    )

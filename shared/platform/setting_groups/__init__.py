@@ -1,1 +1,0 @@
-"""The settings of each kind of process, as groups of fields; settings.py joins and reads them."""

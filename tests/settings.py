@@ -1,0 +1,43 @@
+"""All settings in one class, which tests pass to whatever takes those of one process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gateway.cli.client_settings import ClientSettings
+from gateway.gateway_settings import GatewaySettings
+from gateway.launcher.launcher_settings import LauncherSettings
+from shared.fleet.pools import Pools, load_pools
+from shared.platform.settings import PREFIX
+from worker.engines.simulated.simulated_settings import SimulatedSettings
+from worker.engines.vllm.vllm_settings import VllmSettings
+from worker.plugins.hooks.hook_settings import HookSettings
+from worker.worker_settings import WorkerSettings
+
+
+class Settings(
+    GatewaySettings,
+    LauncherSettings,
+    WorkerSettings,
+    VllmSettings,
+    SimulatedSettings,
+    HookSettings,
+    ClientSettings,
+):
+    """The settings of every process."""
+
+    @property
+    def described(self) -> Pools:
+        """The pools that they describe."""
+        return load_pools(self)
+
+
+def child_environment(**values: Any) -> dict[str, str]:
+    """This process's environment with these settings, for any program; one that is None is out."""
+    found = dict(os.environ)
+    for name, value in values.items():
+        found.pop(PREFIX + name.upper(), None)
+        if value is not None:
+            found[PREFIX + name.upper()] = str(value)
+    return found

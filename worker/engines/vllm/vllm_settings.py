@@ -1,0 +1,28 @@
+"""Settings of the vLLM engine: what it spends on checking one request."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shared.fleet.fleet_settings import FleetSettings
+
+
+class VllmSettings(FleetSettings):
+    """Settings that only a worker with vLLM reads."""
+
+    grammar_timeout_s: float = Field(
+        4.0,
+        gt=0,
+        le=4,
+        description="CPU time for compiling one request's grammar (schema, regex, choice, ...)",
+    )
+    grammar_memory_bytes: int = Field(512 << 20, ge=1 << 20, description="memory for the same")
+    validation_timeout_s: float = Field(
+        0.3,
+        gt=0,
+        le=2,
+        description="CPU time for reading one request's body, in which all other answers wait",
+    )
+    max_prompt_logprobs: int = Field(
+        65_536, ge=0, description="a prompt's tokens times `prompt_logprobs`, in one request"
+    )

@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
         PLATFORM, JOB, STORE, FLEET, API, SETTINGS, AUTOSCALER, OVERVIEW, "gateway/http",
         "gateway/core",
     },
-    "gateway/ops": {JOB, STORE, "gateway/http", "gateway/core", "gateway/apis"},
+    "gateway/ops": {JOB, STORE, OVERVIEW, "gateway/http", "gateway/core", "gateway/apis"},
     "gateway/maintenance": {PLATFORM, JOB, STORE, FLEET, AUTOSCALER},
     "gateway/launcher": {PLATFORM, STORE, FLEET, LISTEN, AUTOSCALER, "gateway/maintenance"},
     "gateway/cli": {PLATFORM, FLEET, "shared/client", "gateway/launcher"},

@@ -54,7 +54,6 @@ _RESPONSES: dict[tuple[str, str], dict[str, str]] = {
     ("get", "/admin/jobs/{job_id}/why"): {"200": "Why"},
     ("post", "/admin/jobs/cancel"): {"200": "Bulk"},
     ("post", "/admin/jobs/retry"): {"200": "Bulk"},
-    ("get", "/admin/overview"): {"200": "Overview"},
     ("get", "/admin/keys"): {"200": "KeyList"},
     ("post", "/admin/workers/{worker}/drain"): {"200": "Operation"},
     ("get", "/admin/dead"): {"200": "DeadLetterList"},

@@ -15,129 +15,15 @@ from gateway.apis.schema import (
     Schema,
     array,
     obj,
-    ref,
 )
-from shared.job.states import JobState, WorkerState
+from shared.job.states import JobState
 
 _STATE: Schema = {"enum": [state.value for state in JobState]}
 _REASON = MAYBE_TEXT | {"description": "for the audit log"}
-_PERCENTILES = obj("p50 p95 p99", p50=MAYBE_NUMBER, p95=MAYBE_NUMBER, p99=MAYBE_NUMBER)
-_MAYBE_PERCENTILES: Schema = {"anyOf": [_PERCENTILES, {"type": "null"}]}
 _BULK_BODY = BulkRequest.model_json_schema()
 _BULK_BODY["properties"]["reason"] = _REASON
 
 OVERVIEW_SCHEMAS: dict[str, Schema] = {
-    "Overview": obj(
-        "object at gateway engines simulated verdict rates pools workers latency history "
-        "dead_letters redis",
-        object={"const": "overview"},
-        at=NUMBER | {"description": "Unix seconds by Redis' clock"},
-        gateway=obj("id version", id=TEXT, version=TEXT),
-        engines=array(TEXT),
-        simulated=YES_NO | {"description": "answers of at least one worker are simulated"},
-        verdict=obj(
-            "level sentence since problems recovered",
-            level={"enum": ["ok", "warning", "problem"]},
-            sentence=TEXT,
-            since=MAYBE_NUMBER,
-            problems=array(ref("Problem")),
-            recovered=array(ANYTHING) | {"description": "that ended in the last hour"},
-        ),
-        rates=obj(
-            "submitted completed failed cancelled prompt_tokens output_tokens",
-            submitted=MAYBE_NUMBER,
-            completed=MAYBE_NUMBER,
-            failed=MAYBE_NUMBER,
-            cancelled=MAYBE_NUMBER | {"description": "those that expired included"},
-            prompt_tokens=MAYBE_NUMBER | {"description": "of jobs that have ended"},
-            output_tokens=MAYBE_NUMBER,
-        )
-        | {"description": "per second, over the last 10 s; null: not known yet"},
-        pools=array(ref("PoolOverview")),
-        workers=array(ref("WorkerOverview")),
-        latency=obj(
-            "ttft_s itl_s queue_wait_s e2e_s since source",
-            ttft_s=_MAYBE_PERCENTILES,
-            itl_s=_MAYBE_PERCENTILES,
-            queue_wait_s=_MAYBE_PERCENTILES,
-            e2e_s=_MAYBE_PERCENTILES,
-            since=MAYBE_NUMBER | {"description": "null: since the processes began"},
-            source={"type": "object", "additionalProperties": TEXT},
-        )
-        | {"description": "seconds; estimates from histograms, of the last 5 minutes"},
-        history=obj(
-            "step_s from waiting running output_tokens submitted",
-            **{"from": MAYBE_NUMBER | {"description": "time of the first point"}},
-            step_s=WHOLE,
-            waiting=array(MAYBE_NUMBER),
-            running=array(MAYBE_NUMBER),
-            output_tokens=array(MAYBE_NUMBER),
-            submitted=array(MAYBE_NUMBER),
-        )
-        | {"description": "the last 15 minutes; null where the overview was not read"},
-        dead_letters=WHOLE,
-        redis=obj(
-            "ok error used_memory max_memory evicts",
-            ok=YES_NO,
-            error=MAYBE_TEXT,
-            used_memory=WHOLE,
-            max_memory=WHOLE | {"description": "0: no limit"},
-            evicts=MAYBE_TEXT,
-        ),
-    ),
-    "Problem": obj(
-        "kind level sentence since pool worker action runbook",
-        kind=TEXT,
-        level={"enum": ["warning", "problem"]},
-        sentence=TEXT,
-        since=MAYBE_NUMBER,
-        pool=TEXT,
-        worker=TEXT,
-        action=MAYBE_OBJECT | {"description": "`{text, method, path, body}`: what mends it"},
-        runbook=TEXT,
-    ),
-    "PoolOverview": obj(
-        "pool models paused intake_stopped waiting running slots busy workers_ready "
-        "workers_starting oldest_wait_s estimated_wait_s wait_reason lanes tenants scale",
-        pool=TEXT,
-        models=array(TEXT),
-        paused=YES_NO | {"description": "its workers claim nothing"},
-        intake_stopped=YES_NO | {"description": "new requests are refused"},
-        waiting=WHOLE,
-        running=WHOLE | {"description": "jobs that a worker has"},
-        slots=WHOLE,
-        busy=WHOLE | {"description": "sequences in the engines"},
-        workers_ready=WHOLE,
-        workers_starting=WHOLE,
-        oldest_wait_s=NUMBER,
-        estimated_wait_s=MAYBE_NUMBER | {"description": "of a job submitted now; null: unknown"},
-        wait_reason=TEXT | {"description": "why no worker is ready, if so"},
-        lanes=array(obj("lane waiting oldest_wait_s", lane=TEXT, waiting=WHOLE)),
-        tenants=array(obj("tenant waiting running", tenant=TEXT, waiting=WHOLE, running=WHOLE))
-        | {"description": "of several tenants with many jobs, an estimate from a sample"},
-        scale=MAYBE_OBJECT | {"description": "the autoscaler's decision, if it has made one"},
-    ),
-    "WorkerOverview": obj(
-        "id pool state reason phase phase_s engine slots busy kv_use heartbeat_age_s "
-        "output_tokens_per_s jobs adapters models lost",
-        id=TEXT,
-        pool=TEXT,
-        state={"enum": [*(state.value for state in WorkerState), "lost"]},
-        reason=TEXT,
-        phase=TEXT,
-        phase_s=MAYBE_NUMBER | {"description": "how long it has loaded its model"},
-        engine=TEXT,
-        slots=WHOLE,
-        busy=WHOLE,
-        kv_use=MAYBE_NUMBER | {"description": "share of the KV cache in use"},
-        heartbeat_age_s=MAYBE_NUMBER,
-        output_tokens_per_s=MAYBE_NUMBER,
-        jobs=array(TEXT) | {"description": "64 at most"},
-        adapters=array(TEXT),
-        models=array(TEXT),
-        lost=YES_NO,
-        lost_since=MAYBE_NUMBER,
-    ),
     "Timeline": obj(
         "object job state events spans",
         object={"const": "timeline"},

@@ -1,23 +1,48 @@
-"""`flotilla doctor`: checks the fleet from this machine; every finding comes with its mend."""
+"""`flotilla doctor`: checks the fleet from this machine; every finding comes with what to do.
+
+What is wrong with the fleet is in the overview. Here are the checks that take this machine (clock,
+key, version), and those that work without an operator's key.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gateway.cli.command import Session, gateway_command
-from gateway.cli.diagnosis import Facts, Finding, Level, findings
 from gateway.cli.exit_codes import CommandError, ExitCode
+from gateway.cli.gateway_client import GatewayClient
 from gateway.cli.output import level, line
+from shared.fleet import limits
+from shared.fleet.limits import Level
 
 app = typer.Typer()
 _MARKS = {Level.OK: "ok  ", Level.WARNING: "WARN", Level.PROBLEM: "FAIL"}
+_CHECKS = {
+    "redis": limits.REDIS_UNAVAILABLE,
+    "eviction": limits.REDIS_EVICTS,
+    "format": limits.GATEWAY_FORMAT,
+    "relay": limits.GATEWAY_RELAY,
+    "fleet": limits.GATEWAY_FLEET,
+    "tasks": limits.GATEWAY_TASKS,
+}
+"""By the name of a check of /readyz."""
+
+
+class Finding(NamedTuple):
+    """The result of one check."""
+
+    check: str
+    level: Level
+    text: str
+    do: str = ""
+    """Empty if nothing is wrong."""
 
 
 @gateway_command(
@@ -25,42 +50,95 @@ _MARKS = {Level.OK: "ok  ", Level.WARNING: "WARN", Level.PROBLEM: "FAIL"}
 )
 def doctor(session: Session) -> ExitCode:
     """Check gateway, Redis, key, versions, clock, models and workers; 1 if something is wrong."""
-    facts = _read(session)
-    found = list(findings(facts))
-    body = {"object": "list", "data": [each.to_json() for each in found]}
+    try:
+        ready = session.client.send("GET", "/readyz", any_status=True).json()
+    except (CommandError, ValueError) as error:
+        do = "Start one with `flotilla up`, or name another with --url or FLOTILLA_URL."
+        ready, found = None, [Finding("gateway", Level.PROBLEM, str(error), do)]
+    else:
+        found = list(_findings(session.client, ready.get("checks", {})))
+    body = {"object": "list", "data": [each._asdict() for each in found]}
     session.show(body, lambda _: _page(found))
-    wrong = any(each.level is Level.PROBLEM for each in found)
-    if facts.ready is None:
+    if ready is None:
         return ExitCode.UNREACHABLE
+    wrong = any(each.level is Level.PROBLEM for each in found)
     return ExitCode.FAILED if wrong else ExitCode.OK
 
 
-def _read(session: Session) -> Facts:
-    """Ask the gateway; what it refuses is noted."""
-    client = session.client
-    facts = Facts(client.where.url, metadata.version("flotilla"), time.time())
-
-    def read(name: str, path: str) -> Any:
+def _findings(client: GatewayClient, checks: Mapping[str, str]) -> Iterator[Finding]:
+    """All checks, in the order in which people would make them."""
+    yield Finding("gateway", Level.OK, f"{client.where.url} answers")
+    for name, text in checks.items():
+        good = text == "ok"
+        do = _CHECKS[name].do if name in _CHECKS else "See the gateway's log."
+        yield Finding(name, Level.OK if good else Level.PROBLEM, text, "" if good else do)
+    for name, path, check, bad, do in (
+        ("version", "/version", _version, Level.WARNING, "See the gateway's log."),
+        ("key", "/v1/models", _models, Level.PROBLEM,
+         "Give a key of FLOTILLA_API_KEYS: --api-key-file, FLOTILLA_API_KEY."),
+        ("overview", "/admin/overview", _overview, Level.WARNING,
+         "Give an operator's key (FLOTILLA_ADMIN_KEYS): --api-key-file, FLOTILLA_API_KEY."),
+    ):  # fmt: skip
         try:
-            return client.send("GET", path, any_status=name == "ready").json()
-        except (CommandError, ValueError) as error:
-            facts.errors[name] = str(error)
-            return None
+            body = client.get(path)
+        except CommandError as error:
+            yield Finding(name, bad, f"not read: {error}", do)
+        else:
+            yield from check(body)
 
-    facts.ready = read("ready", "/readyz")
-    if facts.ready is not None:
-        facts.versions = read("versions", "/version")
-        models = read("models", "/v1/models")
-        facts.models = None if models is None else models["data"]
-        facts.now_s = time.time()
-        facts.overview = read("overview", "/admin/overview")
-    return facts
+
+def _version(body: Mapping[str, Any]) -> Iterator[Finding]:
+    here, there, engines = metadata.version("flotilla"), body["version"], sorted(body["engines"])
+    do = f"Install flotilla {there} here, or update the gateway."
+    if here == there:
+        yield Finding("version", Level.OK, there)
+    else:
+        text = f"the gateway is {there}, this command {here}"
+        yield Finding("version", Level.WARNING, text, do)
+    if any("simulated" in engine for engine in engines):
+        text = "the engine is SIMULATED: no model runs, every answer is made up"
+        do = "For real answers start workers without FLOTILLA_ENGINE=simulated."
+        yield Finding("engine", Level.WARNING, text, do)
+    elif len(engines) > 1:
+        text = "workers have different engines: " + ", ".join(engines)
+        do = "Update the workers one after the other: `flotilla workers drain`."
+        yield Finding("engine", Level.WARNING, text, do)
+
+
+def _models(body: Mapping[str, Any]) -> Iterator[Finding]:
+    yield Finding("key", Level.OK, "the gateway accepts this client")
+    if not body["data"]:
+        text = "no worker has registered a model"
+        yield Finding("model", Level.PROBLEM, text, limits.NO_WORKER.do)
+    for model in body["data"]:
+        about = model.get("flotilla") or {}
+        if about.get("ready", True):
+            yield Finding("model", Level.OK, f"{model['id']} is served")
+        else:
+            text = f"{model['id']}: {about.get('wait_reason') or 'no worker is ready'}"
+            yield Finding("model", Level.PROBLEM, text, limits.NO_WORKER.do)
+
+
+def _overview(body: Mapping[str, Any]) -> Iterator[Finding]:
+    skew_s = abs(time.time() - body["at"])
+    if limits.CLOCK.level(skew_s) is Level.OK:
+        yield Finding("clock", Level.OK, "this machine and the fleet agree")
+    else:
+        text = limits.CLOCK.text.format(seconds=skew_s)
+        yield Finding("clock", limits.CLOCK.level(skew_s), text, limits.CLOCK.do)
+    problems = body["verdict"]["problems"]
+    if not problems:
+        yield Finding("fleet", Level.OK, body["verdict"]["sentence"])
+    for problem in problems:
+        parts = [problem["do"], problem["runbook"] and f"See {problem['runbook']}."]
+        do = " ".join(filter(None, parts))
+        yield Finding(problem["kind"], Level(problem["level"]), problem["sentence"], do)
 
 
 def _page(found: Iterable[Finding]) -> RenderableType:
     lines = []
     for each in found:
         lines.append(level(each.level, f"{_MARKS[each.level]}  {each.check}: {each.text}"))
-        if each.mend:
-            lines.append(Text(f"      mend: {line(each.mend)}"))
+        if each.do:
+            lines.append(Text(f"      do: {line(each.do)}"))
     return Group(*lines)

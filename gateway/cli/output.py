@@ -63,7 +63,7 @@ def line(text: Any) -> str:
     return printable(" ".join(str(text).splitlines()).replace("\t", " "))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> RenderableType:
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """A table without borders; `COLUMN>` is aligned to the right. Empty names: no head."""
     made = Table(
         box=None, pad_edge=False, header_style="bold", show_edge=False, show_header=any(columns)

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import typer
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.command import Session, gateway_command
@@ -21,6 +22,7 @@ from gateway.cli.worker_order import urgency
 
 app = typer.Typer(help="Workers: list, drain.", no_args_is_help=True)
 _POLL_S = 1.0
+_BAR = 16
 
 
 @gateway_command(app, "ls", "flotilla workers ls", "flotilla workers ls --pool qwen --json")
@@ -75,27 +77,40 @@ def _await_end(session: Session, workers: set[str], wait_s: float) -> None:
     note("all have ended")
 
 
-def worker_table(workers: Iterable[Mapping[str, Any]]) -> RenderableType:
+def worker_table(workers: Iterable[Mapping[str, Any]]) -> Table:
     """The workers, the unhealthy ones first."""
-    columns = ("WORKER", "STATE", "POOL", "BUSY>", "KV>", "TOK/S>", "HEARTBEAT>", "ENGINE", "DOING")
+    columns = (
+        "WORKER", "STATE", "SLOTS", "BUSY>", "KV>", "TOK/S>", "HEARTBEAT>", "POOL", "ENGINE",
+        "DOING",
+    )  # fmt: skip
     return table(columns, map(_row, sorted(workers, key=urgency)))
 
 
 def _row(worker: Mapping[str, Any]) -> Sequence[Any]:
     kv = worker.get("kv_use")
+    doing = [worker.get("phase") or worker.get("reason"), duration(worker.get("phase_s"))]
     return (
         worker["id"],
-        state("lost" if worker["lost"] else worker["state"]),
-        worker["pool"],
+        state(worker["state"]),
+        bar(worker["busy"], worker["slots"], lost=worker["lost"]),
         f"{worker['busy']}/{worker['slots']}",
         "" if kv is None else f"{kv:.0%}",
         figure(worker.get("output_tokens_per_s")),
         duration(worker.get("heartbeat_age_s")),
+        worker["pool"],
         worker["engine"],
-        " ".join(filter(None, (worker.get("phase"), duration(worker.get("phase_s"))))),
+        " ".join(filter(None, doing)),
     )
 
 
+def bar(busy: int, slots: int, *, lost: bool = False) -> str:
+    """One cell per slot, or as many as there is room for: `|##....|`."""
+    cells = max(1, min(slots, _BAR))
+    filled = min(cells, -(-busy * cells // max(1, slots)))
+    inside = "x" * cells if lost else "#" * filled + "." * (cells - filled)
+    return f"|{inside}|"
+
+
 def _page(workers: Sequence[Any], problems: Sequence[Any]) -> RenderableType:
-    lines = [level(each["level"], each["sentence"]) for each in problems]
+    lines = [level(each["level"], f"{each['sentence']} {each['do']}") for each in problems]
     return Group(*lines, worker_table(workers) if workers else Text("There is no worker."))

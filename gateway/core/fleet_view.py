@@ -10,6 +10,7 @@ from collections.abc import Collection
 from shared.fleet import wait_estimate
 from shared.fleet.desired_pool import DesiredPools, Switches
 from shared.fleet.job_durations import JobDurations
+from shared.fleet.limits import GATEWAY_FLEET
 from shared.fleet.model_names import ModelNames, declared_models, merged
 from shared.fleet.pools import Pools
 from shared.fleet.registry import (
@@ -30,7 +31,6 @@ from shared.store.redis.redis_client import RedisError
 _REFRESH_S = HEARTBEAT_S
 # The name of an unknown model causes a refresh, but not for each of a thousand wrong requests.
 _MIN_REFRESH_S = 0.25
-_OUTDATED_S = 5 * _REFRESH_S
 
 
 class FleetView:
@@ -89,7 +89,7 @@ class FleetView:
     def problem(self) -> str:
         """Why the copy is outdated, in words; empty if it is not."""
         old_s = time.monotonic() - self._complete_at
-        if old_s < _OUTDATED_S:
+        if old_s < GATEWAY_FLEET.lowest:
             return ""
         return f"models and workers were last read {old_s:.0f} s ago: {self._error[:200]}"
 

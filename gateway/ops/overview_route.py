@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 from gateway.apis.context import Gateway, GatewayDep
 from gateway.http import server_events as sse
 from gateway.http.query import known_only
+from gateway.ops.overview.models import FleetOverview
 
 router = APIRouter(prefix="/admin", tags=["operators"], dependencies=[known_only])
 
@@ -18,7 +19,7 @@ _HEADERS = {name.decode(): value.decode() for name, value in sse.HEADERS}
 _RETRY = b"retry: 1000\n"
 
 
-@router.get("/overview", response_model=None)
+@router.get("/overview", response_model=FleetOverview)
 async def get_overview(gateway: GatewayDep) -> Response:
     """The state of the fleet: verdict, rates, pools, workers, latencies, the last 15 minutes.
 

@@ -11,7 +11,7 @@ const STAGES = [
   { name: "Waiting", filter: "state:queued", value: (o) => count(sum(o.pools, "waiting")), history: "waiting" },
   { name: "Running", filter: "state:in_progress", value: (o) => count(sum(o.pools, "running")), history: "running" },
   { name: "Completed / s", filter: "state:completed", value: (o) => rate(o.rates.completed) },
-  { name: "Failed / s", filter: "state:failed since:1h", value: (o) => rate(o.rates.failed), alarm: (o) => o.rates.failed > 0 },
+  { name: "Failed / s", filter: "state:failed since:1h", value: (o) => rate(o.rates.failed), alarm: (o) => o.verdict.problems.some((each) => each.kind === "jobs_fail") },
   { name: "Cancelled / s", filter: "state:cancelled since:1h", value: (o) => rate(o.rates.cancelled) },
 ];
 const TOKENS = [

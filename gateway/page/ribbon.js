@@ -79,11 +79,12 @@ function problems(element) {
     const word = h("b");
     const text = h("span", { class: "cause" });
     const since = h("span", { class: "since" });
+    const what = h("span", { class: "since" });
     const go = button("", () => act(row.problem), { class: "primary" });
     const more = h("span", { class: "runbook" });
     const row = {
       problem: first,
-      element: h("li", null, h("span", { class: "what" }, word, " ", text, " ", since),
+      element: h("li", null, h("span", { class: "what" }, word, " ", text, " ", since, " ", what),
         h("span", { class: "todo" }, go, more)),
       update(problem) {
         row.problem = problem;
@@ -92,6 +93,7 @@ function problems(element) {
         // The verdict's sentence has the worst one already.
         put(text, feed.overview.verdict.sentence.startsWith(problem.sentence) ? "" : problem.sentence);
         put(since, problem.since ? `Since ${clock(problem.since)} (${whole(now() - problem.since)}).` : "");
+        put(what, problem.do || "");
         go.hidden = !problem.action;
         if (problem.action) put(go, `${problem.action.text} …`);
         const link = /^(https?:\/\/|\/)/.test(problem.runbook || "");

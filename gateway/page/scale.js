@@ -57,7 +57,7 @@ function scaleRow(first) {
       wanted.set(count(pool.scale.wanted));
       actual.set(count(pool.workers_ready));
       put(reason, pool.scale.reason);
-      put(old, pool.scale.age_s > 30 ? `decided ${age(pool.scale.age_s)} ago` : "");
+      put(old, pool.scale.silent ? `decided ${age(pool.scale.age_s)} ago` : "");
       attr(row.element, "data-level", pool.scale.wanted === pool.workers_ready ? null : "warning");
     },
   };

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from shared.fleet.autoscale_types import Limits, Observation
+from shared.fleet.limits import AUTOSCALER_SILENT
 from shared.platform.malformed import MalformedValues
 from shared.store.redis import keys
 from shared.store.redis.redis_client import UNAVAILABLE, Redis
@@ -19,8 +20,6 @@ from shared.store.redis.redis_client import UNAVAILABLE, Redis
 HISTORY = 100
 """Decisions kept for each pool."""
 _STALE_TICKS = 5
-# A tick may take this long where Redis or an actuator is slow.
-_STALE_S = 10.0
 
 _Record = TypeVar("_Record")
 
@@ -49,7 +48,7 @@ class Scale:
 
     def stale(self, now_s: float) -> bool:
         """The autoscaler has stopped updating it: do not act on it."""
-        return now_s - self.at_s > max(_STALE_S, _STALE_TICKS * self.tick_s)
+        return now_s - self.at_s > max(AUTOSCALER_SILENT.lowest, _STALE_TICKS * self.tick_s)
 
 
 @dataclass(frozen=True, slots=True)

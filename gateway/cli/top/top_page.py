@@ -13,12 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.job_text import job_table
-from gateway.cli.output import duration, figure, level, line, milliseconds, state
+from gateway.cli.output import duration, figure, level, line, milliseconds
 from gateway.cli.queues import pool_table
 from gateway.cli.top.screen import KEYS, Screen, View, workers_of
+from gateway.cli.workers_command import worker_table
 
 Object = Mapping[str, Any]
-_BAR = 16
 _STALE_S = 3.0
 _MAX_PROBLEMS = 4
 _LATENCIES = (("ttft_s", "TTFT"), ("itl_s", "ITL"), ("queue_wait_s", "wait"), ("e2e_s", "E2E"))
@@ -68,10 +68,8 @@ def head(overview: Object, age_s: float) -> list[RenderableType]:
     mark = "" if verdict["level"] == "ok" else "! "
     lines.append(level(verdict["level"], f"{mark}{verdict['sentence']}"))
     for problem in verdict["problems"][:_MAX_PROBLEMS]:
-        action = (problem.get("action") or {}).get("text")
-        parts = ["" if problem["sentence"] in verdict["sentence"] else problem["sentence"]]
-        parts += [f"Do: {action}"] if action else []
-        text = "  ".join(part for part in parts if part)
+        sentence = "" if problem["sentence"] in verdict["sentence"] else problem["sentence"]
+        text = "  ".join(filter(None, (sentence, problem["do"])))
         lines += [level(problem["level"], f"  {text}")] if text else []
     return [*lines, _flow(overview), _latency(overview["latency"]), pool_table(overview["pools"])]
 
@@ -143,40 +141,11 @@ def _workers(shown: Shown) -> RenderableType:
     workers = workers_of(shown.screen, shown.overview)
     if not workers:
         return Text("no worker")
-    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in ("WORKER", "STATE", "SLOTS"):
-        made.add_column(column, no_wrap=True)
-    for column in ("BUSY", "KV", "TOK/S", "HEARTBEAT"):
-        made.add_column(column, justify="right", no_wrap=True, min_width=6)
-    made.add_column("DOING", no_wrap=True, overflow="ellipsis")
-    for worker in workers:
-        made.add_row(*_worker(worker))
+    made = worker_table(workers)
+    for column in made.columns:
+        # A row stays one line, and its columns stay in their places when figures grow.
+        column.no_wrap, column.overflow, column.min_width = True, "ellipsis", 4
     return _select(made, shown.screen.selected)
-
-
-def _worker(worker: Object) -> Sequence[RenderableType]:
-    kv = worker.get("kv_use")
-    doing = [worker.get("phase") or worker.get("reason"), duration(worker.get("phase_s"))]
-    if worker["lost"]:
-        doing = []
-    return (
-        Text(line(worker["id"])),
-        state("lost" if worker["lost"] else worker["state"]),
-        Text(bar(worker["busy"], worker["slots"], lost=worker["lost"])),
-        Text(f"{worker['busy']}/{worker['slots']}"),
-        Text("-" if kv is None else f"{kv:.0%}"),
-        Text(figure(worker.get("output_tokens_per_s"))),
-        Text(duration(worker.get("heartbeat_age_s"))),
-        Text(line(" ".join(part for part in doing if part))),
-    )
-
-
-def bar(busy: int, slots: int, *, lost: bool = False) -> str:
-    """One cell per slot, or as many as there is room for: `|##....|`."""
-    cells = max(1, min(slots, _BAR))
-    filled = min(cells, -(-busy * cells // max(1, slots)))
-    inside = "x" * cells if lost else "#" * filled + "." * (cells - filled)
-    return f"|{inside}|"
 
 
 def _worker_details(shown: Shown) -> RenderableType:

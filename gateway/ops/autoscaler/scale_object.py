@@ -21,6 +21,7 @@ def decision(scale: Scale, now_s: float) -> dict[str, Any]:
         "wait_s": scale.wait_s,
         "decided_at": scale.at_s,
         "age_s": round(max(0.0, now_s - scale.at_s), 1),
+        "silent": scale.stale(now_s),
     }
 
 
@@ -29,7 +30,6 @@ def whole(
 ) -> dict[str, Any]:
     """The decision, the figures behind it, and the last changes, newest first."""
     return decision(scale, now_s) | {
-        "silent": scale.stale(now_s),
         "workers": dict(Counter(str(worker.state) for worker in workers)),
         "limits": asdict(scale.limits),
         "inputs": asdict(scale.seen),

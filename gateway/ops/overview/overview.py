@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -11,16 +10,14 @@ from typing import Any
 
 from gateway.core.fleet_view import FleetView
 from gateway.ops.overview import reading
-from gateway.ops.overview.fleet_state import FleetState
 from gateway.ops.overview.history import STEP_S, History
-from gateway.ops.overview.overview_object import Latency, overview_object
+from gateway.ops.overview.models import FleetOverview, FleetState, Latency
 from gateway.ops.overview.percentiles import HistogramWindow
 from gateway.ops.overview.problems import find_problems
 from gateway.ops.overview.rates import JobRates, WorkerRates, job_counters
 from gateway.ops.overview.reading import Reading
 from gateway.ops.overview.tenant_sample import TenantSample
-from gateway.ops.overview.verdict import ProblemLog
-from shared.job.adapter_queues import pool_of
+from gateway.ops.overview.verdict import ProblemLog, verdict
 from shared.platform.metrics import GatewayMetrics
 from shared.platform.tasks import TaskSupervisor
 from shared.store.redis.eviction import EvictionMonitor
@@ -28,8 +25,7 @@ from shared.store.redis.format_version import FormatMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.redis_client import RedisError
 
-log = logging.getLogger("flotilla.overview")
-
+_SIMULATED = "simulated"
 _READ_S = 2.0
 """A reading that takes longer counts as failed."""
 _WINDOW_S = 300.0
@@ -80,16 +76,34 @@ class Overview:
     async def take(self) -> dict[str, Any]:
         """The overview now. If Redis does not answer: what was read last, and the error."""
         error = await self._read()
-        state = self._state(error)
+        state, rates = self._state(error), {**self._job_rates.per_s(), **self._token_rates()}
+        if not error:
+            self._history.add(
+                state.at_s,
+                {
+                    "waiting": sum(pool.waiting for pool in state.pools),
+                    "running": sum(pool.running for pool in state.pools),
+                    "output_tokens": rates["output_tokens"],
+                    "submitted": rates["submitted"],
+                },
+            )
         problems = self._problems.update(find_problems(state), state.at_s)
-        return overview_object(
-            state,
-            problems,
-            self._problems.recovered,
-            self._latency(state.at_s),
-            self._history.to_object(),
-            self._gateway,
+        engines = sorted({worker.engine for worker in state.workers if worker.engine})
+        found = FleetOverview(
+            at=state.at_s,
+            gateway=self._gateway,
+            engines=engines,
+            simulated=any(engine.startswith(_SIMULATED) for engine in engines),
+            verdict=verdict(state, problems, self._problems.recovered),
+            rates=rates,
+            pools=state.pools,
+            workers=state.workers,
+            latency=self._latency(state.at_s),
+            history=self._history.to_object(),
+            dead_letters=state.dead_letters,
+            redis=state.redis,
         )
+        return found.model_dump(mode="json")
 
     async def _read(self) -> str:
         """Read Redis and add to what is kept; why that failed, empty if it did not."""
@@ -118,29 +132,16 @@ class Overview:
     def _state(self, error: str) -> FleetState:
         fleet, read = self._fleet, self._reading
         lanes, tenants = (read.lanes, read.tenants) if read else ((), {})
-        state = FleetState(
+        return FleetState(
             at_s=fleet.now_s(),
-            pools=reading.pool_states(fleet, lanes, tenants, self._max_depth),
-            workers=reading.worker_views(fleet, self._worker_rates.output),
-            adapters=frozenset(
-                name for name, model in fleet.models.items() if model.pool != pool_of(model.pool)
-            ),
+            pools=reading.pools(fleet, lanes, tenants, self._max_depth),
+            workers=reading.workers(fleet, self._worker_rates.output),
             dead_letters=read.dead_letters if read else 0,
             newest_letter_s=read.newest_letter_s if read else None,
-            rates={**self._job_rates.per_s(), **self._token_rates()},
             recent=self._job_rates.increases(),
-            redis=reading.redis_state(self._eviction, error, self._failing_since_s),
+            redis=reading.redis_overview(self._eviction, error, self._failing_since_s),
             gateway_problems=self._own_problems(),
         )
-        if not error:
-            figures = {
-                "waiting": state.waiting,
-                "running": sum(pool.running for pool in state.pools),
-                "output_tokens": state.rates["output_tokens"],
-                "submitted": state.rates["submitted"],
-            }
-            self._history.add(state.at_s, figures)
-        return state
 
     def _token_rates(self) -> dict[str, float | None]:
         rates = self._worker_rates
@@ -153,15 +154,14 @@ class Overview:
     def _own_problems(self) -> dict[str, str]:
         ended = [f"the task {name} has ended: {why}" for name, why in self._tasks.ended.items()]
         return {
-            "tasks": "; ".join(ended),
-            "format": self._format.problem,
-            "fleet": self._fleet.problem,
+            "gateway_tasks": "; ".join(ended),
+            "gateway_format": self._format.problem,
+            "gateway_fleet": self._fleet.problem,
         }
 
     def _latency(self, at_s: float) -> Latency:
-        windows = self._windows.values()
+        begins = [window.since_s for window in self._windows.values()]
+        known = [begin for begin in begins if begin is not None]
+        since = at_s - (time.monotonic() - min(known)) if len(known) == len(begins) else None
         values = {name: window.quantiles() for name, window in self._windows.items()}
-        begins = [window.since_s for window in windows if window.since_s is not None]
-        if len(begins) < len(windows):
-            return Latency(values, None)
-        return Latency(values, round(at_s - (time.monotonic() - min(begins)), 1))
+        return Latency(since=since, **values)

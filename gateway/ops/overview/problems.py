@@ -1,143 +1,161 @@
-"""What is wrong with the fleet: cause, since when, effect, and the first thing to do. Pure."""
+"""What is wrong with the fleet: its state beside the table of limits. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
+from typing import Any
 
-from gateway.ops.overview.fleet_state import FleetState, WorkerView
-from gateway.ops.overview.pool_problems import of_pool
-from gateway.ops.overview.problem import PROBLEM, WARNING, Problem
-from shared.fleet.registry import HEARTBEAT_S
+from gateway.ops.overview.models import Action, FleetState, PoolOverview, Problem, WorkerOverview
+from shared.fleet import limits
+from shared.fleet.limits import Level, Limit
 from shared.job.states import WorkerState
 from shared.platform.durations import duration
 
-_SILENT_S = 3 * HEARTBEAT_S
-_LOADS_LONG_S = 1200.0
-_MEMORY_HIGH, _MEMORY_FULL = 0.85, 0.95
-_FAILED_SHARE, _FAILED_LEAST = 0.05, 3
-_LETTER_IS_NEW_S = 3600.0
+_OF_GATEWAY = (limits.GATEWAY_TASKS, limits.GATEWAY_FORMAT, limits.GATEWAY_FLEET)
 
 
 def find_problems(state: FleetState) -> list[Problem]:
     """All problems, the worst first."""
-    found = [*_of_redis(state), *_of_the_gateway(state), *_of_workers(state)]
-    for pool in state.pools:
-        found += of_pool(pool, state)
-    found += _of_jobs(state)
-    return sorted(found, key=lambda problem: problem.level != PROBLEM)
+    found = chain(
+        _of_redis(state),
+        _of_gateway(state),
+        chain.from_iterable(_of_worker(worker, state) for worker in state.workers),
+        chain.from_iterable(_of_pool(pool, state) for pool in state.pools),
+        _of_jobs(state),
+    )
+    return sorted(found, key=lambda problem: problem.level is not Level.PROBLEM)
+
+
+def _check(
+    limit: Limit, value: float, words: dict[str, Any], *, mild: bool = False, **fields: Any
+) -> Iterator[Problem]:
+    """The problem that a value is, if it is one; `mild`: it will end by itself."""
+    level = limit.level(value)
+    if level is not Level.OK:
+        yield Problem(
+            kind=limit.name,
+            level=Level.WARNING if mild else level,
+            sentence=limit.text.format(**words),
+            do=limit.do.format(**words),
+            runbook=limit.anchor,
+            **fields,
+        )
 
 
 def _of_redis(state: FleetState) -> Iterator[Problem]:
     redis = state.redis
-    if redis.error:
-        yield Problem(
-            "redis_unavailable",
-            PROBLEM,
-            f"Redis can't be read: {redis.error[:200]}. New requests are refused; the figures "
-            "below are the last known ones.",
-            redis.since_s,
-            runbook="flotillaredisnotwritable",
+    error, evicts = (redis.error or "")[:200], redis.evicts or ""
+    yield from _check(
+        limits.REDIS_UNAVAILABLE, bool(error), {"why": error}, since=redis.error_since
+    )
+    yield from _check(limits.REDIS_EVICTS, bool(evicts), {"why": evicts})
+    yield from _check(limits.REDIS_MEMORY, redis.fullest, {"share": redis.fullest})
+
+
+def _of_gateway(state: FleetState) -> Iterator[Problem]:
+    for limit in _OF_GATEWAY:
+        why = state.gateway_problems.get(limit.name, "")[:300]
+        if why and not (state.redis.error and limit is limits.GATEWAY_FLEET):
+            yield from _check(limit, limit.lowest, {"why": why})
+
+
+def _of_worker(worker: WorkerOverview, state: FleetState) -> Iterator[Problem]:
+    place: dict[str, Any] = {"pool": worker.pool, "worker": worker.id}
+    if worker.lost_since is not None:
+        waiting = sum(pool.waiting for pool in state.pools if pool.pool == worker.pool)
+        lost = {
+            "worker": worker.id,
+            "ago": duration(state.at_s - worker.lost_since),
+            "why": f": {worker.reason}" if worker.reason else "",
+            "had": f", {worker.held} at its last heartbeat," if worker.held else "",
+            "waiting": "1 waits" if waiting == 1 else f"{waiting} wait",
+        }
+        yield from _check(limits.WORKER_LOST, 1, lost, since=worker.lost_since, **place)
+        return
+    loads = worker.state is WorkerState.STARTING
+    limit = limits.WORKER_LOADS_LONG if loads else limits.WORKER_SILENT
+    age_s = (worker.phase_s if loads else worker.heartbeat_age_s) or 0.0
+    words = {"worker": worker.id, "age": duration(age_s)}
+    yield from _check(limit, age_s, words, since=state.at_s - age_s, **place)
+
+
+def _of_pool(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
+    words = {
+        "pool": pool.pool,
+        "waiting": _wait(pool.waiting),
+        "wait": duration(pool.oldest_wait_s),
+        "why": pool.wait_reason or "no worker is ready",
+    }
+    path = f"/admin/pools/{pool.pool}/resume"
+    resume = Action(text=f"Resume {pool.pool}", method="POST", path=path, body={})
+    stopped: dict[str, Any] = {"pool": pool.pool, "action": resume}
+    yield from _check(limits.INTAKE_STOPPED, pool.intake_stopped, words, **stopped)
+    yield from _check(limits.POOL_PAUSED, pool.paused, words, **stopped)
+    if not pool.paused and not pool.workers_ready:
+        yield from _check(
+            limits.NO_WORKER,
+            pool.waiting,
+            words,
+            mild="being started" in words["why"] or "will be started" in words["why"],
+            since=state.at_s - pool.oldest_wait_s,
+            pool=pool.pool,
         )
-    if redis.eviction_problem:
-        sentence = f"Redis may delete jobs: {redis.eviction_problem}."
-        yield Problem("redis_evicts", PROBLEM, sentence, runbook="flotillaredisevicts")
-    if redis.fullest >= _MEMORY_HIGH:
-        full = redis.fullest >= _MEMORY_FULL
-        effect = "writes fail soon" if full else "at 100 % it refuses writes"
-        yield Problem(
-            "redis_memory",
-            PROBLEM if full else WARNING,
-            f"A Redis server uses {redis.fullest:.0%} of its memory; {effect}.",
-            runbook="flotillaredismemoryhigh",
+    elif not pool.paused:
+        yield from _long_wait(pool, state)
+    if pool.max_depth and pool.lanes:
+        lane = max(pool.lanes, key=lambda lane: lane.waiting)
+        yield from _check(
+            limits.QUEUE_FULL,
+            lane.waiting / pool.max_depth,
+            {"pool": pool.pool, "lane": lane.lane, "jobs": lane.waiting, "most": pool.max_depth},
+            pool=pool.pool,
+        )
+    words |= {"waiting": _wait(pool.suspects)}
+    yield from _check(limits.SUSPECTS, pool.suspects, words, pool=pool.pool)
+    if pool.scale is not None and pool.scale["silent"]:
+        # The autoscaler's own limit is longer where its ticks are rare.
+        yield from _check(
+            limits.AUTOSCALER_SILENT,
+            pool.scale["age_s"],
+            {"pool": pool.pool, "silent": duration(pool.scale["age_s"])},
+            since=pool.scale["decided_at"],
+            pool=pool.pool,
         )
 
 
-def _of_the_gateway(state: FleetState) -> Iterator[Problem]:
-    for kind, sentence in state.gateway_problems.items():
-        if sentence and not (state.redis.error and kind == "fleet"):
-            yield Problem(
-                f"gateway_{kind}",
-                PROBLEM,
-                f"This gateway is not healthy: {sentence[:300]}.",
-                runbook="flotillabackgroundtaskended",
-            )
-
-
-def _of_workers(state: FleetState) -> Iterator[Problem]:
-    waiting = {pool.pool: pool.waiting for pool in state.pools}
-    for worker in state.workers:
-        if worker.lost_since_s is not None:
-            yield _lost(worker, worker.lost_since_s, waiting.get(worker.info.pool, 0), state.at_s)
-        elif worker.info.state is WorkerState.STARTING:
-            if worker.age_s > _LOADS_LONG_S:
-                yield _loads_long(worker, state.at_s)
-        elif worker.age_s > _SILENT_S:
-            yield _silent(worker, state.at_s)
-
-
-def _lost(worker: WorkerView, since_s: float, waiting: int, now_s: float) -> Problem:
-    info = worker.info
-    had = f", {info.jobs} at its last heartbeat," if info.jobs else ""
-    now = "1 waits" if waiting == 1 else f"{waiting} wait"
-    jobs = f"Its jobs{had} went back to the queue; {now} now."
-    ago = f"{duration(now_s - since_s)} ago"
-    what = f"failed {ago}: {info.failure}." if info.failure else f"was lost {ago}."
-    return Problem(
-        "worker_lost",
-        PROBLEM,
-        f"The worker {info.id} {what} {jobs} Start it again, or let its supervisor do it.",
-        since_s,
-        info.pool,
-        info.id,
-        runbook="flotillaworkerslost",
-    )
-
-
-def _silent(worker: WorkerView, now_s: float) -> Problem:
-    info = worker.info
-    return Problem(
-        "worker_silent",
-        PROBLEM,
-        f"The worker {info.id} has not announced itself for {duration(worker.age_s)}: its process "
-        "or its machine stands still. Its jobs move to other workers when their leases end.",
-        now_s - worker.age_s,
-        info.pool,
-        info.id,
-        runbook="flotillaworkerslost",
-    )
-
-
-def _loads_long(worker: WorkerView, now_s: float) -> Problem:
-    info = worker.info
-    return Problem(
-        "worker_loads_long",
-        WARNING,
-        f"The worker {info.id} has loaded its model for {duration(worker.age_s)}; see its log.",
-        now_s - worker.age_s,
-        info.pool,
-        info.id,
-    )
+def _long_wait(pool: PoolOverview, state: FleetState) -> Iterator[Problem]:
+    wait_s, new_s, scale = pool.oldest_urgent_s, pool.estimated_wait_s, pool.scale
+    capped = scale is not None and not scale["silent"] and scale["wanted"] >= scale["most"]
+    words = {
+        "pool": pool.pool,
+        "wait": duration(wait_s),
+        "waiting": _wait(pool.waiting),
+        "busy": pool.busy,
+        "slots": pool.slots,
+        "estimate": "" if new_s is None else f" A new job waits about {duration(new_s)}.",
+        "limit": f" The autoscaler is at its limit of {scale['most']} workers."
+        if scale is not None and capped
+        else "",
+    }
+    yield from _check(limits.LONG_WAIT, wait_s, words, since=state.at_s - wait_s, pool=pool.pool)
 
 
 def _of_jobs(state: FleetState) -> Iterator[Problem]:
     failed = state.recent.get("failed", 0)
     ended = failed + max(0, state.recent.get("completed", 0))
-    if failed >= _FAILED_LEAST and failed >= _FAILED_SHARE * ended:
-        yield Problem(
-            "jobs_fail",
-            PROBLEM,
-            f"{failed} of the {ended} jobs that ended in the last seconds failed; the jobs with "
-            "`state:failed since:1h` have their errors.",
-            runbook="flotillajobsfail",
-        )
-    if state.newest_letter_s is not None and state.at_s - state.newest_letter_s < _LETTER_IS_NEW_S:
-        letters = "is 1 dead letter" if state.dead_letters == 1 else "are dead letters"
-        count = "" if state.dead_letters == 1 else f" ({state.dead_letters})"
-        yield Problem(
-            "dead_letters",
-            WARNING,
-            f"There {letters}{count}, the newest {duration(state.at_s - state.newest_letter_s)} "
-            "old: replay or drop them.",
-            state.newest_letter_s,
-            runbook="flotilladeadletters",
-        )
+    if failed >= limits.JOBS_FAIL.least:
+        counts = {"failed": failed, "ended": ended}
+        yield from _check(limits.JOBS_FAIL, failed / ended, counts)
+    newest_s = state.newest_letter_s
+    if newest_s is not None and state.at_s - newest_s < limits.DEAD_LETTERS.within_s:
+        letters = state.dead_letters
+        words = {
+            "letters": "There is 1 dead letter" if letters == 1 else f"{letters} dead letters",
+            "age": duration(state.at_s - newest_s),
+        }
+        yield from _check(limits.DEAD_LETTERS, letters, words, since=newest_s)
+
+
+def _wait(count: int) -> str:
+    return f"{count} job waits" if count == 1 else f"{count} jobs wait"

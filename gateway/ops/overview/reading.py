@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gateway.core.fleet_view import FleetView
-from gateway.ops.overview.fleet_state import (
-    LaneState,
-    PoolState,
-    RedisState,
-    TenantState,
-    WorkerView,
+from gateway.ops.autoscaler.scale_object import decision
+from gateway.ops.overview.models import (
+    LaneOverview,
+    PoolOverview,
+    RedisOverview,
+    TenantOverview,
+    WorkerOverview,
 )
 from gateway.ops.overview.tenant_sample import TenantSample
 from shared.fleet.registry import WorkerInfo
@@ -25,6 +26,8 @@ from shared.store.redis.eviction import EvictionMonitor
 from shared.store.redis.job_queue import JobQueue
 from shared.store.redis.throughput import Throughput, throughput
 
+_PHASES = {WorkerState.STARTING: "loading the model", WorkerState.DRAINING: "draining"}
+
 
 class Reading(NamedTuple):
     """What Redis has at one moment."""
@@ -33,7 +36,7 @@ class Reading(NamedTuple):
     total: Throughput
     dead_letters: int
     newest_letter_s: float | None
-    tenants: Mapping[str, Sequence[TenantState]]
+    tenants: Mapping[str, Sequence[TenantOverview]]
 
     @property
     def unfinished(self) -> int:
@@ -71,46 +74,84 @@ async def _letters(queue: JobQueue) -> tuple[int, float | None]:
     return counted.kept, newest[0].id.ms / 1e3 if newest else None
 
 
-def redis_state(eviction: EvictionMonitor, error: str, since_s: float | None) -> RedisState:
+def redis_overview(eviction: EvictionMonitor, error: str, since_s: float | None) -> RedisOverview:
     """The state of all servers, as far as it is known. `error`: of the last reading."""
     memory = eviction.memory
-    return RedisState(
-        error=error,
-        since_s=since_s,
+    return RedisOverview(
+        ok=not error,
+        error=error or None,
+        error_since=since_s,
         used_memory=sum(each.used for each in memory),
         max_memory=sum(each.limit for each in memory) if all(m.limit for m in memory) else 0,
         fullest=max((each.used / each.limit for each in memory if each.limit), default=0.0),
-        eviction_problem=eviction.problem,
+        evicts=eviction.problem or None,
     )
 
 
-def worker_views(fleet: FleetView, rates: Mapping[str, float]) -> list[WorkerView]:
+def workers(fleet: FleetView, rates: Mapping[str, float]) -> list[WorkerOverview]:
     """The workers that are there and those that were lost lately, by id."""
-    lost, ended = fleet.losses.lost, fleet.losses.ended
-    views = {
-        worker.id: WorkerView(
-            worker,
-            age_s,
-            lost[worker.id].since_s if worker.id in lost else None,
-            rates.get(worker.id),
-        )
+    lost, ended, now_s = fleet.losses.lost, fleet.losses.ended, fleet.now_s()
+    adapters = {name for name, model in fleet.models.items() if model.pool != pool_of(model.pool)}
+    seen = {
+        worker.id: (worker, age_s)
         for worker, age_s in fleet.heartbeats
         if worker.id in lost or worker.id not in ended
     }
-    for worker_id, each in lost.items():
-        age_s = max(0.0, fleet.now_s() - each.since_s)
-        views.setdefault(worker_id, WorkerView(each.worker, age_s, each.since_s))
-    return [views[worker_id] for worker_id in sorted(views)]
+    for each in lost.values():
+        seen.setdefault(each.worker.id, (each.worker, max(0.0, now_s - each.since_s)))
+    return [
+        _lost(info, age_s, lost[worker_id].since_s, adapters)
+        if worker_id in lost
+        else _worker(info, age_s, rates.get(worker_id), adapters)
+        for worker_id, (info, age_s) in sorted(seen.items())
+    ]
 
 
-def pool_states(
+def _worker(
+    info: WorkerInfo, age_s: float, rate: float | None, adapters: Collection[str]
+) -> WorkerOverview:
+    loads = info.state is WorkerState.STARTING
+    return WorkerOverview(
+        **_lasting(info, adapters),
+        state=info.state,
+        reason=info.failure or info.reason,
+        phase=_PHASES.get(info.state, ""),
+        phase_s=age_s if loads else None,
+        busy=info.running,
+        kv_use=None if loads else info.kv_usage,
+        heartbeat_age_s=None if loads else age_s,
+        output_tokens_per_s=rate,
+        jobs=info.job_ids,
+    )
+
+
+def _lost(
+    info: WorkerInfo, age_s: float, since_s: float, adapters: Collection[str]
+) -> WorkerOverview:
+    return WorkerOverview(
+        **_lasting(info, adapters),
+        state="lost",
+        reason=info.failure,
+        heartbeat_age_s=age_s,
+        lost=True,
+        lost_since=since_s,
+    )
+
+
+def _lasting(info: WorkerInfo, adapters: Collection[str]) -> dict[str, Any]:
+    """What a worker keeps when it is lost."""
+    names = ("id", "pool", "engine", "slots", "models", "host", "pid", "version", "start_s")
+    kept = {name: getattr(info, name) for name in names}
+    return kept | {"held": info.jobs, "adapters": [n for n in info.models if n in adapters]}
+
+
+def pools(
     fleet: FleetView,
     lanes: Sequence[LaneDepth],
-    tenants: Mapping[str, Sequence[TenantState]],
+    tenants: Mapping[str, Sequence[TenantOverview]],
     max_depth: Callable[[str], int],
-) -> list[PoolState]:
+) -> list[PoolOverview]:
     """Every pool that has a model, a worker or a queue. `max_depth`: of a pool's lanes."""
-    now_s = fleet.now_s()
     gone = {*fleet.losses.lost, *fleet.losses.ended}
     models: dict[str, set[str]] = {}
     for name, model in fleet.models.items():
@@ -122,12 +163,13 @@ def pool_states(
         workers = [w for w in fleet.workers_of(pool) if w.id not in gone]
         serving = [worker for worker in workers if worker.state.serving]
         waiting = sum(lane.waiting for lane in own)
-        scale = fleet.scales.get(pool)
         found.append(
-            PoolState(
+            PoolOverview(
                 pool=pool,
                 models=sorted(models.get(pool, ())),
-                lanes=_lane_states(own),
+                lanes=_lanes(own),
+                waiting=waiting,
+                oldest_wait_s=max((lane.oldest_s for lane in own), default=0.0),
                 running=sum(lane.in_progress for lane in own),
                 slots=sum(worker.slots for worker in serving),
                 busy=sum(worker.running for worker in serving),
@@ -135,27 +177,37 @@ def pool_states(
                 workers_starting=sum(w.state is WorkerState.STARTING for w in workers),
                 paused=pool in fleet.switches.paused,
                 intake_stopped=pool in fleet.switches.intake_stopped,
-                wait_s=_wait_s(fleet, pool, waiting, serving),
+                estimated_wait_s=_wait_s(fleet, pool, waiting, serving),
                 wait_reason=fleet.wait_reason(pool),
                 max_depth=max_depth(pool),
-                scale=scale,
-                scale_is_stale=scale is not None and scale.stale(now_s),
+                scale=_scale(fleet, pool),
                 tenants=tenants.get(pool, ()),
             )
         )
     return found
 
 
-def _lane_states(lanes: Sequence[LaneDepth]) -> list[LaneState]:
+def _lanes(lanes: Sequence[LaneDepth]) -> list[LaneOverview]:
     """One for each lane in which jobs can wait, over the queues of adapters."""
     return [
-        LaneState(
-            name,
-            sum(lane.waiting for lane in lanes if lane.lane == name),
-            max((lane.oldest_s for lane in lanes if lane.lane == name), default=0.0),
+        LaneOverview(
+            lane=name,
+            waiting=sum(lane.waiting for lane in lanes if lane.lane == name),
+            oldest_wait_s=max((lane.oldest_s for lane in lanes if lane.lane == name), default=0.0),
         )
         for name in WAITING_LANES
     ]
+
+
+def _scale(fleet: FleetView, pool: str) -> dict[str, Any] | None:
+    scale = fleet.scales.get(pool)
+    if scale is None:
+        return None
+    return decision(scale, fleet.now_s()) | {
+        "least": scale.limits.min,
+        "most": scale.limits.max,
+        "usual_start_s": scale.seen.start_s,
+    }
 
 
 def _wait_s(

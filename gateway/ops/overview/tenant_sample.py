@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgpack
 
-from gateway.ops.overview.fleet_state import TenantState
+from gateway.ops.overview.models import TenantOverview
 from shared.job.job import shard_of
 from shared.job.lanes import WAITING_LANES
 from shared.store.redis import keys
@@ -35,7 +35,7 @@ class TenantSample:
         queues: Mapping[str, Sequence[str]],
         running_ids: Mapping[str, Iterable[str]],
         totals: Mapping[str, tuple[int, int]],
-    ) -> dict[str, list[TenantState]]:
+    ) -> dict[str, list[TenantOverview]]:
         """The tenants of each pool, the one with most jobs first.
 
         `queues`: pool -> its queues, those of its adapters too. `running_ids`: pool -> ids of jobs
@@ -43,7 +43,7 @@ class TenantSample:
         """
         if self._only:
             return {
-                pool: [TenantState(self._only, *total)] if any(total) else []
+                pool: [_overview(self._only, *total)] if any(total) else []
                 for pool, total in totals.items()
             }
         waiting_ids = await self._waiting(queues, totals)
@@ -53,7 +53,7 @@ class TenantSample:
         for pool, (n_waiting, n_running) in totals.items():
             waits = self._counted(waiting_ids.get(pool, ()), n_waiting)
             runs = self._counted(running.get(pool, ()), n_running)
-            tenants = [TenantState(name, waits[name], runs[name]) for name in waits | runs]
+            tenants = [_overview(name, waits[name], runs[name]) for name in waits | runs]
             found[pool] = sorted(tenants, key=lambda t: (-t.waiting - t.running, t.tenant))
         return found
 
@@ -100,6 +100,10 @@ class TenantSample:
                 self._tenants[job_id] = tenant
         while len(self._tenants) > _MOST_REMEMBERED:
             self._tenants.popitem(last=False)
+
+
+def _overview(tenant: str, waiting: int, running: int) -> TenantOverview:
+    return TenantOverview(tenant=tenant, waiting=waiting, running=running)
 
 
 def _tenant(request: bytes) -> str:

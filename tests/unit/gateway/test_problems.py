@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
-from gateway.ops.overview.fleet_state import (
+from gateway.ops.overview.models import (
     FleetState,
-    LaneState,
-    PoolState,
-    RedisState,
-    WorkerView,
+    LaneOverview,
+    PoolOverview,
+    Problem,
+    RedisOverview,
+    WorkerOverview,
 )
-from gateway.ops.overview.problem import Problem
 from gateway.ops.overview.problems import find_problems
-from gateway.ops.overview.verdict import ProblemLog, level, sentence, verdict_object
+from gateway.ops.overview.verdict import ProblemLog, verdict
+from shared.fleet.limits import Level
 from shared.job.states import WorkerState
-from tests.test_architecture import ROOT
-from tests.unit.gateway.test_worker_losses import heartbeat
 
 NOW = 1_000_000.0
+SCALE = {"silent": False, "age_s": 20.0, "decided_at": NOW - 20, "wanted": 2, "most": 5}
 
 
-def worker(worker_id: str, **changes: Any) -> WorkerView:
-    age_s = changes.pop("age_s", 0.5)
-    lost_since_s = changes.pop("lost_since_s", None)
-    return WorkerView(heartbeat(worker_id, pool="qwen", **changes).worker, age_s, lost_since_s)
+def worker(worker_id: str, **changes: Any) -> WorkerOverview:
+    fields = {"state": WorkerState.READY, "heartbeat_age_s": 0.5} | changes
+    return WorkerOverview(id=worker_id, pool="qwen", **fields)
 
 
-def pool(**changes: Any) -> PoolState:
+def lost(worker_id: str, ago_s: float, **changes: Any) -> WorkerOverview:
+    return worker(worker_id, state="lost", lost=True, lost_since=NOW - ago_s, **changes)
+
+
+def pool(*lanes: LaneOverview, **changes: Any) -> PoolOverview:
     fields: dict[str, Any] = {
         "pool": "qwen",
         "slots": 8,
@@ -38,15 +40,18 @@ def pool(**changes: Any) -> PoolState:
         "running": 4,
         "workers_ready": 2,
         "max_depth": 1000,
+        "lanes": lanes,
+        "waiting": sum(lane.waiting for lane in lanes),
+        "oldest_wait_s": max((lane.oldest_wait_s for lane in lanes), default=0.0),
     }
-    return PoolState(**(fields | changes))
+    return PoolOverview(**(fields | changes))
 
 
-def lane(name: str = "default", waiting: int = 9, oldest_s: float = 1.0) -> LaneState:
-    return LaneState(name, waiting, oldest_s)
+def lane(name: str = "default", waiting: int = 9, oldest_s: float = 1.0) -> LaneOverview:
+    return LaneOverview(lane=name, waiting=waiting, oldest_wait_s=oldest_s)
 
 
-def fleet(*pools: PoolState, **changes: Any) -> FleetState:
+def fleet(*pools: PoolOverview, **changes: Any) -> FleetState:
     fields: dict[str, Any] = {"workers": [worker("w-1"), worker("w-2")]}
     return FleetState(NOW, pools or (pool(),), **(fields | changes))
 
@@ -56,14 +61,14 @@ def kinds(state: FleetState) -> list[tuple[str, str]]:
 
 
 def verdict_of(state: FleetState) -> str:
-    return sentence(state, find_problems(state))
+    return verdict(state, find_problems(state)).sentence
 
 
 def test_a_good_day() -> None:
     assert verdict_of(fleet()) == "Healthy. 2 workers, 4 of 8 slots busy, nothing waits."
-    busy = fleet(pool(lanes=[lane(oldest_s=0.4)]))
+    busy = fleet(pool(lane(oldest_s=0.4)))
     assert verdict_of(busy) == "Healthy. 2 workers, 4 of 8 slots busy, oldest wait 400 ms."
-    assert level(find_problems(busy)) == "ok"
+    assert verdict(busy, find_problems(busy)).level is Level.OK
 
 
 def test_an_empty_fleet_is_not_a_problem_until_a_job_waits() -> None:
@@ -72,10 +77,10 @@ def test_an_empty_fleet_is_not_a_problem_until_a_job_waits() -> None:
     assert "No worker runs" in verdict_of(empty)
     loads = fleet(
         pool(workers_ready=0, workers_starting=1),
-        workers=[worker("w-1", state=WorkerState.STARTING, age_s=20)],
+        workers=[worker("w-1", state=WorkerState.STARTING, phase_s=20)],
     )
     assert verdict_of(loads) == "No worker is ready yet: 1 worker starting. No job waits."
-    waits = pool(workers_ready=0, wait_reason="no worker runs", lanes=[lane(oldest_s=7)])
+    waits = pool(lane(oldest_s=7), workers_ready=0, wait_reason="no worker runs")
     assert verdict_of(fleet(waits, workers=[])) == (
         "In the pool qwen no worker runs; 9 jobs wait, the oldest for 7.0 s."
     )
@@ -83,96 +88,128 @@ def test_an_empty_fleet_is_not_a_problem_until_a_job_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("lanes", "changes", "expected"),
     [
-        ({"paused": True, "lanes": [lane()]}, [("pool_paused", "warning")]),
-        ({"intake_stopped": True}, [("intake_stopped", "warning")]),
-        ({"lanes": [lane(oldest_s=40)]}, [("long_wait", "problem")]),
-        ({"lanes": [lane("flex", oldest_s=400)]}, []),
-        ({"lanes": [lane(waiting=950)]}, [("queue_full", "warning")]),
-        ({"lanes": [lane(waiting=1000)]}, [("queue_full", "problem")]),
-        ({"lanes": [lane("suspect", waiting=1)]}, [("suspects", "warning")]),
+        ([lane()], {"paused": True}, [("pool_paused", "warning")]),
+        ([], {"intake_stopped": True}, [("intake_stopped", "warning")]),
+        ([lane(oldest_s=29)], {}, []),
+        ([lane(oldest_s=40)], {}, [("long_wait", "warning")]),
+        ([lane(oldest_s=60)], {}, [("long_wait", "problem")]),
+        ([lane("flex", oldest_s=400)], {}, []),
+        ([lane(waiting=799)], {}, []),
+        ([lane(waiting=800)], {}, [("queue_full", "warning")]),
+        ([lane(waiting=800), lane("flex", 1000)], {}, [("queue_full", "problem")]),
+        ([lane("suspect", waiting=1)], {}, [("suspects", "warning")]),
+        ([lane()], {"workers_ready": 0}, [("no_worker", "problem")]),
         (
-            {
-                "workers_ready": 0,
-                "wait_reason": "no worker is ready; one is being started",
-                "lanes": [lane()],
-            },
+            [lane()],
+            {"workers_ready": 0, "wait_reason": "no worker is ready; one is being started"},
             [("no_worker", "warning")],
         ),
+        ([], {"scale": SCALE | {"silent": True}}, [("autoscaler_silent", "warning")]),
+        ([], {"scale": SCALE}, []),
     ],
 )
-def test_problems_of_a_pool(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert kinds(fleet(pool(**changes))) == expected
+def test_problems_of_a_pool(
+    lanes: list[LaneOverview], changes: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    assert kinds(fleet(pool(*lanes, **changes))) == expected
+
+
+def test_a_long_wait_names_its_cause() -> None:
+    waits = pool(lane(oldest_s=75), estimated_wait_s=90, scale=SCALE | {"wanted": 5})
+    (problem,) = find_problems(fleet(waits))
+    assert problem.sentence == (
+        "The oldest job of the pool qwen has waited 75.0 s: 9 jobs wait, 4 of 8 slots are busy. A "
+        "new job waits about 90.0 s. The autoscaler is at its limit of 5 workers."
+    )
+    assert problem.since == NOW - 75
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changed", "expected"),
     [
-        ({"lost_since_s": NOW - 42, "jobs": 61}, [("worker_lost", "problem")]),
-        ({"age_s": 7}, [("worker_silent", "problem")]),
-        ({"state": WorkerState.STARTING, "age_s": 30}, []),
-        ({"state": WorkerState.STARTING, "age_s": 3000}, [("worker_loads_long", "warning")]),
+        (lost("w-3", 42, held=61), [("worker_lost", "problem")]),
+        (worker("w-3", heartbeat_age_s=7), [("worker_silent", "problem")]),
+        (worker("w-3", state="starting", heartbeat_age_s=None, phase_s=30), []),
+        (
+            worker("w-3", state="starting", heartbeat_age_s=None, phase_s=3000),
+            [("worker_loads_long", "warning")],
+        ),
     ],
 )
-def test_problems_of_a_worker(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert kinds(fleet(workers=[worker("w-1"), worker("w-3", **changes)])) == expected
+def test_problems_of_a_worker(changed: WorkerOverview, expected: list[tuple[str, str]]) -> None:
+    assert kinds(fleet(workers=[worker("w-1"), changed])) == expected
 
 
 def test_a_lost_worker_is_named_with_its_effect() -> None:
-    lost = worker("w-3", lost_since_s=NOW - 42, jobs=61)
-    state = fleet(pool(lanes=[lane()]), workers=[worker("w-1"), lost])
+    state = fleet(pool(lane()), workers=[worker("w-1"), lost("w-3", 42, held=61)])
     assert verdict_of(state) == (
         "The worker w-3 was lost 42.0 s ago. Its jobs, 61 at its last heartbeat, went back to the "
-        "queue; 9 wait now. Start it again, or let its supervisor do it."
+        "queue; 9 wait now."
     )
     (problem,) = find_problems(state)
     assert (problem.worker, problem.since) == ("w-3", NOW - 42)
+    assert problem.do == "Start it again, or let its supervisor do it."
 
 
 def test_the_failure_of_a_worker_is_named() -> None:
-    failed = worker("w-3", lost_since_s=NOW - 2, jobs=0, failure="its engine died")
-    state = fleet(pool(lanes=[lane(waiting=1)]), workers=[worker("w-1"), failed])
+    failed = lost("w-3", 2, reason="its engine died {0}")
+    state = fleet(pool(lane(waiting=1)), workers=[worker("w-1"), failed])
     assert verdict_of(state) == (
-        "The worker w-3 failed 2.0 s ago: its engine died. Its jobs went back to the queue; "
-        "1 waits now. Start it again, or let its supervisor do it."
+        "The worker w-3 was lost 2.0 s ago: its engine died {0}. Its jobs went back to the queue; "
+        "1 waits now."
     )
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"redis": RedisState(error="timed out", since_s=NOW - 3)}, ["redis_unavailable"]),
-        ({"redis": RedisState(fullest=0.9)}, ["redis_memory"]),
-        ({"redis": RedisState(eviction_problem="it evicts")}, ["redis_evicts"]),
         (
-            {"gateway_problems": {"tasks": "the task relay has ended", "format": ""}},
-            ["gateway_tasks"],
+            {"redis": RedisOverview(error="timed out", error_since=NOW - 3)},
+            [("redis_unavailable", "problem")],
         ),
-        ({"recent": {"failed": 3, "completed": 10}}, ["jobs_fail"]),
-        ({"recent": {"failed": 3, "completed": 1000}}, []),
-        ({"recent": {"failed": 2, "completed": 0}}, []),
-        ({"dead_letters": 3, "newest_letter_s": NOW - 60}, ["dead_letters"]),
+        ({"redis": RedisOverview(fullest=0.69)}, []),
+        ({"redis": RedisOverview(fullest=0.75)}, [("redis_memory", "warning")]),
+        ({"redis": RedisOverview(fullest=0.8)}, [("redis_memory", "problem")]),
+        ({"redis": RedisOverview(evicts="it evicts")}, [("redis_evicts", "problem")]),
+        (
+            {"gateway_problems": {"gateway_tasks": "the task relay has ended"}},
+            [("gateway_tasks", "problem")],
+        ),
+        ({"gateway_problems": {"gateway_fleet": "10 s old"}}, [("gateway_fleet", "problem")]),
+        (
+            {
+                "gateway_problems": {"gateway_fleet": "10 s old"},
+                "redis": RedisOverview(error="gone"),
+            },
+            [("redis_unavailable", "problem")],
+        ),
+        ({"recent": {"failed": 5, "completed": 10}}, [("jobs_fail", "problem")]),
+        ({"recent": {"failed": 5, "completed": 1000}}, []),
+        ({"recent": {"failed": 4, "completed": 0}}, []),
+        ({"dead_letters": 3, "newest_letter_s": NOW - 60}, [("dead_letters", "warning")]),
         ({"dead_letters": 3, "newest_letter_s": NOW - 90_000}, []),
     ],
 )
-def test_other_problems(changes: dict[str, Any], expected: list[str]) -> None:
-    assert [kind for kind, _ in kinds(fleet(**changes))] == expected
+def test_other_problems(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    assert kinds(fleet(**changes)) == expected
 
 
 def test_the_worst_problem_comes_first() -> None:
     state = fleet(
-        pool(paused=True), dead_letters=1, newest_letter_s=NOW, redis=RedisState(error="gone")
+        pool(paused=True), dead_letters=1, newest_letter_s=NOW, redis=RedisOverview(error="gone")
     )
     problems = find_problems(state)
     assert problems[0].kind == "redis_unavailable"
-    assert level(problems) == "problem"
-    assert "more problem" not in sentence(state, problems)
+    found = verdict(state, problems)
+    assert found.level is Level.PROBLEM
+    assert "more problem" not in found.sentence
 
 
 def test_an_action_is_a_request() -> None:
     (problem,) = find_problems(fleet(pool(paused=True)))
-    assert problem.to_object()["action"] == {
+    assert problem.model_dump()["action"] == {
         "text": "Resume qwen",
         "method": "POST",
         "path": "/admin/pools/qwen/resume",
@@ -180,37 +217,29 @@ def test_an_action_is_a_request() -> None:
     }
 
 
-def test_every_runbook_exists() -> None:
-    headings = re.findall(
-        r"^## (\w+)$", (ROOT / "compose/observability/runbooks.md").read_text(), re.MULTILINE
-    )
-    sources = (ROOT / "gateway/ops/overview").glob("*problems.py")
-    source = "".join(path.read_text() for path in sources)
-    named = set(re.findall(r'"(flotilla[a-z]+)"', source))
-    assert len(named) > 8
-    assert named <= {heading.lower() for heading in headings}
-
-
 def test_a_problem_keeps_its_beginning_and_is_shown_when_it_has_ended() -> None:
     log = ProblemLog()
-    paused = Problem("pool_paused", "warning", "It is paused.", pool="p")
+    paused = Problem(kind="pool_paused", level=Level.WARNING, sentence="It is paused.", pool="p")
     (first,) = log.update([paused], 100)
     (again,) = log.update([paused], 160)
     assert first.since == again.since == 100
     assert log.update([], 280) == []
     (ended,) = log.recovered
-    assert (ended["since"], ended["ended"]) == (100, 280)
-    assert ended["sentence"] == "Ended after 3 min: It is paused."
+    assert (ended.since, ended.ended) == (100, 280)
+    assert ended.sentence == "Ended after 3 min: It is paused."
     log.update([], 280 + 4000)
     assert log.recovered == []
 
 
 def test_the_verdict_is_since_its_worst_problem_began() -> None:
     problems = [
-        Problem("a", "problem", "A.", 50.0),
-        Problem("b", "problem", "B.", 40.0),
-        Problem("c", "warning", "C.", 10.0),
+        Problem(kind=kind, level=level, sentence=f"{kind}.", since=since)
+        for kind, level, since in (
+            ("A", Level.PROBLEM, 50.0),
+            ("B", Level.PROBLEM, 40.0),
+            ("C", Level.WARNING, 10.0),
+        )
     ]
-    found = verdict_object(fleet(), problems, [])
-    assert (found["level"], found["since"]) == ("problem", 40.0)
-    assert found["sentence"] == "A. And 1 more problem."
+    found = verdict(fleet(), problems)
+    assert (found.level, found.since) == ("problem", 40.0)
+    assert found.sentence == "A. And 1 more problem."

@@ -83,6 +83,7 @@ LOST = {
     "since": NOW - 42,
     "pool": "qwen",
     "worker": "w-3",
+    "do": "Start it again.",
     "action": {
         "text": "Drain w-3",
         "method": "POST",

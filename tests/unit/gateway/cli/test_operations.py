@@ -19,9 +19,9 @@ def test_workers_lists_the_unhealthy_ones_first(flotilla: Flotilla, stub: StubGa
     workers = [worker(), lost, starting]
     stub.answers["GET /admin/overview"] = overview(LOST, workers=workers)
     lines = flotilla("workers", "ls").stdout.splitlines()
-    assert lines[0] == LOST["sentence"]
+    assert lines[0] == f"{LOST['sentence']} Start it again."
     assert [line.split()[0] for line in lines[1:]] == ["WORKER", "w-3", "w-4", "w-1"]
-    assert lines[2].split()[:5] == ["w-3", "lost", "qwen", "40/64", "61%"]
+    assert lines[2].split()[:5] == ["w-3", "lost", f"|{16 * 'x'}|", "40/64", "61%"]
     assert lines[3].endswith("loading weights 41 s")
     assert flotilla("workers", "ls", "--pool", "other").stdout.endswith("There is no worker.\n")
     body = json.loads(flotilla("workers", "ls", "--json").stdout)

@@ -17,7 +17,8 @@ from rich.console import Console, RenderableType
 
 from gateway.cli.top.keyboard import split_keys
 from gateway.cli.top.screen import FAILED, Call, Describe, Quit, Screen, View, press
-from gateway.cli.top.top_page import Shown, bar, live, once
+from gateway.cli.top.top_page import Shown, live, once
+from gateway.cli.workers_command import bar
 from tests.settings import child_environment
 from tests.test_architecture import ROOT
 from tests.unit.gateway.cli.conftest import Flotilla
@@ -146,9 +147,9 @@ def test_a_bad_day_says_what_to_do() -> None:
     page = drawn(once(BAD | {"simulated": True}))
     assert page[1].startswith("SIMULATED")
     assert page[2] == "! 1 problem: a worker is lost."
-    assert page[3] == f"  {LOST['sentence']}  Do: Drain w-3"
+    assert page[3] == f"  {LOST['sentence']}  Start it again."
     same = BAD | {"verdict": {**BAD["verdict"], "sentence": LOST["sentence"]}}
-    assert drawn(once(same))[2] == "  Do: Drain w-3"  # the sentence is not repeated
+    assert drawn(once(same))[2] == "  Start it again."  # the sentence is not repeated
     rows = [line for line in page if line.startswith("w-")]
     assert rows[0].startswith("w-3     lost   |xxxx")
 

@@ -79,242 +79,154 @@ class Limit:
         return f"compose/observability/runbooks.md#{section.lower()}" if section else ""
 
 
+WARNING, PROBLEM = Level.WARNING, Level.PROBLEM
+
 # --- Redis and gateways ---
 
 REDIS_UNAVAILABLE = Limit(
-    "redis_unavailable",
-    problem=1,
-    text="Redis can't be read: {why}. New requests are refused; the figures below are the last "
-    "known ones.",
+    "redis_unavailable", problem=1, runbook="FlotillaRedisNotWritable",
+    text="Redis can't be read: {why}. New requests are refused; the figures are old.",
     do="Start Redis, or set FLOTILLA_REDIS_URL to one that accepts writes.",
-    runbook="FlotillaRedisNotWritable",
-)
+)  # fmt: skip
 REDIS_EVICTS = Limit(
-    "redis_evicts",
-    problem=1,
-    text="Redis may delete jobs: {why}.",
-    do="Set maxmemory-policy to noeviction in Redis.",
-    runbook="FlotillaRedisEvicts",
-)
+    "redis_evicts", problem=1, runbook="FlotillaRedisEvicts",
+    text="Redis may delete jobs: {why}.", do="Set maxmemory-policy to noeviction in Redis.",
+)  # fmt: skip
 REDIS_MEMORY = Limit(
-    "redis_memory",
-    Unit.SHARE,
-    warning=0.7,
-    problem=0.8,
+    "redis_memory", Unit.SHARE, 0.7, 0.8, alerts=(Alert("FlotillaRedisMemoryHigh", PROBLEM, 300),),
     text="A Redis server uses {share:.0%} of its memory; at 100 % it refuses writes.",
     do="Raise its maxmemory, or shorten FLOTILLA_RESULT_TTL_S.",
-    alerts=(Alert("FlotillaRedisMemoryHigh", Level.PROBLEM, 300),),
-)
+)  # fmt: skip
 GATEWAY_TASKS = Limit(
-    "gateway_tasks",
-    problem=1,
-    text="This gateway is not healthy: {why}.",
-    do="Restart this gateway; its log has the error.",
-    runbook="FlotillaBackgroundTaskEnded",
-)
+    "gateway_tasks", problem=1, runbook="FlotillaBackgroundTaskEnded",
+    text="This gateway is not healthy: {why}.", do="Restart this gateway; its log has the error.",
+)  # fmt: skip
 GATEWAY_FORMAT = Limit(
-    "gateway_format",
-    problem=1,
-    text="This gateway is not healthy: {why}.",
+    "gateway_format", problem=1, text="This gateway is not healthy: {why}.",
     do="Run gateways, workers and maintenance of one release, or use an empty Redis.",
-)
+)  # fmt: skip
 GATEWAY_RELAY = Limit(
-    "gateway_relay",
-    problem=1,
+    "gateway_relay", problem=1, runbook="FlotillaGatewayNotSubscribed",
     do="Check that the gateway reaches Redis' pub/sub, and its log for the reason.",
-    runbook="FlotillaGatewayNotSubscribed",
-)
+)  # fmt: skip
 GATEWAY_FLEET = Limit(
-    "gateway_fleet",
-    Unit.SECONDS,
-    problem=5 * HEARTBEAT_S,
+    "gateway_fleet", Unit.SECONDS, problem=5 * HEARTBEAT_S, runbook="FlotillaRedisNotWritable",
     text="This gateway is not healthy: {why}.",
     do="Check the connection between the gateway and Redis.",
-    runbook="FlotillaRedisNotWritable",
-)
+)  # fmt: skip
 CLOCK = Limit(
-    "clock",
-    Unit.SECONDS,
-    warning=2.0,
-    text="this machine and the fleet differ by {seconds:.0f} s",
+    "clock", Unit.SECONDS, 2, text="this machine and the fleet differ by {seconds:.0f} s",
     do="Synchronise the clocks (NTP); deadlines are counted by Redis' clock.",
-)
-STREAM_GAPS = Limit(
-    "stream_gaps", warning=0.1, alerts=(Alert("FlotillaStreamGaps", Level.WARNING, 600),)
-)
+)  # fmt: skip
+STREAM_GAPS = Limit("stream_gaps", warning=0.1, alerts=(Alert("FlotillaStreamGaps", WARNING, 600),))
 """Frames a second that pub/sub dropped."""
 
 # --- pools ---
 
 INTAKE_STOPPED = Limit(
-    "intake_stopped",
-    warning=1,
+    "intake_stopped", warning=1, do="Resume it: `flotilla queue resume {pool}`.",
     text="An operator has stopped the intake of the pool {pool}: new requests get 503.",
-    do="Resume it: `flotilla queue resume {pool}`.",
-)
+)  # fmt: skip
 POOL_PAUSED = Limit(
-    "pool_paused",
-    warning=1,
+    "pool_paused", warning=1, do="Resume it: `flotilla queue resume {pool}`.",
     text="An operator has paused the pool {pool}; {waiting}.",
-    do="Resume it: `flotilla queue resume {pool}`.",
-)
+)  # fmt: skip
 NO_WORKER = Limit(
-    "no_worker",
-    problem=1,
+    "no_worker", problem=1, alerts=(Alert("FlotillaNoWorker", PROBLEM, 300),),
     text="In the pool {pool} {why}; {waiting}, the oldest for {wait}.",
     do="Start a worker of the pool; the log of one that is starting shows how far it is.",
-    alerts=(Alert("FlotillaNoWorker", Level.PROBLEM, 300),),
-)
+)  # fmt: skip
 LONG_WAIT = Limit(
-    "long_wait",
-    Unit.SECONDS,
-    warning=30,
-    problem=60,
+    "long_wait", Unit.SECONDS, 30, 60, alerts=(Alert("FlotillaWaitTooLong", PROBLEM, 180),),
     text="The oldest job of the pool {pool} has waited {wait}: {waiting}, {busy} of {slots} slots "
     "are busy.{estimate}{limit}",
     do="Add workers, or raise the autoscaler's maximum; move what can wait to the lane flex.",
-    alerts=(Alert("FlotillaWaitTooLong", Level.PROBLEM, 180),),
-)
+)  # fmt: skip
 """Of a job that does not wait in the lane flex."""
 AUTOSCALE_CAPPED = Limit(
-    "autoscale_capped",
-    Unit.SECONDS,
-    warning=LONG_WAIT.problem,
-    alerts=(Alert("FlotillaAutoscaleCapped", Level.WARNING, 600),),
-)
+    "autoscale_capped", Unit.SECONDS, LONG_WAIT.problem,
+    alerts=(Alert("FlotillaAutoscaleCapped", WARNING, 600),),
+)  # fmt: skip
 """Expected wait of a new job while the autoscaler is at its maximum."""
 QUEUE_FULL = Limit(
-    "queue_full",
-    Unit.SHARE,
-    warning=0.8,
-    problem=1,
+    "queue_full", Unit.SHARE, 0.8, 1, alerts=(Alert("FlotillaQueueNearlyFull", WARNING, 300),),
+    runbook="FlotillaQueueFull",
     text="The lane {lane} of the pool {pool} has {jobs} of {most} jobs; when it is full, new "
     "requests get 503.",
     do="Add workers, or raise FLOTILLA_MAX_QUEUE_DEPTH if Redis has memory to spare.",
-    alerts=(Alert("FlotillaQueueNearlyFull", Level.WARNING, 300),),
-    runbook="FlotillaQueueFull",
-)
+)  # fmt: skip
 SUSPECTS = Limit(
-    "suspects",
-    warning=1,
+    "suspects", warning=1, runbook="FlotillaWorkerFlaps",
     text="In the pool {pool} {waiting} to run alone, because at least two workers were lost with "
     "each of them.",
     do="See the logs of the workers that had them: `flotilla jobs why <id>` names them.",
-    runbook="FlotillaWorkerFlaps",
-)
+)  # fmt: skip
 AUTOSCALER_SILENT = Limit(
-    "autoscaler_silent",
-    Unit.SECONDS,
-    warning=10,
+    "autoscaler_silent", Unit.SECONDS, 10, alerts=(Alert("FlotillaAutoscaleStale", WARNING, 60),),
     text="The autoscaler has decided nothing for {silent} for the pool {pool}.",
     do="See the log of the maintenance process, and restart it.",
-    alerts=(Alert("FlotillaAutoscaleStale", Level.WARNING, 60),),
-)
+)  # fmt: skip
 """A tick may take that long where Redis or an actuator is slow."""
-REPAIR_LATE = Limit(
-    "repair_late",
-    Unit.SECONDS,
-    warning=300,
-    alerts=(Alert("FlotillaMaintenanceLate", Level.WARNING, 60),),
-)
-PRUNE_LATE = Limit(
-    "prune_late",
-    Unit.SECONDS,
-    warning=1800,
-    alerts=(Alert("FlotillaMaintenanceLate", Level.WARNING, 60),),
-)
+_LATE = (Alert("FlotillaMaintenanceLate", WARNING, 60),)
+REPAIR_LATE = Limit("repair_late", Unit.SECONDS, 300, alerts=_LATE)
+PRUNE_LATE = Limit("prune_late", Unit.SECONDS, 1800, alerts=_LATE)
 
 # --- workers ---
 
 WORKER_LOST = Limit(
-    "worker_lost",
-    problem=1,
+    "worker_lost", problem=1, runbook="FlotillaWorkersLost",
     text="The worker {worker} was lost {ago} ago{why}. Its jobs{had} went back to the queue; "
     "{waiting} now.",
     do="Start it again, or let its supervisor do it.",
-    runbook="FlotillaWorkersLost",
-)
+)  # fmt: skip
 WORKER_SILENT = Limit(
-    "worker_silent",
-    Unit.SECONDS,
-    problem=3 * HEARTBEAT_S,
+    "worker_silent", Unit.SECONDS, problem=3 * HEARTBEAT_S, runbook="FlotillaWorkersLost",
     text="The worker {worker} has not announced itself for {age}: its process or its machine "
     "stands still. Its jobs move to other workers when their leases end.",
     do="Look at its machine; end it if it does not go on.",
-    runbook="FlotillaWorkersLost",
-)
+)  # fmt: skip
 WORKER_LOADS_LONG = Limit(
-    "worker_loads_long",
-    Unit.SECONDS,
-    warning=1200,
-    text="The worker {worker} has loaded its model for {age}.",
-    do="Its log shows how far it is.",
-    runbook="FlotillaNoWorker",
-)
+    "worker_loads_long", Unit.SECONDS, 1200, runbook="FlotillaNoWorker",
+    text="The worker {worker} has loaded its model for {age}.", do="Its log shows how far it is.",
+)  # fmt: skip
 WORKER_FLAPS = Limit(
-    "worker_flaps",
-    problem=3,
-    within_s=900,
-    alerts=(Alert("FlotillaWorkerFlaps", Level.PROBLEM),),
+    "worker_flaps", problem=3, within_s=900, alerts=(Alert("FlotillaWorkerFlaps", PROBLEM),)
 )
 """Starts of one worker."""
 ENGINE_STALLED = Limit(
-    "engine_stalled",
-    problem=1,
-    within_s=180,
-    alerts=(Alert("FlotillaEngineStalled", Level.PROBLEM, 60),),
+    "engine_stalled", problem=1, within_s=180, alerts=(Alert("FlotillaEngineStalled", PROBLEM, 60),)
 )
 """An engine that has had work for so long and has made no step."""
-KV_CACHE = Limit(
-    "kv_cache",
-    Unit.SHARE,
-    warning=0.95,
-    alerts=(Alert("FlotillaKvCacheFull", Level.WARNING, 900),),
-)
+KV_CACHE = Limit("kv_cache", Unit.SHARE, 0.95, alerts=(Alert("FlotillaKvCacheFull", WARNING, 900),))
 """A worker claims nothing above it: the default of FLOTILLA_KV_HIGH_WATERMARK."""
-SLOTS_BUSY = Limit("slots_busy", Unit.SHARE, warning=0.9)
+SLOTS_BUSY = Limit("slots_busy", Unit.SHARE, 0.9)
 
 # --- jobs ---
 
-FIRST_TOKEN = Limit("first_token", Unit.SECONDS, warning=2.5)
+FIRST_TOKEN = Limit("first_token", Unit.SECONDS, 2.5)
 """From a streamed request's arrival to its first token; a bucket of flotilla_ttft_seconds."""
 LATE_STREAMS = Limit(
-    "late_streams",
-    Unit.SHARE,
-    warning=0.06,
-    problem=0.144,
-    least=50,
+    "late_streams", Unit.SHARE, 0.06, 0.144, least=50,
     alerts=(
-        Alert("FlotillaTtftBurnsFast", Level.PROBLEM, 120),
-        Alert("FlotillaTtftBurnsSlowly", Level.WARNING, 900),
+        Alert("FlotillaTtftBurnsFast", PROBLEM, 120),
+        Alert("FlotillaTtftBurnsSlowly", WARNING, 900),
     ),
-)
+)  # fmt: skip
 """Streams whose first token came late: 1 % in a month is allowed."""
 JOBS_FAIL = Limit(
-    "jobs_fail",
-    Unit.SHARE,
-    problem=0.05,
-    least=5,
+    "jobs_fail", Unit.SHARE, problem=0.05, least=5,
+    alerts=(Alert("FlotillaJobsFail", PROBLEM, 120),),
     text="{failed} of the {ended} jobs that ended in the last seconds failed.",
     do="The jobs with `state:failed since:1h` have their errors.",
-    alerts=(Alert("FlotillaJobsFail", Level.PROBLEM, 120),),
-)
+)  # fmt: skip
 JOBS_EXPIRE = Limit(
-    "jobs_expire",
-    Unit.SHARE,
-    warning=0.02,
-    least=10,
-    within_s=900,
-    alerts=(Alert("FlotillaJobsExpire", Level.WARNING, 300),),
-)
+    "jobs_expire", Unit.SHARE, 0.02, least=10, within_s=900,
+    alerts=(Alert("FlotillaJobsExpire", WARNING, 300),),
+)  # fmt: skip
 DEAD_LETTERS = Limit(
-    "dead_letters",
-    warning=1,
-    within_s=900,
-    text="{letters}, the newest {age} old.",
-    do="Replay or drop them: `flotilla dead ls`.",
-    alerts=(Alert("FlotillaDeadLetters", Level.WARNING),),
-)
+    "dead_letters", warning=1, within_s=900, alerts=(Alert("FlotillaDeadLetters", WARNING),),
+    text="{letters}, the newest {age} old.", do="Replay or drop them: `flotilla dead ls`.",
+)  # fmt: skip
 
 TABLE: tuple[Limit, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Limit)

@@ -29,8 +29,8 @@ class Shown(NamedTuple):
 
     screen: Screen
     overview: Object
-    age_s: float
-    """Since the overview came."""
+    read_at: float
+    """When the overview came, on the monotonic clock."""
     jobs: Sequence[Object] = ()
     jobs_error: str = ""
     details: RenderableType | None = None
@@ -39,7 +39,7 @@ class Shown(NamedTuple):
 
 def live(shown: Shown, console: Console) -> RenderableType:
     """The page for a whole terminal."""
-    top = Group(*head(shown.overview, shown.age_s))
+    top = Group(*head(shown))
     layout = Layout()
     layout.split_column(
         Layout(top, size=len(console.render_lines(top)) + 1),
@@ -51,12 +51,13 @@ def live(shown: Shown, console: Console) -> RenderableType:
 
 def once(overview: Object) -> RenderableType:
     """The page for a pipe, or for one look."""
-    shown = Shown(Screen(selected=-1), overview, 0.0)
-    return Group(*head(overview, 0.0), Text(), body(shown))
+    shown = Shown(Screen(selected=-1), overview, time.monotonic())
+    return Group(*head(shown), Text(), body(shown))
 
 
-def head(overview: Object, age_s: float) -> list[RenderableType]:
+def head(shown: Shown) -> list[RenderableType]:
     """The verdict, the flow, the pools, the latencies."""
+    overview, age_s = shown.overview, time.monotonic() - shown.read_at
     gateway, verdict = overview["gateway"], overview["verdict"]
     engines = ", ".join(overview["engines"]) or "no worker"
     at = time.strftime("%H:%M:%S", time.localtime(overview["at"]))
@@ -111,7 +112,8 @@ def body(shown: Shown) -> RenderableType:
         case View.HELP:
             return Group(*(Text(f"  {key:10} {text}") for key, text in KEYS))
         case View.DETAILS:
-            return shown.details or _worker_details(shown)
+            of_job = screen.rows is View.JOBS and shown.details
+            return of_job or _worker_details(shown)
         case View.JOBS:
             return _marked(screen, _jobs(shown))
     return _marked(screen, _workers(shown))

@@ -159,7 +159,9 @@ def test_the_page_does_not_move_when_figures_grow() -> None:
     large["rates"] |= {"submitted": 98_765.4, "completed": 1_204_331, "failed": 1.0}
     large["pools"][0] |= {"waiting": 99_999}
     for before, now in ((small, large),):
-        first, second = (drawn_live(Shown(Screen(), each, 0.0), 160) for each in (before, now))
+        first, second = (
+            drawn_live(Shown(Screen(), each, time.monotonic()), 160) for each in (before, now)
+        )
         assert len(first) == len(second) == 30
         flow = [next(line for line in page if line.startswith("in ")) for page in (first, second)]
         assert [flow[0].index(word) for word in (">", "done", "running")] == [
@@ -171,11 +173,13 @@ def test_the_page_does_not_move_when_figures_grow() -> None:
 def test_every_view_is_drawn(view: View) -> None:
     rows = View.JOBS if view is View.JOBS else View.WORKERS
     screen = Screen(view, rows, subject="w-1", typing="x" if view is View.JOBS else None)
-    page = "\n".join(drawn_live(Shown(screen, GOOD, 9.0, [job()])))
+    page = "\n".join(drawn_live(Shown(screen, GOOD, time.monotonic() - 9, [job()])))
     assert "STALE: 9.0 s old" in page
     expected = {View.WORKERS: "w-2", View.JOBS: "job_1", View.HELP: "cancel the selected job"}
     assert expected.get(view, "kv_use") in page
-    error = drawn_live(Shown(Screen(View.JOBS, View.JOBS), GOOD, 0.0, (), "no such word"))
+    error = drawn_live(
+        Shown(Screen(View.JOBS, View.JOBS), GOOD, time.monotonic(), (), "no such word")
+    )
     assert "no such word" in error
 
 
@@ -196,8 +200,7 @@ def test_json_is_a_line_for_each_overview(flotilla: Flotilla, stub: StubGateway)
 
 def test_in_a_terminal(stub: StubGateway) -> None:
     stub.answers |= {
-        "GET /admin/overview": GOOD,
-        "GET /admin/stream": events(("overview", BAD)),
+        "GET /admin/overview": [GOOD, BAD],
         "GET /jobs": jobs(job("job_77", state="queued")),
         "GET /jobs/job_77/why": WHY,
         "GET /jobs/job_77/timeline": TIMELINE,

@@ -9,8 +9,8 @@ import pytest
 
 from shared.fleet import limits
 from shared.fleet.limits import TABLE, Alert, Level, Limit, Unit
-from shared.platform.settings import Settings
 from tests.unit.compose.test_dashboards import FOLDER, GRAFANA, NAMES, alerts, dashboard, sections
+from worker.worker_settings import WorkerSettings
 
 ROWS = [(limit, alert) for limit in TABLE for alert in limit.alerts]
 SEVERITY = {Level.PROBLEM: "critical", Level.WARNING: "warning"}
@@ -103,7 +103,7 @@ def test_the_first_token_is_late_at_one_bucket() -> None:
 
 
 def test_a_worker_claims_up_to_the_limit_of_the_kv_cache() -> None:
-    assert Settings.model_fields["kv_high_watermark"].default == limits.KV_CACHE.warning
+    assert WorkerSettings.model_fields["kv_high_watermark"].default == limits.KV_CACHE.warning
 
 
 def test_panels_change_colour_at_the_limits() -> None:

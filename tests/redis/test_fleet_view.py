@@ -9,6 +9,7 @@ from redis import Redis
 
 from gateway.core import fleet_view
 from gateway.core.fleet_view import FleetView
+from shared.fleet.limits import Limit
 from shared.fleet.pools import load_pools
 from shared.fleet.registry import Registry
 from shared.fleet.scale_decisions import ScaleStore
@@ -61,7 +62,7 @@ async def test_malformed_values_of_all_kinds_do_not_hide_the_others(
 async def test_a_copy_that_can_not_be_refreshed_is_a_problem(
     fleet: FleetView, store: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_view, "_OUTDATED_S", 0.1)
+    monkeypatch.setattr(fleet_view, "GATEWAY_FLEET", Limit("gateway_fleet", problem=0.1))
     store.set(keys.MODELS, "not a hash")
 
     async def outdated() -> bool:

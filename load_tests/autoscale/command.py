@@ -20,7 +20,7 @@ from load_tests.autoscale.arrivals import LoadShape, load_shapes
 from load_tests.autoscale.frontier import CostAndWait, Frontier, frontier
 from load_tests.autoscale.policies import FixedPolicy, FlotillaPolicy, KedaPolicy
 from load_tests.autoscale.pool import Policy, SimulatedPool
-from load_tests.harness.session import parse_names
+from load_tests.harness.session import OUTPUT, add_options, parse_names, print_tables
 from load_tests.harness.table import Table
 from shared.fleet.autoscale_types import Limits
 from shared.fleet.pool_settings import PoolSettings
@@ -61,16 +61,19 @@ class CaseResult(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument("--shapes", help=f"of {', '.join(load_shapes())} (default all)")
-    parser.add_argument("--starts", default="30,120", help="seconds a worker takes to start")
-    parser.add_argument("--seeds", default="101,102,103", help="(default 101,102,103)")
-    parser.add_argument("--all", action="store_true", help="print a row for every tuning")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    options = {
+        "--shapes": (",".join(load_shapes()), "loads"),
+        "--starts": ("30,120", "seconds a worker takes to start"),
+        "--seeds": ("101,102,103", "of the loads"),
+        "--all": (False, "print a row for every tuning"),
+        "--markdown": OUTPUT["--markdown"],
+    }
+    add_options(parser, options)
 
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    names = parse_names(arguments.shapes or ",".join(load_shapes()), load_shapes())
+    names = parse_names(arguments.shapes, load_shapes())
     starts = [float(start) for start in arguments.starts.split(",")]
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     cases = [
@@ -80,8 +83,7 @@ def main(arguments: argparse.Namespace) -> int:
     ]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as executor:
         found = dict(zip(cases, executor.map(simulate, cases, [seeds] * len(cases)), strict=True))
-    for table in (main_table(found, every=arguments.all), equal_table(found)):
-        print(f"\n{table.render(markdown=arguments.markdown)}")
+    print_tables([main_table(found, every=arguments.all), equal_table(found)], arguments)
     return 0
 
 

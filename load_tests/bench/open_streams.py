@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from load_tests.bench.points import Point
-from load_tests.bench.rounds import run_point, tolerate_failure
-from load_tests.clients.load_client import LoadSpec
+from load_tests.bench.rounds import load_spec, run_client, run_point, tolerate_failure
 from load_tests.harness.errors import WrongAnswerError
-from load_tests.harness.processes import Processes, python_command
+from load_tests.harness.processes import Processes
 from load_tests.harness.session import Progress
-from load_tests.systems.engine import SLOW, request_body
+from load_tests.systems.engine import SLOW
 from load_tests.systems.registry import SYSTEMS
 from load_tests.systems.system import System
 
 _STREAMS = 1000
 _WARM_UP = Point("warm-up", 64, 64, 1, timing=SLOW)
 """Streams that end by themselves: not every system notices a client that disconnects."""
-_TOKENS = 1000
+_OPEN = Point("open", _STREAMS, _STREAMS, 1000, timing=SLOW)
 _RAMP_S = 0.001
-_SETTLE_S = 0.3
-_TIMEOUT_S = 60.0
+_OPEN_S, _MEASURED_S = 6.0, 3.0
+"""All streams are open after a second, and have had a token within two steps more."""
 
 
 def measure_open_streams(
@@ -58,29 +57,13 @@ def private_bytes(system: System) -> dict[str, float]:
 
 
 def _private_bytes_with_streams(system: System) -> dict[str, float]:
-    """Open the streams, measure, close them."""
-    spec = LoadSpec(
-        ports=tuple(system.ports),
-        path=system.path,
-        body=json.dumps(request_body(tokens=_TOKENS, stream=True)),
-        hold=True,
-        connections=_STREAMS,
-        ramp_s=_RAMP_S,
-        timeout_s=_TIMEOUT_S,
-    )
-    command = python_command("load_tests.clients.load_client")
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as client:
-        assert client.stdin is not None
-        assert client.stdout is not None
-        client.stdin.write(json.dumps(asdict(spec)) + "\n")
-        client.stdin.flush()
-        answer = client.stdout.readline()
-        held = json.loads(answer)["held"] if answer else 0
-        time.sleep(_SETTLE_S)
+    """Open the streams, measure; the client closes them when its time is up."""
+    spec = replace(load_spec(system, _OPEN), ramp_s=_RAMP_S, timeout_s=_OPEN_S + _MEASURED_S)
+    with ThreadPoolExecutor(1) as thread:
+        client = thread.submit(run_client, spec)
+        time.sleep(_OPEN_S)
         sizes = private_bytes(system)
-        client.communicate("done\n", _TIMEOUT_S)
-    if held != _STREAMS:
-        raise WrongAnswerError(f"{system.name}: {held} of {_STREAMS} streams could be opened")
+        found = client.result()
+    if math.isnan(found.ttft_p50_s) or found.problems != [f"{_STREAMS}x not answered in time"]:
+        raise WrongAnswerError(f"{system.name}: {found.problems} instead of open streams")
     return sizes

@@ -15,16 +15,18 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from load_tests.bench.measurement import Measurement
 from load_tests.bench.points import Point
 from load_tests.clients.load_client import LoadResult, LoadSpec
+from load_tests.clients.sse_parser import SseParser
 from load_tests.harness import machine
 from load_tests.harness.errors import RunError, WrongAnswerError
 from load_tests.harness.http import post_json
 from load_tests.harness.processes import Processes, python_command
 from load_tests.harness.session import Progress
+from load_tests.oracle.answer import DONE
 from load_tests.systems.engine import request_body
 from load_tests.systems.registry import SYSTEMS
 from load_tests.systems.system import System
@@ -163,16 +165,12 @@ def check_answers(system: System) -> None:
     Raises WrongAnswerError.
     """
     text = json.loads(_request(system, stream=False))["choices"][0]["message"]["content"]
-    streamed = "".join(
-        choice["delta"].get("content") or ""
-        for event in _events(_request(system, stream=True))
-        for choice in event["choices"]
-    )
-    if (
-        not text.startswith(_ANSWER_PREFIX)
-        or len(text.split()) != _CHECKED_TOKENS
-        or text != streamed
-    ):
+    events = SseParser().feed(_request(system, stream=True).encode())
+    chunks = [json.loads(event.data) for event in events if event.data != DONE]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    streamed = "".join(choice["delta"].get("content") or "" for choice in choices)
+    right = text.startswith(_ANSWER_PREFIX) and len(text.split()) == _CHECKED_TOKENS
+    if not right or text != streamed:
         raise WrongAnswerError(f"{system.name}: answer {text!r}, streamed {streamed!r}")
 
 
@@ -182,12 +180,6 @@ def _request(system: System, *, stream: bool) -> str:
     if status != 200:
         raise WrongAnswerError(f"{system.name}: status {status}: {answer[:500]!r}")
     return answer
-
-
-def _events(stream: str) -> Iterator[dict[str, Any]]:
-    for part in stream.split("\n\n"):
-        if part.startswith("data: {"):
-            yield json.loads(part.removeprefix("data: "))
 
 
 def progress_line(measurement: Measurement) -> str:

@@ -21,7 +21,8 @@ from load_tests.bench.targets import Verdict, evaluate, last_line
 from load_tests.harness import machine
 from load_tests.harness.processes import Processes
 from load_tests.harness.session import (
-    add_output_arguments,
+    OUTPUT,
+    add_options,
     parse_names,
     print_progress,
     print_tables,
@@ -45,24 +46,16 @@ _WITH_PEERS = os.environ.get("PEERS") == "1"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument(
-        "--systems",
-        help=f"of {', '.join(SYSTEMS)} (default {_SYSTEMS}; with PEERS=1 in the environment also "
-        "the last two)",
-    )
-    parser.add_argument("--points", help=f"of {', '.join(POINTS)} (default all)")
-    parser.add_argument(
-        "--rounds", type=int, help=f"slow points get fewer rounds (default {_ROUNDS})"
-    )
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{_QUICK_ROUNDS} rounds of {_QUICK_POINTS} with {_QUICK_SYSTEMS}: about a minute",
-    )
-    parser.add_argument(
-        "--no-memory", action="store_true", help="do not measure the memory of open streams"
-    )
-    add_output_arguments(parser)
+    systems = f"(default {_SYSTEMS}; with PEERS=1 in the environment also the last two)"
+    quick = f"{_QUICK_ROUNDS} rounds of {_QUICK_POINTS} with {_QUICK_SYSTEMS}: about a minute"
+    options = {
+        "--systems": (str, f"of {', '.join(SYSTEMS)} {systems}"),
+        "--points": (str, f"of {', '.join(POINTS)} (default all)"),
+        "--rounds": (int, f"slow points get fewer rounds (default {_ROUNDS})"),
+        "--quick": (False, quick),
+        "--no-memory": (False, "do not measure the memory of open streams"),
+    }
+    add_options(parser, {**options, **OUTPUT})
 
 
 def main(arguments: argparse.Namespace) -> int:

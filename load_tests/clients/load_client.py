@@ -5,9 +5,7 @@ prints a `LoadResult` (JSON). It is a process of its own, so that its CPU time i
 server's, and it does little per token: one `recv`, one clock reading, one count of bytes. An
 asyncio client would cost as much as the servers that it measures.
 
-`connections` requests are open at any time until `requests` have been answered. With `hold` it
-opens `connections` streams instead, prints one line when each has had its first event, and closes
-them when it receives a line on stdin.
+`connections` requests are open at any time until `requests` have been answered, or time is up.
 
 Times are seconds of the monotonic clock. The time to the first token is counted from the last byte
 of the request to the first event of the response; every server sends its first event with the first
@@ -43,7 +41,6 @@ class LoadSpec:
 
     ports: tuple[int, ...]
     body: str
-    hold: bool = False
     path: str = "/v1/chat/completions"
     connections: int = 1
     requests: int = 1
@@ -108,20 +105,16 @@ class LoadClient:
         self._no_gaps = 0
         self._n_started = 0
         self._n_ended = 0
-        self._n_first = 0
         self._n_opened = 0
 
     def run(self) -> LoadResult:
         """Send the load and wait for the responses, at most `timeout_s` seconds."""
         cpu_s, began = time.process_time(), time.perf_counter()
         until = began + self._spec.timeout_s
-        if self._spec.hold:
-            self._hold(began, until)
-        else:
-            self._closed_loop(began, until)
+        self._send_all(began, until)
         return self._finish(time.perf_counter() - began, time.process_time() - cpu_s)
 
-    def _closed_loop(self, began: float, until: float) -> None:
+    def _send_all(self, began: float, until: float) -> None:
         spec = self._spec
         to_open = min(spec.connections, spec.requests)
         due = began
@@ -133,24 +126,6 @@ class LoadClient:
             while self._free and self._n_started + to_open < spec.requests:
                 self._start(self._free.popleft())
             self._poll_once(due - now if to_open else _POLL_S)
-
-    def _hold(self, began: float, until: float) -> None:
-        to_open = self._spec.connections
-        due = began
-        while (
-            self._n_first < self._spec.connections
-            and not self._n_ended
-            and (now := time.perf_counter()) < until
-        ):
-            while to_open and now >= due:
-                to_open -= 1
-                due += self._spec.ramp_s
-                self._start(self._connect())
-            self._poll_once(due - now if to_open else _POLL_S)
-        print(json.dumps({"held": self._n_first}), flush=True)
-        self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
-        while self._poll_once(_POLL_S) and time.perf_counter() < until:
-            pass
 
     def _connect(self) -> _Connection:
         ports = self._spec.ports
@@ -177,12 +152,10 @@ class LoadClient:
             pass  # the next read finds that the connection is closed
         connection.sent = time.perf_counter()
 
-    def _poll_once(self, wait_s: float) -> bool:
-        """Wait at most `wait_s` for data and handle it; return False if stdin has data."""
+    def _poll_once(self, wait_s: float) -> None:
+        """Wait at most `wait_s` for data and handle it."""
         for fd, _ in self._epoll.poll(max(0.0, wait_s)):
-            connection = self._connections.get(fd)
-            if connection is None:
-                return False
+            connection = self._connections[fd]
             try:
                 data = connection.socket.recv(_READ_BYTES)
             except BlockingIOError:
@@ -203,11 +176,9 @@ class LoadClient:
                     connection.first = now
                     self._ttft.append(now - connection.sent)
                     self._no_gaps += new - 1
-                    self._n_first += 1
                 connection.last = now
             if response.done:
                 self._on_response(connection, response, now)
-        return True
 
     def _on_response(self, connection: _Connection, response: ResponseParser, now: float) -> None:
         self._n_ended += 1
@@ -248,8 +219,7 @@ class LoadClient:
             return
         self._n_ended += 1
         self._problems["the connection closed before the end of the response"] += 1
-        if not self._spec.hold:
-            self._free.append(self._connect())
+        self._free.append(self._connect())
 
     def _close(self, connection: _Connection) -> None:
         del self._connections[connection.socket.fileno()]
@@ -257,10 +227,8 @@ class LoadClient:
 
     def _finish(self, wall_s: float, cpu_s: float) -> LoadResult:
         result = self._result
-        if not self._spec.hold:
-            missing = self._spec.requests - self._n_ended
-            if missing:
-                self._problems["not answered in time"] += missing
+        if missing := self._spec.requests - self._n_ended:
+            self._problems["not answered in time"] += missing
         result.errors = self._problems.total()
         result.problems = [
             f"{n}x {problem}" for problem, n in self._problems.most_common(_SHOWN_PROBLEMS)

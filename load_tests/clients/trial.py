@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 
 from load_tests.clients.client_group import ClientGroup
 from load_tests.clients.gateways import Gateways
@@ -61,12 +60,7 @@ class Trial:
         self.clients = self.add_clients()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for group in self._groups:
             await group.close()
         for task in self._tasks:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.http import post_json
 from load_tests.harness.session import (
-    add_output_arguments,
+    OUTPUT,
+    add_options,
     print_progress,
     print_tables,
     save_result,
@@ -42,10 +43,12 @@ _OF_THE_OVERVIEW = ("xinfo|stream", "xpending")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument("--streams", type=int, default=50, help="open dashboards (default 50)")
-    parser.add_argument("--seconds", type=float, default=15, help="of each part (default 15)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds over all parts (default 3)")
-    add_output_arguments(parser)
+    options = {
+        "--streams": (50, "open dashboards"),
+        "--seconds": (15.0, "of each part"),
+        "--rounds": (3, "rounds over all parts"),
+    }
+    add_options(parser, {**options, **OUTPUT})
 
 
 class DashboardCost(NamedTuple):

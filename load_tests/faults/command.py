@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from load_tests.faults.hostile.catalogue import HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS
 from load_tests.faults.hostile.row import hostile_table
@@ -18,10 +20,12 @@ from load_tests.faults.hostile.run import HostileRun
 from load_tests.faults.injected.fault import FAULTS
 from load_tests.faults.injected.row import FaultRow, fault_table, make_row
 from load_tests.faults.injected.run import run_fault
-from load_tests.faults.kills.command import add_kill_arguments, run_kills
+from load_tests.faults.kills.command import kill_options, run_kills
 from load_tests.faults.schedules.play import play_drawn, play_fixed
 from load_tests.harness.errors import ProcessError
 from load_tests.harness.session import (
+    OUTPUT,
+    add_options,
     parse_names,
     print_progress,
     print_tables,
@@ -51,54 +55,31 @@ _AFTER_S, _QUICK_AFTER_S = 10.0, 2.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    add_kill_arguments(parser)
-    parser.add_argument(
-        "--table",
-        action="store_true",
-        help="a table with a row for each of many faults instead of kills (also with --only, "
-        "--times or --quick)",
-    )
-    parser.add_argument(
-        "--only",
-        help=f"of {', '.join(_ROWS)}; with --hostile of {', '.join(HOSTILE_REQUESTS)}; "
-        f"with --hostile --vllm of {', '.join(VLLM_HOSTILE_REQUESTS)}",
-    )
-    parser.add_argument(
-        "--times", type=int, help="injections of each fault (default: depends on it)"
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="some rows, one injection each, shorter answers"
-    )
-    parser.add_argument(
-        "--hostile",
-        action="store_true",
-        help="measure what one client's requests do to others instead",
-    )
-    parser.add_argument(
-        "--vllm",
-        action="store_true",
-        help="--hostile, or kills with --defaults, with real vLLM and the demo model",
-    )
-    parser.add_argument(
-        "--schedule",
-        action="store_true",
-        help="random pauses of worker, Redis and gateway of about one lease instead",
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=100, help="rounds of --schedule (default 100)"
-    )
-    parser.add_argument(
-        "--seed", default="1", help="of kills and of --schedule; equal seeds draw equal ones"
-    )
-    parser.add_argument(
-        "--first", type=int, default=0, help="number of the first round (default 0)"
-    )
-    parser.add_argument("--workers", type=int, default=2, help="workers of --schedule (default 2)")
-    parser.add_argument(
-        "--fleets", type=int, default=3, help="fleets that share the rounds (default 3)"
-    )
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
-    parser.add_argument("--text", action="store_true", help="print the table as text, not Markdown")
+    rows, hostile, vllm = map(", ".join, (_ROWS, HOSTILE_REQUESTS, VLLM_HOSTILE_REQUESTS))
+    options: dict[str, tuple[Any, str]] = {
+        "--table": (
+            False,
+            "a table with a row for each of many faults instead of kills (also with --only, "
+            "--times or --quick)",
+        ),
+        "--only": (str, f"of {rows}; with --hostile of {hostile}; with --hostile --vllm of {vllm}"),
+        "--times": (int, "injections of each fault (default: depends on it)"),
+        "--quick": (False, "some rows, one injection each, shorter answers"),
+        "--hostile": (False, "measure what one client's requests do to others instead"),
+        "--vllm": (False, "--hostile, or kills with --defaults, with vLLM and the demo model"),
+        "--schedule": (
+            False,
+            "random pauses of worker, Redis and gateway of about one lease instead",
+        ),
+        "--rounds": (100, "rounds of --schedule"),
+        "--seed": ("1", "of kills and of --schedule; equal seeds draw equal ones"),
+        "--first": (0, "number of the first round"),
+        "--workers": (2, "workers of --schedule"),
+        "--fleets": (3, "fleets that share the rounds"),
+        "--json": OUTPUT["--json"],
+        "--text": (False, "print the table as text, not Markdown"),
+    }
+    add_options(parser, {**kill_options(), **options})
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -130,12 +111,15 @@ def _schedule(arguments: argparse.Namespace, folder: Path) -> int:
     )
     hung = [f"HUNG {round_}" for round_ in results.hung]
     print("\n".join(["", *hung, *(f"WRONG {failure}" for failure in results.failures)]))
-    ends = ", ".join(f"{count} {end}" for end, count in results.ends.most_common())
+    calls = results.calls
+    counts = Counter((call.seen.complete and "complete") or call.seen.reason for call in calls)
+    ends = ", ".join(f"{count} {end}" for end, count in counts.most_common())
     left = ", ".join(f"{count} {name}" for name, count in results.leftovers.items()) or "nothing"
     bad = f"{len(results.failures)} with a wrong answer, {len(hung)} with a call that hung"
-    print(f"{results.rounds} rounds, {bad}")
-    print(f"answers: {ends}; wrong: {results.wrong}; left over: {left}")
-    print(f"failed, and the client had received more than the record has: {results.records_behind}")
+    print(f"{len(results.rounds)} rounds, {bad}")
+    print(f"answers: {ends}; wrong: {sum(bool(c.errors) for c in calls)}; left over: {left}")
+    behind = sum(call.record_behind for call in calls)
+    print(f"failed, and the client had received more than the record has: {behind}")
     return 1 if results.failures or results.hung else 0
 
 
@@ -171,7 +155,8 @@ async def _row(name: str, arguments: argparse.Namespace, folder: Path) -> FaultR
         results = await play_fixed(
             name, folder, rounds=times or _FIXED_TIMES, progress=lambda line: None
         )
-        return make_row(FIXED_TITLES[name], results.paused_at, results.calls, results.leftovers)
+        paused_at = [each.paused_at for each in results.rounds]
+        return make_row(FIXED_TITLES[name], paused_at, results.calls, results.leftovers)
     fault = FAULTS[name]
     return await run_fault(
         fault,

@@ -31,7 +31,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from load_tests.faults.kills.controls import CONTROLS
 from shared.platform.death_signal import request_signal
 from worker.engines.simulated.generation import Sequence
 
@@ -124,8 +123,10 @@ def main() -> None:
     """Carry out commands until the end of the input."""
     options = set(sys.argv[1:])
     count_tokens = COUNT_TOKENS in options
-    for name in options - {COUNT_TOKENS, VLLM}:
-        CONTROLS[name]()
+    if names := options - {COUNT_TOKENS, VLLM}:
+        controls = importlib.import_module("load_tests.faults.kills.controls").CONTROLS
+        for name in names:
+            controls[name]()
     for module in (*_PRELOADED, *(_PRELOADED_VLLM if VLLM in options else ())):
         importlib.import_module(module)
     if VLLM in options:

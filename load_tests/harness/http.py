@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from typing import Any
 
@@ -19,15 +20,13 @@ def free_port() -> int:
 
 def get(port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Return status and body of a GET. Raises OSError, HTTPException."""
-    return _call("GET", port, path, None, headers or {}, timeout_s=5)
+    return _call(port, 5, "GET", path, None, headers or {})
 
 
-def post_json(
-    port: int, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def post_json(port: int, path: str, body: Mapping[str, Any]) -> tuple[int, str]:
     """Return status and body of a POST with a JSON body. Raises OSError, HTTPException."""
-    fields = {"content-type": "application/json", **(headers or {})}
-    return _call("POST", port, path, json.dumps(body), fields, timeout_s=60)
+    fields = {"content-type": "application/json"}
+    return _call(port, 60, "POST", path, json.dumps(body), fields)
 
 
 def responds_ok(port: int, path: str) -> bool:
@@ -51,18 +50,8 @@ def metric_sum(text: str, name: str, label: str = "") -> float:
     return total
 
 
-def _call(
-    method: str,
-    port: int,
-    path: str,
-    body: str | None,
-    headers: Mapping[str, str],
-    timeout_s: float,
-) -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=timeout_s)
-    try:
-        connection.request(method, path, body, dict(headers))
+def _call(port: int, timeout_s: float, *request: Any) -> tuple[int, str]:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=timeout_s)) as connection:
+        connection.request(*request)
         response = connection.getresponse()
         return response.status, response.read().decode()
-    finally:
-        connection.close()

@@ -55,12 +55,8 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, or start it again on the same port and data. Raises ProcessError."""
-        self.start_process()
-        wait_for(self.ready, "Redis is ready", [self.process])
-
-    def start_process(self) -> None:
-        """As `start`, but do not wait until it is ready."""
         self.process = self._processes.start("redis", "front", self._command)
+        wait_for(self._ready, "Redis is ready", [self.process])
 
     def kill(self) -> None:
         """Kill it with SIGKILL; `start` starts it again."""
@@ -85,8 +81,7 @@ class RedisServer:
             **calls,
         }
 
-    def ready(self) -> bool:
-        """Return whether it answers."""
+    def _ready(self) -> bool:
         try:
             return bool(self.client.ping())
         except redis.RedisError:

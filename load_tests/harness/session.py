@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,10 +47,23 @@ def session() -> Iterator[Processes]:
     shutil.rmtree(folder)
 
 
-def add_output_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `print_tables` and `save_result`."""
-    parser.add_argument("--json", type=Path, help="result file (default load_tests/results/...)")
-    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+def add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[Any, str]]) -> None:
+    """Add options: the default of each, and its help. A type as default: there is none."""
+    for name, (default, text) in options.items():
+        if default is False:
+            parser.add_argument(name, action="store_true", help=text)
+        elif isinstance(default, type):
+            parser.add_argument(name, type=default, help=text)
+        else:
+            shown = f"{text} (default {default})"
+            parser.add_argument(name, type=type(default), default=default, help=shown)
+
+
+OUTPUT: Mapping[str, tuple[Any, str]] = {
+    "--json": (Path, "result file (default load_tests/results/...)"),
+    "--markdown": (False, "print the tables as Markdown"),
+}
+"""The options of `print_tables` and `save_result`."""
 
 
 def print_tables(tables: Iterable[Table], arguments: argparse.Namespace) -> None:

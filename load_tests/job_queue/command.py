@@ -19,7 +19,8 @@ from load_tests.harness.http import free_port
 from load_tests.harness.processes import Processes
 from load_tests.harness.redis_server import RedisServer
 from load_tests.harness.session import (
-    add_output_arguments,
+    OUTPUT,
+    add_options,
     print_progress,
     print_tables,
     save_result,
@@ -49,10 +50,12 @@ _ELSEWHERE = (0, 10_000)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument("--depths", default=_DEPTHS, help=f"waiting jobs (default {_DEPTHS})")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds over all depths (default 5)")
-    parser.add_argument("--samples", type=int, default=400, help="claims to time (default 400)")
-    add_output_arguments(parser)
+    options = {
+        "--depths": (_DEPTHS, "waiting jobs"),
+        "--rounds": (5, "rounds over all depths"),
+        "--samples": (400, "claims to time"),
+    }
+    add_options(parser, {**options, **OUTPUT})
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ class Expected:
 
 
 @dataclass(slots=True)
-class Recorder:
+class _Recorder:
     """The engine's journal for one request (worker.engines.interface.Journal); collects all."""
 
     answer: list[bytes] = field(default_factory=list)
@@ -53,15 +53,12 @@ class Recorder:
     prompt_tokens: int = 0
 
     def past(self, call: int) -> Past | None:
-        """There is nothing to continue."""
         return None
 
     def refuse_past(self, reason: str) -> None:
-        """There is nothing to refuse."""
         raise AssertionError(reason)
 
     def continued(self, how: str, decoded_again: int) -> None:
-        """There is nothing to continue."""
         raise AssertionError(how)
 
     def keep_here(self) -> None:
@@ -71,7 +68,6 @@ class Recorder:
         """Nothing depends on it."""
 
     def prompt(self, call: int, n_tokens: int, logprobs: Sequence[Any] | None = None) -> None:
-        """Count the prompt's tokens."""
         self.prompt_tokens += n_tokens
 
     def delta(
@@ -82,12 +78,10 @@ class Recorder:
         text: str,
         logprobs: Logprobs | None = None,
     ) -> None:
-        """Add tokens and their text."""
         self.tokens[call, index] += len(token_ids)
         self.texts[call, index] = self.texts.get((call, index), "") + text
 
     def chunk(self, data: bytes) -> None:
-        """Add a part of the answer."""
         self.answer.append(data)
 
 
@@ -119,7 +113,7 @@ class Undisturbed:
     async def expected(self, request: Request) -> Expected:
         """Compute the right answer."""
         raw = json.dumps(request.body).encode()
-        recorder = Recorder()
+        recorder = _Recorder()
         token = JOURNAL.set(recorder)
         exchange = Exchange(recorder.chunk)
         try:

@@ -17,7 +17,8 @@ from pathlib import Path
 from load_tests.clients.trial import Trial, errors_of
 from load_tests.harness.fleet import FleetShape
 from load_tests.harness.session import (
-    add_output_arguments,
+    OUTPUT,
+    add_options,
     print_progress,
     print_tables,
     save_result,
@@ -37,11 +38,13 @@ _TIMEOUT_S = 120.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument("--vllm", action="store_true", help="real vLLM with the demo model")
-    parser.add_argument("--workers", type=int, default=3, help="workers (default 3)")
-    parser.add_argument("--clients", type=int, default=8, help="streams at once (default 8)")
-    parser.add_argument("--tokens", type=int, default=150, help="tokens per answer (default 150)")
-    add_output_arguments(parser)
+    options = {
+        "--vllm": (False, "real vLLM with the demo model"),
+        "--workers": (3, "workers"),
+        "--clients": (8, "streams at once"),
+        "--tokens": (150, "tokens per answer"),
+    }
+    add_options(parser, {**options, **OUTPUT})
 
 
 @dataclass(frozen=True, slots=True)

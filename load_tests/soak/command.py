@@ -24,7 +24,8 @@ import uvloop
 from load_tests.clients.trial import Trial, errors_of
 from load_tests.harness.fleet import Fleet, FleetShape
 from load_tests.harness.session import (
-    add_output_arguments,
+    OUTPUT,
+    add_options,
     print_progress,
     print_tables,
     save_result,
@@ -92,12 +93,12 @@ class Answers:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    parser.add_argument(
-        "--minutes", type=float, default=30.0, help="duration of the load (default 30)"
-    )
-    parser.add_argument("--rate", type=float, default=16.0, help="clients a second (default 16)")
-    parser.add_argument("--every", type=float, default=15.0, help="seconds between samples")
-    add_output_arguments(parser)
+    options = {
+        "--minutes": (30.0, "duration of the load"),
+        "--rate": (16.0, "clients a second"),
+        "--every": (15.0, "seconds between samples"),
+    }
+    add_options(parser, {**options, **OUTPUT})
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -55,32 +55,14 @@ class FlotillaBefore(Flotilla):
             raise UnavailableError("BEFORE must name a folder of Flotilla with a .venv")
 
 
-class FlotillaPlain(Flotilla):
-    """Public interfaces of uvicorn and redis-py only."""
-
-    name = "flotilla-plain"
-    fast_paths = "off"
-
-
-class FlotillaTwoGateways(Flotilla):
-    """Two gateway processes; connections are spread over them."""
-
-    name = "flotilla-2gw"
-    n_gateways = 2
-
-
-class FlotillaTwoRedis(Flotilla):
-    """Two shards, each on a Redis server of its own."""
-
-    name = "flotilla-2redis"
-    n_servers = 2
-
-
-class FlotillaTcp(Flotilla):
-    """Redis is reached by TCP."""
-
-    name = "flotilla-tcp"
-    redis_by_socket = False
+VARIANTS = (
+    Flotilla,
+    FlotillaBefore,
+    Flotilla.variant("flotilla-plain", fast_paths="off"),
+    Flotilla.variant("flotilla-tcp", redis_by_socket=False),
+    Flotilla.variant("flotilla-2gw", n_gateways=2),
+    Flotilla.variant("flotilla-2redis", n_servers=2),
+)
 
 
 def _log_bytes(redis: RedisServer) -> float:

@@ -10,7 +10,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from load_tests.harness.http import free_port, responds_ok
 from load_tests.harness.processes import READY_S, Process, Processes, Role, python_command, wait_for
@@ -48,6 +48,11 @@ class System(ABC):
         self.ports: list[int] = []
         """Ports for requests; connections are spread over them."""
         self.redis: list[RedisServer] = []
+
+    @classmethod
+    def variant(cls, name: str, **attributes: Any) -> type[Self]:
+        """Return this system with another name and these attributes of the class."""
+        return type(name, (cls,), {"name": name, **attributes})
 
     @classmethod  # noqa: B027 - most systems need nothing
     def prepare(cls) -> None:

@@ -17,7 +17,8 @@ from load_tests.bench.rounds import progress_line, schedule
 from load_tests.harness import machine
 from load_tests.harness.errors import WrongAnswerError
 from load_tests.harness.session import (
-    add_output_arguments,
+    OUTPUT,
+    add_options,
     parse_names,
     print_progress,
     print_tables,
@@ -42,15 +43,13 @@ _BENCH_SERVE_POINT = POINTS["c32"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's options."""
-    names, points = ",".join(VLLM_SYSTEMS), ",".join(POINTS)
-    ours, theirs = "rounds of our load client", "rounds of `vllm bench serve`"
-    parser.add_argument("--systems", default=names, help=f"of {names} (default all)")
-    parser.add_argument("--points", default=points, help=f"of {points}")
-    parser.add_argument("--rounds", type=int, default=5, help=f"{ours} (default 5)")
-    parser.add_argument(
-        "--bench-serve-rounds", type=int, default=2, help=f"{theirs} (default 2; 0: none)"
-    )
-    add_output_arguments(parser)
+    options = {
+        "--systems": (",".join(VLLM_SYSTEMS), "what to measure"),
+        "--points": (",".join(POINTS), "points of load"),
+        "--rounds": (5, "rounds of our load client"),
+        "--bench-serve-rounds": (2, "rounds of `vllm bench serve`; 0: none"),
+    }
+    add_options(parser, {**options, **OUTPUT})
 
 
 def main(arguments: argparse.Namespace) -> int:

@@ -70,27 +70,15 @@ class VllmFleet(VllmServe):
         return to_environment("", **settings)
 
 
-class VllmFleetPlain(VllmFleet):
-    """Public interfaces of libraries only."""
-
-    name = "fleet-plain"
-    fast_paths = "off"
-
-
-class VllmServe8(VllmServe):
-    """A chunk for every eighth token, which contains eight tokens."""
-
-    name = "vllm-8"
-    engine_args = "--stream-interval 8"
-
-
-class VllmFleet8(VllmFleet):
-    """The same with a fleet."""
-
-    name = "fleet-8"
-    engine_args = "--stream-interval 8"
-
-
-VLLM_SYSTEMS = {
-    system.name: system for system in (VllmServe, VllmFleet, VllmFleetPlain, VllmServe8, VllmFleet8)
+_EIGHT = "--stream-interval 8"
+"""A chunk for every eighth token, which contains eight tokens."""
+VLLM_SYSTEMS: dict[str, type[VllmServe]] = {
+    system.name: system
+    for system in (
+        VllmServe,
+        VllmFleet,
+        VllmFleet.variant("fleet-plain", fast_paths="off"),
+        VllmServe.variant("vllm-8", engine_args=_EIGHT),
+        VllmFleet.variant("fleet-8", engine_args=_EIGHT),
+    )
 }

@@ -171,7 +171,7 @@ def test_a_stream_of_a_queued_job_begins_with_an_early_comment(api: httpx.Client
 
 
 def test_an_early_refusal_of_a_stream_has_its_own_status(api: httpx.Client) -> None:
-    answer = api.post(CHAT, json=body(stream=True, temperature=-1))
+    answer = api.post(CHAT, json=body(stream=True, max_tokens=0))
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/json"
 

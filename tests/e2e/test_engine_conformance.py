@@ -1,13 +1,12 @@
-"""What every engine implements: vLLM's wire formats, the journal, aborts, the step callback.
+"""What every engine implements: the journal, usage, stops, aborts, the step callback.
 
-The `engine` fixture gives a started engine; all engines answer the same assertions. What is
-compared are names, types and arithmetic, never the words of an answer.
+The `engine` fixture gives a started engine; all engines answer the same assertions, about chat
+completions and completions. The words of an answer and vLLM's other fields are not compared.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.asgi_client import Recorder, Reply, call
-from worker.engines.interface import JOURNAL, Engine
+from worker.engines.interface import JOURNAL, NO_ROUTE, Engine
 
 # An engine lives in one event loop, and vLLM is started once per run.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -23,63 +22,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Say something about queues."}]
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 DEADLINE_S = 30.0
 
 USAGE = ["prompt_tokens", "total_tokens", "completion_tokens"]
-DETAILS = ["prompt_tokens_details", "completion_tokens_details"]
-CHUNK = ["id", "object", "created", "model", "choices"]
-CHAT_ANSWER = [
-    *CHUNK,
-    "service_tier",
-    "system_fingerprint",
-    "usage",
-    "prompt_logprobs",
-    "prompt_token_ids",
-    "prompt_text",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "metrics",
-]
-CHAT_CHOICE = [
-    "index",
-    "message",
-    "logprobs",
-    "finish_reason",
-    "stop_reason",
-    "token_ids",
-    "routed_experts",
-]
-MESSAGE = ["role", "content", "refusal", "annotations", "audio", "function_call", "reasoning"]
-COMPLETION_ANSWER = [
-    *CHUNK,
-    "service_tier",
-    "system_fingerprint",
-    "usage",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "metrics",
-]
-COMPLETION_CHOICE = [
-    "index",
-    "text",
-    "logprobs",
-    "finish_reason",
-    "stop_reason",
-    "token_ids",
-    "prompt_logprobs",
-    "prompt_token_ids",
-    "routed_experts",
-]
-COMPLETION_CHUNK_CHOICE = [
-    "index",
-    "text",
-    "logprobs",
-    "finish_reason",
-    "stop_reason",
-    "prompt_token_ids",
-    "token_ids",
-]
 
 
 async def post(engine: Engine, path: str, body: Any, journal: Recorder | None = None) -> Reply:
@@ -105,6 +50,11 @@ def check_usage(usage: dict[str, Any], n_generated: int) -> None:
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
+def text_in(choice: dict[str, Any]) -> str:
+    """What a choice of a whole answer says."""
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
 def text_of(events: list[Any], index: int = 0) -> str:
     """What a stream says in one choice."""
     choices = [
@@ -122,49 +72,23 @@ async def until(condition: Callable[[], bool]) -> None:
 # --- whole answers ---
 
 
-async def test_chat(engine: Engine) -> None:
+@pytest.mark.parametrize("ask", [chat, complete])
+async def test_a_whole_answer(engine: Engine, ask: Any) -> None:
     journal = Recorder()
-    reply = await chat(engine, journal)
+    reply = await ask(engine, journal)
     answer = reply.json()
     assert reply.status == 200
     assert reply.headers["content-type"] == "application/json"
-    assert list(answer) == CHAT_ANSWER
-    assert answer["id"] == "chatcmpl-job-1"
-    assert answer["object"] == "chat.completion"
+    assert answer["id"].endswith("-job-1")
+    assert answer["object"] == ("chat.completion" if ask is chat else "text_completion")
     assert isinstance(answer["created"], int)
-    assert isinstance(answer["system_fingerprint"], str)
     (choice,) = answer["choices"]
-    assert list(choice) == CHAT_CHOICE
-    assert choice["index"] == 0
-    assert choice["finish_reason"] == "length"
-    assert choice["stop_reason"] is None
+    assert (choice["index"], choice["finish_reason"], choice["stop_reason"]) == (0, "length", None)
     assert choice["logprobs"] is None
-    assert list(choice["message"]) == MESSAGE
-    assert choice["message"]["role"] == "assistant"
-    assert list(answer["usage"]) == USAGE + DETAILS
     check_usage(answer["usage"], 12)
     assert journal.prompts == {0: answer["usage"]["prompt_tokens"]}
     assert len(journal.token_ids[0, 0]) == 12
-    assert journal.texts == {(0, 0): choice["message"]["content"]}
-
-
-async def test_completion(engine: Engine) -> None:
-    journal = Recorder()
-    reply = await complete(engine, journal)
-    answer = reply.json()
-    assert reply.status == 200
-    assert reply.headers["content-type"] == "application/json"
-    assert list(answer) == COMPLETION_ANSWER
-    assert answer["id"] == "cmpl-job-1"
-    assert answer["object"] == "text_completion"
-    (choice,) = answer["choices"]
-    assert list(choice) == COMPLETION_CHOICE
-    assert choice["finish_reason"] == "length"
-    assert list(answer["usage"]) == USAGE + DETAILS
-    check_usage(answer["usage"], 12)
-    assert journal.prompts == {0: answer["usage"]["prompt_tokens"]}
-    assert len(journal.token_ids[0, 0]) == 12
-    assert journal.texts == {(0, 0): choice["text"]}
+    assert journal.texts == {(0, 0): text_in(choice)}
 
 
 async def test_an_id_is_generated_without_the_header(engine: Engine) -> None:
@@ -192,12 +116,6 @@ async def test_nulls_are_defaults(engine: Engine) -> None:
     assert len(reply.json()["choices"]) == 1
 
 
-async def test_tools_may_be_offered(engine: Engine) -> None:
-    reply = await chat(engine, tools=[TOOL], tool_choice="none")
-    assert reply.status == 200
-    assert list(reply.json()["choices"][0]["message"]) == MESSAGE
-
-
 async def test_content_parts(engine: Engine) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     reply = await chat(engine, messages=[{"role": "user", "content": parts}])
@@ -216,10 +134,9 @@ async def test_several_choices(engine: Engine) -> None:
     assert [choice["message"]["content"] for choice in again["choices"]] == texts
 
 
-@pytest.mark.parametrize("prompts", [["one", "another one"], [[5, 6, 7], [8, 9]]])
-async def test_several_prompts(engine: Engine, prompts: list[Any]) -> None:
+async def test_several_prompts(engine: Engine) -> None:
     journal = Recorder()
-    answer = (await complete(engine, journal, prompt=prompts)).json()
+    answer = (await complete(engine, journal, prompt=["one", "another one"])).json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     check_usage(answer["usage"], 24)
     assert sum(journal.prompts.values()) == answer["usage"]["prompt_tokens"]
@@ -227,17 +144,11 @@ async def test_several_prompts(engine: Engine, prompts: list[Any]) -> None:
     assert [journal.texts[call, 0] for call in sorted(journal.prompts)] == texts
 
 
-async def test_token_ids_as_prompt(engine: Engine) -> None:
-    answer = (await complete(engine, prompt=[5, 6, 7])).json()
-    assert answer["usage"]["prompt_tokens"] == 3
-
-
 async def test_token_ids_come_back(engine: Engine) -> None:
     journal = Recorder()
     answer = (await complete(engine, journal, return_token_ids=True)).json()
     (choice,) = answer["choices"]
     assert choice["token_ids"] == journal.token_ids[0, 0]
-    assert len(choice["prompt_token_ids"]) == answer["usage"]["prompt_tokens"]
 
 
 async def test_chat_logprobs(engine: Engine) -> None:
@@ -261,71 +172,30 @@ async def test_chat_logprobs_without_top(engine: Engine) -> None:
 async def test_completion_logprobs(engine: Engine) -> None:
     answer = (await complete(engine, logprobs=2)).json()
     logprobs = answer["choices"][0]["logprobs"]
-    assert list(logprobs) == ["text_offset", "token_logprobs", "tokens", "top_logprobs"]
     assert {len(values) for values in logprobs.values()} == {12}
-    assert logprobs["text_offset"][0] == 0
-    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
     assert all(1 <= len(top) <= 2 for top in logprobs["top_logprobs"])
 
 
 # --- streams ---
 
 
-async def test_chat_stream(engine: Engine) -> None:
+@pytest.mark.parametrize("ask", [chat, complete])
+async def test_a_stream(engine: Engine, ask: Any) -> None:
     journal = Recorder()
-    reply = await chat(engine, journal, stream=True)
+    reply = await ask(engine, journal, stream=True)
     assert reply.status == 200
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert all(chunk.endswith(b"\n\n") for chunk in reply.chunks)
-    events = reply.events()
-    assert {event["id"] for event in events} == {"chatcmpl-job-1"}
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-    assert len({(event["created"], event["model"]) for event in events}) == 1
-    first, *middle, last = events
-    assert list(first) == [*CHUNK, "prompt_token_ids", "prompt_text"]
-    assert first["choices"] == [
-        {
-            "index": 0,
-            "delta": {"role": "assistant", "content": ""},
-            "logprobs": None,
-            "finish_reason": None,
-        }
-    ]
-    for event in middle:
-        assert list(event) == CHUNK
+    *others, last = events = reply.events()
+    assert len({(event["id"], event["created"], event["model"]) for event in events}) == 1
+    if ask is chat:
+        (first,) = others.pop(0)["choices"]
+        assert first["delta"] == {"role": "assistant", "content": ""}
+    for event in others:
         (choice,) = event["choices"]
-        assert list(choice) == ["index", "delta", "logprobs", "finish_reason", "token_ids"]
-        assert list(choice["delta"]) == ["content"]
         assert choice["finish_reason"] is None
-    assert list(last) == [*CHUNK, "system_fingerprint"]
-    (choice,) = last["choices"]
-    assert list(choice) == [
-        "index",
-        "delta",
-        "logprobs",
-        "finish_reason",
-        "stop_reason",
-        "token_ids",
-    ]
-    assert choice["finish_reason"] == "length"
-    assert len(journal.token_ids[0, 0]) == 12
-    assert journal.texts == {(0, 0): text_of(events)}
-
-
-async def test_completion_stream(engine: Engine) -> None:
-    journal = Recorder()
-    reply = await complete(engine, journal, stream=True)
-    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-    *middle, last = events = reply.events()
-    assert {event["id"] for event in events} == {"cmpl-job-1"}
-    for event in middle:
-        assert list(event) == CHUNK
-        (choice,) = event["choices"]
-        assert list(choice) == COMPLETION_CHUNK_CHOICE
-        assert choice["finish_reason"] is None
-    assert list(last) == [*CHUNK, "system_fingerprint"]
-    assert list(last["choices"][0]) == COMPLETION_CHUNK_CHOICE
     assert last["choices"][0]["finish_reason"] == "length"
+    assert len(journal.token_ids[0, 0]) == 12
     assert journal.texts == {(0, 0): text_of(events)}
 
 
@@ -333,7 +203,7 @@ async def test_completion_stream(engine: Engine) -> None:
 async def test_a_stream_has_the_text_of_the_full_answer(engine: Engine, ask: Any) -> None:
     (whole,) = (await ask(engine, max_tokens=24)).json()["choices"]
     events = (await ask(engine, max_tokens=24, stream=True)).events()
-    assert text_of(events) == (whole["message"]["content"] if "message" in whole else whole["text"])
+    assert text_of(events) == text_in(whole)
 
 
 @pytest.mark.parametrize("ask", [chat, complete])
@@ -341,10 +211,7 @@ async def test_usage_at_the_end(engine: Engine, ask: Any) -> None:
     options = {"include_usage": True}
     events = (await ask(engine, stream=True, stream_options=options)).events()
     assert all("usage" not in event for event in events[:-1])
-    assert all("system_fingerprint" not in event for event in events[:-1])
-    assert list(events[-1]) == [*CHUNK, "usage", "system_fingerprint"]
     assert events[-1]["choices"] == []
-    assert list(events[-1]["usage"]) == USAGE
     check_usage(events[-1]["usage"], 12)
 
 
@@ -352,13 +219,11 @@ async def test_usage_at_the_end(engine: Engine, ask: Any) -> None:
 async def test_usage_all_the_time(engine: Engine, ask: Any) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = (await ask(engine, stream=True, stream_options=options)).events()
-    counts = [event["usage"]["completion_tokens"] for event in events]
+    counts = [event["usage"]["completion_tokens"] for event in events[1:]]
     assert counts == sorted(counts)
     assert counts[-1] == 12
-    for event in events:
+    for event in events[1:]:
         check_usage(event["usage"], event["usage"]["completion_tokens"])
-    details = ["completion_tokens_details"] if ask is chat else []
-    assert list(events[1]["usage"]) == USAGE + details
 
 
 async def test_several_choices_in_a_stream(engine: Engine) -> None:
@@ -414,158 +279,46 @@ async def test_stop_string(engine: Engine, stream: bool, included: bool) -> None
 # --- errors ---
 
 
-def check_error(reply: Reply, status: int, kind: str, param: str | None) -> str:
-    assert reply.status == status
-    assert reply.headers["content-type"] == "application/json"
-    body = reply.json()
-    assert list(body) == ["error"]
-    assert list(body["error"]) == ["message", "type", "param", "code"]
-    assert body["error"]["type"] == kind
-    assert body["error"]["param"] == param
-    assert body["error"]["code"] == status
-    message = body["error"]["message"]
-    assert isinstance(message, str)
-    return message
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ask", [chat, complete])
 async def test_unknown_model(engine: Engine, ask: Any, stream: bool) -> None:
     reply = await ask(engine, model="no-such-model", stream=stream)
-    assert "`no-such-model` does not exist" in check_error(reply, 404, "NotFoundError", "model")
+    error = reply.json()["error"]
+    assert (reply.status, error["type"], error["code"]) == (404, "NotFoundError", 404)
+    assert "`no-such-model` does not exist" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("raw", "param"),
-    [(b"{nope", "body.1"), (b"", "body"), (b"[]", "body"), (b'{"messages": [],}', "body.16")],
-)
-async def test_broken_body(engine: Engine, raw: bytes, param: str) -> None:
-    check_error(await post(engine, CHAT, raw), 400, "Bad Request", param)
-
-
-async def test_body_that_is_not_text(engine: Engine) -> None:
-    reply = await post(engine, CHAT, b'"\xff"')
-    message = check_error(reply, 400, "BadRequestError", None)
-    assert message == "There was an error parsing the body"
-
-
-async def test_body_that_is_not_called_json(engine: Engine) -> None:
-    raw = json.dumps({"messages": MESSAGES}).encode()
-    reply = await call(engine, "POST", CHAT, raw, {"content-type": "text/plain"})
-    assert reply.status == 400
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"messages": "hi"}, "body.messages"),
-        ({"max_tokens": "many"}, "body.max_tokens"),
-        ({"max_tokens": 1.5}, "body.max_tokens"),
-        ({"n": "x"}, "body.n"),
-        ({"temperature": "hot"}, "body.temperature"),
-        ({"stream": "x"}, "body.stream"),
-        ({"seed": "x"}, "body.seed"),
-        ({"stop": 5}, "body.stop"),
-        ({"model": 5}, "body.model"),
-        ({"tools": 5}, "body.tools"),
-        ({"ignore_eos": "x"}, "body.ignore_eos"),
-    ],
-)
-async def test_wrong_type(engine: Engine, fields: dict[str, Any], param: str) -> None:
-    check_error(await chat(engine, **fields), 400, "Bad Request", param)
-
-
-async def test_missing_messages(engine: Engine) -> None:
-    check_error(await post(engine, CHAT, {}), 400, "Bad Request", "body.messages")
-
-
-async def test_broken_message(engine: Engine) -> None:
-    for message in ("x", {"content": "x"}, {"role": "user", "content": 5}):
-        reply = await chat(engine, messages=[message])
-        assert reply.status == 400
-        assert reply.json()["error"]["param"].startswith("body.messages.0")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": 10_000_000}, "max_tokens"),
-        ({"max_tokens": 10_000_000, "stream": True}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_tokens"),
-        ({"n": 0}, None),
-        ({"n": 2}, None),  # greedy
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"stop": [""]}, None),
-        ({"messages": []}, None),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": -5}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 100}, "logprobs"),
-        ({"tools": []}, "tools"),
-        ({"tool_choice": "auto"}, "tool_choice"),
-    ],
-)
-async def test_wrong_value(engine: Engine, fields: dict[str, Any], param: str | None) -> None:
-    check_error(await chat(engine, **fields), 400, "BadRequestError", param)
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": None}, "prompt"),
-        ({"prompt": []}, None),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 10_000_000}, "max_tokens"),
-        ({"n": 0}, None),
-        ({"logprobs": 100}, "logprobs"),
-    ],
-)
-async def test_wrong_completion_value(
-    engine: Engine, fields: dict[str, Any], param: str | None
-) -> None:
-    check_error(await complete(engine, **fields), 400, "BadRequestError", param)
-
-
-@pytest.mark.parametrize("prompt", [5, {"a": 1}])
-async def test_wrong_prompt_type(engine: Engine, prompt: Any) -> None:
-    check_error(await complete(engine, prompt=prompt), 400, "Bad Request", "body.prompt")
+@pytest.mark.parametrize("raw", [b"{nope", b"", b"[]", b'"\xff"'])
+async def test_broken_body(engine: Engine, raw: bytes) -> None:
+    assert (await post(engine, CHAT, raw)).status == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_prompt_that_is_too_long(engine: Engine, stream: bool) -> None:
-    limit = engine.capacity.max_model_len
-    reply = await complete(engine, prompt=[5] * (limit + 5), max_tokens=1, stream=stream)
-    check_error(reply, 400, "BadRequestError", "input_tokens")
-    reply = await complete(engine, prompt=[5] * limit, max_tokens=1, stream=stream)
-    check_error(reply, 400, "BadRequestError", "max_tokens")
-
-
-async def test_an_answer_ends_with_the_context(engine: Engine) -> None:
-    limit = engine.capacity.max_model_len
-    answer = (await complete(engine, prompt=[5] * (limit - 3), max_tokens=100)).json()
-    assert answer["usage"]["total_tokens"] == limit
-    assert answer["choices"][0]["finish_reason"] == "length"
+@pytest.mark.parametrize(
+    "fields",
+    [{"messages": "hi"}, {"messages": []}, {"max_tokens": 0}, {"max_tokens": 10_000_000}, {"n": 0}],
+)
+async def test_a_request_that_can_not_be_used(
+    engine: Engine, fields: dict[str, Any], stream: bool
+) -> None:
+    journal = Recorder()
+    reply = await chat(engine, journal, stream=stream, **fields)
+    assert reply.status == 400
+    assert reply.json()["error"]["message"]
+    assert (journal.prompts, engine.load().unfinished) == ({}, 0)
 
 
 async def test_unknown_fields_are_ignored(engine: Engine) -> None:
     assert (await chat(engine, no_such_field=1)).status == 200
 
 
-async def test_unknown_route(engine: Engine) -> None:
-    reply = await call(engine, "GET", "/nothing/here")
-    message = check_error(reply, 404, "NotFoundError", None)
-    assert message == "This model does not serve GET /nothing/here: Not Found"
-
-
-async def test_wrong_method(engine: Engine) -> None:
-    reply = await call(engine, "GET", CHAT)
-    message = check_error(reply, 405, "MethodNotAllowedError", None)
-    assert message == f"This model does not serve GET {CHAT}: Method Not Allowed"
-    assert reply.headers["allow"] == "POST"
+@pytest.mark.parametrize("path", ["/nothing/here", CHAT])
+async def test_what_is_no_route_is_refused_in_the_words_that_workers_know(
+    engine: Engine, path: str
+) -> None:
+    reply = await call(engine, "GET", path)
+    assert reply.status in (404, 405)
+    assert reply.json()["error"]["message"].startswith(f"{NO_ROUTE} GET {path}")
 
 
 # --- the rest of the engine ---
@@ -577,32 +330,8 @@ async def test_models(engine: Engine) -> None:
     assert list(body) == ["object", "data"]
     assert body["object"] == "list"
     card = body["data"][0]
-    assert list(card) == [
-        "id",
-        "object",
-        "created",
-        "owned_by",
-        "root",
-        "parent",
-        "max_model_len",
-        "permission",
-    ]
-    assert card["object"] == "model"
+    assert (card["object"], card["parent"]) == ("model", None)
     assert card["max_model_len"] == engine.capacity.max_model_len
-    assert list(card["permission"][0]) == [
-        "id",
-        "object",
-        "created",
-        "allow_create_engine",
-        "allow_sampling",
-        "allow_logprobs",
-        "allow_search_indices",
-        "allow_view",
-        "allow_fine_tuning",
-        "organization",
-        "group",
-        "is_blocking",
-    ]
     named = await chat(engine, model=card["id"])
     assert named.json()["model"] == card["id"]
 

@@ -19,8 +19,6 @@ NEIGHBOUR_KEY = "key-of-the-neighbour"
 """The API key of the other tenant, whose streams are watched."""
 API_KEYS = f"tenant:{KEY},neighbour:{NEIGHBOUR_KEY}"
 
-Address = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True)
 class RawResponse:

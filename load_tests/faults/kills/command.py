@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -28,44 +30,32 @@ KINDS = {kind.name.lower(): kind for kind in KillKind}
 """The kinds of kills by the names that the option `--kinds` takes."""
 
 
-def add_kill_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the kills."""
-    parser.add_argument(
-        "--kills",
-        type=int,
-        help=f"how many kills (default {_KILLS}; with --defaults {_DEFAULTS_KILLS}; "
-        f"with --defaults --vllm {_VLLM_KILLS})",
-    )
-    parser.add_argument(
-        "--defaults",
-        action="store_true",
-        help="kills at the settings of a plain `flotilla up`: lease, silence, attempts of a job "
-        "and of a client, appendfsync",
-    )
-    parser.add_argument(
-        "--rate", type=float, default=_RATE, help=f"kills a second on average (default {_RATE:g})"
-    )
-    parser.add_argument(
-        "--kinds",
-        default=",".join(KINDS),
-        help=f"kinds of kills: of {', '.join(KINDS)} (default: all)",
-    )
-    parser.add_argument(
-        "--clients",
-        type=int,
-        help=f"clients of --kills (default {_CLIENTS}; with --vllm {_VLLM_CLIENTS})",
-    )
-    parser.add_argument(
-        "--kill-workers",
-        type=int,
-        help=f"workers (default {_WORKERS}; with --defaults {_DEFAULTS_WORKERS}; "
-        f"with --defaults --vllm {_VLLM_WORKERS})",
-    )
-    parser.add_argument(
-        "--without",
-        default="",
-        help=f"switch parts off, so that the run must fail: of {', '.join(CONTROLS)}",
-    )
+def kill_options() -> Mapping[str, tuple[Any, str]]:
+    """Return the options of the kills."""
+    return {
+        "--kills": (
+            int,
+            f"how many kills (default {_KILLS}; with --defaults {_DEFAULTS_KILLS}; "
+            f"with --defaults --vllm {_VLLM_KILLS})",
+        ),
+        "--defaults": (
+            False,
+            "kills at the settings of a plain `flotilla up`: lease, silence, attempts of a job "
+            "and of a client, appendfsync",
+        ),
+        "--rate": (_RATE, "kills a second on average"),
+        "--kinds": (",".join(KINDS), "kinds of kills"),
+        "--clients": (
+            int,
+            f"clients of --kills (default {_CLIENTS}; with --vllm {_VLLM_CLIENTS})",
+        ),
+        "--kill-workers": (
+            int,
+            f"workers (default {_WORKERS}; with --defaults {_DEFAULTS_WORKERS}; "
+            f"with --defaults --vllm {_VLLM_WORKERS})",
+        ),
+        "--without": ("", f"switch parts off, so that the run must fail: of {', '.join(CONTROLS)}"),
+    }
 
 
 def run_kills(arguments: argparse.Namespace, folder: Path) -> int:

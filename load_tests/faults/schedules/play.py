@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,62 +28,54 @@ FIXED = {"lost-lease": lost_lease, "silent-redis": silent_redis}
 _TIMEOUT_S = 25.0
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happened in one round."""
+
+    name: str
+    schedule: PauseSchedule
+    calls: Sequence[CheckedCall]
+    paused_at: float
+    """When its last pause began, on the monotonic clock."""
+
+    def described(self, lines: Sequence[str]) -> list[str]:
+        """Return one text that has these lines; empty without lines."""
+        return ["\n    ".join([f"{self.name}: {self.schedule}", *lines])] if lines else []
+
+    @property
+    def wrong(self) -> list[str]:
+        """A line per wrong answer."""
+        return [str(call) for call in self.calls if call.errors]
+
+    @property
+    def hung(self) -> list[str]:
+        """A line per call that had not ended at the client's time limit."""
+        hung = [call.seen for call in self.calls if call.seen.end is End.HUNG]
+        return [f"{seen.request.tag} had {len(seen.at)} tokens" for seen in hung]
+
+
 @dataclass(slots=True)
 class ScheduleResults:
     """What all rounds found."""
 
-    rounds: int = 0
-    failures: list[str] = field(default_factory=list)
-    """One text per round with a wrong answer: its name, its schedule, what was wrong."""
-    hung: list[str] = field(default_factory=list)
-    """One text per round with a call that had not ended at the client's time limit."""
-    calls: list[CheckedCall] = field(default_factory=list)
-    paused_at: list[float] = field(default_factory=list)
-    """When the last pause of each round began, on the monotonic clock."""
+    rounds: list[Round] = field(default_factory=list)
     leftovers: Counter[str] = field(default_factory=Counter)
     """What jobs left in Redis."""
 
     @property
-    def ends(self) -> Counter[str]:
-        """Number of calls by how they ended."""
-        return Counter(
-            "complete" if call.seen.complete else call.seen.reason for call in self.calls
-        )
+    def calls(self) -> list[CheckedCall]:
+        """The calls of all rounds."""
+        return [call for each in self.rounds for call in each.calls]
 
     @property
-    def wrong(self) -> int:
-        """Wrong answers."""
-        return sum(bool(call.errors) for call in self.calls)
+    def failures(self) -> list[str]:
+        """One text per round with a wrong answer: its name, its schedule, what was wrong."""
+        return [text for each in self.rounds for text in each.described(each.wrong)]
 
     @property
-    def records_behind(self) -> int:
-        """Failed calls of which the client received more than the record has."""
-        return sum(call.record_behind for call in self.calls)
-
-    def merge(self, other: ScheduleResults) -> None:
-        """Add the results of other rounds."""
-        self.rounds += other.rounds
-        self.failures += other.failures
-        self.hung += other.hung
-        self.calls += other.calls
-        self.paused_at += other.paused_at
-        self.leftovers += other.leftovers
-
-    def add(self, name: str, schedule: PauseSchedule, calls: list[CheckedCall]) -> list[str]:
-        """Add a round; return a line per wrong answer."""
-        self.rounds += 1
-        self.calls += calls
-        hung = [
-            f"{call.seen.request.tag} had {len(call.seen.at)} tokens"
-            for call in calls
-            if call.seen.end is End.HUNG
-        ]
-        if hung:
-            self.hung.append(f"{name}: {schedule}\n    {'; '.join(hung)}")
-        lines = [str(call) for call in calls if call.errors]
-        if lines:
-            self.failures.append("\n    ".join([f"{name}: {schedule}", *lines]))
-        return lines
+    def hung(self) -> list[str]:
+        """One text per round with a call that hung."""
+        return [text for each in self.rounds for text in each.described(each.hung)]
 
 
 async def play_drawn(
@@ -109,7 +102,8 @@ async def play_drawn(
 
     total = ScheduleResults()
     for results in await asyncio.gather(*map(play, range(min(fleets, rounds)))):
-        total.merge(results)
+        total.rounds += results.rounds
+        total.leftovers += results.leftovers
     return total
 
 
@@ -124,29 +118,32 @@ async def play_fixed(
 
 
 async def _play(
-    folder: Path, shape: FleetShape, schedules: list[tuple[str, PauseSchedule]], progress: Progress
+    folder: Path,
+    shape: FleetShape,
+    schedules: Sequence[tuple[str, PauseSchedule]],
+    progress: Progress,
 ) -> ScheduleResults:
     results = ScheduleResults()
     calls: list[CheckedCall] = []
-    async with Trial(
+    trial = Trial(
         folder,
         shape,
         RequestSource([]),
         lambda seen, stored: calls.append(CheckedCall(seen, stored)),
         timeout_s=_TIMEOUT_S,
-    ) as trial:
+    )
+    async with trial:
         for name, schedule in schedules:
             began = time.monotonic()
             await asyncio.to_thread(trial.fleet.wait_until_ready)
             run = ScheduleRun(trial, schedule, name)
             await run.play()
-            results.paused_at.append(run.paused_at)
-            wrong = results.add(name, schedule, calls)
+            played = Round(name, schedule, tuple(calls), run.paused_at)
+            results.rounds.append(played)
             complete = sum(call.seen.complete for call in calls)
-            progress(
-                f"{name}: {time.monotonic() - began:.1f} s, {complete} of {len(calls)} complete"
-                + "".join(f"\n    WRONG {line}" for line in wrong)
-            )
+            wrong = "".join(f"\n    WRONG {line}" for line in played.wrong)
+            took_s = time.monotonic() - began
+            progress(f"{name}: {took_s:.1f} s, {complete} of {len(calls)} complete{wrong}")
             calls.clear()
         results.leftovers.update(await asyncio.to_thread(leftovers, trial.fleet.client))
     return results

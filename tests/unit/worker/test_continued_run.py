@@ -168,7 +168,7 @@ async def test_the_stream_keeps_the_time_at_which_it_was_created(
 ) -> None:
     body = {"stream": True, **SHORT}
     undisturbed, _ = await whole_run(engine, body)
-    monkeypatch.setattr("worker.engines.simulated.response.time.time", lambda: 77.0)
+    monkeypatch.setattr("worker.engines.simulated.text_answer.time.time", lambda: 77.0)
     bench, _ = await run(engine, body, undisturbed.queue.log[:4])
     assert bench.queue.sent == undisturbed.queue.sent
 

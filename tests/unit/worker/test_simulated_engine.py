@@ -1,4 +1,7 @@
-"""The simulated engine: its behaviour beyond `tests/e2e/test_engine_conformance.py`."""
+"""The simulated engine: its answers, its batch and its faults.
+
+What it shares with vLLM is in `tests/e2e/test_engine_conformance.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pytest
 from shared.platform.settings import SettingsError
 from tests.asgi_client import Recorder, Reply, call
 from tests.settings import Settings
+from worker.core.error_event import is_error
 from worker.engines.interface import JOURNAL, Load
 from worker.engines.simulated.engine import SimulatedEngine
 from worker.engines.simulated.generation import EOS, TOKENS
@@ -124,9 +128,9 @@ async def test_length_limits(start: Start) -> None:
     assert reply.json()["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_prompt_tokens(start: Start) -> None:
+async def test_a_token_of_a_prompt_is_four_bytes(start: Start) -> None:
     engine = await start()
-    for text, n_tokens in (("a" * 40, 10), ("a", 1), ([1, 2, 3, 4, 5], 5)):
+    for text, n_tokens in (("a" * 40, 10), ("a", 1)):
         reply = await call(engine, "POST", "/v1/completions", {"prompt": text, "max_tokens": 1})
         assert reply.json()["usage"]["prompt_tokens"] == n_tokens
 
@@ -157,26 +161,54 @@ async def test_a_chunk_is_the_same_with_and_without_its_template(start: Start) -
         assert fast_event["model"] == 'na"me\u00e9'
 
 
-async def test_fields_that_are_not_simulated_are_refused(start: Start) -> None:
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"echo": True}, "echo"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"messages": "x", "n": "many"}, "messages, n"),
+        ({"messages": []}, "no prompt"),
+        ({"stop": [""]}, "stop"),
+        ({"messages": [{"content": "long " * 9999}]}, "12500 tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_can_not_be_used_is_one_error(
+    start: Start, fields: dict[str, Any], named: str, stream: bool
+) -> None:
     engine = await start()
-    for fields in (
-        {"echo": True},
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"regex": "a"}},
+    reply = await ask(engine, **{"stream": stream, **fields})
+    error = reply.json()["error"]
+    assert (reply.status, error["type"], error["code"]) == (400, "BadRequestError", 400)
+    assert error["message"].startswith("The simulated engine can't use this request: ")
+    assert named in error["message"]
+    assert engine.load().unfinished == 0
+
+
+@pytest.mark.parametrize("raw", [b"", b"{nope", b"[]", b'"\xff"', b"[" * 100_000])
+async def test_a_body_that_is_no_json_object_is_refused(start: Start, raw: bytes) -> None:
+    assert (await call(await start(), "POST", CHAT, raw)).status == 400
+
+
+async def test_an_invocation_is_a_chat_or_a_completion(start: Start) -> None:
+    engine = await start()
+    for body, kind in (
+        ({"messages": [{"role": "user", "content": "x"}]}, "chat.completion"),
+        ({"prompt": "x"}, "text_completion"),
     ):
-        reply = await ask(engine, **fields)
-        assert reply.status == 400
-        assert reply.json()["error"]["param"] in fields
-    assert (await ask(engine, response_format={"type": "text"})).status == 200
+        reply = await call(engine, "POST", "/invocations", {**body, "max_tokens": 2})
+        assert reply.json()["object"] == kind
 
 
-async def test_tools_are_accepted_and_never_called(start: Start) -> None:
+async def test_the_choices_of_a_batch_are_those_of_its_conversations(start: Start) -> None:
     engine = await start()
-    tools = [{"type": "function", "function": {"name": "look"}}]
-    reply = await ask(engine, tools=tools, tool_choice="auto")
-    assert reply.json()["choices"][0]["finish_reason"] == "stop"
-    reply = await ask(engine, tools=tools, tool_choice="required")
-    assert reply.status == 400
+    talks = [[{"role": "user", "content": text}] for text in ("one", "two")]
+    fields = {"max_tokens": 4, "seed": 1, "stream": True}  # it does not stream
+    batch = await call(engine, "POST", f"{CHAT}/batch", {"messages": talks, **fields})
+    alone = [content(await ask(engine, text, max_tokens=4, seed=1)) for text in ("one", "two")]
+    assert [choice["message"]["content"] for choice in batch.json()["choices"]] == alone
 
 
 async def test_names(start: Start) -> None:
@@ -358,7 +390,7 @@ async def test_an_idle_engine_takes_no_steps(start: Start) -> None:
         ("slow_start_s=nan", "slow_start_s"),
         ("kill_on_prompt=", "kill_on_prompt"),
         ("kill_after_tokens=2", "kill_on_prompt"),
-        ("slow_start_s=1,slow_start_s=2", "slow_start_s"),
+        ("slow_start_s=1,slow_start_s=2", "given twice"),
     ],
 )
 def test_wrong_faults(faults: str, named: str) -> None:
@@ -379,9 +411,10 @@ async def test_death(start: Start) -> None:
         ask(engine, "y", max_tokens=50, ignore_eos=True),
         ask(engine, "z", max_tokens=5, ignore_eos=True),
     )
-    *events, error, done = stream.data()
-    assert (stream.status, done) == (200, "[DONE]")
-    assert '"type": "InternalServerError"' in error
+    *events, error = stream.data()
+    assert stream.status == 200
+    assert is_error(f"data: {error}".encode())
+    assert "InternalServerError" in error
     assert len(events) == 1 + 5  # the role, then five steps
     assert journal.deltas == 5
     assert whole.status == 500

@@ -1,4 +1,4 @@
-"""An engine without a model, for load and fault tests: vLLM's batching, shapes and errors, no vLLM.
+"""An engine without a model, for load and fault tests: a continuous batch whose tokens are made up.
 
-Its answers are labelled: each begins with `[simulated]`.
+Its answers are labelled: each text begins with `[simulated]`.
 """

@@ -26,7 +26,6 @@ TOKENS = ("", "[simulated]", *(f" {word}" for word in _WORDS.split()))
 a model's. One that ends by itself ends with `EOS`, whose text is empty and which counts as a token,
 as vLLM's does."""
 _N_WORDS = len(TOKENS) - _FIRST_WORD
-_PROMPT_VOCABULARY = 50_000
 _SHORTEST_ANSWER, _LONGEST_ANSWER = 8, 64
 
 
@@ -43,26 +42,16 @@ class Prompt:
     """A prompt's text; four bytes are one token."""
 
     text: str
-    given_ids: tuple[int, ...] | None = None
-    """Set when the client sent token ids; `text` then lists them."""
 
     @cached_property
     def n_tokens(self) -> int:
         """Length in tokens, at least 1."""
-        return len(self.given_ids or ()) or max(1, len(self._encoded) // 4)
+        return max(1, len(self._encoded) // 4)
 
     @cached_property
     def digest(self) -> int:
         """CRC-32 of the text, the seed of its answers."""
         return crc32(self._encoded)
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The given token ids, else invented ones, always the same for the same text."""
-        if self.given_ids:
-            return list(self.given_ids)
-        data = self._encoded
-        return [crc32(data[4 * i : 4 * i + 4]) % _PROMPT_VOCABULARY for i in range(self.n_tokens)]
 
     @cached_property
     def _encoded(self) -> bytes:

@@ -20,5 +20,5 @@ class SimulatedSettings(ProcessSettings):
     sim_step_us_per_seq: float = Field(250.0, ge=0, description="step time per running sequence")
     sim_max_loras: int = Field(4, ge=0, description="LoRA adapters in one step; 0: takes none")
     sim_faults: str = Field(
-        "", description="faults by name, see worker/engines/simulated/engine.py"
+        "", description="faults by name, see worker/engines/simulated/engine_faults.py"
     )

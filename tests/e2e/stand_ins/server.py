@@ -55,6 +55,6 @@ if "has-engine" in flags:
     engine = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(f"engine pid={engine.pid}", flush=True)
 variable = "FLOTILLA_PORT" if role == "gateway" else "FLOTILLA_WORKER_PORT"
-server = ThreadingHTTPServer(("127.0.0.1", int(os.environ[variable])), Handler)
+server = ThreadingHTTPServer(("127.0.0.1", int(os.environ.get(variable, "0"))), Handler)
 print(f"serves as {os.environ.get('FLOTILLA_WORKER_ID', role)} pid={os.getpid()}", flush=True)
 server.serve_forever()
